@@ -71,18 +71,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(pytest.mark.skip(reason=reason))
-    kept = list(items)
+    selected = list(items)
     if not config.option.full and not any("::" in name for name in config.args):
-        kept = [item for item in select_samples(kept) if not item.get_closest_marker("full")]
+        selected = [item for item in select_samples(selected) if not item.get_closest_marker("full")]
     if engine := config.option.engine:
         word = re.compile(rf"(?<![a-z]){re.escape(engine)}(?![a-z])")
-        kept = [item for item in kept if word.search(item.nodeid)]
+        selected = [item for item in selected if word.search(item.nodeid)]
     if config.option.quick:
-        kept = [item for item in kept if not item.get_closest_marker("slow")]
-    if len(kept) < len(items):
-        chosen = set(kept)
+        selected = [item for item in selected if not item.get_closest_marker("slow")]
+    if len(selected) < len(items):
+        chosen = set(selected)
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-    items[:] = put_slow_first(kept)
+    items[:] = put_slow_first(selected)
 
 
 def select_samples(items: Sequence[pytest.Item]) -> list[pytest.Item]:

@@ -101,10 +101,10 @@ def mutants(draw: st.DrawFn, data: bytes) -> bytes:
 
 
 def _overwritten(data: bytes, changes: list[tuple[int, int]]) -> bytes:
-    found = bytearray(data)
+    result = bytearray(data)
     for place, byte in changes:
-        found[place] = byte
-    return bytes(found)
+        result[place] = byte
+    return bytes(result)
 
 
 def damaged(draw: st.DrawFn, way: str, facts: Any) -> bytes:

@@ -53,9 +53,9 @@ def end_limits_at_hangs(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
     return hangs
 
 
-def wait_until(done: Callable[[], bool]) -> None:
+def wait_until(value: Callable[[], bool]) -> None:
     """Wait for what nobody announces; fails after `PATIENCE`."""
     ends = time.monotonic() + PATIENCE
-    while not done():
+    while not value():
         assert time.monotonic() < ends, "it did not come about"
         time.sleep(0.02)

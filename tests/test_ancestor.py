@@ -43,27 +43,27 @@ def _kernel() -> None: ...
 
 def test_a_training_node_stays_away_from_an_engine_without_training_kernels():
     """Whether a kernel may train was lost when an operator was copied into a region."""
-    one = find_entry("training_batch_normalization")
+    entry = find_entry("training_batch_normalization")
     engine = Inference()
-    with make_module(one.function, [engine, "toy"]) as module:
-        results = module(*one.make_inputs())
+    with make_module(entry.function, [engine, "toy"]) as module:
+        results = module(*entry.make_inputs())
         [launch] = module.plan.launches
         [reason] = module.plan.reasons
     assert launch.engine == "toy"
     assert "training form of BatchNormalization" in reason.text
-    assert one.judge(list(results))
+    assert entry.judge(list(results))
     copied = launch.function.nodes[0]
     assert "training form" in str(engine.why_not(copied, launch.function)), "the copy in the region tells it still"
 
 
 def test_a_control_edge_can_close_a_cycle():
     """The test for cycles looked at values alone."""
-    one = find_entry("control_edge_closes_a_cycle")
+    entry = find_entry("control_edge_closes_a_cycle")
     engines = [RecordingEngine(takes="Relu|Neg"), "toy"]
-    with make_module(one.function, engines) as module:
-        results = module(*one.make_inputs())
+    with make_module(entry.function, engines) as module:
+        results = module(*entry.make_inputs())
         order = [launch.nodes for launch in module.plan.launches]
-    assert one.judge(list(results))
+    assert entry.judge(list(results))
     assert order == [("first",), ("between",), ("last",)], "first and last would be one region but for the one between"
 
 
@@ -72,14 +72,14 @@ def test_a_control_edge_can_close_a_cycle():
 )
 def test_an_update_in_place_reaches_the_input(engines):
     """A region on an engine without in-place kernels computed the new value, and nobody wrote it back."""
-    one = find_entry("update_in_place")
-    with make_module(one.function, engines) as module:
-        state, x = one.make_inputs()
+    entry = find_entry("update_in_place")
+    with make_module(entry.function, engines) as module:
+        state, x = entry.make_inputs()
         new, y = module(state, x)
-        assert one.judge([new, y])
-        np.testing.assert_array_equal(state, one.expected[0])
+        assert entry.judge([new, y])
+        np.testing.assert_array_equal(state, entry.expected[0])
         module(state, x)
-        np.testing.assert_array_equal(state, one.expected[0] + x)
+        np.testing.assert_array_equal(state, entry.expected[0] + x)
 
 
 @pytest.mark.parametrize(

@@ -90,10 +90,10 @@ def test_bit_equality_tells_zeros_apart_but_not_nans():
 
 
 def test_type_and_shape_are_exact():
-    one = floats(1.0)
-    assert compare(one.astype(np.float64), one, name="y").message == "y is of type float64; float32 was expected"
-    assert compare(one.reshape(1, 1), one).message == "result has shape (1, 1); (1,) was expected"
-    assert compare(one.astype(">f4"), one)
+    first = floats(1.0)
+    assert compare(first.astype(np.float64), first, name="y").message == "y is of type float64; float32 was expected"
+    assert compare(first.reshape(1, 1), first).message == "result has shape (1, 1); (1,) was expected"
+    assert compare(first.astype(">f4"), first)
 
 
 def test_a_scalar_is_not_an_array():
@@ -103,9 +103,9 @@ def test_a_scalar_is_not_an_array():
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.int8, np.bool_, ml_dtypes.int4, ml_dtypes.uint2])
 def test_integers_are_exact(dtype):
-    one, zero = np.array([1, 1]).astype(dtype), np.array([1, 0]).astype(dtype)
-    assert compare(one, one, Tolerance(rtol=9.0))
-    assert not compare(one, zero, Tolerance(rtol=9.0))
+    first, zero = np.array([1, 1]).astype(dtype), np.array([1, 0]).astype(dtype)
+    assert compare(first, first, Tolerance(rtol=9.0))
+    assert not compare(first, zero, Tolerance(rtol=9.0))
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint64])
@@ -116,15 +116,15 @@ def test_the_gap_of_the_extremes_does_not_overflow(dtype):
 
 
 def test_floats_of_a_byte_differ_by_a_step():
-    one = np.array([1.0, -448]).astype(ml_dtypes.float8_e4m3fn)
-    assert compare(one, one)
-    assert not compare(one, (one.astype(F32) * F32(1.125)).astype(ml_dtypes.float8_e4m3fn))
+    first = np.array([1.0, -448]).astype(ml_dtypes.float8_e4m3fn)
+    assert compare(first, first)
+    assert not compare(first, (first.astype(F32) * F32(1.125)).astype(ml_dtypes.float8_e4m3fn))
 
 
 def test_bfloat16_is_held_to_two_roundings():
-    one = np.array([1.0]).astype(ml_dtypes.bfloat16)
-    assert compare(np.array([1.0078125]).astype(ml_dtypes.bfloat16), one)
-    assert not compare(np.array([1.1]).astype(ml_dtypes.bfloat16), one)
+    first = np.array([1.0]).astype(ml_dtypes.bfloat16)
+    assert compare(np.array([1.0078125]).astype(ml_dtypes.bfloat16), first)
+    assert not compare(np.array([1.1]).astype(ml_dtypes.bfloat16), first)
 
 
 def test_complex_numbers_are_compared_by_part():

@@ -52,10 +52,10 @@ class Recording:
 @pytest.fixture
 def display(monkeypatch: pytest.MonkeyPatch) -> Recording:
     """A display that is found, on which work is shown from its beginning."""
-    found = Recording()
-    monkeypatch.setattr(progress, "find_display", lambda: found)
+    result = Recording()
+    monkeypatch.setattr(progress, "find_display", lambda: result)
     monkeypatch.setattr(progress, "DELAY", 0.0)
-    return found
+    return result
 
 
 @pytest.fixture
@@ -84,8 +84,8 @@ class TestLine:
         now[0] = 103.4
         line.tick()
         line.close()
-        shown = f"{ERASE}xrt: compiling main, 2 s: 0 of 3 regions{ERASE}xrt: compiling main, 3 s: 1 of 3 regions{ERASE}"
-        assert stream.getvalue() == shown
+        output = f"{ERASE}xrt: compiling main, 2 s: 0 of 3 regions{ERASE}xrt: compiling main, 3 s: 1 of 3 regions{ERASE}"
+        assert stream.getvalue() == output
 
     def test_what_was_never_shown_leaves_nothing(self) -> None:
         stream = Terminal()
@@ -126,8 +126,8 @@ class TestLine:
 
     def test_a_search_says_its_stage_and_the_best_by_now(self) -> None:
         assert Progress("asking the engines", "", None, 0.1, 20.0).text == "asking the engines"
-        told = Progress("round 3", "ort + xla", 0.00123, 4.0, 20.0).text
-        assert told == "round 3; best so far: ort + xla, 1.23 ms"
+        output = Progress("round 3", "ort + xla", 0.00123, 4.0, 20.0).text
+        assert output == "round 3; best so far: ort + xla, 1.23 ms"
 
 
 class TestWhere:
@@ -271,7 +271,7 @@ class TestModule:
         self, monkeypatch: pytest.MonkeyPatch, of_module: Any, of_search: Any, shows: bool
     ) -> None:
         """Whether a display is looked for while the search goes on; the compile behind it is another matter."""
-        asked: list[str] = []
+        results: list[str] = []
         searched: list[Any] = []
 
         def search(request: Any, **more: Any) -> Any:
@@ -279,10 +279,10 @@ class TestModule:
             raise KeyError("searched")
 
         monkeypatch.setattr("xrt.placement.auto.tune", search)
-        monkeypatch.setattr(progress, "find_display", lambda: asked.append("display"))
+        monkeypatch.setattr(progress, "find_display", lambda: results.append("display"))
         with xrt.XRTModule(RELU, ["toy", "auto"], cache=CompileCache(), progress=of_module) as m, pytest.raises(KeyError):
             m.tune(X, budget=5.0, progress=of_search)
-        assert bool(asked) is shows
+        assert bool(results) is shows
         assert callable(searched[0]) and (searched[0] is of_search or not callable(of_search))
 
 

@@ -26,8 +26,8 @@ def packages() -> list[str]:
 @cache
 def files() -> dict[str, Path]:
     """Return the source file of each module of the package, generated ones apart, by the module's name."""
-    found = (path for path in sorted(ROOT.rglob("*.py")) if "_pb2" not in path.name)
-    return {".".join(("xrt", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path for path in found}
+    result = (path for path in sorted(ROOT.rglob("*.py")) if "_pb2" not in path.name)
+    return {".".join(("xrt", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path for path in result}
 
 
 @cache

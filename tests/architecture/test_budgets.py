@@ -13,15 +13,15 @@ def test_nothing_is_over_its_budget() -> None:
 
 def test_a_package_that_grows_or_comes_is_named() -> None:
     limits = Budgets({"xrt/graph": 10, "xrt/gone": 5}, {"xrt/graph": 2, "xrt/gone": 1}, {}, frozenset())
-    found = Budgets({"xrt/graph": 9, "xrt/new": 3}, {"xrt/graph": 3, "xrt/new": 1}, {"_held": 1}, frozenset({"Half"}))
-    assert limits.find_excess(found) == [
+    result = Budgets({"xrt/graph": 9, "xrt/new": 3}, {"xrt/graph": 3, "xrt/new": 1}, {"_held": 1}, frozenset({"Half"}))
+    assert limits.find_excess(result) == [
         "xrt/new: 3 lines, the budget is 0",
         "xrt/graph: 3 modules, the budget is 2",
         "xrt/new: 1 modules, the budget is 0",
         "_held is used 1 times outside of its module, 0 allowed",
         "class Half exists only to be a base of one other class",
     ]
-    lowered = limits.lowered_to(found)
+    lowered = limits.lowered_to(result)
     assert lowered == Budgets({"xrt/graph": 9}, {"xrt/graph": 2}, {}, frozenset())
 
 

@@ -20,9 +20,9 @@ def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_the_demonstration_shows_each_engine_and_a_true_mixture() -> None:
-    done = demo("squeezenet")
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = re.findall(r"^squeezenet +(toy|ort|tvm \+ ort) +(\S.*?)  +[\d.]+ s +[\d.]+ ms +(\S+)", done.stdout, re.MULTILINE)
+    completed = demo("squeezenet")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    rows = re.findall(r"^squeezenet +(toy|ort|tvm \+ ort) +(\S.*?)  +[\d.]+ s +[\d.]+ ms +(\S+)", completed.stdout, re.MULTILINE)
     assert [engine for engine, _, _ in rows] == ["toy", "ort", "tvm + ort"]
     assert rows[1][1] == "1 ort"
     assert re.fullmatch(r"\d+ ort, \d+ tvm", rows[2][1])
@@ -30,6 +30,6 @@ def test_the_demonstration_shows_each_engine_and_a_true_mixture() -> None:
 
 
 def test_an_unknown_model_is_reported() -> None:
-    done = demo("resnet51")
-    assert done.returncode == 2
-    assert done.stderr.startswith("no model resnet51; there are bvlc_alexnet, ")
+    completed = demo("resnet51")
+    assert completed.returncode == 2
+    assert completed.stderr.startswith("no model resnet51; there are bvlc_alexnet, ")

@@ -95,7 +95,7 @@ def test_outputs_that_differ_are_replaced_and_others_stay(tmp_path: Path) -> Non
 
 def test_examples_are_found_and_other_blocks_are_not() -> None:
     text = "```python\na = 1\n```\ntext\n```\nb\n```\n```console\n$ xrt engines\nx\n$ xrt doctor\n```\n```text\nfree\n```\n"
-    assert [(one.kind, one.source, one.expected) for one in list_examples(text)] == [
+    assert [(item.kind, item.source, item.expected) for item in list_examples(text)] == [
         ("python", "a = 1\n", None),
         ("console", "xrt engines", "x\n"),
         ("console", "xrt doctor", ""),
@@ -120,10 +120,10 @@ def find_fault(line: str) -> str | None:
     name, *rest = shlex.split(line)[1:]
     try:
         command = cli.get_command(click.Context(cli), name)
-        given = command.make_context(name, rest).params
-        for pin in given.get("pins", ()):
+        completed = command.make_context(name, rest).params
+        for pin in completed.get("pins", ()):
             Pin.parse(pin)
-        for candidate in given.get("candidates", ()):
+        for candidate in completed.get("candidates", ()):
             BenchCandidate.parse(candidate)
     except click.ClickException as error:
         return f"{line}: {error.format_message()}"
@@ -184,7 +184,7 @@ def test_every_error_has_a_section_with_a_remedy() -> None:
     tree = {
         word
         for word in errors.__all__
-        if isinstance(found := getattr(errors, word), type) and issubclass(found, XRTError | XRTWarning)
+        if isinstance(result := getattr(errors, word), type) and issubclass(result, XRTError | XRTWarning)
     }
     page = DOCS / "reference" / "errors.md"
     assert {heading.lower() for heading in tree} | {"errors-and-warnings", "filtering-warnings"} == anchors(page)
@@ -196,15 +196,15 @@ def test_the_guide_has_one_row_for_each_member_of_the_contract(contract: type) -
     guide = (DOCS / "reference" / "engine-contract.md").read_text(encoding="utf-8")
     rows = guide.split(f"\n## {contract.__name__}\n\n")[1].split("\n\n")[0]
     cells = re.findall(r"^\| ([^|]*) \|", rows, re.MULTILINE)
-    told = [name for cell in cells for name in re.findall(r"`(\w+)(?:\([^`]*\))?`", cell)]
-    assert sorted(told) == sorted(name for name in {*vars(contract), *contract.__annotations__} if not name.startswith("_"))
+    results = [name for cell in cells for name in re.findall(r"`(\w+)(?:\([^`]*\))?`", cell)]
+    assert sorted(results) == sorted(name for name in {*vars(contract), *contract.__annotations__} if not name.startswith("_"))
 
 
 def test_the_guide_has_one_row_for_each_field_of_the_declaration() -> None:
     guide = (DOCS / "reference" / "engine-contract.md").read_text(encoding="utf-8")
     rows = guide.split("\n## The declaration\n")[1].split("\n## ")[0]
-    told = re.findall(r"^\| `(\w+)` \|", rows, re.MULTILINE)
-    assert told == [field.name for field in fields(EngineDeclaration)]
+    results = re.findall(r"^\| `(\w+)` \|", rows, re.MULTILINE)
+    assert results == [field.name for field in fields(EngineDeclaration)]
 
 
 def test_design_records_have_a_number_each() -> None:
@@ -214,15 +214,15 @@ def test_design_records_have_a_number_each() -> None:
 
 
 def test_the_guide_shows_the_example_as_it_is() -> None:
-    shown = list_examples((DOCS / "tutorials" / "write-an-engine.md").read_text(encoding="utf-8"))[0].source
-    assert shown == (TOP / "examples" / "custom_engine" / "my_engine.py").read_text(encoding="utf-8")
+    output = list_examples((DOCS / "tutorials" / "write-an-engine.md").read_text(encoding="utf-8"))[0].source
+    assert output == (TOP / "examples" / "custom_engine" / "my_engine.py").read_text(encoding="utf-8")
 
 
 def test_the_guide_shows_the_native_example_as_it_is() -> None:
     guide = (DOCS / "tutorials" / "write-a-kernel.md").read_text(encoding="utf-8")
     for name, fence in (("my_native_kernels.cc", "cpp"), ("CMakeLists.txt", "cmake"), ("my_native_kernels.py", "")):
-        shown = (TOP / "examples" / "native_kernels" / name).read_text(encoding="utf-8")
-        assert f"```{fence}\n{shown}```\n" in guide, f"{name} differs from what the guide shows"
+        text = (TOP / "examples" / "native_kernels" / name).read_text(encoding="utf-8")
+        assert f"```{fence}\n{text}```\n" in guide, f"{name} differs from what the guide shows"
 
 
 # ---------------------------------------------------------------------- the pages
@@ -230,8 +230,8 @@ def test_the_guide_shows_the_native_example_as_it_is() -> None:
 
 def test_the_page_of_architecture_has_the_layers_of_the_code() -> None:
     text = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    shown = text.split("```text\n")[1].split("```")[0]
-    assert [tuple(part.strip() for part in line.split(",")) for line in shown.split("<-")] == list(test_layers.LINE)
+    output = text.split("```text\n")[1].split("```")[0]
+    assert [tuple(part.strip() for part in line.split(",")) for line in output.split("<-")] == list(test_layers.LINE)
 
 
 def test_modules_on_the_page_of_architecture_exist() -> None:
@@ -271,8 +271,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(TOP)}
-    done = subprocess.run(command, cwd=TOP, env=environment, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(command, cwd=TOP, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    assert completed.returncode == 0, completed.stderr
     return target
 
 
@@ -280,7 +280,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_site_has_every_public_name(site: Path, package: str) -> None:
     page = (site / "reference" / "python" / f"{package}.html").read_text(encoding="utf-8")
-    assert [one for one in list_names(package) if f'id="{package}.{one}"' not in page] == []
+    assert [item for item in list_names(package) if f'id="{package}.{item}"' not in page] == []
 
 
 @pytest.mark.slow

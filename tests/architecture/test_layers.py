@@ -299,8 +299,8 @@ MODULES = {name_module(path, ROOT): path for path in sorted(ROOT.rglob("*.py"))}
 
 
 def test_every_package_has_its_place() -> None:
-    known = {package for line in LINE for package in line} | set(BESIDE) | {f"engines.{name}" for name in ENGINES} | {""}
-    assert set(map(package_of, MODULES)) <= known
+    results = {package for line in LINE for package in line} | set(BESIDE) | {f"engines.{name}" for name in ENGINES} | {""}
+    assert set(map(package_of, MODULES)) <= results
     assert len(MODULES) > 50
 
 
@@ -383,8 +383,8 @@ PLANTED = [
 
 @pytest.mark.parametrize(("name", "source", "broken"), PLANTED)
 def test_a_planted_violation_is_seen(name: str, source: str, broken: str) -> None:
-    found = violations(Module(name, ast.parse(source)))
-    assert [text.split(": ", 1)[1] for text in found] == [broken]
+    result = violations(Module(name, ast.parse(source)))
+    assert [text.split(": ", 1)[1] for text in result] == [broken]
 
 
 ALLOWED = [
@@ -420,8 +420,10 @@ def test_imports_are_found_wherever_they_stand() -> None:
 def loaded_by(code: str) -> set[str]:
     """Return the top-level modules that a fresh interpreter has loaded after the code."""
     report = "import sys; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
-    done = subprocess.run([sys.executable, "-c", f"{code}\n{report}"], env=os.environ, capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
+    completed = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{report}"], env=os.environ, capture_output=True, text=True, check=True
+    )
+    return set(completed.stdout.split())
 
 
 HEAVY = {
@@ -471,8 +473,8 @@ CALLED = EVALUATORS | PACKED | {name.rpartition(".")[2] for name in LOADERS | SH
 
 def unsafe(tree: ast.AST) -> list[str]:
     """Return what a source does that would let data become code, or choose a path, with the line of each."""
-    found = [(node.lineno, what) for node in walk(tree) for what in (*imports(node), *calls(node))]  # type: ignore[attr-defined]
-    return [f"{line}: {what}" for line, what in sorted(found)]
+    results = [(node.lineno, what) for node in walk(tree) for what in (*imports(node), *calls(node))]  # type: ignore[attr-defined]
+    return [f"{line}: {what}" for line, what in sorted(results)]
 
 
 def imports(node: ast.AST) -> list[str]:
@@ -491,10 +493,10 @@ def calls(node: ast.AST) -> list[str]:
     name = ast.unparse(node.func) if last_name(node.func) in CALLED else ""
     if name in EVALUATORS | SHELLS or (name.rpartition(".")[2] in PACKED and "." in name):
         return [f"calls {name}"]
-    given = {keyword.arg: keyword.value for keyword in node.keywords}
-    if name in LOADERS and not is_constant(given.get("allow_pickle"), False):
+    results = {keyword.arg: keyword.value for keyword in node.keywords}
+    if name in LOADERS and not is_constant(results.get("allow_pickle"), False):
         return [f"calls {name} without allow_pickle=False"]
-    return ["calls with shell=True"] if is_constant(given.get("shell"), True) else []
+    return ["calls with shell=True"] if is_constant(results.get("shell"), True) else []
 
 
 def is_constant(node: ast.AST | None, value: object) -> bool:
@@ -502,8 +504,8 @@ def is_constant(node: ast.AST | None, value: object) -> bool:
 
 
 def test_no_data_becomes_code() -> None:
-    found = {str(path.relative_to(ROOT)): unsafe(parse(path)) for path in SOURCES}
-    assert {name: lines for name, lines in found.items() if lines} == {}
+    results = {str(path.relative_to(ROOT)): unsafe(parse(path)) for path in SOURCES}
+    assert {name: lines for name, lines in results.items() if lines} == {}
 
 
 @pytest.mark.parametrize(

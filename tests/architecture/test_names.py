@@ -27,8 +27,8 @@ from xrt.engines.toolkit.reference_evaluator import REFERENCE
 
 def hidden(parent: types.ModuleType, names: Sequence[str]) -> list[str]:
     """Return the submodules, by full name, that something else of their package's hides."""
-    found = [name for name in names if name.rpartition(".")[0] == parent.__name__]
-    return [name for name in found if not isinstance(getattr(parent, name.rpartition(".")[2]), types.ModuleType)]
+    results = [name for name in names if name.rpartition(".")[0] == parent.__name__]
+    return [name for name in results if not isinstance(getattr(parent, name.rpartition(".")[2]), types.ModuleType)]
 
 
 def test_no_package_hides_a_module_behind_another_object() -> None:
@@ -55,8 +55,8 @@ for module in json.loads(sys.argv[1]):
 print(json.dumps([name for name in names if getattr(xrt, name) is not first[name]]))
 """
     command = [sys.executable, "-c", code, json.dumps(modules()[::-1])]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (completed.stdout.strip(), completed.returncode) == ("[]", 0), completed.stderr
 
 
 def test_public_names_exist_and_are_documented() -> None:
@@ -124,7 +124,7 @@ def _list_texts(node: ast.AST) -> list[str]:
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
             return [name]
         case ast.Import(names=names) | ast.ImportFrom(names=names):
-            return [part for one in names for part in one.name.split(".")]
+            return [part for item in names for part in item.name.split(".")]
     return []
 
 
@@ -138,8 +138,8 @@ def test_the_words_come_from_the_declarations() -> None:
 
 
 def test_no_core_module_names_an_engine() -> None:
-    found = {name: list(find_names(parse(path))) for name, path in MODULES.items() if is_core(name)}
-    assert {name: words for name, words in found.items() if words and name not in DEFAULTS} == {}
+    results = {name: list(find_names(parse(path))) for name, path in MODULES.items() if is_core(name)}
+    assert {name: words for name, words in results.items() if words and name not in DEFAULTS} == {}
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_no_core_module_names_an_engine() -> None:
     ],
 )
 def test_a_planted_name_is_found(source: str, word: str) -> None:
-    assert word in {found for _, found in find_names(ast.parse(source))}
+    assert word in {item for _, item in find_names(ast.parse(source))}
 
 
 def test_an_example_in_a_text_is_none() -> None:
@@ -209,8 +209,8 @@ def find_lists(tree: ast.Module) -> Iterator[set[str]]:
             names = set(re.split(r"[\s,.:]+", node.value))
         else:
             continue
-        if len(found := names & OPERATORS) > MOST:
-            yield found
+        if len(result := names & OPERATORS) > MOST:
+            yield result
 
 
 def _is_fromkeys(call: ast.Call) -> bool:
@@ -230,9 +230,9 @@ def test_lists_of_operators_are_found() -> None:
 
 
 def test_no_module_lists_operators_anew() -> None:
-    found: Counter[str] = Counter()
+    result: Counter[str] = Counter()
     for path in XRT.rglob("*.py"):
         name = path.relative_to(XRT).as_posix()
         if not name.startswith(EXEMPT) and path.name != "tables.py" and (count := count_lists(path.read_text("utf-8"))):
-            found[name] = count
-    assert found == LEFT, "derive the list from the traits of xrt.operators, or lower the number here"
+            result[name] = count
+    assert result == LEFT, "derive the list from the traits of xrt.operators, or lower the number here"

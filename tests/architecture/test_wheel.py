@@ -41,24 +41,24 @@ def wheel(folder: Path, tag: str, **environment: str) -> Path:
     shutil.copytree(TOP / "xrt", source / "xrt", ignore=shutil.ignore_patterns("__pycache__", "lib"))
     command = [*PIP, "wheel", *OFFLINE, "--no-build-isolation", "-w", str(folder), str(source)]
     subprocess.run(command, env={**os.environ, **environment}, check=True)
-    (made,) = folder.glob("xrt_engine-*.whl")
-    assert made.name.endswith(f"-py3-none-{tag}.whl")
-    return made
+    (result,) = folder.glob("xrt_engine-*.whl")
+    assert result.name.endswith(f"-py3-none-{tag}.whl")
+    return result
 
 
-def installed(made: Path, folder: Path) -> Path:
+def installed(value: Path, folder: Path) -> Path:
     site = folder / "site"
-    subprocess.run([*PIP, "install", *OFFLINE, "--target", str(site), str(made)], check=True)
+    subprocess.run([*PIP, "install", *OFFLINE, "--target", str(site), str(value)], check=True)
     return site
 
 
 def told(site: Path, *command: str) -> str:
     """Return what a program says whose only XRT is the installed one."""
     environment = {**os.environ, "PYTHONPATH": str(site)}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, *command], cwd=site.parent, env=environment, capture_output=True, text=True, check=True
     )
-    return done.stdout
+    return completed.stdout
 
 
 @pytest.mark.full

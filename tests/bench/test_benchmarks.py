@@ -23,27 +23,27 @@ def figures(script: str, *arguments: str) -> Any:
 @pytest.mark.full
 @pytest.mark.slow
 def test_each_way_to_call_is_set_against_the_engines_own() -> None:
-    found = figures("dispatch.py", "--engines", "ort,toy", "--floats", "1000")
-    assert [row["engine"] for row in found["tiny"]] == ["ort", "toy"]
-    assert set(found["tiny"][0]) == {"engine", "module", "named", "out", "bound", "own"}
-    assert set(found["large"][0]) == {"engine", "module", "out", "bound", "own", "own and copy"}
-    assert set(found["threaded"][0]) == {"engine", "6 floats", "1000 floats"}
-    assert all(row["own"]["ratio"]["median"] == 1 for row in (*found["tiny"], *found["large"]))
+    result = figures("dispatch.py", "--engines", "ort,toy", "--floats", "1000")
+    assert [row["engine"] for row in result["tiny"]] == ["ort", "toy"]
+    assert set(result["tiny"][0]) == {"engine", "module", "named", "out", "bound", "own"}
+    assert set(result["large"][0]) == {"engine", "module", "out", "bound", "own", "own and copy"}
+    assert set(result["threaded"][0]) == {"engine", "6 floats", "1000 floats"}
+    assert all(row["own"]["ratio"]["median"] == 1 for row in (*result["tiny"], *result["large"]))
 
 
 @pytest.mark.full
 @pytest.mark.slow
 def test_regions_are_set_against_themselves_alone() -> None:
     small = ("--channels", "2", "--size", "4", "--engines", "ort,toy", "--side", "16", "--pair-rounds", "2")
-    found = figures("regions.py", "--counts", "2,16", "--others", "toy", *small)
-    assert [row["regions"] for row in found["cuts"]] == [2, 16]
-    assert [(row["what"], row["regions"]) for row in found["alternations"]] == [("ort, toy", 32)]
-    for row in (*found["cuts"], *found["alternations"]):
+    result = figures("regions.py", "--counts", "2,16", "--others", "toy", *small)
+    assert [row["regions"] for row in result["cuts"]] == [2, 16]
+    assert [(row["what"], row["regions"]) for row in result["alternations"]] == [("ort, toy", 32)]
+    for row in (*result["cuts"], *result["alternations"]):
         assert {"to_regions_alone", "to_one_region", "lost_fusion_ms", "idle_cpu"} < set(row)
     kinds = ["chain", "softmax", "layernorm", "matmul", "conv"]
-    assert [(row["engines"], row["kind"]) for row in found["pairs"]] == [(["ort", "toy"], kind) for kind in kinds]
-    assert all("to_parts" in row for row in found["pairs"])
-    assert [(row["engine"], row["kind"]) for row in found["memory"]] == [(e, kind) for e in ("ort", "toy") for kind in kinds]
+    assert [(row["engines"], row["kind"]) for row in result["pairs"]] == [(["ort", "toy"], kind) for kind in kinds]
+    assert all("to_parts" in row for row in result["pairs"])
+    assert [(row["engine"], row["kind"]) for row in result["memory"]] == [(e, kind) for e in ("ort", "toy") for kind in kinds]
 
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "memory.py"
@@ -52,9 +52,9 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "memory.py"
 @pytest.fixture(scope="module")
 def memory_figures() -> dict[str, Any]:
     command = [sys.executable, str(SCRIPT), "--megabytes", "60", "--large", "0", "--engines", "ort", "--regions", "8", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=True)
+    document: dict[str, Any] = json.loads(completed.stdout)
+    return document
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_short_soak_finds_nothing() -> None:
     command = [sys.executable, str(ROOT / "tools" / "soak.py"), "--processes", "3", "--rounds", "1", "--minutes", "0.1"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 processes at once: 6 compiles for 6 signatures, results right, cache clean" in done.stdout
-    assert "no handle or thread left over" in done.stdout
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "3 processes at once: 6 compiles for 6 signatures, results right, cache clean" in completed.stdout
+    assert "no handle or thread left over" in completed.stdout

@@ -32,10 +32,10 @@ def test_two_engines_a_mixture_and_what_fails() -> None:
     report = compared("toy", "ort", "ort,toy with Relu=toy", "nobody", "ort{bogus=1}")
     (group,) = report.groups
     rows = {str(row.candidate): row for row in group.rows}
-    ran = [rows["toy"], rows["ort"], rows["ort,toy with Relu=toy"]]
+    results = [rows["toy"], rows["ort"], rows["ort,toy with Relu=toy"]]
     assert report.agrees and group.rows[0].verdict == "fastest"
     assert [row.verdict for row in group.rows].count("fastest") == 1
-    for row in ran:
+    for row in results:
         assert row.start is not None and row.agreement is not None and row.ratio is not None
         assert row.agreement.message == "" and row.agreement.absolute is not None
         assert len(row.rounds) == QUICK.rounds
@@ -80,9 +80,9 @@ def test_a_subject_that_cannot_be_loaded_fails_everywhere_and_ends_nothing() -> 
 def test_results_that_differ_are_wrong_and_never_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = comparison.read_values
 
-    def alter(memory: memoryview, told: Any) -> list[Any]:
-        seen.append(told)
-        return [y + (len(seen) == 3) for y in honest(memory, told)]
+    def alter(memory: memoryview, output: Any) -> list[Any]:
+        seen.append(output)
+        return [y + (len(seen) == 3) for y in honest(memory, output)]
 
     seen: list[Any] = []  # of the reference, of toy, of ort
     monkeypatch.setattr(comparison, "read_values", alter)
@@ -127,9 +127,9 @@ FIELDS: dict[str, set[str]] = {
 
 
 def xrt(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as raised:
         main([*arguments])
-    return (int(left.value.code or 0), *capsys.readouterr())
+    return (int(raised.value.code or 0), *capsys.readouterr())
 
 
 def test_json_has_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,9 +140,9 @@ def test_json_has_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
     data: dict[str, Any] = json.loads(out)
     assert (set(data), data["schema"]) == (FIELDS["report"], 2)
     assert [(set(group), group["batch"]) for group in data["groups"]] == [(FIELDS["group"], 1), (FIELDS["group"], 2)]
-    ran, failed = data["groups"][0]["rows"]
-    assert set(ran) == set(failed) == FIELDS["row"]
-    assert all(set(ran[part]) == FIELDS[part] for part in ("candidate", "agreement", "interval", "ratio", "timeline"))
+    count, failed = data["groups"][0]["rows"]
+    assert set(count) == set(failed) == FIELDS["row"]
+    assert all(set(count[part]) == FIELDS[part] for part in ("candidate", "agreement", "interval", "ratio", "timeline"))
     assert failed["start"] is failed["ratio"] is failed["median_seconds"] is None
     assert {"processor", "cores", "python", "numpy"} <= set(data["machine"])
     assert "onnxruntime" in data["versions"]["ort"]

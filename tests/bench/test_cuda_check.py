@@ -84,6 +84,6 @@ def test_counts_are_read(text: str, counts: dict[str, int]) -> None:
 def test_without_a_device_nothing_is_written_and_the_code_says_so(command: list[str]) -> None:
     before = cuda_page.RESULTS.exists(), (TOP / "docs" / "performance.md").read_bytes()
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, *command], cwd=TOP, env=hidden, capture_output=True, text=True, check=False)
-    assert done.returncode == cuda_check.NO_DEVICE and "device 'cuda:0' was asked for" in done.stderr
+    completed = subprocess.run([sys.executable, *command], cwd=TOP, env=hidden, capture_output=True, text=True, check=False)
+    assert completed.returncode == cuda_check.NO_DEVICE and "device 'cuda:0' was asked for" in completed.stderr
     assert before == (cuda_page.RESULTS.exists(), (TOP / "docs" / "performance.md").read_bytes())

@@ -38,25 +38,25 @@ ROUNDS = st.lists(SECONDS, min_size=2, max_size=30).map(tuple)
 @pytest.mark.slow
 @given(ROUNDS)
 def test_the_interval_holds_the_median_and_stays_among_the_ratios(ratios: tuple[float, ...]) -> None:
-    found = bootstrap(ratios)
-    assert found == bootstrap(ratios)
-    assert found.low <= found.median <= found.high
-    assert min(ratios) * (1 - 1e-9) <= found.low and found.high <= max(ratios) * (1 + 1e-9)
-    assert found.median == pytest.approx(float(np.median(ratios)))
+    result = bootstrap(ratios)
+    assert result == bootstrap(ratios)
+    assert result.low <= result.median <= result.high
+    assert min(ratios) * (1 - 1e-9) <= result.low and result.high <= max(ratios) * (1 + 1e-9)
+    assert result.median == pytest.approx(float(np.median(ratios)))
 
 
 @pytest.mark.slow
 @given(ROUNDS, st.floats(0.01, 100))
 def test_the_interval_scales_with_the_ratios(ratios: tuple[float, ...], factor: float) -> None:
-    one, other = bootstrap(ratios), bootstrap([factor * r for r in ratios])
-    assert (other.low, other.high) == pytest.approx((factor * one.low, factor * one.high))
+    first, other = bootstrap(ratios), bootstrap([factor * r for r in ratios])
+    assert (other.low, other.high) == pytest.approx((factor * first.low, factor * first.high))
 
 
 @pytest.mark.slow
 def test_the_interval_covers_the_true_median_about_as_often_as_it_says() -> None:
     rng = np.random.default_rng(7)
-    drawn = [bootstrap(1.3 * np.exp(0.1 * rng.standard_normal(20))) for _ in range(200)]
-    share = sum(found.low <= 1.3 <= found.high for found in drawn) / len(drawn)
+    results = [bootstrap(1.3 * np.exp(0.1 * rng.standard_normal(20))) for _ in range(200)]
+    share = sum(result.low <= 1.3 <= result.high for result in results) / len(results)
     assert 0.88 <= share <= 0.995
 
 
@@ -64,8 +64,8 @@ def test_the_interval_covers_the_true_median_about_as_often_as_it_says() -> None
 @given(ROUNDS, st.floats(0.1, 10))
 def test_drift_that_both_share_cancels(drift: tuple[float, ...], factor: float) -> None:
     of, to = Timing(tuple(factor * d for d in drift)), Timing(drift)
-    found = compute_round_ratio(of.seconds, to.seconds)
-    assert (found.low, found.median, found.high) == pytest.approx((factor,) * 3)
+    result = compute_round_ratio(of.seconds, to.seconds)
+    assert (result.low, result.median, result.high) == pytest.approx((factor,) * 3)
     assert ratio(of, [to, to]).median == pytest.approx(factor / 2)
     assert compute_round_ratio((4.0, 6.0), (2.0, 3.0, 100.0)).median == 2, "rounds that one did not take do not count"
 
@@ -73,10 +73,10 @@ def test_drift_that_both_share_cancels(drift: tuple[float, ...], factor: float) 
 def test_the_geometric_mean_is_that_of_the_ratios_and_its_interval_holds_it() -> None:
     rng = np.random.default_rng(3)
     pairs = [tuple(scale * (1 + 0.01 * rng.random(20)) for scale in scales) for scales in ((0.04, 0.01), (0.01, 0.01))]
-    found = compute_geometric_mean(pairs)  # type: ignore[arg-type]  # pairs of arrays
-    assert found is not None and found.median == pytest.approx(2, rel=0.01)
-    assert 1.95 < found.low <= found.median <= found.high < 2.05
-    assert compute_geometric_mean(pairs) == found  # type: ignore[arg-type]
+    result = compute_geometric_mean(pairs)  # type: ignore[arg-type]  # pairs of arrays
+    assert result is not None and result.median == pytest.approx(2, rel=0.01)
+    assert 1.95 < result.low <= result.median <= result.high < 2.05
+    assert compute_geometric_mean(pairs) == result  # type: ignore[arg-type]
     assert compute_geometric_mean([]) is None
 
 
@@ -89,9 +89,9 @@ def test_a_pair_is_judged_by_its_own_interval() -> None:
 
 def test_the_ratio_of_medians_is_that_of_the_times_that_are_shown() -> None:
     mine, theirs = (4.0, 6.0, 50.0, 6.0), (2.0, 3.0, 3.0, 9.0, 100.0)
-    found = compute_ratio_of_medians(mine, theirs)
-    assert found.median == Timing(mine).median / Timing(theirs[:4]).median
-    assert found.low <= found.median <= found.high and found == compute_ratio_of_medians(mine, theirs)
+    result = compute_ratio_of_medians(mine, theirs)
+    assert result.median == Timing(mine).median / Timing(theirs[:4]).median
+    assert result.low <= result.median <= result.high and result == compute_ratio_of_medians(mine, theirs)
     steady = compute_ratio_of_medians([2.0] * 5, [1.0] * 5)
     assert (steady.low, steady.median, steady.high) == (2.0, 2.0, 2.0)
 
@@ -127,8 +127,8 @@ def test_each_takes_its_turn_first_as_often_as_the_others() -> None:
 def test_turns_end_when_they_suffice() -> None:
     seen: list[tuple[int, list[int]]] = []
 
-    def is_over(rounds: int, taken: Mapping[str, Sequence[int]]) -> bool:
-        seen.append((rounds, [len(each) for each in taken.values()]))
+    def is_over(rounds: int, value: Mapping[str, Sequence[int]]) -> bool:
+        seen.append((rounds, [len(each) for each in value.values()]))
         return rounds == 2
 
     assert take_turns({"a": lambda: 1, "b": lambda: 2}, 9, is_over) == {"a": [1, 1], "b": [2, 2]}
@@ -156,18 +156,18 @@ def test_a_call_that_is_slow_only_at_first_is_repeated() -> None:
 
 def test_warming_up_ends_when_the_time_no_longer_falls() -> None:
     clock = Ticking(*(1 / n for n in range(1, 20)), 0.05)
-    found = warm_up(clock.call, seconds=1000, clock=clock)
-    assert found.steady
-    assert 19 + WINDOW <= found.calls <= 19 + 2 * WINDOW
+    result = warm_up(clock.call, seconds=1000, clock=clock)
+    assert result.steady
+    assert 19 + WINDOW <= result.calls <= 19 + 2 * WINDOW
 
 
 def test_warming_up_is_bounded_by_calls_and_by_seconds() -> None:
     falling = Ticking(*(1.05**-n for n in range(MOST_CALLS + 1)))
-    found = warm_up(falling.call, seconds=1000, clock=falling)
-    assert (found.calls, found.steady) == (MOST_CALLS, False)
+    result = warm_up(falling.call, seconds=1000, clock=falling)
+    assert (result.calls, result.steady) == (MOST_CALLS, False)
     slow = Ticking(3.0)
-    found = warm_up(slow.call, seconds=5, clock=slow)
-    assert (found.calls, found.steady) == (2, False)
+    result = warm_up(slow.call, seconds=5, clock=slow)
+    assert (result.calls, result.steady) == (2, False)
 
 
 @pytest.mark.slow

@@ -56,12 +56,12 @@ def branched() -> tuple[RegionTimes, ...]:
     reads = [[INPUTS], [0], [0], [1, 2], [0, 3], [4]]
     engines = ("ort", "xla", "openvino", "ort", "xla", "ort")
     regions = chain(*engines)
-    found = [
+    results = [
         replace(region, reads=tuple(Reading(source, f"v{source}: float32[8,8]", 256) for source in sources))
         for region, sources in zip(regions, reads, strict=True)
     ]
-    found[5] = replace(found[5], reads=(*found[5].reads, Reading(2, "")))
-    return tuple(found)
+    results[5] = replace(results[5], reads=(*results[5].reads, Reading(2, "")))
+    return tuple(results)
 
 
 def started(plan: Sequence[RegionTimes], *, steady: bool = True) -> Start:
@@ -166,7 +166,7 @@ READ = Reader(PAGE)
 
 
 def test_it_tells_everything() -> None:
-    for told in (
+    for item in (
         "ort,xla,openvino takes 2.72 ms (2.69 to 2.74) a call, the least of all; openvino is a tie with it",
         "$ xrt bench squeezenet -e ort --html report.html",
         "a tie where the interval ends below 1.1, and too noisy to rank otherwise",
@@ -184,7 +184,7 @@ def test_it_tells_everything() -> None:
         "Not all results agree",
         "openvino, ort, iree and xla each take the whole model as one region.",
     ):
-        assert told in READ.text, told
+        assert item in READ.text, item
 
 
 def test_how_auto_chose_is_reported() -> None:
@@ -199,12 +199,15 @@ def test_it_needs_nothing_else_and_runs_nothing() -> None:
     names = {name for name, _ in READ.elements}
     assert not names & {"script", "iframe", "object", "img", "video", "form", "base"}
     loads = [
-        value for _, found in READ.elements for name, value in found.items() if name in ("src", "href", "xlink:href", "action")
+        value
+        for _, element in READ.elements
+        for name, value in element.items()
+        if name in ("src", "href", "xlink:href", "action")
     ]
     assert loads == ["data:,"]
-    assert not [name for _, found in READ.elements for name in found if name.startswith("on")]
+    assert not [name for _, element in READ.elements for name in element if name.startswith("on")]
     assert "url(" not in PAGE and "@import" not in PAGE
-    (policy,) = [found["content"] for _, found in READ.elements if found.get("http-equiv") == "Content-Security-Policy"]
+    (policy,) = [element["content"] for _, element in READ.elements if element.get("http-equiv") == "Content-Security-Policy"]
     assert policy is not None and policy.startswith("default-src 'none'")
 
 
@@ -217,8 +220,8 @@ def test_what_a_user_named_is_text_and_nothing_else() -> None:
     fine = row("ort", 0.002, chain("ort", "toy"), verdict="fastest")
     regions = tuple(replace(region, name=HOSTILE, engine="ort", operators=((HOSTILE, 2),)) for region in chain("ort", "ort"))
     rows = (replace(fine, start=started(regions)), ReportRow(hostile, "failed", HOSTILE))
-    made = report(Group(HOSTILE, None, 1, rows), command=f"xrt bench {HOSTILE}")
-    read = Reader(page(replace(made, machine={HOSTILE: HOSTILE})))
+    result = report(Group(HOSTILE, None, 1, rows), command=f"xrt bench {HOSTILE}")
+    read = Reader(page(replace(result, machine={HOSTILE: HOSTILE})))
     assert not {name for name, _ in read.elements} & {"script", "img"}
     assert read.text.count("<script>fetch('https://example.org/')</script>") > 6
     assert "\u202e" not in read.text and "\x00" not in read.text, "a name may not turn around what follows it"
@@ -242,19 +245,19 @@ FUNCTION = {
 
 
 def test_tables_say_what_their_cells_are() -> None:
-    heads = [found.get("scope") for name, found in READ.elements if name == "th"]
+    heads = [element.get("scope") for name, element in READ.elements if name == "th"]
     assert set(heads) == {"col", "row"}
     assert PAGE.count("<table>") == PAGE.count("<caption>") > 1
-    drawings = [found for name, found in READ.elements if name == "svg" and found.get("role") == "img"]
-    assert len(drawings) == 2 and all((found["aria-label"] or "").startswith("The plan of ") for found in drawings)
-    assert all(found.get("aria-label") for _, found in READ.elements if found.get("role") == "region")
+    drawings = [element for name, element in READ.elements if name == "svg" and element.get("role") == "img"]
+    assert len(drawings) == 2 and all((element["aria-label"] or "").startswith("The plan of ") for element in drawings)
+    assert all(element.get("aria-label") for _, element in READ.elements if element.get("role") == "region")
 
 
 def test_several_groups_are_reported_first_and_lead_to_their_sections() -> None:
     read = Reader(page(report(group("one"), group("other"))))
-    links = [found["href"] for name, found in read.elements if name == "a"]
+    links = [element["href"] for name, element in read.elements if name == "a"]
     assert links == ["#group-1", "#group-2"]
-    assert {f"#{found['id']}" for name, found in read.elements if name == "h2" and "id" in found} == set(links)
+    assert {f"#{element['id']}" for name, element in read.elements if name == "h2" and "id" in element} == set(links)
 
 
 # ---------------------------------------------------------------------- the answer
@@ -275,8 +278,8 @@ def test_a_tie_is_called_a_tie() -> None:
 
 
 def test_the_next_one_is_reported_with_its_interval() -> None:
-    told = answer(sound(0.001, 0.002, 0.003, verdicts=("fastest", "slower", "slower")))
-    assert re.search(r"the fastest\. openvino, the next, takes \d\.\d\d \(.* to .*\) times as long\.$", told)
+    output = answer(sound(0.001, 0.002, 0.003, verdicts=("fastest", "slower", "slower")))
+    assert re.search(r"the fastest\. openvino, the next, takes \d\.\d\d \(.* to .*\) times as long\.$", output)
 
 
 def test_one_alone_and_none_at_all() -> None:
@@ -317,16 +320,16 @@ GRAPHS = st.integers(0, 12).flatmap(
 def test_boxes_stand_below_what_they_read_and_never_on_each_other(graph: tuple[int, list[tuple[int, int]]]) -> None:
     inner, edges = graph
     flows = {edge: 256 * number for number, edge in enumerate(sorted(set(edges)))}
-    drawn = draw_boxes([Box(("engine",), "blue")] * inner, flows, "a graph")
-    boxes = drawn["boxes"]
+    sample = draw_boxes([Box(("engine",), "blue")] * inner, flows, "a graph")
+    boxes = sample["boxes"]
     assert all(boxes[source]["top"] + boxes[source]["height"] < boxes[target]["top"] for source, target in flows)
-    for one, other in combinations(boxes, 2):
-        across = max(one["left"], other["left"]) - min(one["left"] + one["width"], other["left"] + other["width"])
-        down = max(one["top"], other["top"]) - min(one["top"] + one["height"], other["top"] + other["height"])
+    for item, other in combinations(boxes, 2):
+        across = max(item["left"], other["left"]) - min(item["left"] + item["width"], other["left"] + other["width"])
+        down = max(item["top"], other["top"]) - min(item["top"] + item["height"], other["top"] + other["height"])
         assert max(across, down) > 0
     for box in boxes:
         assert min(box["left"], box["top"]) >= 0
-        assert box["left"] + box["width"] <= drawn["width"] and box["top"] + box["height"] <= drawn["height"]
+        assert box["left"] + box["width"] <= sample["width"] and box["top"] + box["height"] <= sample["height"]
     assert draw_boxes([Box(("engine",), "blue")] * inner, dict(reversed(flows.items())), "a graph")["boxes"] == boxes
 
 
@@ -344,15 +347,15 @@ def draw(plan: Sequence[RegionTimes], colors: dict[str, str]) -> Reader:
 def test_a_small_plan_has_a_box_for_each_region_and_an_edge_for_each_flow() -> None:
     plan = branched()
     read = draw(plan, {"ort": "blue", "xla": "green", "openvino": "orange"})
-    assert sum(found.get("class") == "box" for _, found in read.elements) == len(plan) + 2
+    assert sum(element.get("class") == "box" for _, element in read.elements) == len(plan) + 2
     pairs = {(reading.source, index) for index, region in enumerate(plan) for reading in region.reads}
-    assert sum(found.get("class") == "edge" for _, found in read.elements) == len(pairs) + 1
+    assert sum(element.get("class") == "edge" for _, element in read.elements) == len(pairs) + 1
 
 
 @pytest.mark.parametrize("count", [MOST, MOST + 1, 500])
 def test_a_large_plan_is_summed_up_without_leaving_a_region_out(count: int) -> None:
     read = draw(chain(*["ort", "tvm"] * count)[:count], {"ort": "blue", "tvm": "pink"})
-    assert sum(found.get("class") == "box" for _, found in read.elements) == MOST + 2
+    assert sum(element.get("class") == "box" for _, element in read.elements) == MOST + 2
     titles = [word for word in read.words if word.startswith("xrt_")]
     assert len(titles) == MOST
-    assert sum(int(found[1]) if (found := re.search(r"; (\d+) regions;", title)) else 1 for title in titles) == count
+    assert sum(int(element[1]) if (element := re.search(r"; (\d+) regions;", title)) else 1 for title in titles) == count

@@ -84,9 +84,9 @@ def shown(request: pytest.FixtureRequest, browser: webdriver.Chrome, tmp_path: P
 class Page:
     """A report in the browser."""
 
-    def __init__(self, browser: webdriver.Chrome, folder: Path, shown: BenchReport) -> None:
+    def __init__(self, browser: webdriver.Chrome, folder: Path, value: BenchReport) -> None:
         self.browser, self.path = browser, folder / "report.html"
-        self.path.write_text(page(shown), encoding="utf-8")
+        self.path.write_text(page(value), encoding="utf-8")
 
     def open(self, width: int = 1400, *, scheme: str = "light", media: str = "") -> None:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
@@ -146,14 +146,14 @@ return [...document.querySelectorAll("ul.bars svg")].map(svg => {
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_bars_and_intervals_are_as_long_as_the_figures_say(browser: webdriver.Chrome, tmp_path: Path, width: int) -> None:
-    made = group()
-    opened = Page(browser, tmp_path, report(made))
+    result = group()
+    opened = Page(browser, tmp_path, report(result))
     opened.open(width)
     bars = opened.ask(BARS)
-    rows = [one for one in made.rows if one.verdict in ("fastest", "tie", "slower")]
-    assert [bar["seconds"] for bar in bars] == [one.median_seconds for one in rows]
+    rows = [item for item in result.rows if item.verdict in ("fastest", "tie", "slower")]
+    assert [bar["seconds"] for bar in bars] == [item.median_seconds for item in rows]
     assert len({bar["left"] for bar in bars}) == 1
-    whole = [(bar, one.interval) for bar, one in zip(bars, rows, strict=True) if not bar["cut"]]
+    whole = [(bar, item.interval) for bar, item in zip(bars, rows, strict=True) if not bar["cut"]]
     scale = whole[0][0]["width"] / whole[0][0]["seconds"]
     for bar, interval in whole:
         assert bar["width"] == pytest.approx(scale * bar["seconds"], abs=0.1)
@@ -166,17 +166,17 @@ def test_bars_and_intervals_are_as_long_as_the_figures_say(browser: webdriver.Ch
 
 
 def test_strips_are_as_long_as_the_regions_take(browser: webdriver.Chrome, tmp_path: Path) -> None:
-    made = group()
-    opened = Page(browser, tmp_path, report(made))
+    result = group()
+    opened = Page(browser, tmp_path, report(result))
     opened.open()
     script = """return [...document.querySelectorAll("ul.strips > li > svg")].map(svg =>
         [...svg.querySelectorAll(".segment")].map(one => one.getBoundingClientRect()).map(box => [box.left, box.width]))"""
     first, *_ = opened.ask(script)
-    timeline = made.rows[0].timeline
+    timeline = result.rows[0].timeline
     assert timeline is not None and len(first) == len(timeline.regions)
     scale = first[-1][1] / timeline.regions[-1]
-    assert [width for _, width in first] == pytest.approx([scale * taken for taken in timeline.regions], rel=0.02)
-    assert [left - first[0][0] for left, _ in first] == pytest.approx([scale * start for start in timeline.starts], abs=0.5)
+    assert [width for _, width in first] == pytest.approx([scale * entry for entry in timeline.regions], rel=0.02)
+    assert [item - first[0][0] for item, _ in first] == pytest.approx([scale * start for start in timeline.starts], abs=0.5)
 
 
 CONTRAST = """

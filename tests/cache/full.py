@@ -38,7 +38,7 @@ def run_on_full_disk(folder: Path, spec: str, *, limit: bool = False) -> dict[st
     program = shlex.join([sys.executable, "-m", "tests.cache.full", str(folder), spec])
     mount = f"mount -t tmpfs -o size={PAGES},mode=700 tmpfs {shlex.quote(str(folder))}"
     spaces = [] if limit else [["unshare", "--mount"], ["unshare", "--map-root-user", "--mount"]]
-    possible = [one for one in spaces if subprocess.run([*one, "sh", "-c", mount], capture_output=True).returncode == 0]
+    possible = [item for item in spaces if subprocess.run([*item, "sh", "-c", mount], capture_output=True).returncode == 0]
     command = (
         [*possible[0], "sh", "-c", f"{mount} && exec {program} strict"]
         if possible
@@ -46,10 +46,10 @@ def run_on_full_disk(folder: Path, spec: str, *, limit: bool = False) -> dict[st
     )
     # bytecode that may not grow either would be cut short in the sources' folder, for all later processes
     environment = {**os.environ, "HOME": str(folder.parent), "XRT_CACHE": "on", "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return {**found, "mounted": bool(possible), "stderr": done.stderr}
+    completed = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert completed.returncode == 0, completed.stderr
+    document: dict[str, Any] = json.loads(completed.stdout)
+    return {**document, "mounted": bool(possible), "stderr": completed.stderr}
 
 
 def main(folder: Path, spec: str, *, strict: bool) -> None:
@@ -58,34 +58,37 @@ def main(folder: Path, spec: str, *, strict: bool) -> None:
 
         engine.WORTH_SAVING = 1  # a model of one node is not worth saving otherwise
     cache = CompileCache(disk=open_disk_tier(directory=folder))
-    with warnings.catch_warnings(record=True) as caught, XRTModule(chain(), spec, cache=cache, strict=strict, threads=1) as made:
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        XRTModule(chain(), spec, cache=cache, strict=strict, threads=1) as module,
+    ):
         warnings.simplefilter("always")
-        results = made(X).tolist()
+        results = module(X).tolist()
         disk = cache.statistics.disk
-        left = [str(path) for path in folder.glob("xrt-cache/work/*")]
+        items = [str(path) for path in folder.glob("xrt-cache/work/*")]
         try:
-            made.save(folder / "full.xrt")
-            told = ""
+            module.save(folder / "full.xrt")
+            output = ""
         except BundleError as error:
-            told = str(error)
+            output = str(error)
         tempfile.tempdir = str(folder)
         bundle = folder.parent / "whole.xrt"
         bundle.unlink(missing_ok=True)
         try:
-            made.save(bundle)
+            module.save(bundle)
             again = load(bundle, cache=folder)(X).tolist()
         except BundleError as error:  # where no file at all may grow
             again = str(error)
-    found = {
+    values = {
         "results": results,
-        "warnings": [str(one.message) for one in caught],
+        "warnings": [str(warning.message) for warning in caught],
         "writes": disk.writes,
-        "left": left,
-        "save": told,
+        "left": items,
+        "save": output,
         "again": again,
         "folder": sorted(path.name for path in folder.iterdir()),
     }
-    sys.stdout.write(json.dumps(found))
+    sys.stdout.write(json.dumps(values))
 
 
 if __name__ == "__main__":

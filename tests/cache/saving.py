@@ -115,8 +115,8 @@ def main(directory: str, journal: str, how: str = "once") -> None:
     while True:
         if how == "forever":
             Store(Path(directory)).clear()
-        with module(engine, Path(directory)) as made:
-            np.testing.assert_array_equal(made(x), x + 15)
+        with module(engine, Path(directory)) as context:
+            np.testing.assert_array_equal(context(x), x + 15)
         if how == "once":
             break
 

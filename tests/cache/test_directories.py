@@ -53,7 +53,7 @@ def test_a_directory_that_cannot_be_opened_costs_one_warning(engine: Saving, tmp
     with pytest.warns(CacheWarning) as caught:
         run(engine, directory)
         run(engine, directory)
-    assert [str(one.message).partition(". It must")[0] for one in caught] == [
+    assert [str(warning.message).partition(". It must")[0] for warning in caught] == [
         f"the compile cache in '{directory}' is not used: {reason.format(directory)}"
     ] * 2  # a module each
     assert engine.count("compile") == 12
@@ -86,8 +86,8 @@ def test_a_directory_below_one_without_permission_costs_one_warning(tmp_path: Pa
 def test_no_temporary_folder_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bundles are saved and loaded, and engines probed, where no folder for temporary files can be written to."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
-    with XRTModule(chain(2), engine="ort", cache=CompileCache()) as made:
-        made.save(tmp_path / "m.xrt")
+    with XRTModule(chain(2), engine="ort", cache=CompileCache()) as module:
+        module.save(tmp_path / "m.xrt")
     with load(tmp_path / "m.xrt", cache=CompileCache(), strict=True) as loaded:  # strict: nothing is compiled again
         np.testing.assert_array_equal(loaded(X), X + 1)
     assert [status.state for status in probe_all(["ort"])] == ["ready"]
@@ -129,8 +129,8 @@ def test_the_least_recently_used_go_beyond_the_limit(engine: Saving, tmp_path: P
     items = Store(tmp_path).entries.items()
     for age, item in enumerate(items):
         os.utime(item.path, (1e9 + age, 1e9 + age))
-    kept = items[0]
-    assert Store(tmp_path).entries.read(kept.key) is not None, "reading makes it recent"
+    saved = items[0]
+    assert Store(tmp_path).entries.read(saved.key) is not None, "reading makes it recent"
     removed = Store(tmp_path).shrink(sum(items[n].size for n in (0, 4, 5)))
     assert [item.key for item in removed] == [item.key for item in items[1:4]]
 
@@ -169,8 +169,8 @@ def test_a_path_that_is_not_text_costs_no_run(engine: Saving, tmp_path: Path, mo
     odd = replace(engine, journal=str(tmp_path / os.fsdecode(b"journal\xff")))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made = XRTModule(path, engine=[odd], cache=CompileCache(disk=open_disk_tier({}, tmp_path / "cache")), threads=1)
-        np.testing.assert_array_equal(made(X), X)
+        module = XRTModule(path, engine=[odd], cache=CompileCache(disk=open_disk_tier({}, tmp_path / "cache")), threads=1)
+        np.testing.assert_array_equal(module(X), X)
 
 
 # ---------------------------------------------------------------------- where it is

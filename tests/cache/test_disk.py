@@ -30,9 +30,9 @@ def engine(tmp_path: Path) -> Saving:
 
 def run(engine: Saving, directory: Path, function: Function | None = None, limit: int = 10**9) -> XRTModule:
     """Run the chain in what stands for a new process: a module with a memory tier of its own."""
-    made = module(engine, directory, function, limit)
-    np.testing.assert_array_equal(made(X), X + 15)
-    return made
+    result = module(engine, directory, function, limit)
+    np.testing.assert_array_equal(result(X), X + 15)
+    return result
 
 
 # ---------------------------------------------------------------------- hits and misses
@@ -88,8 +88,8 @@ def test_the_light_engines_hit_in_a_new_memory_tier(tmp_path: Path) -> None:
     expected = None
     for _ in range(2):
         cache = CompileCache(disk=open_disk_tier({}, tmp_path))
-        with XRTModule(chain(), engine="ort", cache=cache, strict=True) as made:
-            result = made(X)
+        with XRTModule(chain(), engine="ort", cache=cache, strict=True) as module:
+            result = module(X)
         expected = result if expected is None else expected
         np.testing.assert_array_equal(result, expected)
     assert cache.statistics.disk.hits == 1
@@ -101,17 +101,17 @@ def test_the_light_engines_hit_in_a_new_memory_tier(tmp_path: Path) -> None:
 def test_a_refusal_is_remembered_with_its_reason_and_nodes(engine: Saving, tmp_path: Path) -> None:
     refusing = replace(engine, refuses=True)
     function = rename_values(chain(1), {})
-    told = []
-    for one in (chain(1), function):
+    results = []
+    for item in (chain(1), function):
         cache = CompileCache(disk=open_disk_tier({}, tmp_path))
-        recipe = CompileRequest(one, refusing, CompileContext())
-        signature = make_signature(one, refusing, CompileContext())
+        recipe = CompileRequest(item, refusing, CompileContext())
+        signature = make_signature(item, refusing, CompileContext())
         with pytest.raises(CompileRefused) as caught:
             cache.lease(signature, lambda recipe=recipe: refusing.compile(recipe.function, recipe.context), recipe=recipe)
-        told.append((str(caught.value), caught.value.nodes))
+        results.append((str(caught.value), caught.value.nodes))
     assert refusing.count("compile") == 1
-    assert told[0] == ("it never does", (chain(1).nodes[0].name,))
-    assert told[1] == (
+    assert results[0] == ("it never does", (chain(1).nodes[0].name,))
+    assert results[1] == (
         "it never does (as at an earlier compile; `xrt cache gc --failures` forgets it)",
         (function.nodes[0].name,),
     )
@@ -175,10 +175,10 @@ def test_a_damaged_entry_is_found_and_rebuilt(damage: str, engine: Saving, tmp_p
 
 def test_an_entry_under_another_name_is_not_believed(engine: Saving, tmp_path: Path) -> None:
     run(engine, tmp_path)
-    one, other = Store(tmp_path).entries.items()[:2]
-    one.path.write_bytes(other.path.read_bytes())
+    first, other = Store(tmp_path).entries.items()[:2]
+    first.path.write_bytes(other.path.read_bytes())
     with pytest.raises(CacheError, match="it is the entry of another signature"):
-        ENTRIES.read(one.path)
+        ENTRIES.read(first.path)
 
 
 @pytest.mark.slow
@@ -210,11 +210,11 @@ def test_entries_are_listed_with_engine_and_failure(engine: Saving, tmp_path: Pa
     with pytest.raises(PlanError):
         module(replace(engine, refuses=True), tmp_path, chain(1))(X)
     Store(tmp_path).entries.items()[0].path.write_bytes(b"damaged")
-    found = list_entries(Store(tmp_path))
-    assert len(found) == 7
-    assert [one.failure for one in found if one.failure] == ["it never does"]
-    assert sum(bool(one.damage) for one in found) == 1
-    assert all(one.engine.startswith("Saving saving") for one in found if not one.damage)
+    result = list_entries(Store(tmp_path))
+    assert len(result) == 7
+    assert [item.failure for item in result if item.failure] == ["it never does"]
+    assert sum(bool(item.damage) for item in result) == 1
+    assert all(item.engine.startswith("Saving saving") for item in result if not item.damage)
 
 
 def test_a_miss_names_the_ingredient_that_differs(engine: Saving, tmp_path: Path) -> None:

@@ -21,28 +21,28 @@ EXPECTED = (np.arange(4) + 15.0).tolist()
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("spec", ENGINES)
 def test_a_disk_without_room_ends_no_run(spec: str, tmp_path: Path) -> None:
-    found = run_on_full_disk(tmp_path / "full", spec)
-    assert found["results"] == EXPECTED
-    assert found["left"] == []
-    assert "Traceback" not in found["stderr"]
-    if not found["mounted"]:  # nobody may mount here, and the files could not grow instead
+    completed = run_on_full_disk(tmp_path / "full", spec)
+    assert completed["results"] == EXPECTED
+    assert completed["left"] == []
+    assert "Traceback" not in completed["stderr"]
+    if not completed["mounted"]:  # nobody may mount here, and the files could not grow instead
         return
-    assert found["writes"] == 0
-    of_cache = [one for one in found["warnings"] if one.startswith("the compile cache in ")]
+    assert completed["writes"] == 0
+    of_cache = [warning for warning in completed["warnings"] if warning.startswith("the compile cache in ")]
     assert len(set(of_cache)) == 1  # one from each cache that uses the folder
     assert "could not serve: [Errno 28] No space left on device. The run goes on and compiles what is missing" in of_cache[0]
-    assert found["save"] == f"cannot write '{tmp_path}/full/full.xrt': No space left on device"
-    assert found["again"] == EXPECTED
-    assert found["folder"] == ["CACHEDIR.TAG", "xrt-cache"]
+    assert completed["save"] == f"cannot write '{tmp_path}/full/full.xrt': No space left on device"
+    assert completed["again"] == EXPECTED
+    assert completed["folder"] == ["CACHEDIR.TAG", "xrt-cache"]
 
 
 @pytest.mark.slow
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("spec", ENGINES)
 def test_files_that_may_not_grow_end_no_run(spec: str, tmp_path: Path) -> None:
-    found = run_on_full_disk(tmp_path / "limited", spec, limit=True)
-    assert found["results"] == EXPECTED
-    assert found["left"] == []
+    completed = run_on_full_disk(tmp_path / "limited", spec, limit=True)
+    assert completed["results"] == EXPECTED
+    assert completed["left"] == []
 
 
 @pytest.mark.slow

@@ -45,11 +45,11 @@ def test_the_second_asking_is_a_hit() -> None:
 
 
 def test_threads_that_ask_at_once_share_one_compile() -> None:
-    cache, made, barrier = CompileCache(), [], threading.Barrier(8)
+    cache, result, barrier = CompileCache(), [], threading.Barrier(8)
 
     def make() -> Executable:
-        made.append(Counting())
-        return made[-1]
+        result.append(Counting())
+        return result[-1]
 
     leases: list[Any] = []
 
@@ -62,8 +62,8 @@ def test_threads_that_ask_at_once_share_one_compile() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(made) == 1
-    assert {id(lease.executable) for lease in leases} == {id(made[0])}
+    assert len(result) == 1
+    assert {id(lease.executable) for lease in leases} == {id(result[0])}
 
 
 def test_a_failed_compile_is_raised_and_not_kept() -> None:
@@ -86,10 +86,10 @@ def test_a_forced_compile_leaves_the_old_executable_to_its_users() -> None:
     new = cache.lease(signature("a"), Counting, force=True)
     assert new.executable is not old.executable
     assert old.executable.run([1]) == [1]
-    kept = old.executable
+    saved = old.executable
     old.release()
     old.release()
-    assert kept.closed == 1  # type: ignore[attr-defined]  # a Counting
+    assert saved.closed == 1  # type: ignore[attr-defined]  # a Counting
     assert new.executable.run([2]) == [2]
 
 
@@ -99,13 +99,13 @@ def test_eviction_closes_the_least_recently_used_once_nobody_holds_it() -> None:
     a, b = leases["a"].executable, leases["b"].executable
     leases.clear()
     cache.lease(signature("a"), Counting)
-    held = cache.lease(signature("c"), Counting)
+    values = cache.lease(signature("c"), Counting)
     assert wait_until_closed(60)
     assert (a.closed, b.closed) == (0, 1)  # type: ignore[attr-defined]  # Countings
     assert cache.statistics.evictions == 1
     cache.clear()
     assert a.closed == 1  # type: ignore[attr-defined]  # a Counting
-    assert held.executable.run([1]) == [1]
+    assert values.executable.run([1]) == [1]
 
 
 def test_a_cache_of_no_capacity_is_refused() -> None:
@@ -119,5 +119,5 @@ def test_a_lease_that_lives_to_the_end_of_the_process_is_left_alone() -> None:
         "import string, sys; from tests.cache.test_memory import Counting, signature; from xrt.cache import memory; "
         "string.lease = memory.CompileCache().lease(signature('a'), Counting); sys.kept = string, memory"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stderr == ""
+    completed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert completed.stderr == ""

@@ -38,16 +38,16 @@ def umask() -> Iterator[Callable[[int], int]]:
 
 def test_a_folder_that_nothing_can_be_made_in_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In /proc, where HOME may point in a container, a folder was tried until the stack was full."""
-    tried = []
+    results = []
 
     def refuse(folder: Path, mode: int = 0o777) -> None:
-        tried.append(folder)
+        results.append(folder)
         raise FileNotFoundError(2, "No such file or directory", str(folder))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(FileNotFoundError):
         make_private(tmp_path / "cache" / "xrt")
-    assert tried == [tmp_path / "cache"]
+    assert results == [tmp_path / "cache"]
 
 
 def open_to_all(path: Path) -> None:
@@ -88,8 +88,8 @@ def test_nobody_else_may_read_or_write_what_is_made(
     run(engine, tmp_path / "above" / "cache")
     CostStore(tmp_path / "above" / "cache").keep_statuses([])
     umask(0o022)
-    made = [tmp_path / "above", *(tmp_path / "above").rglob("*")]
-    modes = {path.relative_to(tmp_path): stat.S_IMODE(path.stat().st_mode) for path in made}
+    results = [tmp_path / "above", *(tmp_path / "above").rglob("*")]
+    modes = {path.relative_to(tmp_path): stat.S_IMODE(path.stat().st_mode) for path in results}
     assert any(path.suffix == ".xrt" for path in modes)
     assert [str(path) for path in modes if modes[path] != (0o700 if (tmp_path / path).is_dir() else 0o600)] == []
 
@@ -141,8 +141,8 @@ def test_a_directory_that_others_may_write_to_is_not_used(
 def test_an_entry_of_another_user_is_not_loaded(spec: str, what: str, way: Callable[[Path], None], tmp_path: Path) -> None:
     def loaded() -> int:
         cache = CompileCache(disk=open_disk_tier({}, tmp_path))
-        with XRTModule(chain(2), engine=spec, cache=cache, strict=True, threads=1) as made:
-            np.testing.assert_array_equal(made(X), X + 1)
+        with XRTModule(chain(2), engine=spec, cache=cache, strict=True, threads=1) as module:
+            np.testing.assert_array_equal(module(X), X + 1)
         return cache.statistics.disk.hits
 
     assert (loaded(), loaded()) == (0, 1)
@@ -153,7 +153,7 @@ def test_an_entry_of_another_user_is_not_loaded(spec: str, what: str, way: Calla
     assert list(Store(tmp_path).find_damaged().values()) == [f"{entry.name} cannot be used: {reason}"]
     with pytest.warns(CacheWarning) as caught:
         assert loaded() == 0
-    assert [str(one.message).partition(". ")[0] for one in caught] == [
+    assert [str(warning.message).partition(". ")[0] for warning in caught] == [
         f"the compile cache in '{tmp_path}' could not serve: {entry.name} cannot be used: {reason}"
     ]
 
@@ -206,12 +206,12 @@ def test_nothing_behind_a_link_is_removed(engine: Saving, tmp_path: Path) -> Non
         if (root / name).exists():
             (root / name).rename(root / f"{name} before")
         (root / name).symlink_to(other / name)
-    kept = sorted(outside.rglob("*"))
+    results = sorted(outside.rglob("*"))
     for command in (["gc", "--size", "1", "--failures"], ["clear"]):
         with pytest.raises(SystemExit) as ended:
             main(["cache", "--dir", str(tmp_path / "cache"), *command])
         assert ended.value.code == 0
-        assert sorted(outside.rglob("*")) == kept
+        assert sorted(outside.rglob("*")) == results
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["CACHEDIR.TAG"]
 
 
@@ -228,13 +228,13 @@ def test_the_commands_say_that_a_directory_is_not_used(tmp_path: Path, capsys: p
 
 
 def test_a_directory_of_a_user_that_is_not_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = "XRT_CACHE_DIR is '~no-such-user/x', and no home directory is known for '~no-such-user'; give the whole path"
+    output = "XRT_CACHE_DIR is '~no-such-user/x', and no home directory is known for '~no-such-user'; give the whole path"
     with pytest.raises(CacheError) as caught:
         find_cache_directory({"XRT_CACHE_DIR": "~no-such-user/x"})
-    assert str(caught.value) == told
+    assert str(caught.value) == output
     with pytest.warns(CacheWarning) as warned:
         assert open_disk_tier({"XRT_CACHE_DIR": "~no-such-user/x"}) is None
-    assert str(warned[0].message) == f"{told}. Nothing is kept on disk"
+    assert str(warned[0].message) == f"{output}. Nothing is kept on disk"
     with pytest.raises(CacheError, match="cache is '~no-such-user/x', and no home directory is known for '~no-such-user'"):
         XRTModule(chain(1), engine="toy", cache="~no-such-user/x")
 

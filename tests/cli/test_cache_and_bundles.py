@@ -37,8 +37,8 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as caught:
         main(list(arguments))
-    told = capsys.readouterr()
-    return int(caught.value.code or 0), told.out, told.err
+    captured = capsys.readouterr()
+    return int(caught.value.code or 0), captured.out, captured.err
 
 
 @pytest.mark.usefixtures("small_is_kept")
@@ -75,8 +75,8 @@ def test_why_miss_names_the_ingredient(model: str, capsys: pytest.CaptureFixture
 
 
 def test_why_miss_says_what_is_not_worth_saving(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    told = "engine 'ort' compiles so small a region in less time than it takes to load one, so it is compiled in each process"
-    assert call(capsys, "cache", "explain-miss", model, "-e", "ort")[:2] == (0, f"xrt_ort_0: {told}\n")
+    output = "engine 'ort' compiles so small a region in less time than it takes to load one, so it is compiled in each process"
+    assert call(capsys, "cache", "explain-miss", model, "-e", "ort")[:2] == (0, f"xrt_ort_0: {output}\n")
 
 
 def test_an_impossible_size_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,14 +119,14 @@ def test_commands_take_a_bundle(command: str, model: str, tmp_path: Path, capsys
     assert call(capsys, "compile", model, "-e", "ort", "--strict", "-o", path)[0] == 0
     code, out, _ = call(capsys, command, path)
     assert code == 0
-    said = {
+    results = {
         "explain": "its compiled form comes from the bundle",
         "verify": "the whole: agrees",
         "inspect": "a bundle of xrt",
         "bisect": "no region differs from the reference engine",
         "run": "ort: 1 region on",
     }
-    assert said[command] in out
+    assert results[command] in out
     if command == "explain":
         assert call(capsys, command, path, "-v")[0] == 0
     if command not in ("inspect",):

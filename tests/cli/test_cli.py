@@ -46,17 +46,17 @@ def xrt(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: Any) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as raised:
             main([str(argument) for argument in arguments])
-        return (int(left.value.code or 0), *capsys.readouterr())
+        return (int(raised.value.code or 0), *capsys.readouterr())
 
     return run
 
 
 def in_a_process(*arguments: str) -> tuple[int, str, str]:
     command = [sys.executable, "-m", "xrt.cli", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    return done.returncode, done.stdout, done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    return completed.returncode, completed.stdout, completed.stderr
 
 
 def test_without_arguments_the_help_is_shown(xrt: Command) -> None:
@@ -92,8 +92,8 @@ def test_run_reads_and_writes_arrays(model: Path, tmp_path: Path, xrt: Command) 
     x = np.array([[-1, 0, 2]], "float32")
     np.save(tmp_path / "x.npy", x)
     np.savez(tmp_path / "all.npz", x=x)
-    for given in ("x=x.npy", "x.npy", "all.npz"):
-        code, out, err = xrt("run", model, "--input", given, "--output", "out.npz", "--verify", "-e", "ort")
+    for item in ("x=x.npy", "x.npy", "all.npz"):
+        code, out, err = xrt("run", model, "--input", item, "--output", "out.npz", "--verify", "-e", "ort")
         assert (code, err) == (0, "")
         assert "y agrees with the reference" in out
         np.testing.assert_allclose(np.load(tmp_path / "out.npz")["y"], np.sin(np.maximum(x, 0)), rtol=1e-6)
@@ -262,8 +262,8 @@ def test_nothing_that_ran_is_exit_code_2(model: Path, xrt: Command) -> None:
     assert code == 2
     row = next(line.split("\t") for line in out.splitlines() if line.startswith("ort with"))
     assert row[3] == "failed"
-    told = "'Relu!=ort' cannot be kept: no engine is left for 1 of 2 nodes; change the pin, or list an engine that takes them"
-    assert row[-1] == f"{told}: 'first' (Relu): ort: kept from ort by 'Relu!=ort'"
+    output = "'Relu!=ort' cannot be kept: no engine is left for 1 of 2 nodes; change the pin, or list an engine that takes them"
+    assert row[-1] == f"{output}: 'first' (Relu): ort: kept from ort by 'Relu!=ort'"
 
 
 @pytest.mark.slow
@@ -272,9 +272,9 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
     reads, writes = os.pipe()
     os.close(reads)
     command = [sys.executable, "-m", "xrt.cli", "engines", "ort"]
-    done = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, text=True, timeout=600, check=False)
+    completed = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, text=True, timeout=600, check=False)
     os.close(writes)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
 @pytest.mark.slow
@@ -320,9 +320,9 @@ def long_path(tmp_path: Path) -> str:
 
 
 def left(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as raised:
         main(list(arguments))
-    return int(left.value.code or 0)
+    return int(raised.value.code or 0)
 
 
 @pytest.mark.sample(3)
@@ -347,8 +347,8 @@ def test_a_wrong_engine(
     assert left("verify", long_path, "-e", "wrong", "--outputs-only") == 1
     assert "inside" not in capsys.readouterr().out
     assert left("bisect", long_path, "-e", "wrong", "--output", str(tmp_path / "case")) == 1
-    shown = capsys.readouterr().out
-    assert "differs on 1 node: 'n9' (Atan)" in shown and shown.endswith(f"written to {tmp_path / 'case'}\n")
+    output = capsys.readouterr().out
+    assert "differs on 1 node: 'n9' (Atan)" in output and output.endswith(f"written to {tmp_path / 'case'}\n")
     assert (tmp_path / "case" / "test_data_set_0" / "input_0.pb").exists()
 
 
@@ -366,51 +366,51 @@ BROKEN = EngineStatus("odd", "broken", "odd 1.0", cause="ImportError: no")
 
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> list[EngineStatus]:
-    found = list(STATES)
-    monkeypatch.setattr(engines_module, "probe_all", lambda: found)
-    return found
+    results = list(STATES)
+    monkeypatch.setattr(engines_module, "probe_all", lambda: results)
+    return results
 
 
 def test_doctor_tells_all_as_json(engines: list[EngineStatus], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match=r"^0$"):
         app.main(["doctor", "--json", "--debug"])
-    found = json.loads(capsys.readouterr().out)
+    document = json.loads(capsys.readouterr().out)
     keys = ["python", "platform", "versions", "processor", "cores", "threads", "memory", "cache", "environment", "engines"]
-    assert list(found) == keys
-    assert found["versions"]["numpy"] == np.__version__
-    assert found["processor"]["features"]
-    assert found["cores"]["this process"] == found["threads"]["budget"] >= 1
-    assert any(name.partition(" ")[2] for name in found["threads"])  # NumPy's BLAS, with its version
-    assert found["engines"][0]["name"] == "toy"
+    assert list(document) == keys
+    assert document["versions"]["numpy"] == np.__version__
+    assert document["processor"]["features"]
+    assert document["cores"]["this process"] == document["threads"]["budget"] >= 1
+    assert any(name.partition(" ")[2] for name in document["threads"])  # NumPy's BLAS, with its version
+    assert document["engines"][0]["name"] == "toy"
 
 
 def test_doctor_shows_it_and_fails_for_a_broken_engine(engines: list[EngineStatus], capsys: pytest.CaptureFixture[str]) -> None:
     engines.append(BROKEN)
     with pytest.raises(SystemExit, match=r"^1$"):
         app.main(["doctor", "--debug"])
-    said = capsys.readouterr().out
-    assert f"numpy\t{np.__version__}" in said
-    assert "odd\tbroken\todd 1.0\tImportError: no" in said
+    output = capsys.readouterr().out
+    assert f"numpy\t{np.__version__}" in output
+    assert "odd\tbroken\todd 1.0\tImportError: no" in output
 
 
 def test_doctor_shows_whether_the_cache_is_used(
     engines: list[EngineStatus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = []
+    results = []
     monkeypatch.setenv("XRT_CACHE_DIR", str(tmp_path))
     for switch in ("off", "on"):
         monkeypatch.setenv("XRT_CACHE", switch)
         with pytest.raises(SystemExit, match=r"^0$"):
             app.main(["doctor", "--debug"])
         lines = capsys.readouterr().out.splitlines()
-        shown.append([line for line in lines if line.startswith("cache")])
-    assert shown[0] == ["cache\toff"]
-    assert [line.partition("\t")[0] for line in shown[1]] == ["cache directory", "cache entries", "cache bytes", "cache limit"]
+        results.append([line for line in lines if line.startswith("cache")])
+    assert results[0] == ["cache\toff"]
+    assert [line.partition("\t")[0] for line in results[1]] == ["cache directory", "cache entries", "cache bytes", "cache limit"]
 
 
 def test_only_variables_that_matter_are_reported() -> None:
-    given = {"XRT_LOG": "info", "OMP_NUM_THREADS": "2", "MY_PASSWORD": "secret", "HOME": "/root"}
-    assert engines_module.read_engine_environment(given) == {"OMP_NUM_THREADS": "2", "XRT_LOG": "info"}
+    results = {"XRT_LOG": "info", "OMP_NUM_THREADS": "2", "MY_PASSWORD": "secret", "HOME": "/root"}
+    assert engines_module.read_engine_environment(results) == {"OMP_NUM_THREADS": "2", "XRT_LOG": "info"}
 
 
 def test_the_log_tells_plan_compile_and_cache(caplog: pytest.LogCaptureFixture) -> None:
@@ -436,11 +436,11 @@ def test_the_log_tells_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(("level", "told"), [("", False), ("info", True)])
 def test_the_variable_turns_it_on(level: str, told: bool) -> None:
     program = "import xrt, logging; logging.getLogger('xrt.any').info('hello')"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, "XRT_LOG": level}, capture_output=True, text=True, check=True
     )
-    assert ("INFO xrt.any: hello" in done.stderr) == told
-    assert told or done.stderr == ""
+    assert ("INFO xrt.any: hello" in completed.stderr) == told
+    assert told or completed.stderr == ""
 
 
 def test_an_unknown_level_is_warned_of() -> None:

@@ -35,9 +35,9 @@ def check(fault: str, validate: Any, **changes: Any) -> None:
     engine = Lossy(fault=fault)
     request = PlacementRequest(MODEL, (engine,), CompileContext(threads=1))
     setup = RegressionSetup(request, CompileCache(), list(BATCHES[0].values()), evaluate, 1.0)
-    own = {"measure": "relative", "limit": 0.05, "precision": "bf16", "data": "", "items": 4, "error": 0.04}
-    own["validation"] = read_examples(BATCHES[:4], "validate", MODEL.inputs).digest
-    check_error(setup, partition(MODEL, [engine]), PrecisionRecord(**own | changes), validate, MODEL.inputs)
+    results = {"measure": "relative", "limit": 0.05, "precision": "bf16", "data": "", "items": 4, "error": 0.04}
+    results["validation"] = read_examples(BATCHES[:4], "validate", MODEL.inputs).digest
+    check_error(setup, partition(MODEL, [engine]), PrecisionRecord(**results | changes), validate, MODEL.inputs)
 
 
 @pytest.mark.slow

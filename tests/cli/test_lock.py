@@ -48,11 +48,11 @@ def lock(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Pat
 
 @pytest.mark.slow
 def test_a_lock_names_its_model_from_where_it_is(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made: PlacementFile = read_placement(lock)
-    assert made.model["source"] == "../model.onnx"
+    result: PlacementFile = read_placement(lock)
+    assert result.model["source"] == "../model.onnx"
     code, out, err = call(capsys, "check", str(lock), "--budget", "2s", "--max-regress", NEVER)
     assert (code, err) == (0, "")
-    assert out.startswith("held: ") and f"time over that of {made.baseline.plan}: " in out  # type: ignore[union-attr]
+    assert out.startswith("held: ") and f"time over that of {result.baseline.plan}: " in out  # type: ignore[union-attr]
 
 
 @pytest.mark.full
@@ -62,8 +62,8 @@ def test_a_regression_is_exit_code_1(lock: Path, capsys: pytest.CaptureFixture[s
     assert code == 1
     assert out.startswith("regressed: +") and "; the limit is +5.0%\n" in out
     code, out, _ = call(capsys, "check", path, "--budget", "2s", "--json")
-    found = json.loads(out)
-    assert (code, found["state"], found["limit"], found["differs"]) == (1, "regressed", 0.05, [])
+    document = json.loads(out)
+    assert (code, document["state"], document["limit"], document["differs"]) == (1, "regressed", 0.05, [])
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_what_the_noise_leaves_open_passes_or_fails_as_asked(
     asked: tuple[str, ...], code: int, says: str, lock: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = altered(lock, lambda facts: facts["baseline"].update(ratio=1.0, low=1e-6, high=1e6))
-    found, out, _ = call(capsys, "check", path, "--budget", "1s", *asked)
-    assert (found, out.splitlines()[-1]) == (code, says)
+    result, out, _ = call(capsys, "check", path, "--budget", "1s", *asked)
+    assert (result, out.splitlines()[-1]) == (code, says)
     assert out.startswith("not decided, the noise is too large: ")
     assert call(capsys, "check", path, "--budget", "1s", "--json", *asked)[0] == code
 

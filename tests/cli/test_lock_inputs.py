@@ -44,8 +44,8 @@ def of_four(place: Path) -> Path:
 def rows(of_four: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     target = place / "locks" / "rows.lock"
     if not target.exists():
-        given = ("--input", f"x={place / 'x.npy'}", "--seed", "7")
-        code, _, err = call(capsys, "lock", str(of_four), "-e", "ort,toy", "-o", str(target), *given, *BUDGET)
+        data = ("--input", f"x={place / 'x.npy'}", "--seed", "7")
+        code, _, err = call(capsys, "lock", str(of_four), "-e", "ort,toy", "-o", str(target), *data, *BUDGET)
         assert code == 0, err
     (tmp_path / "locks").mkdir()
     for file in (of_four, place / "x.npy"):
@@ -58,12 +58,12 @@ def test_a_bundle_has_the_sizes_and_the_plan_of_a_lock(
     of_four: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "m.xrt"
-    given = ("compile", str(of_four), "-e", "ort,toy,auto", "--lock", str(rows), "-o", str(target))
-    code, out, err = call(capsys, *given)
+    data = ("compile", str(of_four), "-e", "ort,toy,auto", "--lock", str(rows), "-o", str(target))
+    code, out, err = call(capsys, *data)
     assert (code, err) == (0, "") and "placed by a lock: " in out, err
-    code, out, err = call(capsys, *given, "--dim", "batch=2")
+    code, out, err = call(capsys, *data, "--dim", "batch=2")
     assert code == 2 and "is for --dim batch=4, and --dim batch=2 was given" in err
-    code, out, err = call(capsys, *given, "--dim", "batch=4", "--dim", "batch=8")
+    code, out, err = call(capsys, *data, "--dim", "batch=4", "--dim", "batch=8")
     assert code == 2 and "a lock is for one size of each dim" in err
 
 
@@ -78,9 +78,9 @@ def test_a_lock_that_does_not_hold_makes_no_bundle(
 
 @pytest.mark.full
 def test_a_lock_tells_what_it_was_measured_on(rows: Path) -> None:
-    made = read_placement(rows)
-    assert made.inputs == {"x": "float32[4,3]", "z": "float32[4,3]"}, "the other one is as large"
-    assert made.values == {"x": "../x.npy"} and made.model["seed"] == "7"
+    result = read_placement(rows)
+    assert result.inputs == {"x": "float32[4,3]", "z": "float32[4,3]"}, "the other one is as large"
+    assert result.values == {"x": "../x.npy"} and result.model["seed"] == "7"
 
 
 @pytest.mark.slow
@@ -98,8 +98,8 @@ def test_a_check_is_made_on_what_the_lock_was_measured_on(
     code, out, _ = call(capsys, "check", str(rows), "--budget", "1s", "--max-regress", NEVER)
     assert (code, "not where it was locked" in out) == (0, False)
     np.testing.assert_array_equal(seen[0], np.load(rows.parent.parent / "x.npy"))
-    drawn = sample_inputs(specialize(onnx.load(rows.parent.parent / "rows.onnx"), {"x": (4, 3)}), 7)
-    np.testing.assert_array_equal(seen[1], drawn["z"])
+    array = sample_inputs(specialize(onnx.load(rows.parent.parent / "rows.onnx"), {"x": (4, 3)}), 7)
+    np.testing.assert_array_equal(seen[1], array["z"])
 
 
 @pytest.mark.slow

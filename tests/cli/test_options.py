@@ -49,13 +49,13 @@ def list_commands(group: click.Group = cli, path: str = "xrt") -> Iterator[tuple
 
 def list_options() -> dict[str, dict[str, click.Option]]:
     """Return by long name the option of each command that has it."""
-    found: dict[str, dict[str, click.Option]] = defaultdict(dict)
+    result: dict[str, dict[str, click.Option]] = defaultdict(dict)
     for path, command in list_commands():
         for option in command.params:
             if isinstance(option, click.Option):
                 for name in option.opts:
-                    found[name][path] = option
-    return found
+                    result[name][path] = option
+    return result
 
 
 OPTIONS = list_options()
@@ -64,12 +64,12 @@ OPTIONS = list_options()
 @pytest.mark.parametrize("name", sorted(OPTIONS))
 def test_an_option_takes_the_same_in_every_command(name: str) -> None:
     context = click.Context(cli)
-    taken = {
+    results = {
         (option.is_flag, option.type.name, option.make_metavar(context), option.callback, tuple(sorted(option.opts)))
         for option in OPTIONS[name].values()
         if name not in ("-e", "--engine", "--engines") or option.metavar != "CANDIDATE"
     }
-    assert (len(taken) == 1) is (name not in DIFFERENT), taken
+    assert (len(results) == 1) is (name not in DIFFERENT), results
 
 
 @pytest.mark.parametrize("name", SECONDS)
@@ -94,7 +94,7 @@ PLACING = ("run", "compile", "explain", "verify", "bisect", "tune", "lock")
 @pytest.mark.parametrize("name", PLACING)
 def test_commands_that_place_take_the_same_options(name: str) -> None:
     command = dict(list_commands())[f"xrt {name}"]
-    names = {option for one in command.params for option in one.opts}
+    names = {option for item in command.params for option in item.opts}
     expected = {"--engine", "--budget", "--dim", "--pin", "--threads", "--device", "--devices", "--precision", "--isolate"}
     assert expected - names == set()
 
@@ -220,8 +220,8 @@ def test_a_negative_extent(end: str) -> None:
 
 
 def run(*arguments: object) -> str:
-    done = CliRunner().invoke(cli, list(map(str, arguments)), standalone_mode=False, catch_exceptions=False)
-    return done.output
+    completed = CliRunner().invoke(cli, list(map(str, arguments)), standalone_mode=False, catch_exceptions=False)
+    return completed.output
 
 
 @pytest.mark.parametrize("given", [["--batch", "5"], ["--dim", "batch=5"]])

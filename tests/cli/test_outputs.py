@@ -65,8 +65,8 @@ def test_an_output_is_tried_before_the_work(
     (tmp_path / "file").write_text("")
     bad = str(tmp_path / "file" / "out")
     name, *options = command
-    given = [option.replace("%", bad) for option in options]
-    code, err = call(capsys, name, model, *given, *([] if "%" in "".join(options) else [bad]))
+    results = [option.replace("%", bad) for option in options]
+    code, err = call(capsys, name, model, *results, *([] if "%" in "".join(options) else [bad]))
     assert code == 2
     assert str(tmp_path / "file") in err
     assert ".tmp" not in err and "partial" not in err and "this should not happen" not in err
@@ -158,8 +158,8 @@ def test_a_timeline_of_the_runs(model: str, tmp_path: Path, capsys: pytest.Captu
     assert not ended.value.code
     events = read_trace(target)
     assert [event["name"] for event in events] == 3 * ["call", "xrt_toy_0"]
-    told = f"{target}: a timeline of 3 calls; open it in ui.perfetto.dev or chrome://tracing"
-    assert told in capsys.readouterr().out.splitlines()
+    output = f"{target}: a timeline of 3 calls; open it in ui.perfetto.dev or chrome://tracing"
+    assert output in capsys.readouterr().out.splitlines()
 
 
 def test_a_page_about_a_plan(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

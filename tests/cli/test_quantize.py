@@ -57,16 +57,16 @@ def measure(model: str, path: str = "out.onnx", *, weights_only: bool = False) -
     with stored weights of 8 and 4 bits it rounds to bytes.
     """
     onnx.checker.check_model(onnx.load(path), full_check=True)
-    function, made = BenchTarget.parse(model).load(), load(path)
+    function, result = BenchTarget.parse(model).load(), load(path)
     session = onnxruntime.InferenceSession(path)
     results: list[tuple[Any, ...]] = []
     for seed in range(1000, 1006):
         values = sample_inputs(function, seed)
-        near = evaluate(made, [values[value.name] for value in made.inputs])[0]
+        near = evaluate(result, [values[value.name] for value in result.inputs])[0]
         results.append((evaluate(function, list(values.values()))[0], near, session.run(None, values)[0]))
-    exact, expected, found = (np.concatenate([one[place].reshape(-1) for one in results]) for place in range(3))
-    assert np.linalg.norm(found - expected) <= (2 if weights_only else 0.1) * np.linalg.norm(expected - exact)
-    return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
+    exact, expected, actual = (np.concatenate([item[place].reshape(-1) for item in results]) for place in range(3))
+    assert np.linalg.norm(actual - expected) <= (2 if weights_only else 0.1) * np.linalg.norm(expected - exact)
+    return float(np.linalg.norm(actual - exact) / np.linalg.norm(exact))
 
 
 @pytest.mark.slow
@@ -90,8 +90,8 @@ def test_the_file_runs_elsewhere(
     write_examples(MODELS[model])
     code, out, err = call(capsys, "quantize", MODELS[model], "--data", "data", "-o", "out.onnx", "-e", "ort", *arguments)
     assert (code, err) == (0, "")
-    made = load("out.onnx")
-    assert {node.op for node in made.nodes} & {"DequantizeLinear", "QuantizeLinear"} == operators
+    loaded_module = load("out.onnx")
+    assert {node.op for node in loaded_module.nodes} & {"DequantizeLinear", "QuantizeLinear"} == operators
     assert "with weights\nlargest relative error of an output: " in out
     assert measure(MODELS[model], weights_only="--weights-only" in arguments) < most
 

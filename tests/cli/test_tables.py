@@ -59,10 +59,10 @@ def test_every_cell_is_shown_within_the_width(name: str, width: int, monkeypatch
     assert max(map(len, lines)) <= width
     columns, rows, numbers, whole = TABLES[name]
     words = " ".join(lines).split()
-    shown = "".join(words)
+    output = "".join(words)
     for row in rows:
         for column, cell in zip(columns, row, strict=True):
-            assert str(cell) in " ".join(words) or str(cell).replace(" ", "") in shown or column not in (*numbers, *whole)
+            assert str(cell) in " ".join(words) or str(cell).replace(" ", "") in output or column not in (*numbers, *whole)
             assert {word for word in str(cell).split() if len(word) < 20} <= set(words)
 
 
@@ -86,8 +86,8 @@ def test_an_empty_cell_has_no_line_and_an_empty_title_is_its_column(monkeypatch:
 def run_on_terminal(width: int, folder: Path, *arguments: str) -> list[str]:
     """Return what a command writes to a terminal of that width."""
     main, terminal = pty.openpty()
-    kept = {key: value for key, value in os.environ.items() if key not in ("FORCE_COLOR", "NO_COLOR", "LINES")}
-    environment = kept | {"COLUMNS": str(width), "TERM": "dumb", "XRT_CACHE_DIR": str(folder / "cache")}
+    variables = {key: value for key, value in os.environ.items() if key not in ("FORCE_COLOR", "NO_COLOR", "LINES")}
+    environment = variables | {"COLUMNS": str(width), "TERM": "dumb", "XRT_CACHE_DIR": str(folder / "cache")}
     with subprocess.Popen(
         [sys.executable, "-m", "xrt.cli", *arguments], stdout=terminal, stderr=subprocess.DEVNULL, env=environment, cwd=folder
     ) as process:
@@ -115,7 +115,7 @@ def test_a_command_on_a_narrow_terminal(width: int, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_pipe_does_not_know_the_width(tmp_path: Path) -> None:
-    found = {
+    completed = {
         subprocess.run(
             [sys.executable, "-m", "xrt.cli", "engines", "ort"],
             capture_output=True,
@@ -124,7 +124,7 @@ def test_a_pipe_does_not_know_the_width(tmp_path: Path) -> None:
         ).stdout
         for width in ("40", "200")
     }
-    (out,) = found
+    (out,) = completed
     assert out.splitlines()[0] == b"option\tdefault\ttype\tmeaning"
 
 

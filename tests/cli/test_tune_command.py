@@ -33,10 +33,10 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.setattr("xrt.placement.autotune.choose_runner", lambda engine, limits: LocalRunner(engine))
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as raised:
             main(["tune", str(tmp_path / "model.onnx"), *arguments])
-        told = capsys.readouterr()
-        return int(left.value.code or 0), told.out, told.err
+        captured = capsys.readouterr()
+        return int(raised.value.code or 0), captured.out, captured.err
 
     return run
 
@@ -70,10 +70,10 @@ def test_what_could_not_be_stored_is_not_called_stored(command: Command, monkeyp
 @pytest.mark.full
 def test_json(command: Command) -> None:
     code, out, _ = command("--engines", "toy,toy{native=off}", "--budget", "0.5m", "--json")
-    told = json.loads(out)
-    assert (code, told["how"], told["budget"], told["threads"] >= 1) == (0, "measured", 30.0, True)
-    assert {one["title"] for one in told["contenders"]} == {"toy", "toy{native=off}"}
-    assert told["contenders"][0]["verdict"] == "won"
+    document = json.loads(out)
+    assert (code, document["how"], document["budget"], document["threads"] >= 1) == (0, "measured", 30.0, True)
+    assert {item["title"] for item in document["contenders"]} == {"toy", "toy{native=off}"}
+    assert document["contenders"][0]["verdict"] == "won"
 
 
 @pytest.mark.slow
@@ -146,17 +146,17 @@ def test_throughput_is_a_table_a_lock_and_a_page(
     assert first.split("\t")[0] == "chosen"
     assert f"{lock}: written; XRTModule(MODEL, engine='auto', lock=...) uses it" in out.splitlines()
     assert "Throughput of " in page.read_text()
-    held = read_placement(lock).serving
-    assert held is not None
+    values = read_placement(lock).serving
+    assert values is not None
     with xrt.XRTModule(tmp_path / "model.onnx", engine="auto", lock=lock, threads=1, strict=True) as m:
         m.compile(X)
         assert m.tuned is not None
         assert m.tuned.how == "locked"
         assert m.serving is not None
-        assert (m.serving.batch, m.serving.plans, m.serving.rate) == (held.batch, held.plans, held.rate)
-    with pytest.raises(SystemExit) as left:
+        assert (m.serving.batch, m.serving.plans, m.serving.rate) == (values.batch, values.plans, values.rate)
+    with pytest.raises(SystemExit) as raised:
         main(["check", str(lock), "--budget", "1s", "--max-regress", "9900%"])
-    assert not left.value.code
+    assert not raised.value.code
     assert "it runs and computes what the reference does" in capsys.readouterr().out
 
 

@@ -86,25 +86,25 @@ def _order(case: ConformanceCase) -> tuple[Any, ...]:
 @functools.cache
 def cases_of_operators() -> Mapping[str, Sequence[ConformanceCase]]:
     """The cases of each operator: what shows most comes first, one node before the expansion of an operator."""
-    found: dict[str, list[ConformanceCase]] = defaultdict(list)
+    result: dict[str, list[ConformanceCase]] = defaultdict(list)
     for case in node_cases():
         for operator in case.operators:
-            found[operator] += [case, *_with_constants(case)]
-    for cases in found.values():
+            result[operator] += [case, *_with_constants(case)]
+    for cases in result.values():
         cases.sort(key=_order)
-    return dict(sorted(found.items()))
+    return dict(sorted(result.items()))
 
 
 def run_operators(engine: GraphCompiler, count: int) -> dict[str, list[Outcome]]:
     """Run, for each operator, the first ``count`` cases that the engine does not decline."""
     make = run_single(engine)
-    found: dict[str, list[Outcome]] = {}
+    results: dict[str, list[Outcome]] = {}
     for operator, cases in cases_of_operators().items():
         outcomes = (run_case(case, make) for case in cases)
         claimed = (outcome for outcome in outcomes if outcome.word is not ResultWord.DECLINED)
-        if taken := [outcome for outcome, _ in zip(claimed, range(count), strict=False)]:
-            found[operator] = taken
-    return found
+        if items := [outcome for outcome, _ in zip(claimed, range(count), strict=False)]:
+            results[operator] = items
+    return results
 
 
 # ---------------------------------------------------------------------- models of several cases
@@ -132,8 +132,8 @@ def _reads_matrix(case: ConformanceCase) -> bool:
 
 
 def _is_supported(case: ConformanceCase, engines: Sequence[GraphCompiler]) -> bool:
-    known = list_known_failures([engine.name for engine in engines])
-    if case.is_random or any(gap.covers(case.name) for gap in known):
+    table = list_known_failures([engine.name for engine in engines])
+    if case.is_random or any(gap.covers(case.name) for gap in table):
         return False
     whole = fit_inputs_for(case.function, case.inputs, engines)
     return all(any(engine.why_not(node, whole) is None for engine in engines) for node in whole.nodes)
@@ -146,9 +146,9 @@ def run_together(engine: GraphCompiler, cases: Sequence[ConformanceCase]) -> lis
         results = iter(run_alone(engine, join(functions), [array for case in cases for array in case.inputs]))
     except (CompileRefused, CompileFailed):
         return [run_case(case, run_single(engine)) for case in cases]
-    found = [case.judge([next(results) for _ in case.expected]) for case in cases]
-    words = [ResultWord.PASSED if one else ResultWord.FAILED for one in found]
-    return [Outcome(case.name, word, one.message) for case, word, one in zip(cases, words, found, strict=True)]
+    items = [case.judge([next(results) for _ in case.expected]) for case in cases]
+    words = [ResultWord.PASSED if item else ResultWord.FAILED for item in items]
+    return [Outcome(case.name, word, item.message) for case, word, item in zip(cases, words, items, strict=True)]
 
 
 def run_alternating(pair: tuple[GraphCompiler, GraphCompiler], cases: Sequence[ConformanceCase], first: int) -> list[str]:
@@ -201,8 +201,8 @@ class Turned:
     def judge(self, results: Sequence[Any]) -> str:
         """Say what is wrong with results; empty if nothing is."""
         pairs = zip(self.function.outputs, results, strict=True)
-        found = self.case.judge([a.T if value.name in self.turned else a for value, a in pairs], admit_ties=True)
-        return "" if found else f"{self.case.name}: {found.message}"
+        result = self.case.judge([a.T if value.name in self.turned else a for value, a in pairs], admit_ties=True)
+        return "" if result else f"{self.case.name}: {result.message}"
 
 
 def _is_matrix(value: Value) -> bool:

@@ -41,10 +41,10 @@ def test_each_operator_is_right(engine: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", TOGETHER)
 def test_each_operator_is_right_in_a_model_of_several(engine: str, pytestconfig: pytest.Config) -> None:
-    made = registry.create(engine)
+    compiler = registry.create(engine)
     others = (2 * ENGINES.index(engine) % len(ENGINES), len(ENGINES))  # of no pair in test_pairs.py that puts them on the engine
-    models = list(list_models((made,), (0, 1) if pytestconfig.option.full else others, with_vectors=True))
-    outcomes = [outcome for cases in models for outcome in run_together(made, cases)]
+    models = list(list_models((compiler,), (0, 1) if pytestconfig.option.full else others, with_vectors=True))
+    outcomes = [outcome for cases in models for outcome in run_together(compiler, cases)]
     assert [str(outcome) for outcome in outcomes if outcome.word is ResultWord.FAILED] == []
     passed = sum(outcome.word is ResultWord.PASSED for outcome in outcomes)
     assert passed >= SUPPORTED[engine] // (1 if pytestconfig.option.full else len(ENGINES))
@@ -52,8 +52,8 @@ def test_each_operator_is_right_in_a_model_of_several(engine: str, pytestconfig:
 
 @pytest.mark.slow
 def test_nearly_every_operator_has_a_case_that_shows_each_fault() -> None:
-    shown = [count_shown(cases[0]) for cases in cases_of_operators().values()]
-    assert sum(count >= 2 for count in shown) >= 0.9 * len(shown)
+    results = [count_shown(cases[0]) for cases in cases_of_operators().values()]
+    assert sum(count >= 2 for count in results) >= 0.9 * len(results)
 
 
 @pytest.mark.slow
@@ -68,9 +68,9 @@ def test_every_case_is_right(engine: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_node_test_is_right_with_symbolic_dims(engine: str) -> None:
-    made = registry.create(engine)
-    if made.supports_dynamic_shapes:
-        report = conform(made, groups=["node"], opening="every", gaps=list_known_failures([engine]))
+    compiler = registry.create(engine)
+    if compiler.supports_dynamic_shapes:
+        report = conform(compiler, groups=["node"], opening="every", gaps=list_known_failures([engine]))
         assert report.ok, str(report)
 
 

@@ -9,5 +9,5 @@ from tests.devices.worlds import WORLDS, World, world
 
 @pytest.fixture(params=WORLDS, name="world")
 def each_world(request: pytest.FixtureRequest) -> Iterator[World]:
-    with world(request.param) as found:
-        yield found
+    with world(request.param) as devices:
+        yield devices

@@ -23,8 +23,8 @@ class Forked(xrt.Graph):
 
     def build(self, x: Any) -> Any:
         a = xrt.ops.Mul(xrt.ops.Abs(x), x)
-        left, right = xrt.ops.Exp(a), xrt.ops.Sqrt(xrt.ops.Abs(a))
-        return xrt.ops.Add(xrt.ops.Add(left, right), xrt.ops.Neg(a))
+        remaining, right = xrt.ops.Exp(a), xrt.ops.Sqrt(xrt.ops.Abs(a))
+        return xrt.ops.Add(xrt.ops.Add(remaining, right), xrt.ops.Neg(a))
 
 
 class Counter(xrt.Graph):

@@ -103,7 +103,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xrt.placement.autotune.choose_runner", lambda engine, limits: LocalRunner(engine))
 
 
-def module(found: World, *engines: Any, where: str = "cuda", **options: Any) -> xrt.XRTModule:
+def module(devices: World, *engines: Any, where: str = "cuda", **options: Any) -> xrt.XRTModule:
     options = {"budget": 30.0, "cache": xrt.cache.CompileCache(), "strict": True} | options
     return xrt.XRTModule(PAIR, [*engines, "auto"], where, **options)
 
@@ -114,15 +114,15 @@ def module(found: World, *engines: Any, where: str = "cuda", **options: Any) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["late", "random"])
 def test_a_mixture_wins_on_a_device_by_the_time_of_the_device(order: str) -> None:
-    with world(order) as found:
-        m = module(found, SLOW_EXP, SLOW_COS)
+    with world(order) as devices:
+        m = module(devices, SLOW_EXP, SLOW_COS)
         result = m(X)
         assert map_nodes_to_engines(m.plan) == {"n0": SLOW_COS.spec, "n1": SLOW_EXP.spec}
         assert {m.plan.get_device(launch) for launch in m.plan.launches} == {"cuda:0"}
-        assert found.device().owns(result)
-        np.testing.assert_allclose(found.down(result), RIGHT, rtol=1e-6)
+        assert devices.device().owns(result)
+        np.testing.assert_allclose(devices.down(result), RIGHT, rtol=1e-6)
         assert m.tuned is not None and m.tuned.how == "measured"
-        single = next(one for one in m.tuned.race.contenders if one.is_single)
+        single = next(candidate for candidate in m.tuned.race.contenders if candidate.is_single)
         assert single.seconds is not None and single.seconds > 0.003, "a call that is timed is waited for"
         assert all(cost.seconds > 0.003 for cost in _whole_costs(m))
         assert "placed by measurement" in str(m.explain())
@@ -144,20 +144,20 @@ def test_it_serves_wherever_there_are_devices(world: World) -> None:
 
 @pytest.mark.slow
 def test_arrays_of_the_device_are_measured_with_and_left_alone() -> None:
-    with world("late") as found:
-        x = found.up(X)
-        np.testing.assert_allclose(found.down(module(found, SLOW_EXP, TOY)(x)), RIGHT, rtol=1e-6)
-        np.testing.assert_array_equal(found.down(x), X)
+    with world("late") as devices:
+        x = devices.up(X)
+        np.testing.assert_allclose(devices.down(module(devices, SLOW_EXP, TOY)(x)), RIGHT, rtol=1e-6)
+        np.testing.assert_array_equal(devices.down(x), X)
 
 
 @pytest.mark.full
 def test_calls_that_are_recorded_are_measured_as_such() -> None:
-    with world("late") as found:
-        assert found.machine is not None
-        m = module(found, TOY, SLOW_EXP, cuda_graph=True)
+    with world("late") as devices:
+        assert devices.machine is not None
+        m = module(devices, TOY, SLOW_EXP, cuda_graph=True)
         m.tune(X)
-        assert found.machine.kernels.count("graph") > 10
-        np.testing.assert_allclose(found.down(m(X)), RIGHT, rtol=1e-6)
+        assert devices.machine.kernels.count("graph") > 10
+        np.testing.assert_allclose(devices.down(m(X)), RIGHT, rtol=1e-6)
 
 
 # ---------------------------------------------------------------------- who drops out
@@ -165,44 +165,44 @@ def test_calls_that_are_recorded_are_measured_as_such() -> None:
 
 @pytest.mark.full
 def test_an_engine_that_does_not_run_there_is_left_out_with_its_reason() -> None:
-    with world("late") as found, pytest.warns(PlacementWarning, match="engine 'on_cpu' is left out") as caught:
-        m = module(found, OnCpu(), TOY)
+    with world("late") as devices, pytest.warns(PlacementWarning, match="engine 'on_cpu' is left out") as caught:
+        m = module(devices, OnCpu(), TOY)
         m(X)
-    assert [str(one.message) for one in caught] == ["engine 'on_cpu' is left out: it runs on cpu, and not on cuda"]
+    assert [str(warning.message) for warning in caught] == ["engine 'on_cpu' is left out: it runs on cpu, and not on cuda"]
     assert m.explain().left_out == ("engine 'on_cpu' is left out: it runs on cpu, and not on cuda",)
     assert m.engines == (TOY,)
 
 
 @pytest.mark.full
 def test_nobody_is_left() -> None:
-    with world("late") as found, pytest.warns(PlacementWarning), pytest.raises(OptionError, match=r"^no engine is left for"):
-        module(found, OnCpu())
+    with world("late") as devices, pytest.warns(PlacementWarning), pytest.raises(OptionError, match=r"^no engine is left for"):
+        module(devices, OnCpu())
 
 
 @pytest.mark.full
 def test_an_engine_that_takes_nothing_there_is_reported_with_its_reason() -> None:
-    with world("late") as found:
-        m = module(found, "ort", TOY)
+    with world("late") as devices:
+        m = module(devices, "ort", TOY)
         m(X)
-        told = str(m.explain())
-    assert "engine 'ort' takes nothing on cuda: this build of" in told
+        text = str(m.explain())
+    assert "engine 'ort' takes nothing on cuda: this build of" in text
     assert {launch.engine for launch in m.plan.launches} == {TOY}
 
 
 @pytest.mark.full
 def test_all_that_are_ready_stand_for_auto(capsys: Any) -> None:
-    with world("late") as found, warnings.catch_warnings():
+    with world("late") as devices, warnings.catch_warnings():
         warnings.simplefilter("ignore", PlacementWarning)
         m = xrt.XRTModule(PAIR, "auto", "cuda", cache=xrt.cache.CompileCache())
-        np.testing.assert_allclose(found.down(m(X)), RIGHT, rtol=1e-5)
+        np.testing.assert_allclose(devices.down(m(X)), RIGHT, rtol=1e-5)
     assert {launch.engine for launch in m.plan.launches} == {"toy"}
     assert "engine 'openvino' is left out: it runs on cpu, and not on cuda" in str(m.explain()) or "openvino" not in m.engines
 
 
 @pytest.mark.full
 def test_a_device_that_is_not_there() -> None:
-    with world("late") as found, pytest.raises(DeviceError, match="'cuda:7' was asked for"):
-        module(found, TOY, where="cuda:7").plan_for(X)
+    with world("late") as devices, pytest.raises(DeviceError, match="'cuda:7' was asked for"):
+        module(devices, TOY, where="cuda:7").plan_for(X)
 
 
 # ---------------------------------------------------------------------- what is kept
@@ -211,8 +211,8 @@ def test_a_device_that_is_not_there() -> None:
 @pytest.mark.slow
 def test_decisions_and_costs_are_of_a_device_and_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def how(where: str) -> str:
-        with world("eager") as found:
-            m = module(found, SLOW_EXP, TOY, where=where, cache=tmp_path)
+        with world("eager") as devices:
+            m = module(devices, SLOW_EXP, TOY, where=where, cache=tmp_path)
             m.plan_for(X)
             assert m.tuned is not None
             return f"{m.tuned.how} {m.tuned.measurements > 0}"
@@ -228,22 +228,22 @@ def test_decisions_and_costs_are_of_a_device_and_its_model(tmp_path: Path, monke
 @pytest.mark.full
 def test_a_lock_holds_on_the_device_that_it_was_made_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "m.lock"
-    with world("eager") as found:
-        m = module(found, SLOW_EXP, SLOW_COS)
+    with world("eager") as devices:
+        m = module(devices, SLOW_EXP, SLOW_COS)
         lock = lock_module(m, [X], {}, 0.5)
         write_placement(lock, path)
         assert (lock.machine["cuda:0"], lock.options["device"]) == ("simulated", "cuda")
-        again = module(found, SLOW_EXP, SLOW_COS, lock=path)
-        np.testing.assert_allclose(found.down(again(found.up(X))), RIGHT, rtol=1e-6)
+        again = module(devices, SLOW_EXP, SLOW_COS, lock=path)
+        np.testing.assert_allclose(devices.down(again(devices.up(X))), RIGHT, rtol=1e-6)
         assert again.tuned is not None and again.tuned.how == "locked"
         assert map_nodes_to_engines(again.plan) == map_nodes_to_engines(m.plan)
-        outcome, elsewhere = check_module(module(found, SLOW_EXP, SLOW_COS), read_placement(path), [X], 1e6, 1.0)
+        outcome, elsewhere = check_module(module(devices, SLOW_EXP, SLOW_COS), read_placement(path), [X], 1e6, 1.0)
         assert outcome and elsewhere == ()
     monkeypatch.setattr(SimulatedDevice, "hardware", "another model")
-    with world("eager") as found, pytest.raises(LockError, match="cuda:0 was simulated and is another model"):
-        module(found, SLOW_EXP, SLOW_COS, lock=path).plan_for(X)
-    with world("eager", devices=0) as found, pytest.raises(LockError, match="cuda:0 was simulated and is not there"):
-        module(found, SLOW_EXP, SLOW_COS, lock=path).plan_for(X)
+    with world("eager") as devices, pytest.raises(LockError, match="cuda:0 was simulated and is another model"):
+        module(devices, SLOW_EXP, SLOW_COS, lock=path).plan_for(X)
+    with world("eager", devices=0) as devices, pytest.raises(LockError, match="cuda:0 was simulated and is not there"):
+        module(devices, SLOW_EXP, SLOW_COS, lock=path).plan_for(X)
 
 
 Command = Callable[..., str]
@@ -259,19 +259,19 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     def run(*arguments: str) -> str:
         with pytest.raises(SystemExit) as caught:
             main(list(arguments))
-        told = capsys.readouterr()
-        assert caught.value.code in (0, None), told.err
-        return told.out
+        captured = capsys.readouterr()
+        assert caught.value.code in (0, None), captured.err
+        return captured.out
 
     return run
 
 
 @pytest.mark.full
 def test_the_commands_take_a_device(command: Command) -> None:
-    asked = ("--device", "cuda", "--engines", f"{TOY},toy", "--budget", "40s")
+    requests = ("--device", "cuda", "--engines", f"{TOY},toy", "--budget", "40s")
     with world("eager"):
-        assert json.loads(command("tune", "m.onnx", *asked, "--json"))["how"] == "measured"
-        command("lock", "m.onnx", *asked, "--gate", "1s", "-o", "m.lock")
+        assert json.loads(command("tune", "m.onnx", *requests, "--json"))["how"] == "measured"
+        command("lock", "m.onnx", *requests, "--gate", "1s", "-o", "m.lock")
         check = ("check", "m.lock", "--budget", "1s", "--max-regress", NEVER, "--json")
         assert json.loads(command(*check))["differs"] == []
 
@@ -281,11 +281,11 @@ APART = ("--pin", f"Exp={TOY}", "--pin", "Cos=ort", "--devices", f"{TOY}=cuda:1,
 
 @pytest.mark.full
 def test_the_commands_take_a_device_for_each_engine(command: Command) -> None:
-    with world("eager") as found:
-        assert found.machine is not None
-        told = json.loads(command("tune", "m.onnx", "--engines", f"{TOY},ort", *APART, "--budget", "40s", "--json"))
-        (won,) = [one for one in told["contenders"] if one["verdict"] == "won"]
-        assert (told["how"], [region["engine"] for region in won["plan"]]) == ("measured", [TOY, "ort"])
+    with world("eager") as devices:
+        assert devices.machine is not None
+        document = json.loads(command("tune", "m.onnx", "--engines", f"{TOY},ort", *APART, "--budget", "40s", "--json"))
+        (won,) = [item for item in document["contenders"] if item["verdict"] == "won"]
+        assert (document["how"], [region["engine"] for region in won["plan"]]) == ("measured", [TOY, "ort"])
         command("lock", "m.onnx", "--engines", f"{TOY},ort", *APART, "--budget", "40s", "--gate", "1s", "-o", "m.lock")
         lock = read_placement("m.lock")
         assert {name: device for name, device in lock.options.items() if "device" in name} == {
@@ -295,14 +295,14 @@ def test_the_commands_take_a_device_for_each_engine(command: Command) -> None:
         assert lock.machine["cuda:1"] == "simulated"
         check = ("check", "m.lock", "--budget", "1s", "--max-regress", NEVER, "--json")
         assert json.loads(command(*check))["differs"] == []
-        assert found.machine.kernels.count("exp") > 10
+        assert devices.machine.kernels.count("exp") > 10
 
 
 @pytest.mark.full
 def test_other_commands_take_a_device_for_each_engine_too(command: Command) -> None:
     with world("eager"):
-        shown = json.loads(command("explain", "m.onnx", "-e", f"{TOY},ort", *APART, "--json"))
-        assert [region["device"] for region in shown["regions"]] == ["cuda:1", ""]
+        document = json.loads(command("explain", "m.onnx", "-e", f"{TOY},ort", *APART, "--json"))
+        assert [region["device"] for region in document["regions"]] == ["cuda:1", ""]
         assert "2 regions" in command("run", "m.onnx", "-e", f"{TOY},ort", *APART)
 
 
@@ -327,9 +327,9 @@ def test_a_piece_is_measured_on_a_device_here_and_in_a_worker(way: Any, monkeypa
 @pytest.mark.full
 def test_a_search_goes_through_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    with world("random") as found:
-        m = module(found, SLOW_EXP, SLOW_COS)
-        np.testing.assert_allclose(found.down(m(X)), RIGHT, rtol=1e-6)
+    with world("random") as devices:
+        m = module(devices, SLOW_EXP, SLOW_COS)
+        np.testing.assert_allclose(devices.down(m(X)), RIGHT, rtol=1e-6)
         assert map_nodes_to_engines(m.plan) == {"n0": SLOW_COS.spec, "n1": SLOW_EXP.spec}
 
 
@@ -339,11 +339,11 @@ def test_a_search_goes_through_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.full
 def test_a_mixture_of_devices_is_placed_by_measurement(tmp_path: Path) -> None:
     on_cpu = OnCpu(slow="Cos", seconds=0.02)
-    with world("eager") as found:
-        m = module(found, Late(slow="Exp", seconds=0.02), on_cpu, devices={"on_cpu": "cpu"}, budget=60.0)
+    with world("eager") as devices:
+        m = module(devices, Late(slow="Exp", seconds=0.02), on_cpu, devices={"on_cpu": "cpu"}, budget=60.0)
         result = m(X)
-        assert found.device().owns(result)
-        np.testing.assert_allclose(found.down(result), RIGHT, rtol=1e-6)
+        assert devices.device().owns(result)
+        np.testing.assert_allclose(devices.down(result), RIGHT, rtol=1e-6)
         placed = [(launch.engine, m.plan.get_device(launch)) for launch in m.plan.launches]
         assert placed == [
             (on_cpu.spec, "cpu"),
@@ -352,21 +352,21 @@ def test_a_mixture_of_devices_is_placed_by_measurement(tmp_path: Path) -> None:
         assert [(copy.source, copy.target) for copy in m.plan.copies] == [("cuda:0", "cpu"), ("cpu", "cuda:0")]
         path = tmp_path / "m.lock"
         write_placement(lock_module(m, [X], {}, 0.2), path)
-        again = module(found, Late(slow="Exp", seconds=0.02), on_cpu, devices={"on_cpu": "cpu"}, lock=path)
+        again = module(devices, Late(slow="Exp", seconds=0.02), on_cpu, devices={"on_cpu": "cpu"}, lock=path)
         assert (map_nodes_to_engines(again.plan_for(X)), again.plan.copies) == (map_nodes_to_engines(m.plan), m.plan.copies)
         assert again.tuned is not None and again.tuned.how == "locked"
         with pytest.raises(LockError, match="device of on_cpu"):
-            module(found, Late(slow="Exp", seconds=0.02), on_cpu, where="cpu", lock=path).plan_for(X)
+            module(devices, Late(slow="Exp", seconds=0.02), on_cpu, where="cpu", lock=path).plan_for(X)
 
 
 @pytest.mark.slow
 def test_a_remembered_mixture_is_of_its_devices(tmp_path: Path) -> None:
-    with world("eager") as found:
-        given = Late(slow="Exp", seconds=0.02), OnCpu(slow="Cos", seconds=0.02)
-        first = module(found, *given, devices={"on_cpu": "cpu"}, cache=tmp_path)
+    with world("eager") as devices:
+        data = Late(slow="Exp", seconds=0.02), OnCpu(slow="Cos", seconds=0.02)
+        first = module(devices, *data, devices={"on_cpu": "cpu"}, cache=tmp_path)
         first.plan_for(X)
-        again = module(found, *given, devices={"on_cpu": "cpu"}, cache=tmp_path)
+        again = module(devices, *data, devices={"on_cpu": "cpu"}, cache=tmp_path)
         assert again.plan_for(X) == first.plan and again.tuned is not None and again.tuned.how == "remembered"
-        other = module(found, *given, devices={"late": "cuda:1", "on_cpu": "cpu"}, where="cpu", cache=tmp_path)
+        other = module(devices, *data, devices={"late": "cuda:1", "on_cpu": "cpu"}, where="cpu", cache=tmp_path)
         other.plan_for(X)
         assert other.tuned is not None and other.tuned.how == "measured"

@@ -28,14 +28,14 @@ def put(world: World, target: Any, array: np.ndarray[Any, Any]) -> None:
 def test_it_reads_what_the_inputs_hold_and_writes_the_same_outputs(world: World, graph: bool) -> None:
     m, x, w = world.module(Net(), cuda_graph=graph), world.up(X), world.up(W)
     bound = m.bind(x, w)
-    assert bound.inputs == (x, w) and all(world.device().owns(one) for one in bound.outputs)
+    assert bound.inputs == (x, w) and all(world.device().owns(value) for value in bound.outputs)
     first = bound()
     for seed in range(4):
-        given = numbers(3, 4, seed=seed)
-        put(world, x, given)
+        data = numbers(3, 4, seed=seed)
+        put(world, x, data)
         results = bound()
         assert all(a is b for a, b in zip(results, first, strict=True))
-        same(world, results, CPU(given, W))
+        same(world, results, CPU(data, W))
     assert (traffic(m).copies_in, traffic(m).copies_out, traffic(m).waits) == (0, 0, 0)
 
 
@@ -62,38 +62,38 @@ def test_buffers_of_the_caller(world: World, graph: bool) -> None:
 
 
 def test_a_recorded_call_launches_one_graph_and_copies_nothing() -> None:
-    with world("late") as found:
-        assert found.machine is not None
-        bound = found.module(Net(), cuda_graph=True).bind(found.up(X), found.up(W))
+    with world("late") as devices:
+        assert devices.machine is not None
+        bound = devices.module(Net(), cuda_graph=True).bind(devices.up(X), devices.up(W))
         bound()
-        del found.machine.kernels[:]
+        del devices.machine.kernels[:]
         bound()
-        assert found.machine.kernels == ["graph"]
+        assert devices.machine.kernels == ["graph"]
 
 
 def test_it_runs_next_to_other_calls_and_outlives_its_module(world: World) -> None:
     m, x = world.module(Net(), cuda_graph=True), world.up(X)
-    with m.bind(x, W) as one, m.bind(world.up(X * 2), W) as other:
+    with m.bind(x, W) as context, m.bind(world.up(X * 2), W) as other:
         for _ in range(3):
-            same(world, one(), CPU(X, W))
+            same(world, context(), CPU(X, W))
             same(world, m(X + 1, W), CPU(X + 1, W))
             same(world, other(), CPU(X * 2, W))
         m.close()
-        same(world, one(), CPU(X, W))
+        same(world, context(), CPU(X, W))
     with pytest.raises(InputError, match=r"^the bound call is closed; bind the module's inputs again$"):
-        one()
+        context()
 
 
 def test_a_call_returns_before_its_work_is_done() -> None:
     for graph in (False, True):
-        with world("late") as found:
-            assert found.machine is not None
-            bound = found.module(Net(), cuda_graph=graph).bind(found.up(X), found.up(W))
+        with world("late") as devices:
+            assert devices.machine is not None
+            bound = devices.module(Net(), cuda_graph=graph).bind(devices.up(X), devices.up(W))
             bound()
-            found.down(bound()[0])
-            waits = found.machine.waits
+            devices.down(bound()[0])
+            waits = devices.machine.waits
             bound()
-            assert found.machine.waits == waits
+            assert devices.machine.waits == waits
 
 
 def test_updates_of_arrays_of_the_device_and_of_the_host(world: World) -> None:
@@ -114,12 +114,12 @@ def test_updates_of_arrays_of_the_device_and_of_the_host(world: World) -> None:
 @pytest.mark.slow
 def test_plans_over_several_devices() -> None:
     for order in ("eager", "late", "random"):
-        with world(order) as found:
-            x = found.up(X)
-            bound = found.module(Two()).bind(x)
-            same(found, bound(), found.down(found.module(Two())(X)))
-            put(found, x, X + 1)
-            same(found, bound(), found.down(found.module(Two())(X + 1)))
+        with world(order) as devices:
+            x = devices.up(X)
+            bound = devices.module(Two()).bind(x)
+            same(devices, bound(), devices.down(devices.module(Two())(X)))
+            put(devices, x, X + 1)
+            same(devices, bound(), devices.down(devices.module(Two())(X + 1)))
 
 
 def test_a_mixture_whose_values_come_and_go_on_the_host(world: World) -> None:
@@ -146,41 +146,41 @@ def test_an_input_that_does_not_lie_in_one_piece(world: World) -> None:
 
 
 def test_arrays_of_another_device() -> None:
-    with world("late") as found:
-        m = found.module(Net(), where="cuda:1")
+    with world("late") as devices:
+        m = devices.module(Net(), where="cuda:1")
         with pytest.raises(DeviceError, match=r"^input 'x' .* lies on cuda:0, and the module runs on cuda:1; copy it there$"):
-            m.bind(found.up(X), W)
+            m.bind(devices.up(X), W)
         with pytest.raises(DeviceError, match=r"^out\[0\] for output 'p' does not lie on cuda:1, where the module runs"):
             m.bind(X, W, out=[np.zeros((3, 5), "float32"), None])
 
 
 def test_a_lack_of_memory_says_for_what() -> None:
-    with world("late", limit=100_000) as found:
-        m, x = found.module(Net()), numbers(4000, 4)
+    with world("late", limit=100_000) as devices:
+        m, x = devices.module(Net()), numbers(4000, 4)
         with pytest.raises(OutOfDeviceMemory, match=r"^(a buffer of a bound call|.*) asked cuda:0 for"):
             m.bind(x, W)()
         with pytest.raises(OutOfDeviceMemory, match=r"^a buffer of a bound call asked cuda:0 for 0\.1 MB; "):
             m.bind(numbers(6000, 4), W)
-        same(found, m.bind(X, W)(), CPU(X, W))
+        same(devices, m.bind(X, W)(), CPU(X, W))
 
 
 def test_calls_are_replayed_and_right(world: World) -> None:
     m = world.module(Net(), cuda_graph=True)
-    kept = [(x, m(x, W)) for x in (numbers(3, 4, seed=seed) for seed in range(4))]
-    for x, results in kept:
+    items = [(x, m(x, W)) for x in (numbers(3, 4, seed=seed) for seed in range(4))]
+    for x, results in items:
         same(world, results, CPU(x, W))
     assert "\na graph of the device" in str(m.explain())
 
 
 def test_a_call_is_recorded_once_and_then_only_replayed() -> None:
-    with world("late") as found:
-        m = found.module(Net(), cuda_graph=True)
+    with world("late") as devices:
+        m = devices.module(Net(), cuda_graph=True)
         m(X, W)  # looks at the types of what comes out, and so is played
         m(X, W)
-        del found.machine.kernels[:]
+        del devices.machine.kernels[:]
         m(X, W)
-        assert found.machine.kernels.count("graph") == 1
-        others = set(found.machine.kernels) - {"graph"}
+        assert devices.machine.kernels.count("graph") == 1
+        others = set(devices.machine.kernels) - {"graph"}
         assert others == {"setitem"}, "inputs and outputs are copied, and nothing else is launched"
 
 
@@ -239,8 +239,8 @@ def test_what_cannot_be_recorded_is_played_and_the_reason_reported(
     for _ in range(2):
         results = m(*state)
     assert world.down(results) is not None
-    told = next(line for line in str(m.explain()).splitlines() if line.startswith("no graph: "))
-    assert reason.replace("_0", "") in told or reason in told
+    output = next(line for line in str(m.explain()).splitlines() if line.startswith("no graph: "))
+    assert reason.replace("_0", "") in output or reason in output
 
 
 def test_a_graph_of_the_cpu_is_refused() -> None:

@@ -34,8 +34,8 @@ HERE, THERE = RecordingEngine(mark="here"), RecordingEngine(mark="there")
 
 def graphs(first: int) -> list[tuple[int, Function, list[Any]]]:
     seeds = range(first, first + 10)
-    made = [(seed, infer_shapes(drop_dead_nodes(make_seeded_function(seed)))) for seed in seeds]
-    return [(seed, function, make_random_inputs(function, seed)) for seed, function in made]
+    results = [(seed, infer_shapes(drop_dead_nodes(make_seeded_function(seed)))) for seed in seeds]
+    return [(seed, function, make_random_inputs(function, seed)) for seed, function in results]
 
 
 def copies(values: Sequence[Any]) -> list[Any]:
@@ -46,21 +46,21 @@ def right(function: Function, inputs: Sequence[Any]) -> list[Any]:
     return evaluate(function.replace(aliases=()), copies(inputs))
 
 
-def same(found: World, results: Any, expected: Sequence[Any], what: str) -> None:
+def same(devices: World, results: Any, expected: Sequence[Any], what: str) -> None:
     listed = list(results) if isinstance(results, tuple) else [results]
     for mine, theirs in zip(listed, expected, strict=True):
-        _same(found, mine, theirs, what)
+        _same(devices, mine, theirs, what)
 
 
-def _same(found: World, mine: Any, theirs: Any, what: str) -> None:
+def _same(devices: World, mine: Any, theirs: Any, what: str) -> None:
     if isinstance(theirs, list):
         assert len(mine) == len(theirs), what
-        for one, other in zip(mine, theirs, strict=True):
-            _same(found, one, other, what)
+        for item, other in zip(mine, theirs, strict=True):
+            _same(devices, item, other, what)
     elif theirs is None:
         assert mine is None, what
     else:
-        got = found.down(mine)
+        got = devices.down(mine)
         assert got.dtype == theirs.dtype, what
         np.testing.assert_array_equal(got, theirs, err_msg=what)
 
@@ -76,17 +76,17 @@ def test_cut_law(first: int) -> None:
     for seed, function, inputs in graphs(first):
         chance = random.Random(seed)
         labels = sorted(chance.randrange(4) for _ in function.nodes)
-        with world(ORDERS[seed % 3]) as found:
+        with world(ORDERS[seed % 3]) as devices:
 
-            def run(piece: Function, given: Sequence[Any]) -> Sequence[Any]:
+            def run(piece: Function, data: Sequence[Any]) -> Sequence[Any]:
                 context = on_device(f"cuda:{chance.randrange(2)}", CompileContext())  # noqa: B023  # it is run here
                 try:
-                    return compile_alone(Toy(native="off"), piece, given, context).run(given)
+                    return compile_alone(Toy(native="off"), piece, data, context).run(data)
                 except CompileRefused:  # it has what no device has: texts, narrow types
-                    return right(piece, given)
+                    return right(piece, data)
 
             results = run_regions(function.replace(aliases=()), labels, copies(inputs), run)
-            same(found, tuple(results), right(function, inputs), f"seed {seed}, cut by {labels}\n{function}")
+            same(devices, tuple(results), right(function, inputs), f"seed {seed}, cut by {labels}\n{function}")
 
 
 @GRAPHS
@@ -95,11 +95,11 @@ def test_fallback_law(first: int) -> None:
     for seed, function, inputs in graphs(first):
         homes = ["cpu", "cuda"] if is_held(function) else ["cpu"]
         for home in homes:
-            with world(ORDERS[seed % 3]) as found, warnings.catch_warnings():
+            with world(ORDERS[seed % 3]) as simulation, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that something falls back is the matter
                 devices = {HERE.spec: "cuda:1" if seed % 4 == 0 else "cuda", THERE.spec: "cpu"}
-                m = found.module(function, [HERE, THERE], home, devices=devices, strict=True)
-                same(found, m(*copies(inputs)), right(function, inputs), f"seed {seed} at {home}\n{m.plan}")
+                m = simulation.module(function, [HERE, THERE], home, devices=devices, strict=True)
+                same(simulation, m(*copies(inputs)), right(function, inputs), f"seed {seed} at {home}\n{m.plan}")
 
 
 @GRAPHS
@@ -112,21 +112,21 @@ def test_mixture_law(first: int) -> None:
         pins = [
             f"name:{name}={(HERE, THERE)[to].spec}" for (name, to), may in zip(names, willing, strict=True) if to in may and name
         ]
-        with world(ORDERS[seed % 3]) as found:
+        with world(ORDERS[seed % 3]) as simulation:
             devices = {HERE.spec: "cuda", THERE.spec: other}
             home = "cuda" if is_held(function) else "cpu"
-            m = found.module(function, [HERE, THERE], home, devices=devices, strict=True, pins=pins, check=1.0)
+            m = simulation.module(function, [HERE, THERE], home, devices=devices, strict=True, pins=pins, check=1.0)
             for _ in range(2):
-                same(found, m(*copies(inputs)), right(function, inputs), f"seed {seed}\n{m.plan}")
+                same(simulation, m(*copies(inputs)), right(function, inputs), f"seed {seed}\n{m.plan}")
             assert len(m.plan.launches) <= 1 or m.plan.copies or len({launch.device for launch in m.plan.launches}) == 1
 
 
 def test_a_plan_that_is_not_all_toys_is_the_cpus_too() -> None:
     """Law 5 with another engine, to rounding: ONNX Runtime on the host between kernels of the device."""
     for seed, function, inputs in graphs(0):
-        with world(ORDERS[seed % 3]) as found, warnings.catch_warnings():
+        with world(ORDERS[seed % 3]) as devices, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            m = found.module(function, ["ort", TOY], "cpu", devices={"ort": "cpu", "toy": "cuda"}, minimum_nodes=1)
+            m = devices.module(function, ["ort", TOY], "cpu", devices={"ort": "cpu", "toy": "cuda"}, minimum_nodes=1)
             expected = xrt.XRTModule(function, ["ort", TOY])(*copies(inputs))
             listed = list(expected) if isinstance(expected, tuple) else [expected]
-            same(found, m(*copies(inputs)), listed, f"seed {seed}\n{m.plan}")
+            same(devices, m(*copies(inputs)), listed, f"seed {seed}\n{m.plan}")

@@ -55,9 +55,9 @@ class TestResults:
     def test_they_are_fresh(self, world: World) -> None:
         m = world.module(Net())
         first = world.down(m(X, W))
-        kept = m(X, W)
+        saved = m(X, W)
         m(X + 1, W)
-        same(world, kept, first)
+        same(world, saved, first)
 
     def test_of_several_signatures(self, world: World) -> None:
         m = world.module(Net())
@@ -86,10 +86,10 @@ class TestResults:
                 y = xrt.ops.Neg(x)
                 return {"x": x, "y": y, "again": y, "c": xrt.ops.Constant(value_floats=[1.0, 2.0])}
 
-        given = world.up(X)
-        results = world.module(Plain())(given)
+        data = world.up(X)
+        results = world.module(Plain())(data)
         same(world, results, [X, -X, -X, np.array([1, 2], "float32")])
-        assert results[0] is not given and results[1] is not results[2]
+        assert results[0] is not data and results[1] is not results[2]
 
 
 class TestCopies:
@@ -97,8 +97,8 @@ class TestCopies:
         m = world.module(Net())
         m(X, W)
         m(X, W)
-        found = traffic(m)
-        assert (found.calls, found.copies_in, found.bytes_in, found.copies_out) == (2, 4, 2 * (X.nbytes + W.nbytes), 0)
+        result = traffic(m)
+        assert (result.calls, result.copies_in, result.bytes_in, result.copies_out) == (2, 4, 2 * (X.nbytes + W.nbytes), 0)
 
     def test_arrays_of_the_device_are_not_copied(self, world: World) -> None:
         m, x, w = world.module(Net()), world.up(X), world.up(W)
@@ -134,8 +134,8 @@ class TestCopies:
         events = read_trace(tmp_path / "t.json")
         copies = [event for event in events if event["cat"] == "copy"]
         crossing = [("x", "cpu", "cuda:0"), *((copy.value, copy.source, copy.target) for copy in m.plan.copies)]
-        told = [(event["name"], event["args"]["from"], event["args"]["to"]) for event in copies]
-        assert sorted(told) == sorted((f"copy {name} to {target}", source, target) for name, source, target in crossing)
+        results = [(event["name"], event["args"]["from"], event["args"]["to"]) for event in copies]
+        assert sorted(results) == sorted((f"copy {name} to {target}", source, target) for name, source, target in crossing)
         assert all(event["args"]["bytes"] == X.nbytes for event in copies)
         call = next(event for event in events if event["cat"] == "call")
         host = {event["pid"] for event in events if event["cat"] in ("call", "ort")}
@@ -157,12 +157,12 @@ class TestCopies:
 
     def test_two_devices_of_a_kind_are_two(self) -> None:
         for order in ("eager", "late", "random"):
-            with world(order) as found:
-                m = found.module(Two())
-                same(found, m(X), xrt.XRTModule(Plainly(), TOY)(X))
+            with world(order) as devices:
+                m = devices.module(Two())
+                same(devices, m(X), xrt.XRTModule(Plainly(), TOY)(X))
                 assert [launch.device for launch in m.plan.launches] == ["cuda:0", "cuda:1"]
                 assert (traffic(m).copies_in, traffic(m).copies_across, traffic(m).copies_out) == (1, 2, 0)
-                assert found.machine is not None and found.machine.copies.count("across") == 2
+                assert devices.machine is not None and devices.machine.copies.count("across") == 2
 
 
 class Plainly(xrt.Graph):
@@ -173,22 +173,22 @@ class Plainly(xrt.Graph):
 
 class TestOrder:
     def test_a_call_returns_before_its_work_is_done(self) -> None:
-        with world("late") as found:
-            machine = found.machine
+        with world("late") as devices:
+            machine = devices.machine
             assert machine is not None
-            m = found.module(Net())
+            m = devices.module(Net())
             m.compile(X, W)
             waits, result = machine.waits, m(X, W)
             assert machine.waits == waits, "a call waits for nothing"
-            same(found, result, CPU(X, W))
+            same(devices, result, CPU(X, W))
 
     def test_it_waits_when_it_is_asked_to(self) -> None:
-        with world("late") as found:
-            m = found.module(Net())
+        with world("late") as devices:
+            m = devices.module(Net())
             m(X, W)
-            before = found.machine.waits
+            before = devices.machine.waits
             m(X, W, options=RunOptions(block=True))
-            assert (found.machine.waits - before, traffic(m).waits) == (1, 1)
+            assert (devices.machine.waits - before, traffic(m).waits) == (1, 1)
 
     def test_a_region_of_the_host_is_waited_for_once(self, world: World) -> None:
         m = world.module(Forked(), [TOY, "ort"], **SPLIT)
@@ -254,8 +254,8 @@ class TestErrors:
             CPU(world.up(X), W)
 
     def test_an_array_of_another_device(self) -> None:
-        with world("late") as found:
-            m, x = found.module(Net(), where="cuda:1"), found.up(X)
+        with world("late") as devices:
+            m, x = devices.module(Net(), where="cuda:1"), devices.up(X)
             for _ in range(2):  # the long way, and beside a prepared call
                 with pytest.raises(
                     DeviceError, match=r"^input 'x' .* lies on cuda:0, and the module runs on cuda:1; copy it there$"
@@ -276,43 +276,43 @@ class TestErrors:
             world.module(Net())(X, W, options=RunOptions(stream="fast"))
 
     def test_a_device_that_is_not_there(self) -> None:
-        with world("late") as found:
-            m = found.module(Net(), where="cuda:7")
+        with world("late") as devices:
+            m = devices.module(Net(), where="cuda:7")
             assert str(m.plan_for(X, W)).startswith("plan: ")  # a plan touches no device
             with pytest.raises(DeviceError, match=r"^device 'cuda:7' was asked for, and there are 2 simulated ones$"):
                 m(X, W)
 
     def test_memory_that_runs_out_is_reported_and_the_module_goes_on(self) -> None:
-        with world("late", limit=100_000) as found:
-            m = found.module(Net())
+        with world("late", limit=100_000) as devices:
+            m = devices.module(Net())
             big = numbers(5000, 4)
             with pytest.raises(OutOfDeviceMemory) as caught:
                 m(big, W)
             assert "asked cuda:0 for 100,000 bytes" in str(caught.value) or "asked cuda:0 for" in str(caught.value)
             assert "of 0.1 MB are free" in str(caught.value) and isinstance(caught.value, MemoryError)
-            same(found, m(X, W), CPU(X, W))
+            same(devices, m(X, W), CPU(X, W))
             assert m.plan.launches[0].engine == TOY, "a lack of memory is no fault of the engine"
 
     def test_memory_that_runs_out_in_a_region_names_it(self) -> None:
-        with world("late", limit=100_000) as found:
-            m = found.module(Net())
+        with world("late", limit=100_000) as devices:
+            m = devices.module(Net())
             with pytest.raises(OutOfDeviceMemory, match=r"^engine 'toy\{native=off\}' in xrt_toy_0 asked cuda:0 for 0.1 MB; "):
                 m(numbers(5200, 4), W)
 
     def test_memory_is_given_back(self) -> None:
-        with world("late") as found:
-            m = found.module(Net())
+        with world("late") as devices:
+            m = devices.module(Net())
             m(X, W, options=RunOptions(block=True))
-            held = found.machine.used["cuda:0"]
+            values = devices.machine.used["cuda:0"]
             for _ in range(10):
                 m(X, W)
-            world_waits(found)
+            world_waits(devices)
             m(X, W, options=RunOptions(block=True))
-            assert found.machine.used["cuda:0"] <= held + 4 * (X.nbytes + W.nbytes) * 2
+            assert devices.machine.used["cuda:0"] <= values + 4 * (X.nbytes + W.nbytes) * 2
 
 
-def world_waits(found: World) -> None:
-    there = found.device()
+def world_waits(devices: World) -> None:
+    there = devices.device()
     there.wait([there.current_stream()])
 
 
@@ -323,9 +323,9 @@ class Failing(Toy):
     name: ClassVar[str] = "failing"
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
-        made = super().compile(function, context)
-        made.run = lambda *_: (_ for _ in ()).throw(ValueError("broken"))  # type: ignore[method-assign]
-        return made
+        result = super().compile(function, context)
+        result.run = lambda *_: (_ for _ in ()).throw(ValueError("broken"))  # type: ignore[method-assign]
+        return result
 
 
 class TestFaults:
@@ -337,16 +337,16 @@ class TestFaults:
 
     @pytest.mark.slow
     def test_a_compile_in_a_process_of_its_own_needs_no_array_of_another(self) -> None:
-        with world("late") as found:
-            m = found.module(Net(), Saving(native="off"), isolate=xrt.Isolation("saving", time_limit=60), strict=True)
-            same(found, m(X, W), CPU(X, W))
+        with world("late") as devices:
+            m = devices.module(Net(), Saving(native="off"), isolate=xrt.Isolation("saving", time_limit=60), strict=True)
+            same(devices, m(X, W), CPU(X, W))
             assert "compiles in a process of its own" in str(m.explain())
 
     @pytest.mark.slow
     def test_an_engine_of_the_cpu_in_a_mixture_runs_in_a_process_of_its_own(self) -> None:
-        with world("random") as found:
-            m = found.module(Forked(), [TOY, "ort"], isolate=xrt.Isolation("ort", run=True), **SPLIT)
-            np.testing.assert_allclose(found.down(m(X)), xrt.XRTModule(Forked(), TOY)(X), rtol=1e-5)
+        with world("random") as devices:
+            m = devices.module(Forked(), [TOY, "ort"], isolate=xrt.Isolation("ort", run=True), **SPLIT)
+            np.testing.assert_allclose(devices.down(m(X)), xrt.XRTModule(Forked(), TOY)(X), rtol=1e-5)
             m.close()
 
     def test_calls_are_compared_with_the_reference(self, world: World) -> None:
@@ -366,8 +366,8 @@ def test_a_model_computes_what_it_does_on_the_cpu(world: World, name: str) -> No
     expected = xrt.XRTModule(model, TOY)(**inputs)
     m = world.module(model, cuda_graph=True)
     for _ in range(3):  # played, recorded, replayed
-        found = compare_all(listed(world.down(m(**inputs))), listed(expected), tolerance_for("float32", "network"))
-        assert found, found.message  # products depend on where their operands lie in memory, and on the processor
+        difference = compare_all(listed(world.down(m(**inputs))), listed(expected), tolerance_for("float32", "network"))
+        assert difference, difference.message  # products depend on where their operands lie in memory, and on the processor
     assert "\na graph of the device" in str(m.explain())
     assert (traffic(m).copies_out, traffic(m).waits) == (0, 0)
 
@@ -403,15 +403,15 @@ def starved(found: World, limit: int, call: Callable[[], Any]) -> tuple[Any, str
     """Make the call three times with so little memory; return the last results, or what the last error says."""
     assert found.machine is not None
     found.machine.limit = limit
-    told, result = "", None
+    output, result = "", None
     for _ in range(3):
         try:
-            result, told = call(), ""
+            result, output = call(), ""
         except OutOfDeviceMemory as error:
-            told = str(error)
+            output = str(error)
     found.machine.limit = 1 << 30
-    assert not told or TOLD.match(told), told
-    return result, told
+    assert not output or TOLD.match(output), output
+    return result, output
 
 
 @pytest.mark.slow
@@ -421,14 +421,14 @@ def test_every_amount_of_memory_is_enough_or_is_reported_and_the_module_goes_on(
     model, inputs, options = CASES[name]
     met = set()
     for limit in LIMITS:
-        with world("late") as found, warnings.catch_warnings():
+        with world("late") as devices, warnings.catch_warnings():
             warnings.simplefilter("error")  # a lack of memory is no fault of an engine: nothing is placed elsewhere
-            m, expected = found.module(model, **options), xrt.XRTModule(model, TOY)(*inputs())
+            m, expected = devices.module(model, **options), xrt.XRTModule(model, TOY)(*inputs())
             call = (lambda: m.bind(*inputs())()) if bound else (lambda: m(*inputs()))  # noqa: B023  # they are called here
-            result, told = starved(found, limit, call)
-            met.add(bool(told))
-            for results in (call(), *([] if told else [result])):
-                for got, want in zip(_listed(found.down(results)), _listed(expected), strict=True):
+            result, output = starved(devices, limit, call)
+            met.add(bool(output))
+            for results in (call(), *([] if output else [result])):
+                for got, want in zip(_listed(devices.down(results)), _listed(expected), strict=True):
                     np.testing.assert_allclose(got, want, rtol=1e-5)
     assert met == {True, False}, "some amounts were too little, and some were enough"
 
@@ -438,18 +438,21 @@ def _listed(value: Any) -> list[Any]:
 
 
 def test_weights_that_find_no_room_are_reported_by_the_region_that_has_them() -> None:
-    with world("late", limit=500) as found, pytest.raises(OutOfDeviceMemory, match=r"^engine 'toy\{native=off\}' in xrt_toy_0 "):
-        found.module(Weighty()).compile(TALL)
+    with (
+        world("late", limit=500) as devices,
+        pytest.raises(OutOfDeviceMemory, match=r"^engine 'toy\{native=off\}' in xrt_toy_0 "),
+    ):
+        devices.module(Weighty()).compile(TALL)
 
 
 @pytest.mark.slow
 def test_a_lack_of_memory_while_tuning_puts_one_engine_out_of_the_race() -> None:
-    with world("eager", limit=3_000) as found, warnings.catch_warnings():
+    with world("eager", limit=3_000) as devices, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        m = found.module(Weighty(), [TOY, "auto"], budget=60.0)
+        m = devices.module(Weighty(), [TOY, "auto"], budget=60.0)
         with pytest.raises(OutOfDeviceMemory):
             m(numbers(100, 4))
-        found.machine.limit = 1 << 30  # type: ignore[union-attr]  # it is simulated
+        devices.machine.limit = 1 << 30  # type: ignore[union-attr]  # it is simulated
         assert len(m(TALL)) == 4
 
 

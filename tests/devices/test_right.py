@@ -31,7 +31,7 @@ def test_a_fault_on_a_device_is_contained_and_reported(world: World, told: Any, 
     with pytest.warns(FallbackWarning) as caught:
         for _ in range(3):
             np.testing.assert_allclose(world.down(m(HALVES)), RIGHT, rtol=1e-5)
-    (line,) = [str(one.message) for one in caught if one.category is FallbackWarning]
+    (line,) = [str(warning.message) for warning in caught if warning.category is FallbackWarning]
     assert "xrt_faulty_" in line and "placed on another engine" in line
     assert {launch.engine for launch in m.plan.launches} == {TOY}
     assert text.replace("\\", "") in str(m.explain())
@@ -39,8 +39,8 @@ def test_a_fault_on_a_device_is_contained_and_reported(world: World, told: Any, 
 
 @pytest.mark.parametrize(("told", "check", "text"), FAULTS)
 def test_a_strict_module_raises_it(told: Any, check: Any, text: str) -> None:
-    with world("late") as found:
-        m = found.module(chain(*OPS), [FaultyEngine(takes="Exp", **told), TOY], check=check, strict=True)
+    with world("late") as devices:
+        m = devices.module(chain(*OPS), [FaultyEngine(takes="Exp", **told), TOY], check=check, strict=True)
         with pytest.raises(EngineError, match=text) as caught:
             m(HALVES)
     assert "'faulty" in str(caught.value) and "xrt_faulty_" in str(caught.value)
@@ -51,23 +51,23 @@ def test_a_strict_module_raises_it(told: Any, check: Any, text: str) -> None:
 def test_an_update_in_place_is_not_made_twice(how: Any, where: str) -> None:
     """The call is made again on what the input held; what the failed one had begun must not read it meanwhile."""
     for order in ("eager", "late", "random"):
-        with world(order) as found, warnings.catch_warnings(record=True) as caught:
+        with world(order) as devices, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            m = found.module(Counter(), [FaultyEngine(how=how, nth=2), TOY], where, check=1.0)
-            state = found.up(X, where)
+            m = devices.module(Counter(), [FaultyEngine(how=how, nth=2), TOY], where, check=1.0)
+            state = devices.up(X, where)
             for _ in range(3):
-                m(state, found.up(ONE, where))
-            np.testing.assert_array_equal(found.down(state), X + ONE + ONE + ONE)
+                m(state, devices.up(ONE, where))
+            np.testing.assert_array_equal(devices.down(state), X + ONE + ONE + ONE)
         assert len(caught) == 1
 
 
 def test_an_input_that_is_written_to_is_seen_as_it_was() -> None:
     """The reference was given what the engine had left of an input that it updates."""
-    with world("late") as found:
-        m = found.module(Counter(), "toy", check=1.0)
-        state = found.up(X)
-        m(state, found.up(ONE))
-        m(state, found.up(ONE))
+    with world("late") as devices:
+        m = devices.module(Counter(), "toy", check=1.0)
+        state = devices.up(X)
+        m(state, devices.up(ONE))
+        m(state, devices.up(ONE))
         assert "2 calls so far" in str(m.explain()) and "not checked" not in str(m.explain())
 
 
@@ -81,38 +81,38 @@ def test_calls_that_are_right_stay_where_they_are(world: World, check: Any) -> N
 
 
 def test_only_a_checked_call_waits() -> None:
-    with world("late") as found:
-        m = found.module(Net(), "toy", check="first")
+    with world("late") as devices:
+        m = devices.module(Net(), "toy", check="first")
         m(X, W)
-        waits = found.machine.waits  # type: ignore[union-attr]  # it is simulated
+        waits = devices.machine.waits  # type: ignore[union-attr]  # it is simulated
         m(X, W)
-        assert found.machine.waits == waits and traffic(m).waits == 0  # type: ignore[union-attr]
+        assert devices.machine.waits == waits and traffic(m).waits == 0  # type: ignore[union-attr]
 
 
 # ---------------------------------------------------------------------- whole plans
 
 
 def test_a_plan_on_a_device_is_verified(world: World) -> None:
-    found = world.module(Net(), "toy").verify(world.up(X), W)
-    assert found and all(check.judgement.verdict is Verdict.AGREES for region in found.regions for check in region.inner)
-    assert [region.name for region in found.regions] == ["xrt_toy_0"] and found.regions[0].inner
+    report = world.module(Net(), "toy").verify(world.up(X), W)
+    assert report and all(check.judgement.verdict is Verdict.AGREES for region in report.regions for check in region.inner)
+    assert [region.name for region in report.regions] == ["xrt_toy_0"] and report.regions[0].inner
 
 
 def test_a_plan_over_several_devices_is_verified() -> None:
-    with world("random") as found:
-        assert found.module(Two(), "toy").verify(X)
-        assert {str(launch.device) for launch in found.module(Two(), "toy").plan_for(X).launches} == {"cuda:0", "cuda:1"}
-        mixed = found.module(Forked(), [TOY, "ort"], devices={"ort": "cpu"}, pins=["Exp|Sqrt=ort"], strict=True)
+    with world("random") as devices:
+        assert devices.module(Two(), "toy").verify(X)
+        assert {str(launch.device) for launch in devices.module(Two(), "toy").plan_for(X).launches} == {"cuda:0", "cuda:1"}
+        mixed = devices.module(Forked(), [TOY, "ort"], devices={"ort": "cpu"}, pins=["Exp|Sqrt=ort"], strict=True)
         assert len(mixed.verify(X).regions) > 1 and mixed.verify(X)
 
 
 @pytest.mark.slow
 def test_a_wrong_kernel_on_a_device_is_found_and_cut_out(world: World) -> None:
     m = world.module(long_model(count=24, at=13), [WRONG, TOY], maximum_nodes=8, strict=True)
-    found = m.verify(HALF)
-    assert not found
-    assert [region.name for region in found.differing] == ["xrt_wrong_1"]
-    assert found.differing[0].differing[0].node == "n13"
+    report = m.verify(HALF)
+    assert not report
+    assert [region.name for region in report.differing] == ["xrt_wrong_1"]
+    assert report.differing[0].differing[0].node == "n13"
     culprit = m.bisect(HALF)
     assert culprit is not None and [node.name for node in culprit.function.nodes] == ["n13"]
     assert all(isinstance(value, np.ndarray) for value in (*culprit.inputs, *culprit.expected))
@@ -126,14 +126,14 @@ def test_what_is_right_has_no_culprit(world: World) -> None:
 
 
 def test_an_engine_that_raises_on_a_device_is_a_culprit() -> None:
-    with world("late") as found:
-        culprit = found.module(chain(*OPS), [FaultyEngine(takes="Exp|Cos"), TOY]).bisect(HALVES)
+    with world("late") as devices:
+        culprit = devices.module(chain(*OPS), [FaultyEngine(takes="Exp|Cos"), TOY]).bisect(HALVES)
         assert culprit is not None and "set to fail in run" in culprit.message and culprit.engine.startswith("faulty")
 
 
 def test_a_lack_of_memory_while_verifying_is_reported_as_such() -> None:
-    with world("late", limit=50_000) as found:
-        m = found.module(Net(), "toy")
+    with world("late", limit=50_000) as devices:
+        m = devices.module(Net(), "toy")
         with pytest.raises(OutOfDeviceMemory, match=r"asked cuda:0 for 0\.1 MB; "):
             m.verify(numbers(8000, 4), W)
         assert m.verify(X, W)
@@ -150,10 +150,10 @@ def test_devices_are_the_commands_too(capsys: pytest.CaptureFixture[str], tmp_pa
             with pytest.raises(SystemExit) as caught:
                 main([command, str(path), "--device", "cuda", "--engine", "toy"])
             assert caught.value.code in (0, None)
-    told = capsys.readouterr().out
-    assert "the whole: agrees" in told and "no region differs" in told
+    output = capsys.readouterr().out
+    assert "the whole: agrees" in output and "no region differs" in output
 
 
 def test_a_plan_on_a_device_that_is_not_there_is_not_verified() -> None:
-    with world("late") as found, pytest.raises(xrt.errors.DeviceError, match="'cuda:7' was asked for"):
-        found.module(Net(), where="cuda:7").verify(X, W)
+    with world("late") as devices, pytest.raises(xrt.errors.DeviceError, match="'cuda:7' was asked for"):
+        devices.module(Net(), where="cuda:7").verify(X, W)

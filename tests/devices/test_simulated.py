@@ -23,11 +23,11 @@ def read(ordered: bool, order: Order = "late", free: bool = False) -> None:
     """Write on one stream and read on another; with ``free``, give the memory back before that is done."""
     with simulate_devices(order=order):
         there = device("cuda")
-        one, two = there.new_stream(), there.new_stream()
-        with there.activate(one):
+        first, two = there.new_stream(), there.new_stream()
+        with there.activate(first):
             array = there.upload(X)
         if ordered:
-            there.follow(two, one)
+            there.follow(two, first)
         with there.activate(two):
             result = array + 1
             if free:
@@ -78,12 +78,12 @@ def test_a_copy_to_the_host_that_is_not_waited_for_is_not_there() -> None:
 
 def test_arrays_of_two_devices_do_not_meet() -> None:
     with simulate_devices():
-        one, two = device("cuda:0").upload(X), device("cuda:1")
+        first, two = device("cuda:0").upload(X), device("cuda:1")
         with (
             two.activate(two.current_stream()),
             pytest.raises(ValueError, match="an array of cuda:0 is used while cuda:1 is current"),
         ):
-            one + 1
+            first + 1
 
 
 def test_numpys_arrays_and_what_cupy_has_not_are_refused() -> None:
@@ -144,11 +144,11 @@ def test_a_function_of_two_host_arrays_fills_the_array_in_out() -> None:
 # ---------------------------------------------------------------------- faults planted in the runtime are caught
 
 
-def broken(found: World) -> None:
-    m = found.module(Net())
-    results = m(found.up(X), W)
+def broken(devices: World) -> None:
+    m = devices.module(Net())
+    results = m(devices.up(X), W)
     results[0] + 1
-    found.down(m(X, W))
+    devices.down(m(X, W))
 
 
 PLANTED = {
@@ -161,12 +161,12 @@ PLANTED = {
 def test_a_missing_order_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name = PLANTED[fault]
     monkeypatch.setattr(owner, name, lambda *_: None)
-    with pytest.raises(AssertionError, match="work raced on a simulated device"), world("late") as found:
-        broken(found)
+    with pytest.raises(AssertionError, match="work raced on a simulated device"), world("late") as devices:
+        broken(devices)
 
 
 def test_a_copy_that_is_not_waited_for_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeviceCall, "wait_for", lambda *_: None)
-    with world("late") as found:
-        m = found.module(Net(), where="cpu", devices={"toy": "cuda"})
+    with world("late") as devices:
+        m = devices.module(Net(), where="cpu", devices={"toy": "cuda"})
         assert np.isnan(m(X, W)[0]).all()

@@ -61,9 +61,9 @@ def world(kind: str, **more: Any) -> Iterator[World]:
 
 
 def traffic(module: xrt.XRTModule) -> TransferStats:
-    found = module.profile().traffic
-    assert found is not None
-    return found
+    result = module.profile().traffic
+    assert result is not None
+    return result
 
 
 def same(world: World, results: Any, expected: Any) -> None:

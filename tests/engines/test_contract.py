@@ -59,9 +59,9 @@ def test_the_version_is_that_of_the_distribution_and_zero_outside_of_any(monkeyp
 
 
 def test_an_option_that_is_not_honoured_is_named() -> None:
-    asked = CompileContext(ExecutionOptions(precision="fp16"))
+    requests = CompileContext(ExecutionOptions(precision="fp16"))
     assert Least().unsupported_options(CompileContext(ExecutionOptions(threads=2))) is None
-    assert Least().unsupported_options(asked) == "engine 'least' does not honour precision='fp16'"
+    assert Least().unsupported_options(requests) == "engine 'least' does not honour precision='fp16'"
 
 
 def test_an_executable_cannot_be_saved_or_loaded() -> None:
@@ -147,8 +147,8 @@ RELU = Node("Relu", ("x",), ("y",), name="r")
 
 
 def served(table: OpTable[Any], node: Node, function: Function | None = None, device: str = "cpu") -> Any:
-    found = table.find(node, function or function_of(node), device)
-    return found.code if isinstance(found, Kernel) else found
+    result = table.find(node, function or function_of(node), device)
+    return result.code if isinstance(result, Kernel) else result
 
 
 def kernel() -> None: ...

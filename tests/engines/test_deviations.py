@@ -65,8 +65,8 @@ def test_special_values_are_found(value: Any, kinds: set[str]) -> None:
 def test_explain_prints_them() -> None:
     with XRTModule(RELU, [Losing(native="off")]) as module:
         module(np.zeros(3, np.float32))
-        told = str(module.explain())
-    assert "deviates on special values: nan in Relu\n" in told + "\n"
+        text = str(module.explain())
+    assert "deviates on special values: nan in Relu\n" in text + "\n"
 
 
 def test_a_check_and_a_verification_name_them_as_the_likely_cause() -> None:

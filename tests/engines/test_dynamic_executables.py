@@ -144,8 +144,8 @@ class Filling:
         """Return what computes the larger of each number and zero, and its negative."""
         type_ = f"float32[2,{columns}]"
         nodes = [node("Relu", "x", "y"), node("Neg", "x", "z")]
-        made = graph({"x": type_}, {"y": type_, "z": type_}, *nodes, opset=21)
-        executable = self.engine.compile(made, CompileContext(threads=2))
+        result = graph({"x": type_}, {"y": type_, "z": type_}, *nodes, opset=21)
+        executable = self.engine.compile(result, CompileContext(threads=2))
         executable.prepare()
         return executable
 

@@ -66,18 +66,18 @@ def test_versions_of_all_that_decides_on_the_code() -> None:
 
 
 def test_the_level_reaches_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, ...]] = []
+    results: list[tuple[str, ...]] = []
 
     def run(command: list[str], *rest: Any, **more: Any) -> Any:
-        asked.append(tuple(command))
+        results.append(tuple(command))
         return subprocess.CompletedProcess([], 1, b"", b"<stdin>:1:1: error: no")
 
     monkeypatch.setattr(compiler, "run", run)
     for engine, threads in ((Iree(opt_level=3), 1), (IREE, 2)):
         with pytest.raises(CompileRefused, match=r"^IREE cannot compile it: no$"):
             engine.compile(one("Neg", tensor(2)), CompileContext(threads=threads))
-    assert ["--iree-opt-level=O3" in asked[0], "--mlir-disable-threading" in asked[0]] == [True, True]
-    assert ["--iree-opt-level=O2" in asked[1], "--mlir-disable-threading" in asked[1]] == [True, False]
+    assert ["--iree-opt-level=O3" in results[0], "--mlir-disable-threading" in results[0]] == [True, True]
+    assert ["--iree-opt-level=O2" in results[1], "--mlir-disable-threading" in results[1]] == [True, False]
 
 
 @pytest.mark.slow
@@ -322,8 +322,8 @@ def test_a_pool_has_as_many_workers_as_the_budget() -> None:
         "while workers() < 3: time.sleep(0.01)\n"  # a thread has its name when it begins to run
         "print(first, workers())"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["0", "3"]
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert completed.stdout.split() == ["0", "3"]
 
 
 @pytest.mark.slow
@@ -338,8 +338,8 @@ def test_the_process_ends_well_whatever_is_still_held(device: str) -> None:
         "kept = [m(np.ones((4, 4), 'float32')) for _ in range(3)]\n"
         "print(kept[0].sum())"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "-16.0\n", "")
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stdout, completed.stderr) == (0, "-16.0\n", "")
 
 
 Array = np.ndarray[Any, Any]

@@ -63,7 +63,9 @@ def test_every_instruction_set_passes_the_same_tests(variant: str) -> None:
     files = [str(Path(__file__).with_name(f"test_native_{what}.py")) for what in ("elementwise", "kernels")]
     environment = {**os.environ, "XRT_NATIVE_ISA": variant}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *files]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
-    assert done.returncode == 0, done.stdout[-3000:]
+    completed = subprocess.run(
+        command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False
+    )
+    assert completed.returncode == 0, completed.stdout[-3000:]
     wanted = [sys.executable, "-c", "from xrt.engines import native; print(native.find_library().version)"]
     assert subprocess.run(wanted, env=environment, capture_output=True, text=True, check=True).stdout.strip() == f"1-{variant}"

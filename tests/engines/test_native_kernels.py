@@ -37,8 +37,8 @@ def check(
 ) -> None:
     """Compare one operator on both kinds of kernels, every output of it."""
     function = one_node(op, inputs, attributes, opset=opset, n_outputs=n_outputs, constants=constants)
-    given = [x for i, x in enumerate(inputs) if x is not None and i not in constants]
-    for actual, expected in zip(on_native(function, given), on_python(function, given), strict=True):
+    results = [x for i, x in enumerate(inputs) if x is not None and i not in constants]
+    for actual, expected in zip(on_native(function, results), on_python(function, results), strict=True):
         assert actual.dtype == expected.dtype
         assert actual.shape == expected.shape
         if expected.dtype.kind in "iu":
@@ -74,8 +74,8 @@ def test_softmax_along_each_axis(op: str, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("shape", [(5,), (4, 17), (2, 3, 5, 7), (0, 4), (1, 1000)])
 def test_layer_and_rms_normalization(shape: tuple[int, ...]) -> None:
     for axis in range(-len(shape), len(shape)):
-        own = shape[axis % len(shape) :]
-        scale, bias = numbers(own, seed=1), numbers(own, seed=2)
+        copy = shape[axis % len(shape) :]
+        scale, bias = numbers(copy, seed=1), numbers(copy, seed=2)
         check("LayerNormalization", numbers(shape) + 3, scale, bias, axis=axis, n_outputs=3)
         check("LayerNormalization", numbers(shape), scale, axis=axis, epsilon=1e-3)
         check("RMSNormalization", numbers(shape), scale, axis=axis)
@@ -134,8 +134,8 @@ def test_reductions(op: str, drawn: tuple[Array, list[int], bool]) -> None:
     if op == "ReduceLogSum":
         x = np.abs(x)
     exact = {"rtol": 1e-5, "atol": 1e-4}
-    given = np.array(axes, np.int64)
-    check(op, x, given, constants=(1,), keepdims=int(keep), **exact)
+    array = np.array(axes, np.int64)
+    check(op, x, array, constants=(1,), keepdims=int(keep), **exact)
     if op != "ReduceSum":
         check(op, x, opset=13, keepdims=int(keep), **({"axes": axes} if axes else {}), **exact)
 

@@ -104,13 +104,13 @@ def test_what_is_no_library_is_refused(tmp_path: Path) -> None:
     text, cut = tmp_path / "text.so", tmp_path / "cut.so"
     text.write_text("not a library at all, but long enough to be looked at\n" * 20)
     cut.write_bytes(library().read_bytes()[:20])
-    found = {}
+    results = {}
     for path in (text, cut, tmp_path):
         with pytest.raises(EngineUnavailable) as raised:
             native.load(path)
-        found[path] = str(raised.value).removeprefix(f"native library {str(path)!r} cannot be used: ")
+        results[path] = str(raised.value).removeprefix(f"native library {str(path)!r} cannot be used: ")
     opened = "the system does not open it as a shared library: "
-    assert found == {
+    assert results == {
         text: f"{opened}{text}: invalid ELF header",
         cut: f"{opened}{cut}: file too short",
         tmp_path: "it is a directory; name the file in it",
@@ -153,8 +153,8 @@ def test_a_kernel_is_asked_for_by_name() -> None:
 
 
 def test_the_structures_are_the_compilers() -> None:
-    told = ctypes.CDLL(str(library())).layout
-    told.restype = ctypes.c_int64
+    output = ctypes.CDLL(str(library())).layout
+    output.restype = ctypes.c_int64
     structures = (
         abi.DTypeC, abi.TensorC, abi.AttributeC, abi.NodeC, abi.TextC, abi.OutputC, abi.PlanC, abi.CallC, abi.KernelC,
         abi.LibraryC,
@@ -164,8 +164,8 @@ def test_the_structures_are_the_compilers() -> None:
         abi.CallC.host, abi.KernelC.destroy, abi.LibraryC.kernels,
     )  # fmt: skip
     mine = [*(sizeof(s) for s in structures), *(field.offset for field in last), abi.ABI, abi.MAX_RANK]
-    assert [told(i) for i in range(len(mine))] == mine
-    assert told(len(mine)) == -1
+    assert [output(i) for i in range(len(mine))] == mine
+    assert output(len(mine)) == -1
 
 
 def test_a_kernel_runs_alone() -> None:

@@ -43,13 +43,13 @@ PREPARED, DESTROYED, RUNS = 0, 1, 2
 def chain(length: int, *, inputs: str = "x", **attributes: Any) -> Function:
     """Return x doubled so many times; each step may write over the one before."""
     nodes = [node("Twice", f"v{i} _", f"v{i + 1}", domain="test", **attributes) for i in range(length)]
-    made = function("v0", f"v{length}", *nodes, test=1)
-    return made.replace(inputs=(typed("v0", X),))
+    graph = function("v0", f"v{length}", *nodes, test=1)
+    return graph.replace(inputs=(typed("v0", X),))
 
 
-def ready(made: Function, threads: int = 1) -> Any:
+def ready(graph: Function, threads: int = 1) -> Any:
     toy, context = mine(threads)
-    executable = toy.compile(made, context)
+    executable = toy.compile(graph, context)
     executable.prepare()
     return executable
 
@@ -68,20 +68,20 @@ def test_what_is_read_again_is_not_written_over() -> None:
         node("Twice", "c c", "d", domain="test"),
         node("Twice", "d a", "y", domain="test", bid="scratch"),
     ]
-    made = function("x", "y", *nodes, test=1).replace(inputs=(typed("x", X),))
-    np.testing.assert_array_equal(ready(made).run([X])[0], 2 * 3 * 10 * X + 2 * X)
+    graph = function("x", "y", *nodes, test=1).replace(inputs=(typed("x", X),))
+    np.testing.assert_array_equal(ready(graph).run([X])[0], 2 * 3 * 10 * X + 2 * X)
 
 
 def test_an_output_that_nobody_wants_is_left_out() -> None:
-    made = function("x", "y", node("Split", "x", "_ y", domain="test"), test=1).replace(inputs=(typed("x", X),))
-    np.testing.assert_array_equal(ready(made).run([X])[0], -X)
+    graph = function("x", "y", node("Split", "x", "_ y", domain="test"), test=1).replace(inputs=(typed("x", X),))
+    np.testing.assert_array_equal(ready(graph).run([X])[0], -X)
 
 
 def test_constants_inputs_and_doubles_may_be_outputs() -> None:
     nodes = [node("Twice", "x c", "y", domain="test")]
-    made = function("x", "y", *nodes, constants={"c": X}, test=1)
-    made = made.replace(inputs=(typed("x", X),), outputs=tuple(map(Value, ("y", "c", "x", "y"))))
-    y, c, x, again = ready(made).run([X])
+    graph = function("x", "y", *nodes, constants={"c": X}, test=1)
+    graph = graph.replace(inputs=(typed("x", X),), outputs=tuple(map(Value, ("y", "c", "x", "y"))))
+    y, c, x, again = ready(graph).run([X])
     np.testing.assert_array_equal(y, 3 * X)
     np.testing.assert_array_equal(again, y)
     assert (c == X).all() and (x == X).all()
@@ -134,23 +134,23 @@ def test_native_runs_and_python_kernels_share_the_work() -> None:
         node("Split", "c", "d e", domain="test"),
         node("Concat", "d e", "y", axis=0),
     ]
-    made = function("x", "y a", *nodes, constants={"axis": np.int64(1)}, test=1).replace(inputs=(typed("x", X),))
-    y, a = ready(made).run([X])
+    graph = function("x", "y a", *nodes, constants={"axis": np.int64(1)}, test=1).replace(inputs=(typed("x", X),))
+    y, a = ready(graph).run([X])
     c = 2 * np.cumsum(2 * X, axis=1) + 2 * X
     np.testing.assert_array_equal(a, 2 * X)
     np.testing.assert_allclose(y, np.concatenate([c, -c]), rtol=1e-5)
 
 
 def test_a_kernel_of_higher_priority_serves_before_xrts_own() -> None:
-    made = function("x", "y", node("Neg", "x", "y"), opset=12).replace(inputs=(typed("x", X),))
-    np.testing.assert_array_equal(ready(made).run([X])[0], -2 * X)
+    graph = function("x", "y", node("Neg", "x", "y"), opset=12).replace(inputs=(typed("x", X),))
+    np.testing.assert_array_equal(ready(graph).run([X])[0], -2 * X)
     newer = function("x", "y", node("Neg", "x", "y"), opset=13).replace(inputs=(typed("x", X),))
     np.testing.assert_array_equal(ready(newer).run([X])[0], -X)
 
 
 def test_shapes_that_only_a_call_knows() -> None:
-    made = chain(2).replace(inputs=(Value("v0", TensorType(F32, ("N", 30))),))
-    executable = ready(made)
+    graph = chain(2).replace(inputs=(Value("v0", TensorType(F32, ("N", 30))),))
+    executable = ready(graph)
     before = count(PREPARED)
     for rows in (1, 5, 1, 5):
         np.testing.assert_array_equal(executable.run([X[:rows]])[0], 4 * X[:rows])
@@ -160,9 +160,9 @@ def test_shapes_that_only_a_call_knows() -> None:
 def test_a_body_may_hold_nodes_that_only_a_native_kernel_serves() -> None:
     double = Function((), (Value("y", TensorType(F32)),), (node("Twice", "x _", "y", domain="test"),), opsets={"": 20, "test": 1})
     keep = Function((), (Value("y", TensorType(F32)),), (node("Identity", "x", "y"),), opsets={"": 20, "test": 1})
-    made = function("c x", "y", node("If", "c", "y", then_branch=double, else_branch=keep), opset=20, test=1)
-    made = made.replace(inputs=(typed("c", np.array(True)), typed("x", X)))
-    executable = ready(made)
+    graph = function("c x", "y", node("If", "c", "y", then_branch=double, else_branch=keep), opset=20, test=1)
+    graph = graph.replace(inputs=(typed("c", np.array(True)), typed("x", X)))
+    executable = ready(graph)
     np.testing.assert_array_equal(executable.run([np.array(True), X])[0], 2 * X)
     np.testing.assert_array_equal(executable.run([np.array(False), X])[0], X)
 
@@ -179,13 +179,13 @@ def test_a_call_of_known_shapes_waits_for_nobody() -> None:
 
     relu = function("x", "y", node("Relu", "x", "y")).replace(inputs=(Value("x", TensorType(F32, ("n",))),))
     by_shapes = ByShapes(relu, made)
-    known, new = np.ones(1, np.float32), np.ones(2, np.float32)
-    by_shapes.run([known])
+    table, new = np.ones(1, np.float32), np.ones(2, np.float32)
+    by_shapes.run([table])
     with ThreadPoolExecutor(2) as pool:
         slow = pool.submit(by_shapes.run, [new])
         assert begun.wait(300)
         try:
-            assert pool.submit(by_shapes.run, [known]).result(300)[0].tolist() == [1]
+            assert pool.submit(by_shapes.run, [table]).result(300)[0].tolist() == [1]
             assert not slow.done()
         finally:
             going_on.set()
@@ -194,30 +194,30 @@ def test_a_call_of_known_shapes_waits_for_nobody() -> None:
 
 def test_only_the_first_sets_of_shapes_have_tapes() -> None:
     """A value that grows in every call would else cost a preparation in every call."""
-    made: list[Any] = []
+    results: list[Any] = []
     relu = function("x", "y", node("Relu", "x", "y")).replace(inputs=(Value("x", TensorType(F32, ("n",))),))
-    by_shapes = ByShapes(relu, lambda f: made.append(f) or ready(f), lambda: ready(relu), most=3)
+    by_shapes = ByShapes(relu, lambda f: results.append(f) or ready(f), lambda: ready(relu), most=3)
     for size in (1, 2, 3, 4, 5, 6, 1, 4):
         assert by_shapes.run([np.full(size, -1, np.float32)])[0].tolist() == [0] * size
-    assert [f.inputs[0].type.shape for f in made] == [(1,), (2,), (3,)]
+    assert [f.inputs[0].type.shape for f in results] == [(1,), (2,), (3,)]
 
 
 def test_the_last_few_are_kept_where_nothing_serves_every_shape() -> None:
-    made: list[Any] = []
+    results: list[Any] = []
     relu = function("x", "y", node("Relu", "x", "y")).replace(inputs=(Value("x", TensorType(F32, ("n",))),))
-    by_shapes = ByShapes(relu, lambda f: made.append(f) or ready(f), most=2)
+    by_shapes = ByShapes(relu, lambda f: results.append(f) or ready(f), most=2)
     for size in (1, 2, 1, 3, 1, 2):
         by_shapes.run([np.ones(size, np.float32)])
-    assert [f.inputs[0].type.shape for f in made] == [(1,), (2,), (3,), (2,)]
+    assert [f.inputs[0].type.shape for f in results] == [(1,), (2,), (3,), (2,)]
 
 
 def test_a_shape_that_only_another_kernel_knows() -> None:
-    made = function(
+    graph = function(
         "x", "y", node("NonZero", "x", "at"), node("Cast", "at", "f", to=1), node("Twice", "f _", "y", domain="test"), test=1
     )
     x = np.float32([0, 3, 0, 4])
-    made = made.replace(inputs=(typed("x", x),))
-    np.testing.assert_array_equal(ready(made).run([x])[0], [[2, 6]])
+    graph = graph.replace(inputs=(typed("x", x),))
+    np.testing.assert_array_equal(ready(graph).run([x])[0], [[2, 6]])
 
 
 # ---------------------------------------------------------------------- kernels that go wrong
@@ -241,16 +241,16 @@ WRONG = [
 
 @pytest.mark.parametrize(("bid", "error", "text"), WRONG)
 def test_a_kernel_that_goes_wrong_is_named(bid: str, error: type[Exception], text: str) -> None:
-    made = chain(1, bid=bid).replace(outputs=(typed("v1", X),))
+    graph = chain(1, bid=bid).replace(outputs=(typed("v1", X),))
     with pytest.raises(error) as raised:
-        ready(made).run([X])
+        ready(graph).run([X])
     assert str(raised.value) == text.format(kernel=f"kernel 'twice' of library {library()}")
 
 
 def test_a_kernel_that_refuses_when_prepared_leaves_the_node_to_the_next() -> None:
     nodes = [node("Neg", "x", "y", bid="refuse"), node("Twice", "y _", "z", domain="test")]
-    made = function("x", "z", *nodes, opset=12, test=1).replace(inputs=(typed("x", X),))
-    np.testing.assert_array_equal(ready(made).run([X])[0], -2 * X)
+    graph = function("x", "z", *nodes, opset=12, test=1).replace(inputs=(typed("x", X),))
+    np.testing.assert_array_equal(ready(graph).run([X])[0], -2 * X)
 
 
 # ---------------------------------------------------------------------- memory and threads
@@ -304,10 +304,10 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
 
 
 def test_a_tape_made_by_hand() -> None:
-    made = chain(2)
+    graph = chain(2)
     kernel = native.load(library()).kernel("twice")
-    first = PreparedKernel(kernel, made.nodes[0], made)
-    second = PreparedKernel(kernel, made.nodes[1], made.with_types(first.outputs))
+    first = PreparedKernel(kernel, graph.nodes[0], graph)
+    second = PreparedKernel(kernel, graph.nodes[1], graph.with_types(first.outputs))
     tape = NativeTape({"v0": TensorType(F32, X.shape)}, ["v2", "v1"], [first, second], {"c": Constant(X)}, 1)
     twice, once = tape.run([X])[0], tape.run([X], [None, out := np.empty_like(X)])[1]
     assert once is out and (once == 2 * X).all() and (twice == 4 * X).all()

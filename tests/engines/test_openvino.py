@@ -83,9 +83,9 @@ def test_bfloat16_goes_in_and_comes_out(columns: int) -> None:
 @pytest.mark.parametrize("columns", [3, LARGE], ids=["copied", "set"])
 def test_an_array_of_another_type_is_refused_and_not_read_as_if(columns: int) -> None:
     executable = compiled(relu(columns))
-    given = np.zeros((2, columns), np.complex64)
+    array = np.zeros((2, columns), np.complex64)
     with np.errstate(all="raise"), pytest.raises(RunFailed, match="failed while it ran"):
-        executable.run([given])
+        executable.run([array])
 
 
 def test_an_array_of_another_shape_is_refused() -> None:
@@ -186,8 +186,8 @@ def test_nothing_is_sent_written_or_printed(tmp_path: Path) -> None:
     environment = {**os.environ, "HOME": str(tmp_path)}
     environment.pop("CI", None)  # in which the library would keep quiet by itself
     command = [sys.executable, "-c", PROCESS]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
     assert not list(tmp_path.iterdir())
 
 
@@ -247,9 +247,9 @@ def test_transforms_are_taken_by_how_exact_they_are(length: int) -> None:
             f"{LIBRARY} computes the angles of this transform in float32, so that its error is beyond 1e-4 of the largest element"
         )
         return
-    found = run(f, x)[0]
+    result = run(f, x)[0]
     expected = np.fft.fft(x[..., 0].astype(np.float64))
-    assert np.abs(found[..., 0] + 1j * found[..., 1] - expected).max() / np.abs(expected).max() <= 1e-4
+    assert np.abs(result[..., 0] + 1j * result[..., 1] - expected).max() / np.abs(expected).max() <= 1e-4
 
 
 def test_a_transform_along_an_axis_that_is_an_input_or_negative_is_declined() -> None:

@@ -214,15 +214,15 @@ def test_corners_are_aligned_in_a_batch_of_any_size() -> None:
 )
 def test_scores_that_the_library_does_not_transform_are_declined(op: str, fields: dict[str, object], reason: str) -> None:
     outputs = ("y",) if op == "SVMRegressor" else ("y", "z")
-    given = Node(
+    data = Node(
         op,
         ("x",),
         outputs,
         read_attributes(({"coefficients": [1.0, -1.0], "rho": [0.5]} if op.startswith("SVM") else {}) | fields),
         "ai.onnx.ml",
     )
-    f = function({"x": TensorType(F32, (1, 2))}, list(outputs), [given], ai_onnx_ml=1)
-    assert Ort().why_not(given, f) == f"{LIBRARY} {reason}"
+    f = function({"x": TensorType(F32, (1, 2))}, list(outputs), [data], ai_onnx_ml=1)
+    assert Ort().why_not(data, f) == f"{LIBRARY} {reason}"
 
 
 def test_buffers_serve_every_kind_of_output() -> None:
@@ -245,15 +245,15 @@ def test_calls_into_fixed_buffers_take_any_strides_and_go_the_public_way_where_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     executable = Ort().compile(function({"x": TensorType(F32, (2, 3))}, ["y"], [Node("Relu", ("x",), ("y",))]), CONTEXT)
-    given, frozen = np.arange(-3, 3, dtype="float32").reshape(3, 2), SQUARE.copy()
+    data, frozen = np.arange(-3, 3, dtype="float32").reshape(3, 2), SQUARE.copy()
     frozen.flags.writeable = False
     for private in (True, False):
         if not private:
             monkeypatch.setattr("xrt.engines.ort.executable.getattr", lambda *_: None, raising=False)
         buffer = np.empty((2, 3), "float32")
         into, bound = executable.bind_outputs([buffer]), executable.bind([frozen], [buffer])
-        into(given.T)
-        np.testing.assert_array_equal(buffer, np.maximum(given.T, 0))
+        into(data.T)
+        np.testing.assert_array_equal(buffer, np.maximum(data.T, 0))
         bound()
         np.testing.assert_array_equal(buffer, np.maximum(SQUARE, 0))
 
@@ -282,11 +282,11 @@ def test_a_spec_makes_the_engine_whose_spec_it_is(spec: str) -> None:
 
 
 def test_equal_options_are_equal_engines_in_whatever_order() -> None:
-    one = Ort(config={"session.disable_prepacking": True, "ep.x": 1})
+    first = Ort(config={"session.disable_prepacking": True, "ep.x": 1})
     other = Ort(config={"ep.x": "1", "session.disable_prepacking": "1"})
-    assert one == other
-    assert hash(one) == hash(other)
-    assert repr(one) == repr(other)
+    assert first == other
+    assert hash(first) == hash(other)
+    assert repr(first) == repr(other)
 
 
 REFUSED = [
@@ -457,8 +457,8 @@ else: raise SystemExit("not refused")
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[], ["pool"]], ids=["own threads", "the process's pool"])
 def test_nothing_is_printed(arguments: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-c", PROCESS, *arguments], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    completed = subprocess.run([sys.executable, "-c", PROCESS, *arguments], capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
 
 
 def test_sessions_opened_at_once_share_what_they_have_grown_by() -> None:
@@ -476,9 +476,9 @@ def test_sessions_opened_at_once_share_what_they_have_grown_by() -> None:
     functions = product(2048), product(1024)
     gc.collect()
     with AllocationTracker(1):
-        kept = list(map(compiled, functions))
-        assert [_session_bytes(executable) for executable in kept] == [0, 0]  # not known before all are open
-    large, small = (_session_bytes(executable) for executable in kept)
+        selected = list(map(compiled, functions))
+        assert [_session_bytes(executable) for executable in selected] == [0, 0]  # not known before all are open
+    large, small = (_session_bytes(executable) for executable in selected)
     assert large == pytest.approx(2 * small, rel=0.01)
     assert 0.75 * weights.nbytes <= large + small <= 3 * weights.nbytes
 
@@ -583,8 +583,8 @@ def list_operators(function: Function) -> list[str]:
 
 
 def assert_as_toy(function: Function, *inputs: Array) -> None:
-    own = Ort().compile(function, CONTEXT).run(list(inputs))
-    for mine, wanted in zip(own, ready(function).run(inputs), strict=True):
+    copy = Ort().compile(function, CONTEXT).run(list(inputs))
+    for mine, wanted in zip(copy, ready(function).run(inputs), strict=True):
         np.testing.assert_allclose(mine, wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -702,18 +702,18 @@ def test_the_disk_cache_keeps_what_is_worth_saving(length: int, writes: int, tmp
         cache = CompileCache(disk=open_disk_tier(directory=tmp_path))
         with xrt.XRTModule(chain(length), engine="ort", strict=True, cache=cache, fold_constants=False) as module:
             module(X)
-        told = cache.statistics.disk
-        assert (told.writes, told.hits) == ((writes, 0) if starts == 1 else (0, writes))
+        output = cache.statistics.disk
+        assert (output.writes, output.hits) == ((writes, 0) if starts == 1 else (0, writes))
 
 
 def test_what_is_kept_is_optimized_once_and_computes_the_same(tmp_path: Path) -> None:
     function, context = chain(WORTH_SAVING), CompileContext(threads=1)
-    kept = compile_model(function, replace(context, is_kept=True))
-    data = Ort().save(kept, replace(context, workdir=tmp_path))
-    assert kept.saved is data
+    saved = compile_model(function, replace(context, is_kept=True))
+    data = Ort().save(saved, replace(context, workdir=tmp_path))
+    assert saved.saved is data
     assert not list(tmp_path.iterdir()), "the work of the compile is what is saved"
     (expected,) = compile_model(function, context).run([X])
-    for executable in (kept, Ort().load(memoryview(bytes(data)), function, context)):
+    for executable in (saved, Ort().load(memoryview(bytes(data)), function, context)):
         np.testing.assert_array_equal(executable.run([X])[0], expected)
 
 

@@ -30,12 +30,12 @@ def one(
 ) -> Function:
     """Return the operator as a Function: types become inputs, arrays constants, None an input that is left out."""
     names = ["" if item is None else f"i{k}" for k, item in enumerate(inputs)]
-    given = dict(zip(names, inputs, strict=True))
+    results = dict(zip(names, inputs, strict=True))
     return Function(
-        tuple(Value(n, t) for n, t in given.items() if t is not None and not isinstance(t, np.ndarray)),
+        tuple(Value(n, t) for n, t in results.items() if t is not None and not isinstance(t, np.ndarray)),
         tuple(Value(f"o{k}", t) for k, t in enumerate(outputs)),
         (Node(op, tuple(names), tuple(f"o{k}" for k in range(len(outputs))), read_attributes(attributes), domain, op.lower()),),
-        {n: Constant(a) for n, a in given.items() if isinstance(a, np.ndarray)},
+        {n: Constant(a) for n, a in results.items() if isinstance(a, np.ndarray)},
         {"": opset, domain: 1 if domain else opset},
     )
 

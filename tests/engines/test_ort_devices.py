@@ -85,9 +85,9 @@ def bound(function: Function, host: Host) -> OrtOnDevice:
     function = compute_outputs(function)
     export = export_model(session_function(function))
     session = open_session(export, quiet_options(), ["CPUExecutionProvider"])
-    made = OrtOnDevice(function, session, host, "own", DeviceBuffer("cpu"), export.files)
-    made.prepare()
-    return made
+    result = OrtOnDevice(function, session, host, "own", DeviceBuffer("cpu"), export.files)
+    result.prepare()
+    return result
 
 
 def traced(model: xrt.Graph, *inputs: Any) -> Function:

@@ -119,8 +119,8 @@ def test_a_bundle_with_packed_weights_gives_the_same_bits(name: str, threads: in
     inputs, expected = save(MODELS[name](), path)
     results, is_mapped = load_and_run(path, inputs, threads=threads)
     assert is_mapped
-    for one, other in zip(results, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for result, other in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(result, other)
 
 
 @pytest.mark.usefixtures("all_mapped")
@@ -148,8 +148,8 @@ def test_the_bundle_may_have_any_name_and_be_moved(name: str, path: Path, tmp_pa
     (tmp_path / "elsewhere").mkdir()
     moved = path.rename(tmp_path / "elsewhere" / name)
     (tmp_path / "link.xrt").symlink_to(moved)
-    for one in (moved, tmp_path / "link.xrt"):
-        results, is_mapped = load_and_run(one, inputs)
+    for item in (moved, tmp_path / "link.xrt"):
+        results, is_mapped = load_and_run(item, inputs)
         assert is_mapped
         np.testing.assert_array_equal(results[0], expected[0])
 

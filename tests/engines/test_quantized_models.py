@@ -132,8 +132,8 @@ def test_weights_of_8_bits_do_not_saturate_on_ort() -> None:
 @pytest.mark.parametrize("engine", ["ort", "openvino"])
 def test_weights_that_are_turned_are_kept_quantized(engine: str) -> None:
     function = quantized_model()
-    nodes = [replace(one, inputs=("dx", "tw")) if one.op == "MatMul" else one for one in function.nodes]
-    at = next(place for place, one in enumerate(nodes) if one.op == "MatMul")
+    nodes = [replace(item, inputs=("dx", "tw")) if item.op == "MatMul" else item for item in function.nodes]
+    at = next(place for place, item in enumerate(nodes) if item.op == "MatMul")
     nodes.insert(at, node("Transpose", "dw", "tw", perm=[1, 0]))
     turned = np.ascontiguousarray(function.constants["w"].array.T)
     function = function.replace(nodes=tuple(nodes), constants={**function.constants, "w": Constant(turned)})

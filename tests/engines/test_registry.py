@@ -246,8 +246,8 @@ def test_each_engine_is_probed_in_a_process_of_its_own(install: Install) -> None
     install("xrt-chip-hangs", "import time\ntime.sleep(3600)", name="hangs")
     install("xrt-chip-quits", "import os, sys\nprint('giving up', file=sys.stderr, flush=True)\nos._exit(3)", name="quits")
     probed = (*probe_all(["toy", "chip", "noisy", "quits"], timeout=600), *probe_all(["hangs"], timeout=2))
-    found = {s.name: (s.state, s.cause) for s in probed}
-    assert found == {
+    results = {s.name: (s.state, s.cause) for s in probed}
+    assert results == {
         "toy": ("ready", ""),
         "chip": ("broken", "its import ended the process (SIGSEGV): it said nothing"),
         "noisy": ("ready", ""),
@@ -258,13 +258,13 @@ def test_each_engine_is_probed_in_a_process_of_its_own(install: Install) -> None
 
 @pytest.mark.full
 def test_probing_all_covers_every_registered_engine() -> None:
-    found = probe_all()
-    assert tuple(s.name for s in found) == names()
-    assert all(parse_spec(s.name) == (s.name, {}) for s in found)
+    result = probe_all()
+    assert tuple(s.name for s in result) == names()
+    assert all(parse_spec(s.name) == (s.name, {}) for s in result)
 
 
 @pytest.mark.slow
 def test_listing_the_engines_imports_none() -> None:
     code = "import sys, xrt.engines as e; e.names(); print(sorted({'onnxruntime', 'tvm', 'xrt.engines.toy'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], env=os.environ, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    completed = subprocess.run([sys.executable, "-c", code], env=os.environ, capture_output=True, text=True, check=True)
+    assert completed.stdout.strip() == "[]"

@@ -95,9 +95,9 @@ class Place:
     empty = ("home", "tmp", "xdg_cache", "xdg_config", "xdg_data")
 
     def run(self, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
-        kept = {name: value for name, value in os.environ.items() if name in ("PATH", "LD_LIBRARY_PATH", "LANG")}
+        variables = {name: value for name, value in os.environ.items() if name in ("PATH", "LD_LIBRARY_PATH", "LANG")}
         environment = {
-            **kept,
+            **variables,
             "PYTHONPATH": os.pathsep.join(sys.path),
             "HOME": str(self.folder / "home"),
             "TMPDIR": str(self.folder / "tmp"),
@@ -120,8 +120,8 @@ class Place:
 
     def left(self) -> list[str]:
         """Return the files and folders that are new."""
-        found = [str(path.relative_to(self.folder)) for name in self.empty for path in (self.folder / name).rglob("*")]
-        return sorted(found + [path.name for path in (self.folder / "work").iterdir() if path.name not in ("m.onnx", "x.npy")])
+        results = [str(path.relative_to(self.folder)) for name in self.empty for path in (self.folder / name).rglob("*")]
+        return sorted(results + [path.name for path in (self.folder / "work").iterdir() if path.name not in ("m.onnx", "x.npy")])
 
 
 @pytest.fixture
@@ -175,8 +175,8 @@ def test_a_worker_looks_up_nothing_and_leaves_nothing(name: str, place: Place) -
 
 
 def look(place: Place, command: tuple[str, ...]) -> None:
-    done = place.run(*command)
-    assert done.returncode == 0, done.stderr
+    completed = place.run(*command)
+    assert completed.returncode == 0, completed.stderr
     assert (place.lookups(), place.left()) == ([], [])
 
 
@@ -186,8 +186,8 @@ VALUE = f"import os, sys; from xrt.engines import create; create('ort'); print(o
 @pytest.mark.slow
 @pytest.mark.parametrize(("given", "found"), [({}, "1"), ({VARIABLE: "0"}, "0"), ({VARIABLE: ""}, "")])
 def test_the_users_own_choice_holds(given: Mapping[str, str], found: str, place: Place) -> None:
-    done = place.run("-c", VALUE, **given)
-    assert done.stdout == f"{found}\n", done.stderr
+    completed = place.run("-c", VALUE, **given)
+    assert completed.stdout == f"{found}\n", completed.stderr
 
 
 @pytest.mark.slow
@@ -226,17 +226,17 @@ def stand_in(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("engine", IMPORTING)
 def test_no_engine_imports_torch(engine: str, stand_in: Path) -> None:
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(stand_in)!r})\n{RUNNING}", engine]
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
 
 
 def test_a_hidden_module_is_there_for_other_threads_and_afterwards(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (stand_in / "torch").rename(stand_in / "hidden_here")
     monkeypatch.syspath_prepend(str(stand_in))
-    found: list[str] = []
+    results: list[str] = []
 
     def load() -> None:
-        found.append(importlib.import_module("hidden_here").NAME)
+        results.append(importlib.import_module("hidden_here").NAME)
         del sys.modules["hidden_here"]
 
     with hide_module("hidden_here"):
@@ -246,16 +246,16 @@ def test_a_hidden_module_is_there_for_other_threads_and_afterwards(stand_in: Pat
         thread.start()
         thread.join()
     load()
-    assert found == ["a stand-in", "a stand-in"]
+    assert results == ["a stand-in", "a stand-in"]
 
 
 def test_a_module_that_was_imported_before_stays(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(stand_in))
     (stand_in / "torch").rename(stand_in / "known_before")
-    known = importlib.import_module("known_before")
-    monkeypatch.setitem(sys.modules, "known_before", known)
+    table = importlib.import_module("known_before")
+    monkeypatch.setitem(sys.modules, "known_before", table)
     with hide_module("known_before"):
-        assert importlib.import_module("known_before") is known
+        assert importlib.import_module("known_before") is table
 
 
 def test_what_is_hidden_is_found_again_after_an_error() -> None:

@@ -144,9 +144,9 @@ def _all_names() -> frozenset[str]:
 LATER, DECIDES = "is known only when it is computed", "symbolic dims decide what"
 
 
-def ask(inputs: Mapping[str, str], made: Node, output: str = "", constants: Mapping[str, Any] | None = None) -> str | None:
+def ask(inputs: Mapping[str, str], node: Node, output: str = "", constants: Mapping[str, Any] | None = None) -> str | None:
     """Return the answer for a node whose result is y."""
-    function = graph({name: f"float32[{dims}]" for name, dims in inputs.items()}, {"y": "float32[?]"}, made, constants=constants)
+    function = graph({name: f"float32[{dims}]" for name, dims in inputs.items()}, {"y": "float32[?]"}, node, constants=constants)
     function = infer_shapes(function.replace(outputs=(Value("y"),)))
     if output:
         declared = graph({"y": f"float32[{output}]"}, {}).inputs
@@ -196,16 +196,16 @@ def test_the_same_at_every_size(inputs: Any, made: Node, constants: Any) -> None
     ids=str,
 )
 def test_not_the_same_at_every_size(inputs: Any, made: Node, constants: Any, reason: str) -> None:
-    found = ask(inputs, made, constants=constants)
-    assert found is not None
-    assert reason in found
+    text = ask(inputs, made, constants=constants)
+    assert text is not None
+    assert reason in text
 
 
 def test_a_declared_extent_that_does_not_follow_is_not_believed() -> None:
     constants = {"k": i64([1])}
     assert ask({"x": "N,M"}, node("ReduceSum", "x k", "y", keepdims=0), "N", constants) is None
-    found = ask({"x": "N,M"}, node("ReduceSum", "x k", "y", keepdims=0), "M", constants)
-    assert found == "the extents that the model declares for this ReduceSum do not follow from those of its inputs"
+    reason = ask({"x": "N,M"}, node("ReduceSum", "x k", "y", keepdims=0), "M", constants)
+    assert reason == "the extents that the model declares for this ReduceSum do not follow from those of its inputs"
 
 
 def test_operators_that_were_not_tried_are_not_taken() -> None:

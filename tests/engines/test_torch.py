@@ -298,14 +298,14 @@ def layer(op: str, *, constant: bool, states: bool = True, **attributes: Any) ->
     state = (BATCH, directions, HIDDEN) if first else (directions, BATCH, HIDDEN)
     shapes |= dict.fromkeys((["h0", "c0"] if op == "LSTM" else ["h0"]) if states else [], state)
     values = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-    held = {name: Constant(values.pop(name)) for name in ("w", "r", "b")} if constant else {}
+    constants = {name: Constant(values.pop(name)) for name in ("w", "r", "b")} if constant else {}
     inputs = tuple(Value(name, TensorType(DType.FLOAT32, value.shape)) for name, value in values.items())
     outputs = ("y", "h", "c") if op == "LSTM" else ("y", "h")
     operands = ("x", "w", "r", "b", "", *(name for name in ("h0", "c0") if name in shapes))
     node = Node(op, operands, outputs, read_attributes({"hidden_size": HIDDEN, **attributes}))
     unknown = TensorType(DType.FLOAT32, None)
     results = tuple(Value(name, unknown) for name in outputs)
-    return Function(inputs, results, (node,), held, {"": 22}), list(values.values())
+    return Function(inputs, results, (node,), constants, {"": 22}), list(values.values())
 
 
 def list_layers() -> Iterator[Any]:
@@ -351,8 +351,8 @@ def test_the_library_computes_what_it_has(op: str, attributes: dict[str, Any], f
             return original(*arguments)
 
         monkeypatch.setattr(torch, name, record)
-    made, inputs = layer(op, constant=True, **attributes)
-    compiled(made).run(inputs)
+    result, inputs = layer(op, constant=True, **attributes)
+    compiled(result).run(inputs)
     assert called == ([] if function is None else [function])
 
 
@@ -362,12 +362,12 @@ def test_the_copies_of_constant_weights_are_made_once_and_counted() -> None:
     executable = compiled(function)
     for _ in range(3):
         executable.run(inputs)
-    (packed,) = (one for one in executable.memory() if one.name == "packed weights")
+    (packed,) = (use for use in executable.memory() if use.name == "packed weights")
     assert packed.nbytes == sum(constant.array.nbytes for constant in function.constants.values())
     function, inputs = layer("LSTM", constant=False)
     executable = compiled(function)
     executable.run(inputs)
-    assert [one.name for one in executable.memory()] == ["workspace"]
+    assert [use.name for use in executable.memory()] == ["workspace"]
 
 
 X = Tagged("tensor", 0)
@@ -569,8 +569,8 @@ def test_a_module_that_draws_numbers_is_run() -> None:
             return x + torch.rand(3) + torch.randperm(3)
 
     with XRTModule(Noise(), engine=["ort", "torch"]) as module:
-        found = module(torch.zeros(3))
-    assert 3 <= found.sum() <= 6
+        result = module(torch.zeros(3))
+    assert 3 <= result.sum() <= 6
 
 
 @pytest.mark.slow

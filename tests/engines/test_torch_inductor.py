@@ -187,15 +187,15 @@ class TestCompiled:
 
     def test_threads_run_it_at_once(self, compiled: Compiled) -> None:
         inputs = [given(rows) for rows in range(2, 14)]
-        due, found = [compiled[0].run([x])[0] for x in inputs], {}
+        due, result = [compiled[0].run([x])[0] for x in inputs], {}
         threads = [
-            threading.Thread(target=lambda i=i, x=x: found.update({i: compiled[0].run([x])[0]})) for i, x in enumerate(inputs)
+            threading.Thread(target=lambda i=i, x=x: result.update({i: compiled[0].run([x])[0]})) for i, x in enumerate(inputs)
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert all(np.array_equal(found[i], y) for i, y in enumerate(due))
+        assert all(np.array_equal(result[i], y) for i, y in enumerate(due))
 
     @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python 3.12 warns of threads where there is a fork
     def test_a_forked_child_computes(self, compiled: Compiled) -> None:

@@ -355,9 +355,9 @@ def test_a_device_that_it_does_not_run_on_is_a_reason() -> None:
         ("Bernoulli", "the kernel runs on cpu, not on cuda:1"),
         ("DFT", "the reference operators run on cpu, not on cuda:1"),
     ):
-        found = why(Node(op, ("x",), ("y",), device="cuda:1"))
-        assert found is not None
-        assert reason in found
+        result = why(Node(op, ("x",), ("y",), device="cuda:1"))
+        assert result is not None
+        assert reason in result
 
 
 def test_a_body_that_it_cannot_take_is_a_reason() -> None:
@@ -396,8 +396,8 @@ needs_calls = pytest.mark.skipif(
 
 def of_threads(count: int) -> BlasThreads:
     """Return a library that says it has so many threads, so that products are cut on a machine of one core too."""
-    kept = [count]
-    library = BlasLibrary("fake", lambda: kept[0], lambda n: kept.__setitem__(0, n), find_blas().calls)
+    results = [count]
+    library = BlasLibrary("fake", lambda: results[0], lambda n: results.__setitem__(0, n), find_blas().calls)
     return BlasThreads([library])
 
 
@@ -494,9 +494,9 @@ print(others() - before)
 @pytest.mark.parametrize("engine", ["toy", "toy{native=off}"])
 def test_no_thread_works_on_after_a_product(engine: str) -> None:
     """OpenBLAS's own threads would use a tenth of a second: ten ticks each."""
-    told = subprocess.run([sys.executable, "-c", SPINNING, engine], capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stderr
-    assert int(told.stdout) <= 2
+    completed = subprocess.run([sys.executable, "-c", SPINNING, engine], capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    assert int(completed.stdout) <= 2
 
 
 def named_node(op: str, inputs: str, output: str, **attributes: Any) -> Node:
@@ -516,8 +516,8 @@ def adam(*extra: Node, outputs: str) -> Function:
     )
     type_ = TensorType(DType.FLOAT32, (1000,))
     inputs = tuple(Value(name, type_) for name in ("w", "m", "v", "g"))
-    found = Function(inputs, tuple(map(Value, outputs.split())), (*extra, *nodes), {"decay": Constant(np.float32(0.9))}, {"": 20})
-    return infer_shapes(found.replace(aliases=(("w", "w_next"), ("m", "m_next"), ("v", "v_next"))))
+    graph = Function(inputs, tuple(map(Value, outputs.split())), (*extra, *nodes), {"decay": Constant(np.float32(0.9))}, {"": 20})
+    return infer_shapes(graph.replace(aliases=(("w", "w_next"), ("m", "m_next"), ("v", "v_next"))))
 
 
 def propose(function: Function, engine: Toy) -> set[tuple[str, str]]:
@@ -568,11 +568,11 @@ def test_a_choice_is_written_over_either_of_both(state: str, condition: np.ndarr
     a, b = np.arange(12, dtype="float32"), -np.arange(12, dtype="float32")
     expected = np.where(condition, *((a, b) if state == "a b" else (b, a)))
     for place in (1, 2, None):
-        given = [condition, a.copy(), b.copy()]
-        out = np.empty_like(a) if place is None else given[place]
-        (found,) = executable.run(given, RunOptions(out=[out]))
-        assert found is out
-        np.testing.assert_array_equal(found, expected)
+        results = [condition, a.copy(), b.copy()]
+        out = np.empty_like(a) if place is None else results[place]
+        (result,) = executable.run(results, RunOptions(out=[out]))
+        assert result is out
+        np.testing.assert_array_equal(result, expected)
 
 
 def test_what_reads_the_update_and_the_state_is_no_reason_to_wait() -> None:
@@ -599,11 +599,11 @@ def test_a_view_that_is_read_later_keeps_its_values() -> None:
     executable = Toy(native="off").compile(function, CompileContext(threads=1))
     executable.prepare()
     assert (0, 0) in executable.inplace_pairs()
-    given = w.copy()
-    found = executable.run([given], RunOptions(out=[given, None]))
-    assert found[0] is given
-    np.testing.assert_array_equal(given, -w)
-    np.testing.assert_array_equal(found[1], -w * w)
+    data = w.copy()
+    result = executable.run([data], RunOptions(out=[data, None]))
+    assert result[0] is data
+    np.testing.assert_array_equal(data, -w)
+    np.testing.assert_array_equal(result[1], -w * w)
 
 
 def run_over_input(function: Function, place: int, *inputs: Array, engine: Toy = Toy(native="off")) -> list[Array]:

@@ -33,17 +33,17 @@ def test_an_element_of_a_sequence_is_returned_as_a_copy() -> None:
     nodes = (Node("SequenceAt", ("s", "first"), ("y",)),)
     first = {"first": Constant(np.array(0))}
     function = Function((Value("s", SequenceType(kind)),), (Value("y", kind),), nodes, first, {"": 18})
-    with world("late") as found:
-        element = found.up(numbers(3))
-        assert found.module(function)([element]) is not element
+    with world("late") as devices:
+        element = devices.up(numbers(3))
+        assert devices.module(function)([element]) is not element
 
 
 def test_an_output_that_is_left_out_is_no_input_of_a_later_node() -> None:
     kind, half = TensorType(DType.FLOAT32, (4,)), TensorType(DType.FLOAT32, (2,))
     nodes = (Node("Split", ("x",), ("", "b"), read_attributes({"num_outputs": 2})), Node("Clip", ("b", "", "most"), ("y",)))
     function = Function((Value("x", kind),), (Value("y", half),), nodes, {"most": Constant(np.float32(1))}, {"": 18})
-    with world("late") as found:
-        same(found, found.module(function)(np.float32([7, 8, 0, 3])), np.float32([0, 1]))
+    with world("late") as devices:
+        same(devices, devices.module(function)(np.float32([7, 8, 0, 3])), np.float32([0, 1]))
 
 
 @pytest.mark.full
@@ -62,9 +62,9 @@ def test_every_node_test_passes_on_a_device_or_is_declined(order: Any) -> None:
             except PlanError as error:
                 words["declined" if TOY in str(error) else "declined without a reason"] += 1
                 continue
-            found = case.judge(host)
-            words["passed" if found else "failed"] += 1
-            wrong += [] if found else [(case.name, str(found))]
+            result = case.judge(host)
+            words["passed" if result else "failed"] += 1
+            wrong += [] if result else [(case.name, str(result))]
     assert wrong == []
     assert words["passed"] >= 1400 and words["declined"] <= 480 and not words["declined without a reason"]
 
@@ -87,17 +87,17 @@ class Sized(xrt.Graph):
 
 def test_what_is_computed_of_shapes_stays_on_the_host() -> None:
     x = numbers(3, 2, 4)
-    with world("late") as found:
-        m = found.module(Sized(), fold_constants=False)
-        same(found, m(x), xrt.XRTModule(Sized(), TOY)(x))
-        assert traffic(m).waits == 0 and found.machine.copies == ["in", "out"], "x, and the result for this test"
+    with world("late") as devices:
+        m = devices.module(Sized(), fold_constants=False)
+        same(devices, m(x), xrt.XRTModule(Sized(), TOY)(x))
+        assert traffic(m).waits == 0 and devices.machine.copies == ["in", "out"], "x, and the result for this test"
 
 
 def test_sizes_are_reported_from_data() -> None:
     function = Sized().trace(numbers(3, 2, 4))
-    found = find_shape_values(function)
-    assert {node.op_type for node in function.nodes if set(node.outputs) <= found} >= {"Shape", "Gather", "Concat"}
-    assert not any(set(node.outputs) & found for node in function.nodes if node.op_type in ("Exp", "Reshape"))
+    result = find_shape_values(function)
+    assert {node.op_type for node in function.nodes if set(node.outputs) <= result} >= {"Shape", "Gather", "Concat"}
+    assert not any(set(node.outputs) & result for node in function.nodes if node.op_type in ("Exp", "Reshape"))
 
 
 def test_a_type_that_no_device_holds_is_a_reason() -> None:

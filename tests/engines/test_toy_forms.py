@@ -37,8 +37,8 @@ def test_every_version_of_every_operator_is_served() -> None:
 
 
 def test_every_kernel_serves_an_operator_that_exists() -> None:
-    known = {(s.domain, s.name) for s in onnx.defs.get_all_schemas_with_history()}
-    assert {(k.domain, k.op_type) for k in ops} <= known | {("com.microsoft", name) for name in MICROSOFT}
+    results = {(s.domain, s.name) for s in onnx.defs.get_all_schemas_with_history()}
+    assert {(k.domain, k.op_type) for k in ops} <= results | {("com.microsoft", name) for name in MICROSOFT}
 
 
 # ---------------------------------------------------------------------- attributes that became inputs
@@ -81,8 +81,8 @@ def test_attributes_became_inputs(op: str, old: int, attributes: dict[str, objec
     x = X[:1]
     outputs = 2 if op == "TopK" else 1
     before = one(op, x, opset=old, outputs=outputs, **attributes)
-    kept = {name: value for name, value in attributes.items() if name in ("mode", "axis")}
-    after = one(op, x, *inputs, opset={"Upsample": 9, "Pad": 13}.get(op, 13), outputs=outputs, **kept)
+    results = {name: value for name, value in attributes.items() if name in ("mode", "axis")}
+    after = one(op, x, *inputs, opset={"Upsample": 9, "Pad": 13}.get(op, 13), outputs=outputs, **results)
     for a, b in zip(*([before], [after]) if outputs == 1 else (before, after), strict=True):
         same(a, b)
 
@@ -250,8 +250,8 @@ def test_grid_sample_renamed_its_modes() -> None:
 def test_grid_sample_reads_where_there_is_no_place_as_torch_does(mode: str, padding: str, expected: list[float]) -> None:
     x = np.arange(1, 17, dtype=np.float32).reshape(1, 1, 4, 4)
     grid = f32([[[[NAN, 0], [0, NAN], [np.inf, 0], [-np.inf, 0.3]]]])
-    found = one("GridSample", x, grid, opset=20, mode=mode, padding_mode=padding, align_corners=int(mode == "linear"))
-    np.testing.assert_allclose(found, f32([[[expected]]]), rtol=1e-5)
+    result = one("GridSample", x, grid, opset=20, mode=mode, padding_mode=padding, align_corners=int(mode == "linear"))
+    np.testing.assert_allclose(result, f32([[[expected]]]), rtol=1e-5)
 
 
 def test_scan_had_a_batch_axis_in_version_8() -> None:

@@ -235,8 +235,8 @@ def test_torch_may_not_be_needed_and_tvm_comes_late() -> None:
 
 def test_a_function_without_code_is_not_saved(tmp_path: Path) -> None:
     shape = TensorType(DType.FLOAT32, (1,))
-    held = {"c": Constant(np.float32(3)), "axes": Constant(np.zeros(1, np.int64))}
-    f = Function((), (Value("y", shape),), (Node("Unsqueeze", ("c", "axes"), ("y",)),), held, {"": 18})
+    results = {"c": Constant(np.float32(3)), "axes": Constant(np.zeros(1, np.int64))}
+    f = Function((), (Value("y", shape),), (Node("Unsqueeze", ("c", "axes"), ("y",)),), results, {"": 18})
     executable = Tvm().compile(f, CONTEXT)
     try:
         with pytest.raises(CompileRefused, match=r"^TVM writes no object file of a module of kind '\w+', which has no code$"):
@@ -451,12 +451,12 @@ def test_what_does_not_vary_is_normalised_to_nothing(number: float, opset: int) 
 def test_statistics_of_a_normalization(axis: int, opset: int, dtype: DType, kept: tuple[str, ...]) -> None:
     """TVM's importer leaves them out; they are float32 by default, whatever is normalized."""
     shape = (2, 3, 8)
-    own, statistics = tensor(*shape[axis:], dtype=dtype), tensor(*(shape[:axis] if axis else ()), *[1] * len(shape[axis:]))
+    copy, statistics = tensor(*shape[axis:], dtype=dtype), tensor(*(shape[:axis] if axis else ()), *[1] * len(shape[axis:]))
     node = Node("LayerNormalization", ("x", "scale", "bias"), kept, read_attributes({"axis": axis}))
     types = {"y": tensor(*shape, dtype=dtype), "mean": statistics, "inverse": statistics}
     f = function(
         node,
-        inputs={"x": tensor(*shape, dtype=dtype), "scale": own, "bias": own},
+        inputs={"x": tensor(*shape, dtype=dtype), "scale": copy, "bias": copy},
         outputs={name: types[name] for name in kept if name},
         opset=opset,
     )
@@ -472,9 +472,9 @@ def test_statistics_of_a_normalization(axis: int, opset: int, dtype: DType, kept
 def test_shifts_by_the_width_and_more() -> None:
     type_ = tensor(6, dtype=DType.INT32)
     value, amount = np.array([-8, -8, 8, 8, 8, -8], np.int32), np.array([1, 99, 1, 32, -1, -1], np.int32)
-    left = run(one("BitShift", type_, type_, output=type_, opset=28, direction="LEFT"), value, amount)[0]
+    remaining = run(one("BitShift", type_, type_, output=type_, opset=28, direction="LEFT"), value, amount)[0]
     right = run(one("BitShift", type_, type_, output=type_, opset=28, direction="RIGHT"), value, amount)[0]
-    assert left.tolist() == [-16, 0, 16, 0, 0, 0]
+    assert remaining.tolist() == [-16, 0, 16, 0, 0, 0]
     assert right.tolist() == [-4, -1, 4, 0, 0, -1]
 
 
@@ -544,8 +544,8 @@ def with_constants(case: ConformanceCase) -> tuple[Function, list[Any]] | None:
         return None
     constants = {name: Constant(np.asarray(values[name])) for name in read}
     rest = tuple(v for v in case.function.inputs if v.name not in read)
-    made = case.function.replace(inputs=rest, constants={**case.function.constants, **constants})
-    return made, [values[v.name] for v in rest]
+    graph = case.function.replace(inputs=rest, constants={**case.function.constants, **constants})
+    return graph, [values[v.name] for v in rest]
 
 
 @pytest.mark.full
@@ -554,11 +554,11 @@ def test_node_tests_with_constants() -> None:
     """A model has its shapes, axes and pads as constants, where the node tests feed them and TVM declines."""
     passed, failed = 0, []
     for case in node_cases():
-        made = with_constants(case)
-        if made is None:
+        result = with_constants(case)
+        if result is None:
             continue
         try:
-            verdict = case.judge(run_alone(Tvm(), *made))
+            verdict = case.judge(run_alone(Tvm(), *result))
         except CompileRefused:
             continue
         passed += bool(verdict)

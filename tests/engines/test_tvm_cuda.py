@@ -282,9 +282,9 @@ class TestOnCuda:
         model, inputs = MODELS[name]
         world = World(None)
         m = world.module(model, "tvm", strict=True)
-        given = [world.up(array) for array in inputs]
+        items = [world.up(array) for array in inputs]
         for _ in range(3):
-            results = m(*given)
+            results = m(*items)
         close_to_toys(world, results, model, inputs)
         assert (traffic(m).copies_in, traffic(m).copies_out, traffic(m).waits) == (0, 0, 0)
 

@@ -33,8 +33,8 @@ def status_of(work: Callable[[], object], seconds: float = 300) -> int:
             os._exit(1)
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
-        if (left := os.waitpid(child, os.WNOHANG))[0]:
-            return left[1]
+        if (remaining := os.waitpid(child, os.WNOHANG))[0]:
+            return remaining[1]
         time.sleep(0.02)
     os.kill(child, signal.SIGKILL)
     return os.waitpid(child, 0)[1]

@@ -273,11 +273,11 @@ print(json.dumps({"wall": wall, "processor": processor, "pool": worked.count("tf
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_budget_bounds_the_threads_that_work(threads: int) -> None:
     """In a process of its own, where nothing else works; what else the machine does can only lower the processor's share."""
-    told = json.loads(
+    document = json.loads(
         subprocess.run([sys.executable, "-c", WORK, str(threads)], check=True, capture_output=True, text=True).stdout
     )
-    assert told["processor"] <= 1.1 * threads * told["wall"]
-    assert told["pool"] <= threads
+    assert document["processor"] <= 1.1 * threads * document["wall"]
+    assert document["pool"] <= threads
 
 
 QUIET = """
@@ -298,9 +298,9 @@ assert jax.numpy.ones(3, "float32").dtype == "float32" and jax.numpy.arange(2).d
 
 @pytest.mark.slow
 def test_nothing_of_the_users_jax_is_changed_or_started() -> None:
-    done = subprocess.run([sys.executable, "-W", "error", "-c", QUIET], check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert (done.stdout, done.stderr) == ("", "")
+    completed = subprocess.run([sys.executable, "-W", "error", "-c", QUIET], check=False, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr
+    assert (completed.stdout, completed.stderr) == ("", "")
 
 
 @pytest.mark.slow

@@ -54,8 +54,10 @@ def fork(way: str, threads: int) -> None:
 @pytest.mark.parametrize("way", ["run", "direct"])
 def test_a_forked_child_has_clients_of_its_own(way: str, threads: int) -> None:
     program = f"from tests.engines.test_xla_forked import fork; fork({way!r}, {threads})"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=1200, check=False, cwd=TOP)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=1200, check=False, cwd=TOP
+    )
+    assert completed.returncode == 0, completed.stderr
 
 
 def test_a_fork_waits_for_the_starts_of_other_threads() -> None:

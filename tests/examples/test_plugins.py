@@ -32,7 +32,7 @@ class Place:
     def run(self, *arguments: str) -> str:
         """Return what Python says on standard output; a failure shows all of it."""
         path = os.pathsep.join([str(self.site), str(ROOT)])
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, *arguments],
             env={**os.environ, "PYTHONPATH": path},
             cwd=self.sources,
@@ -41,8 +41,8 @@ class Place:
             timeout=1800,
             check=False,
         )
-        assert done.returncode == 0, f"{arguments}: {done.stdout}\n{done.stderr}"
-        return done.stdout
+        assert completed.returncode == 0, f"{arguments}: {completed.stdout}\n{completed.stderr}"
+        return completed.stdout
 
 
 @pytest.fixture(scope="module", params=PLUGINS)
@@ -65,8 +65,8 @@ def test_it_is_listed(place: Place) -> None:
 
 
 def test_conform_counts_it(place: Place) -> None:
-    said = place.run("-m", "xrt.cli", "conformance", place.engine, "--cases", "test_tanh*")
-    assert f"{place.engine}: 2 passed, 0 declined, 0 failed" in said
+    completed = place.run("-m", "xrt.cli", "conformance", place.engine, "--cases", "test_tanh*")
+    assert f"{place.engine}: 2 passed, 0 declined, 0 failed" in completed
 
 
 WHOLE = pytest.param((), 200, marks=pytest.mark.full, id="whole")
@@ -75,9 +75,9 @@ PART = pytest.param(("-k", "corpus_alone or fallback_law or cut_law or reason or
 
 @pytest.mark.parametrize(("chosen", "least"), [PART, WHOLE])
 def test_its_own_suite_passes(chosen: tuple[str, ...], least: int, place: Place) -> None:
-    said = place.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", "-W", "error", *chosen)
-    assert " passed" in said
-    assert int(said.split(" passed")[0].split()[-1]) > least
+    completed = place.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", "-W", "error", *chosen)
+    assert " passed" in completed
+    assert int(completed.split(" passed")[0].split()[-1]) > least
 
 
 def test_a_module_takes_it_before_others(place: Place) -> None:

@@ -73,18 +73,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(folder: Path, *command: str) -> str:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1800, check=False)
-    assert done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
-    return done.stdout
+    completed = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1800, check=False)
+    assert completed.returncode == 0, f"{command}: {completed.stdout}\n{completed.stderr}"
+    return completed.stdout
 
 
 @pytest.mark.slow
 def test_its_own_tests_pass(place: Path) -> None:
-    said = run(place, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error")
-    assert "5 passed" in said
+    output = run(place, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error")
+    assert "5 passed" in output
 
 
 @pytest.mark.slow
 def test_the_library_exports_its_entry_and_nothing_else(place: Path) -> None:
-    said = run(place, "nm", "-D", "--defined-only", "libmy_native_kernels.so")
-    assert [line.split()[-1] for line in said.splitlines() if " T " in line] == ["xrt_library_entry"]
+    output = run(place, "nm", "-D", "--defined-only", "libmy_native_kernels.so")
+    assert [line.split()[-1] for line in output.splitlines() if " T " in line] == ["xrt_library_entry"]

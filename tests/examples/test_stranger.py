@@ -50,9 +50,9 @@ print(*[launch.engine for launch in m.plan.launches])
 
 def blocks(language: str) -> list[str]:
     """Return the guide's blocks of a language, with the engine called otherwise."""
-    found = re.findall(rf"^```{language}\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
+    results = re.findall(rf"^```{language}\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
     return [
-        text.replace("my_engine", "stranger").replace("MyEngine", "Stranger").replace("my-engine", "stranger") for text in found
+        text.replace("my_engine", "stranger").replace("MyEngine", "Stranger").replace("my-engine", "stranger") for text in results
     ]
 
 
@@ -80,23 +80,25 @@ class Stranger:
 
     def run(self, *command: str, **more: str) -> str:
         """Run a command at home and return what it says; a failure shows all of it."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV"))}
-        environment = kept | {"PATH": f"{self.python.parent}{os.pathsep}{kept.get('PATH', '')}"} | more
-        done = subprocess.run(command, cwd=self.home, env=environment, capture_output=True, text=True, timeout=3600, check=False)
-        assert done.returncode == 0, f"{shlex.join(command)}: {done.stdout}\n{done.stderr}"
-        return done.stdout
+        variables = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV"))}
+        environment = variables | {"PATH": f"{self.python.parent}{os.pathsep}{variables.get('PATH', '')}"} | more
+        completed = subprocess.run(
+            command, cwd=self.home, env=environment, capture_output=True, text=True, timeout=3600, check=False
+        )
+        assert completed.returncode == 0, f"{shlex.join(command)}: {completed.stdout}\n{completed.stderr}"
+        return completed.stdout
 
 
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Stranger:
-    one = Stranger(tmp_path_factory.mktemp("stranger"))
+    first = Stranger(tmp_path_factory.mktemp("stranger"))
     engine, suite = (next(text for text in blocks("python") if word in text) for word in ("(GraphCompiler)", "(EngineSuite)"))
-    (one.home / "stranger.py").write_text(engine)
-    (one.home / "pyproject.toml").write_text(blocks("toml")[0])
-    (one.home / "test_stranger.py").write_text(suite)
-    one.install(one.home)
-    one.run(str(one.python), "-c", MODEL)
-    return one
+    (first.home / "stranger.py").write_text(engine)
+    (first.home / "pyproject.toml").write_text(blocks("toml")[0])
+    (first.home / "test_stranger.py").write_text(suite)
+    first.install(first.home)
+    first.run(str(first.python), "-c", MODEL)
+    return first
 
 
 def test_xrt_is_the_installed_one(stranger: Stranger) -> None:
@@ -115,8 +117,8 @@ PART = pytest.param(("-k", "corpus_alone or fallback_law or cut_law or reason or
 
 @pytest.mark.parametrize(("chosen", "least"), [PART, WHOLE])
 def test_its_suite_passes(chosen: tuple[str, ...], least: int, stranger: Stranger) -> None:
-    said = stranger.run(str(stranger.python), "-m", "pytest", "-q", "-W", "error", "-m", "not slow", *chosen)
-    assert int(said.split(" passed")[0].split()[-1]) > least
+    output = stranger.run(str(stranger.python), "-m", "pytest", "-q", "-W", "error", "-m", "not slow", *chosen)
+    assert int(output.split(" passed")[0].split()[-1]) > least
 
 
 def test_a_module_uses_it(stranger: Stranger) -> None:

@@ -36,10 +36,10 @@ def cases() -> list[Any]:
 
 @pytest.fixture(scope="module")
 def models(cases: list[Any]) -> dict[str, ModelProto]:
-    found = {case.name: case.model for case in cases}
+    results = {case.name: case.model for case in cases}
     for group in GROUPS:
-        found.update((str(path.relative_to(DATA)), onnx.load(path)) for path in sorted((DATA / group).rglob("*.onnx")))
-    return found
+        results.update((str(path.relative_to(DATA)), onnx.load(path)) for path in sorted((DATA / group).rglob("*.onnx")))
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +70,8 @@ def test_the_checker_accepts_what_is_written(functions: dict[str, Function]) -> 
 def test_at_the_lowest_opset_every_operator_means_the_same(functions: dict[str, Function]) -> None:
     for name, function in functions.items():
         emitted = load(lowest_model(function))
-        asked = [since_version(node, holder) for holder, node in function.walk()]
-        assert [since_version(node, holder) for holder, node in emitted.walk()] == asked, name
+        results = [since_version(node, holder) for holder, node in function.walk()]
+        assert [since_version(node, holder) for holder, node in emitted.walk()] == results, name
 
 
 def test_what_a_node_says_of_the_limits_is_what_the_model_does(functions: dict[str, Function]) -> None:

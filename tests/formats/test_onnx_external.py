@@ -252,18 +252,18 @@ def plainly(data: bytes) -> Function:
 
 def test_every_tensor_is_found_where_it_is(tmp_path: Path, everything_is_large: None) -> None:
     data = with_everything().SerializeToString()
-    found = extract_weights(data)
-    assert len(found.spans) == 6  # five tensors and a sparse one's two, less the one that lists its elements
-    assert all(value not in found.model.SerializeToString() for value in (data[a:b] for a, b in found.spans.values()))
+    result = extract_weights(data)
+    assert len(result.spans) == 6  # five tensors and a sparse one's two, less the one that lists its elements
+    assert all(value not in result.model.SerializeToString() for value in (data[a:b] for a, b in result.spans.values()))
     (tmp_path / "m.onnx").write_bytes(data)
     assert load(tmp_path / "m.onnx") == load(data) == plainly(data)
 
 
 def test_small_tensors_stay_and_small_messages_are_not_looked_into() -> None:
     data = with_everything().SerializeToString()
-    found = extract_weights(data)
-    assert found.spans == {}
-    assert found.model.SerializeToString() == data
+    result = extract_weights(data)
+    assert result.spans == {}
+    assert result.model.SerializeToString() == data
 
 
 def test_arrays_are_owned_aligned_and_outlive_the_file(tmp_path: Path) -> None:
@@ -381,10 +381,10 @@ def test_damaged_bytes_are_read_as_protobuf_reads_them(
     damaged = bytes(data[:cut])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "LARGE_BYTES", 4)
-        found = outcome(lambda: load(damaged))
+        result = outcome(lambda: load(damaged))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "LARGE_BYTES", 1 << 40)
-        assert found == outcome(lambda: load(damaged))
+        assert result == outcome(lambda: load(damaged))
 
 
 @pytest.mark.parametrize("length", [1 << 31, 1 << 34, (1 << 35) - 1])
@@ -423,6 +423,6 @@ def test_a_file_of_more_than_two_gigabytes(tmp_path: Path) -> None:
         file.write(start)
         file.truncate(len(start) + size)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        found = extract_weights(data)
-    assert list(found.spans.values()) == [(len(start), len(start) + size)]
-    assert found.model.graph.initializer[0].dims == [size // 4]
+        result = extract_weights(data)
+    assert list(result.spans.values()) == [(len(start), len(start) + size)]
+    assert result.model.graph.initializer[0].dims == [size // 4]

@@ -240,9 +240,9 @@ def test_generated_functions_at_the_lowest_versions(function: Function) -> None:
     model = lowest_model(function)
     onnx.checker.check_model(model)
     emitted = load(model)
-    asked = {node.name: since_version(node, holder) for holder, node in function.walk()}
+    results = {node.name: since_version(node, holder) for holder, node in function.walk()}
     given_ = {node.name: since_version(node, holder) for holder, node in emitted.walk()}
-    assert {name: given_[name] for name in asked} == asked
+    assert {name: given_[name] for name in results} == results
     assert opsets(lowest_model(emitted)) == opsets(model)
 
 
@@ -316,8 +316,8 @@ def with_hidden_weights() -> Function:
         return Function((), (Value(f"{name}_y", value),), nodes, constants, {"": 21}, name=name)
 
     choice = Node("If", ("c",), ("z",)).with_attributes(then_branch=branch("t", 1), else_branch=branch("e", 2))
-    given = Value("x", value), Value("c", TensorType(DType.BOOL, ()))
-    return Function(given, (Value("z", value),), (choice,), opsets={"": 21})
+    data = Value("x", value), Value("c", TensorType(DType.BOOL, ()))
+    return Function(data, (Value("z", value),), (choice,), opsets={"": 21})
 
 
 def test_weights_of_bodies_are_brought_outside() -> None:

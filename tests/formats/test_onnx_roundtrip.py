@@ -433,12 +433,12 @@ def make(op: str, opset: int, dtype: Any = np.float32, *, axis: int = -1, known:
     names = ["x", "s", "b"] if op == "LayerNormalization" else ["x", "s"]
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     inputs = [helper.make_tensor_value_info("x", kind, [2, 3, 4])]
-    held = [numpy_helper.from_array(array.astype(dtype), name) for name, array in (("s", SCALE), ("b", BIAS)) if name in names]
+    results = [numpy_helper.from_array(array.astype(dtype), name) for name, array in (("s", SCALE), ("b", BIAS)) if name in names]
     if not known:
         inputs.append(helper.make_tensor_value_info("s", kind, [4]))
-        held = held[1:]
+        results = results[1:]
     nodes = [helper.make_node(op, names, ["y"], axis=axis, epsilon=1e-5, **({"stash_type": 1} if opset >= 17 else {}))]
-    graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("y", kind, [2, 3, 4])], held)
+    graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("y", kind, [2, 3, 4])], results)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
@@ -464,8 +464,8 @@ def test_halves_are_normalized_in_float32(op: str) -> None:
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
 def test_the_scale_may_be_an_input_of_any_float_type(op: str, dtype: Any) -> None:
     with xrt.XRTModule(make(op, 13, dtype, known=False), engine="toy") as module:
-        found = module(X.astype(dtype), SCALE.astype(dtype))
-    np.testing.assert_allclose(found, normalize(X.astype(dtype), op, dtype), rtol=3e-3, atol=3e-3)
+        result = module(X.astype(dtype), SCALE.astype(dtype))
+    np.testing.assert_allclose(result, normalize(X.astype(dtype), op, dtype), rtol=3e-3, atol=3e-3)
 
 
 def test_axes_are_those_of_the_scale() -> None:

@@ -213,10 +213,10 @@ def forged(sections: list[dict[str, object]], body: bytes = bytes(64), **head: i
 @pytest.mark.slow
 @given(st.dictionaries(st.text(max_size=8), st.binary(max_size=300), max_size=6))
 def test_what_is_written_is_read(parts: dict[str, bytes]) -> None:
-    found = Container(memoryview(container(parts)), "test")
-    assert {name: bytes(found.section(name)) for name in found.sections} == parts
-    assert all(section.offset % ALIGNMENT == 0 for section in found.sections.values())
-    found.check()
+    result = Container(memoryview(container(parts)), "test")
+    assert {name: bytes(result.section(name)) for name in result.sections} == parts
+    assert all(section.offset % ALIGNMENT == 0 for section in result.sections.values())
+    result.check()
 
 
 @pytest.mark.parametrize("size", [100, MAPPED_FROM + 1])

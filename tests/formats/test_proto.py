@@ -64,10 +64,10 @@ def test_cmake_regenerates_the_module(tmp_path: Path) -> None:
         [cmake, "--build", str(tmp_path / "build"), "--target", "proto"],
     ):
         subprocess.run(command, check=True, capture_output=True)
-    made = (tmp_path / "xrt" / "formats" / "xrt_pb2.py").read_text()
-    found = re.search(r"AddSerializedFile\((b'.*')\)", made)
-    assert found
-    assert ast.literal_eval(found[1]) == xrt_pb2.DESCRIPTOR.serialized_pb
+    text = (tmp_path / "xrt" / "formats" / "xrt_pb2.py").read_text()
+    result = re.search(r"AddSerializedFile\((b'.*')\)", text)
+    assert result
+    assert ast.literal_eval(result[1]) == xrt_pb2.DESCRIPTOR.serialized_pb
     assert (tmp_path / "xrt" / "formats" / "xrt_pb2.pyi").exists()
 
 

@@ -147,12 +147,12 @@ single = {
 
 @st.composite
 def attributes(draw: st.DrawFn, depth: int, outer: tuple[str, ...]) -> tuple[Attribute, ...]:
-    made = {}
+    results = {}
     for name in draw(st.lists(names, unique=True, max_size=3)):
         kind = draw(st.sampled_from([k for k in AttrKind if depth or k not in (AttrKind.GRAPH, AttrKind.GRAPHS)]))
         items = functions(depth - 1, outer) if kind.element is AttrKind.GRAPH else single[kind.element]
-        made[name] = Attribute.of(name, draw(st.lists(items, max_size=3) if kind.is_list else items), kind)
-    return read_attributes(made)
+        results[name] = Attribute.of(name, draw(st.lists(items, max_size=3) if kind.is_list else items), kind)
+    return read_attributes(results)
 
 
 @st.composite
@@ -160,29 +160,29 @@ def functions(draw: st.DrawFn, depth: int = 1, outer: tuple[str, ...] = ()) -> F
     """Functions with anything in every field; whether they mean something is not asked."""
     fresh = draw(st.lists(names, unique=True, min_size=1, max_size=8))
     inputs = [Value(n, draw(maybe_types)) for n in fresh[:2]]
-    held = {name: draw(constants()) for name in fresh[2:3]}
+    results = {name: draw(constants()) for name in fresh[2:3]}
     outer = tuple(name for name in outer if name not in fresh)
-    known, nodes = [*fresh[:3], *outer], []
+    table, nodes = [*fresh[:3], *outer], []
     node_names = draw(st.lists(names, unique=True, min_size=len(fresh), max_size=len(fresh)))
     for index, name in enumerate(fresh[3:]):
         nodes.append(
             Node(
                 op_type=draw(names),
-                inputs=tuple(draw(st.lists(st.sampled_from([*known, ""]), max_size=3))),
+                inputs=tuple(draw(st.lists(st.sampled_from([*table, ""]), max_size=3))),
                 outputs=draw(st.sampled_from([(name,), (name, ""), ("", name)])),
-                attributes=draw(attributes(depth, tuple(known))),
+                attributes=draw(attributes(depth, tuple(table))),
                 domain=draw(st.one_of(st.just(""), names)),
                 name=draw(st.sampled_from([node_names[index], ""])),
                 control=tuple(n.name for n in nodes if n.name and draw(st.booleans())),
                 device=draw(st.sampled_from(["", "cpu", "cuda:1", "odd\n"])),
             )
         )
-        known.append(name)
+        table.append(name)
     return Function(
         inputs=tuple(inputs),
-        outputs=tuple(Value(n, draw(maybe_types)) for n in draw(st.lists(st.sampled_from(known), max_size=3))),
+        outputs=tuple(Value(n, draw(maybe_types)) for n in draw(st.lists(st.sampled_from(table), max_size=3))),
         nodes=tuple(nodes),
-        constants=held,
+        constants=results,
         opsets=draw(st.dictionaries(st.one_of(st.just(""), names), st.integers(0, 99), max_size=3)),
         aliases=tuple(draw(st.lists(st.tuples(names, names), max_size=2))),
         types=draw(st.dictionaries(st.sampled_from([*fresh, "elsewhere"]), types, max_size=4)),
@@ -397,16 +397,16 @@ def test_the_picture() -> None:
 
 def test_every_edge_of_a_real_model_is_drawn_between_things_that_are_drawn() -> None:
     lines = [line.strip() for line in to_dot(load_light("squeezenet")).splitlines()]
-    drawn = {line.split(" ", 1)[0] for line in lines if "[" in line and "->" not in line}
+    results = {line.split(" ", 1)[0] for line in lines if "[" in line and "->" not in line}
     ends = {end for line in lines if "->" in line for end in line.split(" [")[0].split(" -> ")}
-    assert ends == drawn - {"node"}
+    assert ends == results - {"node"}
 
 
 def test_a_long_attribute_is_cut_short() -> None:
     node = Node("Constant", (), ("y",), read_attributes({"value_ints": list(range(100))}))
-    shown = next(
+    output = next(
         line for line in to_dot(Function((), (Value("y"),), (node,), opsets={"": 20})).splitlines() if "value_ints" in line
     )
-    assert "0, 1, 2" in shown
-    assert "…" in shown
-    assert "99" not in shown
+    assert "0, 1, 2" in output
+    assert "…" in output
+    assert "99" not in output

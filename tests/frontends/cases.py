@@ -23,7 +23,7 @@ class Case:
 
     def inputs(self, seed: int = 0) -> tuple[torch.Tensor, ...]:
         generator = torch.Generator().manual_seed(seed)
-        return tuple(make(one, generator) for one in self.tensors)
+        return tuple(make(tensor, generator) for tensor in self.tensors)
 
 
 class Call(torch.nn.Module):
@@ -41,7 +41,7 @@ def make(text: str, generator: torch.Generator) -> torch.Tensor:
     """Make a tensor: f float32, d float64, i int64, n int32, u uint8, b bool, p positive float32, k float32 in (-1, 1)."""
     kind, shape = text[0], tuple(int(digit) for digit in text[1:])
     numbers = torch.randn(shape, generator=generator)
-    made = {
+    results = {
         "f": lambda: numbers * 2,
         "d": lambda: numbers.double() * 2,
         "i": lambda: (numbers * 4).long(),
@@ -52,13 +52,13 @@ def make(text: str, generator: torch.Generator) -> torch.Tensor:
         "k": lambda: numbers.clamp(-0.9, 0.9),
         "x": lambda: numbers.abs().long() % 2,
     }
-    return made[kind]()
+    return results[kind]()
 
 
 def named(table: dict[str, Callable[..., Any]], *tensors: str) -> Iterator[Case]:
     for name, function in table.items():
-        for one in tensors:
-            yield Case(f"{name}-{one}", function, tuple(one.split()))
+        for tensor in tensors:
+            yield Case(f"{name}-{tensor}", function, tuple(tensor.split()))
 
 
 def listed() -> Iterator[Case]:

@@ -73,7 +73,7 @@ def compare(form: Form, dynamic: bool, dtype: torch.dtype = torch.float32, *, gr
     fast = torch.compile(attend, backend="xrt", fullgraph=True, dynamic=dynamic, options={"engine": "toy", "strict": True})
     results = []
     for run in (attend, fast):
-        inputs = [one.clone().requires_grad_(gradients) for one in tensors]
+        inputs = [tensor.clone().requires_grad_(gradients) for tensor in tensors]
         result = run(*inputs)
         weights = torch.linspace(-1, 1, result.numel()).reshape(result.shape).to(dtype)
         results.append([result, *(torch.autograd.grad(result, inputs, weights) if gradients else ())])
@@ -84,8 +84,8 @@ def compare(form: Form, dynamic: bool, dtype: torch.dtype = torch.float32, *, gr
         if dtype is torch.bfloat16
         else {}
     )
-    for found, expected in zip(results[1], results[0], strict=True):
-        torch.testing.assert_close(found, expected, **near)
+    for item, expected in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(item, expected, **near)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
@@ -112,7 +112,7 @@ def test_exported_attention_is_that_of_pytorch(form: Form) -> None:
     tensors, attend = form.make()
     module = xrt.XRTModule(Call(attend), engine="toy", strict=True)
     for rows in (2, 3, 4):  # the second call is captured with open sizes
-        inputs = [torch.cat([one, one * 2])[:rows] if one.ndim == 4 else one for one in tensors]
+        inputs = [torch.cat([tensor, tensor * 2])[:rows] if tensor.ndim == 4 else tensor for tensor in tensors]
         torch.testing.assert_close(module(*inputs), attend(*inputs))
 
 
@@ -128,9 +128,9 @@ def test_attention_in_half_precision_is_as_near_to_float64_as_pytorch(dtype: tor
     torch.manual_seed(0)
     tensors = [(torch.randn(2, 4, 64, 32) * 3).to(dtype) for _ in range(3)]
     attend = functional.scaled_dot_product_attention
-    exact = attend(*(one.double() for one in tensors))
-    found, eager = torch.compile(attend, backend="xrt", options={"engine": "toy"})(*tensors), attend(*tensors)
-    assert (found.double() - exact).abs().max() <= 1.5 * (eager.double() - exact).abs().max()
+    exact = attend(*(tensor.double() for tensor in tensors))
+    result, eager = torch.compile(attend, backend="xrt", options={"engine": "toy"})(*tensors), attend(*tensors)
+    assert (result.double() - exact).abs().max() <= 1.5 * (eager.double() - exact).abs().max()
 
 
 @pytest.mark.parametrize(
@@ -148,9 +148,9 @@ def test_each_operator_of_attention_has_an_onnx_form(attend: Callable[..., Any])
     """Some of them do not run on the CPU, and are captured there all the same."""
     (query, key, value), _ = FORMS[8].make()
     expected = torch.ops.aten._scaled_dot_product_attention_math(query, key, value, is_causal=True, enable_gqa=True)
-    found = capture(Call(attend), (query, key, value))
-    assert found.declined == {}
-    results = xrt.XRTModule(found.function, engine="toy", strict=True)(*(one.numpy() for one in (query, key, value)))
+    captured = capture(Call(attend), (query, key, value))
+    assert captured.declined == {}
+    results = xrt.XRTModule(captured.function, engine="toy", strict=True)(*(item.numpy() for item in (query, key, value)))
     first = results[0] if isinstance(results, tuple) else results
     torch.testing.assert_close(torch.from_numpy(first), expected[0])
 

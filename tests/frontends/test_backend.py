@@ -29,15 +29,15 @@ pytestmark = pytest.mark.slow
 def compiled(
     model: Callable[..., Any], dynamic: bool | None = None, fullgraph: bool = True, **options: Any
 ) -> Callable[..., Any]:
-    made: Callable[..., Any] = torch.compile(
+    result: Callable[..., Any] = torch.compile(
         model, backend=xrt_backend, dynamic=dynamic, fullgraph=fullgraph, options={"engine": "toy", **options}
     )
-    return made
+    return result
 
 
 def test_the_backend_is_registered_by_name() -> None:
-    found = {one.name: one.value for one in metadata.entry_points(group="torch_dynamo_backends")}
-    assert found.get("xrt", "xrt.frontends.torch.backend:xrt_backend") == "xrt.frontends.torch.backend:xrt_backend"
+    results = {item.name: item.value for item in metadata.entry_points(group="torch_dynamo_backends")}
+    assert results.get("xrt", "xrt.frontends.torch.backend:xrt_backend") == "xrt.frontends.torch.backend:xrt_backend"
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
@@ -54,8 +54,8 @@ def test_frozen_parameters_are_constants_of_their_own_memory(functions: list[Fun
     with torch.no_grad():
         torch.testing.assert_close(compiled(block, freeze=True)(x), block(x))
     assert [len(function.inputs) for function in functions] == [1]
-    held = {constant.array.ctypes.data for constant in functions[0].constants.values()}
-    assert {parameter.data_ptr() for parameter in block.parameters()} <= held
+    constants = {constant.array.ctypes.data for constant in functions[0].constants.values()}
+    assert {parameter.data_ptr() for parameter in block.parameters()} <= constants
 
 
 @pytest.mark.parametrize(
@@ -177,11 +177,11 @@ def test_calls_of_threads_with_other_sizes_compile_nothing(functions: list[Funct
             x, y = torch.randn(rows, 4), torch.randn(rows, 4)
             return float((call(x, y) - block(x + y).softmax(-1).mT @ y).abs().max())
 
-    found = [compute_difference(rows) for rows in (4, 5, 6)]
+    results = [compute_difference(rows) for rows in (4, 5, 6)]
     before = len(functions), cache.statistics.misses
     with ThreadPoolExecutor(4) as pool:
-        found += pool.map(compute_difference, [2 + number % 13 for number in range(100)])
-    assert max(found) < 1e-5
+        results += pool.map(compute_difference, [2 + number % 13 for number in range(100)])
+    assert max(results) < 1e-5
     assert (len(functions), cache.statistics.misses) == before
 
 
@@ -237,11 +237,11 @@ def test_outputs_have_the_strides_and_the_shared_memory_of_eager(function: Any, 
     x = torch.randn(4, 6)
     results, expected = compiled(function, dynamic)(x), function(x)
     torch.testing.assert_close(results, expected, check_stride=True)
-    for found, wanted in ((results, expected),) if isinstance(results, torch.Tensor) else zip(results, expected, strict=True):
-        assert found.storage_offset() == wanted.storage_offset()
+    for result, wanted in ((results, expected),) if isinstance(results, torch.Tensor) else zip(results, expected, strict=True):
+        assert result.storage_offset() == wanted.storage_offset()
     if isinstance(results, tuple):
-        starts = [[one.untyped_storage().data_ptr() for one in some] for some in (results, expected)]
-        assert [[one == other for other in starts[0]] for one in starts[0]] == [[a == b for b in starts[1]] for a in starts[1]]
+        starts = [[item.untyped_storage().data_ptr() for item in some] for some in (results, expected)]
+        assert [[item == other for other in starts[0]] for item in starts[0]] == [[a == b for b in starts[1]] for a in starts[1]]
 
 
 @pytest.mark.parametrize(
@@ -271,14 +271,14 @@ def test_a_view_that_a_number_of_a_tensor_chooses_is_the_part_that_eager_gives(v
             x = torch.arange(20.0).reshape(5, 4).requires_grad_()
             with torch._dynamo.config.patch(capture_scalar_outputs=True):
                 parts = pytree.tree_leaves(run(x, torch.tensor(index)))
-                first = next(one for one in parts if isinstance(one, torch.Tensor))
+                first = next(item for item in parts if isinstance(item, torch.Tensor))
                 first.sum().backward()
                 with torch.no_grad():
                     again = pytree.tree_leaves(run(x.detach(), torch.tensor(index)))
                     again[0].fill_(-1)
             memories.append([x.detach(), x.grad, *parts, *again])
-            assert [one.storage_offset() for one in again if isinstance(one, torch.Tensor)] == [
-                one.storage_offset() for one in memories[0][2 + len(parts) :] if isinstance(one, torch.Tensor)
+            assert [item.storage_offset() for item in again if isinstance(item, torch.Tensor)] == [
+                item.storage_offset() for item in memories[0][2 + len(parts) :] if isinstance(item, torch.Tensor)
             ]
         torch.testing.assert_close(memories[1], memories[0])
 
@@ -308,7 +308,7 @@ def test_an_operator_that_the_engine_torch_declines_runs_in_pytorch() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_batch_statistics_of_half_precision_are_computed_in_float32(dtype: torch.dtype) -> None:
-    tensors = [one.to(dtype) for one in (torch.randn(4, 3, 5), *torch.rand(4, 3))]
+    tensors = [item.to(dtype) for item in (torch.randn(4, 3, 5), *torch.rand(4, 3))]
 
     def normalize(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> Any:
         functional = torch.ops.aten._batch_norm_with_update_functional(x, weight, bias, mean, variance, 0.1, 1e-5)
@@ -320,9 +320,9 @@ def test_batch_statistics_of_half_precision_are_computed_in_float32(dtype: torch
 def test_unpooling_keeps_the_memory_format() -> None:
     x = torch.randn(2, 3, 4, 6).contiguous(memory_format=torch.channels_last)
     pooled, indices = nn.functional.max_pool2d(x, 2, return_indices=True)
-    found, expected = (run(pooled, indices, 2) for run in (compiled(nn.functional.max_unpool2d), nn.functional.max_unpool2d))
-    torch.testing.assert_close(found, expected)
-    assert found.stride() == expected.stride()
+    result, expected = (run(pooled, indices, 2) for run in (compiled(nn.functional.max_unpool2d), nn.functional.max_unpool2d))
+    torch.testing.assert_close(result, expected)
+    assert result.stride() == expected.stride()
 
 
 def test_code_after_a_graph_break_writes_through_a_view() -> None:
@@ -338,10 +338,10 @@ def test_code_after_a_graph_break_writes_through_a_view() -> None:
 
 
 def test_what_is_kept_for_the_backward_graph_has_the_strides_that_it_was_traced_with() -> None:
-    kept: list[tuple[int, ...]] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.stride()) or x, lambda x: x):
+    results: list[tuple[int, ...]] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: results.append(x.stride()) or x, lambda x: x):
         compiled(lambda x: x.t().sigmoid())(torch.rand(3, 4, requires_grad=True))
-    assert kept == [(1, 4)]
+    assert results == [(1, 4)]
 
 
 def test_a_graph_break_gives_two_graphs(functions: list[Function]) -> None:

@@ -22,10 +22,10 @@ pytestmark = pytest.mark.slow
 
 
 def compiled(model: Any, engine: Any = "toy", dynamic: bool | None = None, **options: Any) -> Callable[..., Any]:
-    made: Callable[..., Any] = torch.compile(
+    result: Callable[..., Any] = torch.compile(
         model, backend=xrt_backend, fullgraph=True, dynamic=dynamic, options={"engine": engine, **options}
     )
-    return made
+    return result
 
 
 class Decoder(nn.Module):
@@ -52,7 +52,7 @@ class Attending(nn.Module):
         self.feed = nn.Sequential(nn.Linear(8, 16), nn.GELU(approximate="tanh"), nn.Linear(16, 8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (one.unflatten(-1, (2, 4)).transpose(1, 2) for one in self.qkv(self.first(x)).split(8, -1))
+        q, k, v = (item.unflatten(-1, (2, 4)).transpose(1, 2) for item in self.qkv(self.first(x)).split(8, -1))
         x = x + self.out(functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
         return x + self.feed(self.second(x))
 
@@ -96,11 +96,11 @@ ENGINES = ["toy", "ort", ["ort", "toy"], ["openvino", "ort"]]
 
 
 def compare_gradients(module: nn.Module, twin: nn.Module) -> None:
-    for (name, found), wanted in zip(module.named_parameters(), twin.parameters(), strict=True):
-        assert (found.grad is None) == (wanted.grad is None), name
+    for (name, item), wanted in zip(module.named_parameters(), twin.parameters(), strict=True):
+        assert (item.grad is None) == (wanted.grad is None), name
         if wanted.grad is not None:
             scale = float(wanted.grad.abs().max())
-            torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-4, atol=2e-6 + 2e-5 * scale, msg=name)
+            torch.testing.assert_close(item.grad, wanted.grad, rtol=1e-4, atol=2e-6 + 2e-5 * scale, msg=name)
 
 
 @pytest.mark.sample(6)
@@ -154,25 +154,25 @@ def test_twenty_steps_are_those_of_eager(name: str, optimizer: str, functions: l
 def test_two_forward_passes_before_two_backward_passes(name: str) -> None:
     module, inputs = make(name)
     twin = copy.deepcopy(module)
-    others = tuple(one.flip(0) if one.is_floating_point() else (one + 1) % 11 for one in inputs)
+    others = tuple(value.flip(0) if value.is_floating_point() else (value + 1) % 11 for value in inputs)
     call = compiled(module, "ort")
     for model, run in ((module, call), (twin, twin)):
         first, second = run(*inputs), run(*others)
         first.backward()
-        kept = [parameter.grad for parameter in model.parameters()]
+        results = [parameter.grad for parameter in model.parameters()]
         second.backward()
-        assert [one.data_ptr() for one in kept] == [parameter.grad.data_ptr() for parameter in model.parameters()]
+        assert [value.data_ptr() for value in results] == [parameter.grad.data_ptr() for parameter in model.parameters()]
     compare_gradients(module, twin)
 
 
 def test_a_gradient_stays_as_it_is_while_others_are_computed() -> None:
     module, inputs = make("perceptron")
     call = compiled(module, "ort")
-    kept = torch.autograd.grad(call(*inputs), list(module.parameters()))
-    copies = [one.clone() for one in kept]
+    saved = torch.autograd.grad(call(*inputs), list(module.parameters()))
+    copies = [item.clone() for item in saved]
     for _ in range(3):
         torch.autograd.grad(call(inputs[0] * 3), list(module.parameters()))
-    torch.testing.assert_close(list(kept), copies, rtol=0, atol=0)
+    torch.testing.assert_close(list(saved), copies, rtol=0, atol=0)
 
 
 @pytest.mark.sample(3)
@@ -182,8 +182,8 @@ def test_other_batches_are_calls_of_the_same_graphs(name: str, functions: list[F
     twin = copy.deepcopy(module)
     call = compiled(module, "ort", dynamic=True)
     for size in (5, 3, 7, 4):
-        given = [torch.cat([one] * 3)[:size] for one in inputs]
-        loss, wanted = call(*given), twin(*given)
+        results = [torch.cat([value] * 3)[:size] for value in inputs]
+        loss, wanted = call(*results), twin(*results)
         torch.testing.assert_close(loss, wanted, rtol=1e-5, atol=1e-5)
         loss.backward()
         wanted.backward()
@@ -236,11 +236,11 @@ def test_a_backward_graph_that_cannot_be_lowered_runs_in_pytorch(monkeypatch: py
 
     module, inputs = make("convolutional")
     twin = copy.deepcopy(module)
-    made, original = [], backend.lower_graph
+    result, original = [], backend.lower_graph
 
     def lower_graph(*args: Any) -> Any:
-        made.append(args)
-        if len(made) == 2:
+        result.append(args)
+        if len(result) == 2:
             raise ModelError("no rule today")
         return original(*args)
 

@@ -94,15 +94,15 @@ SHAPES = [
 @pytest.mark.parametrize("function", SHAPES)
 def test_numbers_that_follow_from_symbolic_sizes_are_computed(function: Any) -> None:
     axes = {0: torch.export.Dim("rows", min=2, max=64), 1: 2 * torch.export.Dim("half", min=2, max=64)}
-    found = xrt.from_torch(Call(function), (torch.randn(4, 6),), dynamic_shapes={"tensors": (axes,)})
+    captured = xrt.from_torch(Call(function), (torch.randn(4, 6),), dynamic_shapes={"tensors": (axes,)})
     x = torch.randn(6, 8)
-    np.testing.assert_allclose(run(found, x.numpy()), function(x).numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(run(captured, x.numpy()), function(x).numpy(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
 def test_what_depends_on_data_is_computed() -> None:
-    found = xrt.from_torch(Call(lambda x: torch.ones(x.nonzero().shape[0]) * x.sum()), (torch.tensor([1.0, 0.0, 2.0]),))
-    np.testing.assert_array_equal(run(found, np.array([1, 1, 3], "float32")), np.full(3, 5, "float32"))
+    captured = xrt.from_torch(Call(lambda x: torch.ones(x.nonzero().shape[0]) * x.sum()), (torch.tensor([1.0, 0.0, 2.0]),))
+    np.testing.assert_array_equal(run(captured, np.array([1, 1, 3], "float32")), np.full(3, 5, "float32"))
 
 
 class Counter(nn.Module):
@@ -117,34 +117,34 @@ class Counter(nn.Module):
 
 @pytest.mark.slow
 def test_a_buffer_that_is_updated_is_an_input_with_an_alias() -> None:
-    found = capture(Counter(), (torch.ones(2),))
-    assert found.buffers == ("count",)
-    assert [value.name for value in found.function.inputs] == ["x", "count"]
+    captured = capture(Counter(), (torch.ones(2),))
+    assert captured.buffers == ("count",)
+    assert [value.name for value in captured.function.inputs] == ["x", "count"]
     count = np.zeros(2, "float32")
-    module = xrt.XRTModule(found.function, engine="toy")
+    module = xrt.XRTModule(captured.function, engine="toy")
     for step in (1, 2):
         results = module(np.ones(2, "float32"), count)
-        np.testing.assert_array_equal(results[found.leaves[0].index], np.full(2, 2 * step))
+        np.testing.assert_array_equal(results[captured.leaves[0].index], np.full(2, 2 * step))
         np.testing.assert_array_equal(count, np.full(2, step))
 
 
 def test_outputs_are_named_after_keys_and_fields() -> None:
-    found = capture(Call(lambda x: {"a": x + 1, "b": (x * 2, 3, None), "x": x}), (torch.ones(2),))
-    assert [value.name for value in found.function.outputs] == ["a", "b.0"]
-    assert [(leaf.kind, leaf.index, leaf.value) for leaf in found.leaves] == [
+    captured = capture(Call(lambda x: {"a": x + 1, "b": (x * 2, 3, None), "x": x}), (torch.ones(2),))
+    assert [value.name for value in captured.function.outputs] == ["a", "b.0"]
+    assert [(leaf.kind, leaf.index, leaf.value) for leaf in captured.leaves] == [
         ("output", 0, None), ("output", 1, None), ("value", 0, 3), ("value", 0, None), ("input", 0, None),
     ]  # fmt: skip
 
 
 @pytest.mark.slow
 def test_an_operator_without_a_rule_is_an_opaque_node_with_its_reason() -> None:
-    found = capture(Call(lambda x: torch.linalg.svd(x)[1] + torch.special.i0(x)), (torch.eye(3),))
-    (node,) = [node for node in found.function.nodes if node.op_type == "aten__linalg_svd_default"]
+    captured = capture(Call(lambda x: torch.linalg.svd(x)[1] + torch.special.i0(x)), (torch.eye(3),))
+    (node,) = [node for node in captured.function.nodes if node.op_type == "aten__linalg_svd_default"]
     call = OpaqueCall.read(node)
     assert call.operator == "aten::_linalg_svd.default"
     assert call.reason == "the operator has no ONNX form here"
     assert [bool(name) for name in node.outputs] == [False, True, False]
-    assert "aten._linalg_svd.default" in found.declined
+    assert "aten._linalg_svd.default" in captured.declined
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
@@ -179,8 +179,8 @@ def test_a_tensor_that_is_not_dense_is_refused() -> None:
 
 
 def test_dropout_in_training_mode_is_a_dropout() -> None:
-    found = capture(nn.Dropout(0.25).train(), (torch.ones(2),))
-    assert [node.op for node in found.function.nodes] == ["Dropout"] and not found.declined
+    captured = capture(nn.Dropout(0.25).train(), (torch.ones(2),))
+    assert [node.op for node in captured.function.nodes] == ["Dropout"] and not captured.declined
     assert [node.op for node in capture(nn.Dropout().eval(), (torch.ones(2),)).function.nodes] == ["Identity"]
 
 
@@ -202,9 +202,9 @@ def test_what_cannot_be_exported_is_refused_with_the_reason() -> None:
 def test_without_pytorch_the_function_says_what_to_install() -> None:
     lines = ["import sys", "sys.modules['torch'] = None", "import xrt"]
     lines += ["try:", "    xrt.from_torch(1, ())", "except xrt.XRTError as e:", "    print(e)"]
-    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("xrt.from_torch needs PyTorch, which cannot be imported (")
-    assert done.stdout.strip().endswith("pip install 'xrt-engine[torch]'")
+    completed = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
+    assert completed.stdout.startswith("xrt.from_torch needs PyTorch, which cannot be imported (")
+    assert completed.stdout.strip().endswith("pip install 'xrt-engine[torch]'")
 
 
 @pytest.mark.slow
@@ -223,7 +223,7 @@ def replace_module(model: nn.Sequential) -> None:
 
 
 def load(model: nn.Sequential) -> None:
-    model.load_state_dict({name: torch.ones_like(one) for name, one in model.state_dict().items()}, assign=True)
+    model.load_state_dict({name: torch.ones_like(item) for name, item in model.state_dict().items()}, assign=True)
 
 
 def parametrize(model: nn.Sequential) -> None:
@@ -355,9 +355,9 @@ def test_captures_are_bounded() -> None:
     with pytest.warns(SignatureWarning, match="max_bytes"):
         module(x, 3)
     assert "2 captures" in repr(module)
-    kept = module.function
+    saved = module.function
     module(x, 1)
-    assert module.function is not kept
+    assert module.function is not saved
     assert module(x, 3).tolist() == [3, 3]
 
 

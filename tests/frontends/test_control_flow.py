@@ -117,7 +117,7 @@ def test_sizes_may_be_symbolic(case: Case) -> None:
         x = torch.randn(rows, 4)
         results = module(x.numpy())
         results = results if isinstance(results, tuple) else (results,)
-        check([torch.from_numpy(one) for one in results], model(x))
+        check([torch.from_numpy(result) for result in results], model(x))
 
 
 @pytest.mark.sample(8)

@@ -23,8 +23,8 @@ def make(kind: str) -> tuple[Any, list[int]]:
     model = make_library_model(kind, 2, 32, 64)
     settings = {"max_new_tokens": TOKENS, "do_sample": False, "pad_token_id": 0}
     with torch.no_grad():
-        found = model.generate(torch.from_numpy(PROMPT), attention_mask=torch.ones(PROMPT.shape, dtype=torch.long), **settings)
-    return model, found[0, PROMPT.shape[1] :].tolist()
+        tokens = model.generate(torch.from_numpy(PROMPT), attention_mask=torch.ones(PROMPT.shape, dtype=torch.long), **settings)
+    return model, tokens[0, PROMPT.shape[1] :].tolist()
 
 
 @cache

@@ -349,9 +349,9 @@ def test_a_module_that_branches_on_data_runs_in_parts() -> None:
     assert module.parts == ()
     with pytest.warns(FallbackWarning, match=r"Branching branches on data and runs in parts, .*; \.parts are their modules"):
         result = module(x)
-    for one in (x, -x, torch.randn(5, 4)):
+    for item in (x, -x, torch.randn(5, 4)):
         with torch.no_grad():
-            torch.testing.assert_close(module(one), model(one))
+            torch.testing.assert_close(module(item), model(item))
     assert len(module.parts) >= 3
     assert {part.engines for part in module.parts} == {("toy",)}
     assert any("Gemm" in str(part.explain()) for part in module.parts)
@@ -468,7 +468,7 @@ def test_a_module_with_an_operator_that_no_engine_supports_runs_in_parts() -> No
     x = torch.arange(3.0)
     with pytest.warns(FallbackWarning) as caught:
         number, following = module(x)
-    assert [str(one.message).partition("(")[0] for one in caught] == [
+    assert [str(warning.message).partition("(")[0] for warning in caught] == [
         "Call has operators that no engine supports ",
         "a graph of torch.compile runs in PyTorch: no engine of the list ",
     ]

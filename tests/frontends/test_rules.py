@@ -17,12 +17,12 @@ from xrt.frontends.torch.capture import capture
 def test_a_rule_gives_what_pytorch_computes(case: Case) -> None:
     inputs = case.inputs()
     expected = pytree.tree_leaves(Call(case.function)(*inputs))
-    found = capture(Call(case.function), inputs)
-    assert found.declined == {}
-    module = xrt.XRTModule(found.function, engine="toy", strict=True)
-    results = module(*[inputs[index].numpy() for index in found.inputs])
+    captured = capture(Call(case.function), inputs)
+    assert captured.declined == {}
+    module = xrt.XRTModule(captured.function, engine="toy", strict=True)
+    results = module(*[inputs[index].numpy() for index in captured.inputs])
     results = results if isinstance(results, tuple) else (results,)
-    outputs = [inputs[leaf.index].numpy() if leaf.kind == "input" else results[leaf.index] for leaf in found.leaves]
+    outputs = [inputs[leaf.index].numpy() if leaf.kind == "input" else results[leaf.index] for leaf in captured.leaves]
     for output, wanted in zip(outputs, expected, strict=True):
         assert torch.from_numpy(np.array(output)).dtype is wanted.dtype
         np.testing.assert_allclose(output, wanted.numpy(), rtol=2e-5, atol=1e-5)

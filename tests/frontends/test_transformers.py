@@ -67,11 +67,11 @@ def test_generated_tokens_are_those_of_eager(kind: str, cache: str, padding: int
         expected = model.generate(prompt, **options)
         engines = ["toy", "torch"] if kind == "mixtral" else ["toy"]  # its experts are an operator of transformers
         model.forward = torch.compile(model.forward, backend="xrt", options={"engine": engines, "strict": True})
-        found = model.generate(prompt, **options)
+        tokens = model.generate(prompt, **options)
     torch._dynamo.reset()
-    assert torch.equal(found.sequences, expected.sequences)
-    for one, other in zip(found.logits, expected.logits, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    assert torch.equal(tokens.sequences, expected.sequences)
+    for item, other in zip(tokens.logits, expected.logits, strict=True):
+        torch.testing.assert_close(item, other, rtol=1e-4, atol=1e-4)
 
 
 def test_a_cache_among_the_outputs_is_refused_with_the_way_out() -> None:
@@ -81,5 +81,5 @@ def test_a_cache_among_the_outputs_is_refused_with_the_way_out() -> None:
     model, prompt = make("llama"), torch.arange(3, 10)[None]
     with pytest.raises(ModelError, match=r"with a cache of transformers as input or output; pass use_cache=False, or use"):
         XRTModule(model, engine="toy")(prompt)
-    found = XRTModule(model, engine="toy")(prompt, use_cache=False)
-    torch.testing.assert_close(found.logits, model(prompt).logits.detach())
+    module = XRTModule(model, engine="toy")(prompt, use_cache=False)
+    torch.testing.assert_close(module.logits, model(prompt).logits.detach())

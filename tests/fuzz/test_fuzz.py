@@ -27,7 +27,7 @@ def on_toy(function, inputs):
 def test_generated_graphs_agree_on_ort_and_on_mixtures():
     fuzzer = Fuzzer(["ort"], bisects=False)
     fuzzer.run(range(20_000, 20_250))
-    assert [str(found) for found in fuzzer.findings] == []
+    assert [str(item) for item in fuzzer.findings] == []
     assert fuzzer.counts["ort alone", Verdict.AGREES] > 150, "an engine that takes few graphs proves little"
     assert fuzzer.counts["mixture of ort,toy", Verdict.AGREES] > 240
 
@@ -37,14 +37,14 @@ def test_generated_graphs_agree_on_ort_and_on_mixtures():
 def test_generated_graphs_agree_on_tvm_and_on_mixtures():
     fuzzer = Fuzzer(["tvm"], bisects=False)
     fuzzer.run(range(30_000, 30_006))
-    assert [str(found) for found in fuzzer.findings] == []
+    assert [str(item) for item in fuzzer.findings] == []
 
 
 def test_a_seed_is_one_graph_with_its_inputs():
     for seed in range(20):
-        one, other = make_sample(seed), make_sample(seed)
-        assert one.function.fingerprint == other.function.fingerprint
-        for a, b in zip(one.inputs, other.inputs, strict=True):
+        first, other = make_sample(seed), make_sample(seed)
+        assert first.function.fingerprint == other.function.fingerprint
+        for a, b in zip(first.inputs, other.inputs, strict=True):
             assert np.array_equal(a, b) or a.tobytes() == b.tobytes(), "a NaN equals nothing"
 
 
@@ -72,16 +72,16 @@ def test_a_planted_wrong_kernel_is_found_and_bisected(how, operator):
     seeds = (s for s in range(1000) if any(n.op == operator for n in make_sample(s).function.nodes))
     while not fuzzer.findings:
         fuzzer.run([next(seeds)])
-    (found,) = fuzzer.findings
-    assert any(inner.op == operator for inner in found.sample.function.nodes)
-    assert len(found.sample.function.nodes) == 1
-    assert found.mode and found.message
+    (result,) = fuzzer.findings
+    assert any(inner.op == operator for inner in result.sample.function.nodes)
+    assert len(result.sample.function.nodes) == 1
+    assert result.mode and result.message
 
 
 def test_a_failing_graph_of_the_reference_is_a_finding(monkeypatch):
     fuzzer = Fuzzer(["ort"], reference=FaultyEngine())
     fuzzer.run([1])
-    assert [found.mode for found in fuzzer.findings] == ["the reference"]
+    assert [item.mode for item in fuzzer.findings] == ["the reference"]
 
 
 def test_an_entry_in_a_file_is_read_as_it_was(tmp_path):
@@ -104,8 +104,8 @@ def test_an_entry_in_a_file_is_read_as_it_was(tmp_path):
 
 def test_what_was_found_is_in_the_corpus_of_every_engine():
     assert len(FOUND) >= 5
-    assert all(find_entry(found.name) is found for found in FOUND)
-    assert len({one.name for one in CORPUS}) == len(CORPUS)
+    assert all(find_entry(item.name) is item for item in FOUND)
+    assert len({entry.name for entry in CORPUS}) == len(CORPUS)
 
 
 def test_a_file_that_is_no_entry_is_refused(tmp_path):
@@ -116,21 +116,21 @@ def test_a_file_that_is_no_entry_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_the_command_counts_and_exits_with_0(capsys):
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as raised:
         main(["fuzz", "--count", "3", "--engines", "ort"])
-    assert left.value.code == 0
-    shown = capsys.readouterr().out
-    assert "3 graphs from seed 0: 0 disagreements" in shown
-    (counts,) = [line.split("\t")[1:] for line in shown.splitlines() if line.startswith("mixture of ort,toy\t")]
+    assert raised.value.code == 0
+    output = capsys.readouterr().out
+    assert "3 graphs from seed 0: 0 disagreements" in output
+    (counts,) = [line.split("\t")[1:] for line in output.splitlines() if line.startswith("mixture of ort,toy\t")]
     assert sum(map(int, counts)) == 3
     assert counts[-1] == "0"
 
 
 def test_an_engine_that_takes_nothing_proves_nothing(monkeypatch, capsys):
     monkeypatch.setattr("xrt.cli.workshop.split_specs", lambda text: [RecordingEngine(takes="nothing")])
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as raised:
         main(["fuzz", "--count", "2", "--way", "alone", "--in-process"])
-    assert left.value.code == 1
+    assert raised.value.code == 1
     assert "alone: it took none of the graphs, so nothing is known of it" in capsys.readouterr().err
 
 
@@ -138,11 +138,11 @@ def test_an_engine_that_takes_nothing_proves_nothing(monkeypatch, capsys):
 def test_the_command_keeps_what_disagrees_and_exits_with_1(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("xrt.cli.workshop.split_specs", lambda text: [FaultyEngine(how="value", takes="Tanh")])
     seed = next(s for s in range(1000) if any(inner.op == "Tanh" for inner in make_sample(s).function.nodes))
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as raised:
         main(["fuzz", "--count", "1", "--seed", str(seed), "--keep", str(tmp_path)])
-    assert left.value.code == 1
-    kept = read_entry(tmp_path / f"fuzz_{seed}.txt")
-    assert kept.judge(on_toy(kept.function, kept.inputs))
+    assert raised.value.code == 1
+    saved = read_entry(tmp_path / f"fuzz_{seed}.txt")
+    assert saved.judge(on_toy(saved.function, saved.inputs))
     assert "1 disagreement\n" in capsys.readouterr().out
 
 
@@ -163,5 +163,5 @@ def test_the_command_runs_the_ways_that_are_named(capsys: pytest.CaptureFixture[
     argv = ["fuzz", "--count", "6", "--way", "alone", "--way", "alternating", "--in-process"]
     with pytest.raises(SystemExit, match="0"):
         main(argv)
-    told = capsys.readouterr().out
-    assert "ort alone" in told and "alternating ort,toy" in told and "mixture" not in told
+    output = capsys.readouterr().out
+    assert "ort alone" in output and "alternating ort,toy" in output and "mixture" not in output

@@ -306,18 +306,18 @@ def test_functions_that_cannot_be_recorded(change: dict[str, Any], inputs: int, 
 
 
 def test_a_tensor_of_another_graph_is_refused() -> None:
-    kept: list[Tensor] = []
-    trace(lambda x: (kept.append(x), x)[1], F32, name="first")
+    results: list[Tensor] = []
+    trace(lambda x: (results.append(x), x)[1], F32, name="first")
     with pytest.raises(ModelError, match=r"value 'x' belongs to another graph \('first'\) and cannot be used in 'main'"):
-        trace(lambda x: ops.Add(x, kept[0]), F32)
+        trace(lambda x: ops.Add(x, results[0]), F32)
 
 
 def test_a_tensor_of_a_body_that_has_ended_is_refused() -> None:
-    kept: list[Tensor] = []
+    results: list[Tensor] = []
 
     def build(x: Any) -> Any:
-        ops.If(x.sum() > 0, then_branch=lambda: (kept.append(y := x + 1), y)[1], else_branch=lambda: x)
-        return kept[0] + 1
+        ops.If(x.sum() > 0, then_branch=lambda: (results.append(y := x + 1), y)[1], else_branch=lambda: x)
+        return results[0] + 1
 
     with pytest.raises(ModelError, match=r"belongs to a body that has ended, or another graph \('then_branch'\)"):
         trace(build, F32)

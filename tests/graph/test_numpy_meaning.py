@@ -195,7 +195,7 @@ def test_strings_compare() -> None:
 
 def test_what_is_no_operand_is_left_to_the_other_side() -> None:
     class Other:
-        def __radd__(self, left: Any) -> str:
+        def __radd__(self, value: Any) -> str:
             return "theirs"
 
     seen = []

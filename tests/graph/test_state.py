@@ -109,8 +109,8 @@ REFUSED = {
 def test_what_is_no_state_is_refused(states: list[State], message: str) -> None:
     nodes = (Node("Opaque", ("h",), ("long", "list"), domain="com.acme"),)
     more = (value("long", 3), Value("list", SequenceType(F32)))
-    given = function()
-    given = given.replace(nodes=given.nodes + nodes, outputs=given.outputs + more, opsets={"": 20, "com.acme": 1})
+    graph = function()
+    graph = graph.replace(nodes=graph.nodes + nodes, outputs=graph.outputs + more, opsets={"": 20, "com.acme": 1})
     with pytest.raises(ModelError) as caught:
-        declare_states(given, states)
+        declare_states(graph, states)
     assert str(caught.value) == f"function 'main' is not valid: {message}"

@@ -188,11 +188,11 @@ def typed_body(inputs: tuple[Value, ...], *outputs: Value, nodes: tuple[Node, ..
 
 def carrying(op: str, **attributes: Any) -> Function:
     """Return a function of a node that carries x, and whose body makes integers of it."""
-    inputs, given = [Value("s", F32)], [Value("after", I64)]
+    inputs, data = [Value("s", F32)], [Value("after", I64)]
     if op == "Loop":
-        inputs, given = [Value("i"), Value("go"), *inputs], [Value("again", BOOL), *given]
+        inputs, data = [Value("i"), Value("go"), *inputs], [Value("again", BOOL), *data]
     nodes = (Node("Shape", ("s",), ("after",)), Node("Identity", ("c",), ("again",)))
-    inner = typed_body(tuple(inputs), *given, nodes=nodes)
+    inner = typed_body(tuple(inputs), *data, nodes=nodes)
     reads = ("", "c", "x") if op == "Loop" else ("x",)
     return one(Node(op, reads, ("y",), read_attributes({"body": inner, **attributes})))
 

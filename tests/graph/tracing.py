@@ -45,7 +45,7 @@ def run(build: Callable[..., Any], *arrays: Any, by: Callable[..., list[Any]] = 
     for value, result in zip(function.outputs, results, strict=True):
         assert isinstance(value.type, TensorType)
         assert DType.of(np.asarray(result)) is value.type.dtype, value
-        known = value.type.shape
-        assert known is None or len(known) == np.ndim(result), value
-        assert known is None or all(a == b or not isinstance(a, int) for a, b in zip(known, np.shape(result), strict=True)), value
+        table = value.type.shape
+        assert table is None or len(table) == np.ndim(result), value
+        assert table is None or all(a == b or not isinstance(a, int) for a, b in zip(table, np.shape(result), strict=True)), value
     return results

@@ -36,15 +36,15 @@ from xrt.runtime import Profile
 HOSTILE = [kind for kind in VIEWS if not kind.startswith("plain ")]
 
 
-def read(shown: Any) -> Reader:
-    return Reader(shown._repr_html_())
+def read(value: Any) -> Reader:
+    return Reader(value._repr_html_())
 
 
 @pytest.mark.parametrize("kind", VIEWS)
 def test_it_needs_nothing_else_and_runs_nothing(kind: str) -> None:
     text = VIEWS[kind]._repr_html_()
-    found = Reader(text)
-    assert not {name for name, _ in found.elements} & {
+    result = Reader(text)
+    assert not {name for name, _ in result.elements} & {
         "script",
         "iframe",
         "object",
@@ -55,7 +55,7 @@ def test_it_needs_nothing_else_and_runs_nothing(kind: str) -> None:
         "link",
         "html",
     }
-    attributes = [name for _, given in found.elements for name in given]
+    attributes = [name for _, element in result.elements for name in element]
     assert not [
         name for name in attributes if name in ("src", "href", "xlink:href", "action", "style", "id") or name.startswith("on")
     ]
@@ -64,17 +64,17 @@ def test_it_needs_nothing_else_and_runs_nothing(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_name_is_text_and_nothing_else(kind: str) -> None:
-    found = read(VIEWS[kind])
-    assert "<script>fetch('https://example.org/')</script>" in found.text
-    assert "\u202e" not in found.text
+    result = read(VIEWS[kind])
+    assert "<script>fetch('https://example.org/')</script>" in result.text
+    assert "\u202e" not in result.text
 
 
 @pytest.mark.parametrize("kind", VIEWS)
 def test_it_is_one_part_with_a_style_of_its_own(kind: str) -> None:
-    found = read(VIEWS[kind])
-    (first, attributes), (second, _), *_ = found.elements
+    result = read(VIEWS[kind])
+    (first, attributes), (second, _), *_ = result.elements
     assert (first, attributes, second) == ("div", {"class": ROOT}, "style")
-    assert all(given.get("aria-label") for _, given in found.elements if given.get("role") in ("img", "region"))
+    assert all(element.get("aria-label") for _, element in result.elements if element.get("role") in ("img", "region"))
 
 
 @pytest.mark.parametrize("kind", VIEWS)
@@ -84,9 +84,9 @@ def test_the_same_thing_gives_the_same_picture(kind: str) -> None:
 
 def test_every_rule_of_a_cell_is_about_the_view_alone() -> None:
     text = re.sub(r"@media[^{]*\{((?:[^{}]*\{[^{}]*\})*)\s*\}", r"\1", load_cell_style())
-    selectors = [one for rule in re.findall(r"([^{}]+)\{", text) for one in split_outside_of_parentheses(rule)]
+    selectors = [item for rule in re.findall(r"([^{}]+)\{", text) for item in split_outside_of_parentheses(rule)]
     assert len(selectors) > 80
-    assert [one for one in selectors if SELECTOR not in one] == []
+    assert [item for item in selectors if SELECTOR not in item] == []
     assert "rem" not in load_cell_style() and "html" not in load_cell_style()
     assert "html" in load_page_style()
 
@@ -97,8 +97,8 @@ def split_outside_of_parentheses(rule: str) -> list[str]:
 
 def test_a_function_is_drawn_node_by_node_or_summed_up() -> None:
     small, large = read(make_chain(5)), read(make_chain(300))
-    assert sum(given.get("class") == "box" for _, given in small.elements) == 5 + 2
-    assert sum(given.get("class") == "box" for _, given in large.elements) == MOST + 2
+    assert sum(element.get("class") == "box" for _, element in small.elements) == 5 + 2
+    assert sum(element.get("class") == "box" for _, element in large.elements) == MOST + 2
     assert "The graph of main: 300 nodes, drawn in 16 boxes" in large.text
     assert "v0 input float32[2,3]" in small.text and "v5 output float32[2,3]" in small.text and "v0: float32[2,3]" in small.text
     assert "print(function) has its nodes one by one." in large.text
@@ -107,16 +107,16 @@ def test_a_function_is_drawn_node_by_node_or_summed_up() -> None:
 
 def test_a_function_without_nodes_has_no_drawing() -> None:
     model = make_chain(1)
-    found = read(Function(model.inputs, model.inputs, opsets={"": 20}))
-    assert "svg" not in {name for name, _ in found.elements}
+    result = read(Function(model.inputs, model.inputs, opsets={"": 20}))
+    assert "svg" not in {name for name, _ in result.elements}
 
 
 def test_a_plan_has_its_regions_and_its_reasons() -> None:
-    found = read(make_plan(4))
-    assert "Plan: 4 nodes in 4 regions" in found.text and "xla (fallback)" in found.text
-    assert "n0, n1, n2, n3 4 ort no kernel" in found.text
-    assert all(f"r{number}" in found.text for number in range(4))
-    assert sum(given.get("class") == "box" for _, given in found.elements) == 4 + 2
+    result = read(make_plan(4))
+    assert "Plan: 4 nodes in 4 regions" in result.text and "xla (fallback)" in result.text
+    assert "n0, n1, n2, n3 4 ort no kernel" in result.text
+    assert all(f"r{number}" in result.text for number in range(4))
+    assert sum(element.get("class") == "box" for _, element in result.elements) == 4 + 2
 
 
 DECLARED = {"a": "blue", "b": "blue", "c": "green", "odd": "mauve"}
@@ -166,12 +166,12 @@ def test_a_search_has_its_candidates_and_the_times_of_its_plan() -> None:
 
 
 def test_an_explanation_is_a_page_too_and_its_data_has_no_plan() -> None:
-    found = make_explanation()
-    page = Reader(render_explanation_page(found, "<model>"))
+    result = make_explanation()
+    page = Reader(render_explanation_page(result, "<model>"))
     assert page.text.count("Where the nodes of <model> are") == 2
     assert "svg" in {name for name, _ in page.elements}
-    assert "plan" not in found.to_dict() and "plan=" not in repr(found)
-    assert found == replace(found, plan=None)
+    assert "plan" not in result.to_dict() and "plan=" not in repr(result)
+    assert result == replace(result, plan=None)
 
 
 def test_a_module_explains_with_its_plan() -> None:
@@ -192,8 +192,8 @@ m(numpy.ones((2, 3), "float32")), str(m.plan), str(m.explain()), str(m.profile()
 found = [name for name in sys.modules if name.endswith(".html") or ".html." in name]
 print(sorted([*found, *({"rich", "jinja2", "graphlay"} & {*sys.modules})]))
 """
-    done = subprocess.run([sys.executable, "-c", plain], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    completed = subprocess.run([sys.executable, "-c", plain], capture_output=True, text=True, check=True)
+    assert completed.stdout.strip() == "[]"
 
 
 def test_a_module_and_what_it_reports_are_tables_and_pictures() -> None:

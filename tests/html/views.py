@@ -61,13 +61,13 @@ def make_profile(name: str = "") -> Profile:
 def make_result(name: str = "") -> TuningResult:
     """Return a search in which one plan won, one lost and one failed."""
     plan = make_plan(2, name)
-    found = (
+    result = (
         CandidateResult(plan, "won", 0.001, 0.0009, 0.0011, 0.5, 0.4, 0.6, name, (0.0004, 0.0005)),
         CandidateResult(make_plan(3, name), "lost", 0.002, note=name),
         CandidateResult(make_plan(1, name), "failed", note=name),
     )
     return TuningResult(
-        plan, race=CandidateComparison(found, 20, 1), budget=20.0, notes=(name,), unmeasured=FrozenDict({name: name})
+        plan, race=CandidateComparison(result, 20, 1), budget=20.0, notes=(name,), unmeasured=FrozenDict({name: name})
     )
 
 
@@ -87,8 +87,8 @@ def make_report(name: str = "") -> BenchReport:
     """Return a comparison in which one ran, and one failed."""
     plan = tuple(replace(region, name=f"{name}{region.name}") for region in chain("ort", "toy"))
     failed = ReportRow(BenchCandidate((name or "xla",)), "failed", name)
-    found = report(Group(name, None, 1, (row("ort", 0.002, plan, verdict="fastest"), failed)), command=name)
-    return replace(found, machine=FrozenDict({f"processor {name}": name}))
+    result = report(Group(name, None, 1, (row("ort", 0.002, plan, verdict="fastest"), failed)), command=name)
+    return replace(result, machine=FrozenDict({f"processor {name}": name}))
 
 
 def make_throughput(name: str = "") -> ThroughputResult:

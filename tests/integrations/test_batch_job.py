@@ -30,8 +30,8 @@ from xrt.ray import Predictor
 
 
 def _run(*arguments: str) -> tuple[int, str]:
-    done = CliRunner().invoke(cli, ["batch", *arguments], standalone_mode=False, catch_exceptions=False)
-    return done.return_value, done.output
+    completed = CliRunner().invoke(cli, ["batch", *arguments], standalone_mode=False, catch_exceptions=False)
+    return completed.return_value, completed.output
 
 
 def _read(folder: Path) -> pa.Table:
@@ -39,9 +39,9 @@ def _read(folder: Path) -> pa.Table:
 
 
 def _check(folder: Path, rows: list[np.ndarray]) -> None:
-    found = _read(folder)
-    assert found.column("row").to_pylist() == list(range(len(rows)))
-    assert found.column("squares").to_pylist() == [(row.astype("float32") ** 2).tolist() for row in rows]
+    result = _read(folder)
+    assert result.column("row").to_pylist() == list(range(len(rows)))
+    assert result.column("squares").to_pylist() == [(row.astype("float32") ** 2).tolist() for row in rows]
 
 
 @pytest.mark.slow
@@ -50,12 +50,14 @@ def test_rows_of_several_files_come_out_in_order(tmp_path):
     (tmp_path / "in").mkdir()
     rows = write_texts(tmp_path / "in" / "a.parquet", 23, group=7)
     rows += write_texts(tmp_path / "in" / "b.parquet", 9, seed=1)
-    code, said = _run(model, str(tmp_path / "in"), "-o", str(tmp_path / "out"), "-e", "toy", "--part-rows", "5", "--workers", "2")
-    assert (code, said) == (0, f"{tmp_path / 'out'}: 32 of 32 rows written in 7 parts\n")
-    found = _read(tmp_path / "out")
-    assert found.column("row").to_pylist() == [*range(23), *range(9)]
-    assert found.column("squares").to_pylist() == [(row.astype("float32") ** 2).tolist() for row in rows]
-    assert found.schema.field("squares").type == pa.list_(pa.float32())
+    code, completed = _run(
+        model, str(tmp_path / "in"), "-o", str(tmp_path / "out"), "-e", "toy", "--part-rows", "5", "--workers", "2"
+    )
+    assert (code, completed) == (0, f"{tmp_path / 'out'}: 32 of 32 rows written in 7 parts\n")
+    result = _read(tmp_path / "out")
+    assert result.column("row").to_pylist() == [*range(23), *range(9)]
+    assert result.column("squares").to_pylist() == [(row.astype("float32") ** 2).tolist() for row in rows]
+    assert result.schema.field("squares").type == pa.list_(pa.float32())
     again = _run(model, str(tmp_path / "in"), "-o", str(tmp_path / "out"), "-e", "toy", "--part-rows", "5", "--batch", "3")
     assert again == (0, f"{tmp_path / 'out'}: 0 of 32 rows written in 0 parts, 32 were there\n")
 
@@ -90,11 +92,11 @@ def test_rows_with_errors_have_nulls_and_a_reason(tmp_path):
     model = write_model(tmp_path, LOOKUP)
     pq.write_table(pa.table({"row": [0, 1, 2, 3], "index": [1, 7, None, 2]}), tmp_path / "rows.parquet")
     arguments = (model, str(tmp_path / "rows.parquet"), "-o", str(tmp_path / "out"), "-e", "toy")
-    code, said = _run(*arguments, "--on-error", "column")
-    assert (code, said) == (1, f"{tmp_path / 'out'}: 4 of 4 rows written in 1 part; 2 rows have errors\n")
-    found = _read(tmp_path / "out")
-    assert found.column("y").to_pylist() == [2.0, None, None, 4.0]
-    reasons = found.column("error").to_pylist()
+    code, completed = _run(*arguments, "--on-error", "column")
+    assert (code, completed) == (1, f"{tmp_path / 'out'}: 4 of 4 rows written in 1 part; 2 rows have errors\n")
+    result = _read(tmp_path / "out")
+    assert result.column("y").to_pylist() == [2.0, None, None, 4.0]
+    reasons = result.column("error").to_pylist()
     assert reasons[0] is reasons[3] is None
     assert reasons[2] == "input 'index' takes rows of int64[]; got nothing"
     assert "index" in reasons[1]
@@ -187,13 +189,13 @@ def test_a_killed_job_is_continued(tmp_path):
     model = write_model(tmp_path, TEXT)
     rows = write_texts(tmp_path / "rows.parquet", 40)
     job = [model, str(tmp_path / "rows.parquet"), str(tmp_path / "out")]
-    kept = set()
+    results = set()
     for parts in (1, 2, 2):
-        done = subprocess.run([sys.executable, "-c", _KILLED, *job, str(parts)], check=False, env=dict(os.environ))
-        assert done.returncode == -signal.SIGKILL
+        completed = subprocess.run([sys.executable, "-c", _KILLED, *job, str(parts)], check=False, env=dict(os.environ))
+        assert completed.returncode == -signal.SIGKILL
         there = {part: part.stat().st_mtime_ns for part in (tmp_path / "out").glob("part-*")}
-        assert kept <= set(there.items())  # what was written is not written again
-        kept = set(there.items())
+        assert results <= set(there.items())  # what was written is not written again
+        results = set(there.items())
         assert parts <= len(there) < 14
     (tmp_path / "out" / ".xrt-of-a-dead-writer.tmp").write_bytes(b"half")
     report = run_job(BatchJob(model, ("toy",), part_rows=3), job[1:2], job[2])
@@ -224,8 +226,8 @@ def test_a_finished_job_with_errors_fails_each_time(tmp_path):
     pq.write_table(pa.table({"index": [1, 7, None, 2]}), tmp_path / "rows.parquet")
     arguments = (model, str(tmp_path / "rows.parquet"), "-o", str(tmp_path / "out"), "-e", "toy", "--on-error", "column")
     assert _run(*arguments)[0] == 1
-    said = f"{tmp_path / 'out'}: 0 of 4 rows written in 0 parts, 4 were there; 2 rows have errors\n"
-    assert [_run(*arguments) for _ in range(2)] == [(1, said)] * 2
+    output = f"{tmp_path / 'out'}: 0 of 4 rows written in 0 parts, 4 were there; 2 rows have errors\n"
+    assert [_run(*arguments) for _ in range(2)] == [(1, output)] * 2
 
 
 def test_damaged_parts_are_run_again(tmp_path):
@@ -299,10 +301,10 @@ def test_the_maps_of_a_classifier_of_scikit_learn_become_maps(tmp_path, engine):
     model = write_classifier(tmp_path)
     (tmp_path / "rows.csv").write_text("age,income\n20,1\n70,30\n40,2\n")
     assert _run(model, str(tmp_path / "rows.csv"), "-o", str(tmp_path / "out"), "-e", engine, "--batch", "2")[0] == 0
-    found = _read(tmp_path / "out")
-    assert found.column("output_label").to_pylist() == [7, 7, 7]
-    assert found.schema.field("output_probability").type == pa.map_(pa.int64(), pa.float32())
-    for row in found.column("output_probability").to_pylist():
+    result = _read(tmp_path / "out")
+    assert result.column("output_label").to_pylist() == [7, 7, 7]
+    assert result.schema.field("output_probability").type == pa.map_(pa.int64(), pa.float32())
+    for row in result.column("output_probability").to_pylist():
         assert [key for key, _ in row] == [3, 7] and sum(share for _, share in row) == pytest.approx(1)
 
 
@@ -322,18 +324,18 @@ def _open(tmp_path, text, **options):
 
 
 def _objects(items):
-    found = np.empty(len(items), object)
-    found[:] = items
-    return found
+    array = np.empty(len(items), object)
+    array[:] = items
+    return array
 
 
 def test_columns_fill_inputs_by_name_and_others_are_passed_on(tmp_path):
     rows = _open(tmp_path, SCALE, columns={"bias": "b"}, outputs={"y": "out"})
     x, b = np.arange(6, dtype="float32").reshape(2, 3), np.array([10.0, 20.0])  # float64 becomes what the input takes
-    found = rows({"id": np.array([7, 8]), "x": x, "b": b})
-    assert list(found) == ["id", "out"]
-    np.testing.assert_array_equal(found["out"], 2 * x + b[:, None])
-    assert found["out"].dtype == np.float32
+    result = rows({"id": np.array([7, 8]), "x": x, "b": b})
+    assert list(result) == ["id", "out"]
+    np.testing.assert_array_equal(result["out"], 2 * x + b[:, None])
+    assert result["out"].dtype == np.float32
 
 
 def test_a_block_of_the_right_type_is_taken_as_it_is(tmp_path, monkeypatch):
@@ -362,11 +364,11 @@ class _Spy:
 def test_ragged_rows_equal_single_ones_and_keep_their_order(tmp_path_factory, lengths, batch):
     rows = _open(tmp_path_factory.mktemp("ragged"), TEXT, batch=batch)
     ids = [np.arange(length) + number for number, length in enumerate(lengths)]
-    found = rows({"ids": _objects(ids)})
+    result = rows({"ids": _objects(ids)})
     for number, row in enumerate(ids):
-        one = row[None].astype("float32")
-        np.testing.assert_array_equal(found["squares"][number], (one * one)[0])
-        np.testing.assert_allclose(found["mean"][number], (one * one).mean(), rtol=1e-6)
+        first = row[None].astype("float32")
+        np.testing.assert_array_equal(result["squares"][number], (first * first)[0])
+        np.testing.assert_allclose(result["mean"][number], (first * first).mean(), rtol=1e-6)
 
 
 def test_a_fixed_batch_is_filled_up_and_cut(tmp_path):
@@ -381,10 +383,10 @@ def test_a_fixed_batch_is_filled_up_and_cut(tmp_path):
 
 def test_rows_that_cannot_be_run_are_kept_apart(tmp_path):
     rows = _open(tmp_path, TEXT, on_error="column")
-    found = rows({"ids": _objects([[1, 2], None, [3, 4], [[5]], ["a"], [1.5]])})
-    np.testing.assert_array_equal(found["mean"][[0, 2]], [2.5, 12.5])
-    assert np.isnan(found["mean"][[1, 3, 4, 5]]).all()
-    assert list(found["error"]) == [
+    result = rows({"ids": _objects([[1, 2], None, [3, 4], [[5]], ["a"], [1.5]])})
+    np.testing.assert_array_equal(result["mean"][[0, 2]], [2.5, 12.5])
+    assert np.isnan(result["mean"][[1, 3, 4, 5]]).all()
+    assert list(result["error"]) == [
         None,
         "input 'ids' takes rows of int64[s]; got nothing",
         None,
@@ -402,18 +404,18 @@ def test_rows_that_cannot_be_run_are_kept_apart(tmp_path):
 
 def test_a_row_that_an_engine_cannot_run_is_found_among_others(tmp_path):
     rows = _open(tmp_path, LOOKUP, on_error="column")
-    found = rows({"index": np.array([0, 1, 99, 2, -50])})
-    np.testing.assert_array_equal(found["y"][[0, 1, 3]], [1, 2, 4])
-    assert [row for row, error in enumerate(found["error"]) if error] == [2, 4]
+    result = rows({"index": np.array([0, 1, 99, 2, -50])})
+    np.testing.assert_array_equal(result["y"][[0, 1, 3]], [1, 2, 4])
+    assert [row for row, error in enumerate(result["error"]) if error] == [2, 4]
     with pytest.raises(xrt.errors.EngineError):
         _open(tmp_path, LOOKUP)({"index": np.array([0, 99])})
 
 
 def test_integers_are_not_narrowed_to_others(tmp_path):
     rows = _open(tmp_path, LOOKUP.replace("int64[n] index", "int32[n] index"), on_error="column")
-    found = rows({"index": np.array([1, 2**40])})
-    said = "input 'index' takes rows of int32[]; got numbers from 1099511627776 to 1099511627776, which int32 cannot hold"
-    assert (found["y"][0], list(found["error"])) == (2, [None, said])
+    result = rows({"index": np.array([1, 2**40])})
+    output = "input 'index' takes rows of int32[]; got numbers from 1099511627776 to 1099511627776, which int32 cannot hold"
+    assert (result["y"][0], list(result["error"])) == (2, [None, output])
 
 
 def test_flat_rows_get_the_shape_of_the_input(tmp_path):
@@ -423,9 +425,9 @@ def test_flat_rows_get_the_shape_of_the_input(tmp_path):
 
 
 def test_no_rows_give_no_rows(tmp_path):
-    found = _open(tmp_path, SCALE)({"x": np.zeros((0, 3), "float32"), "bias": np.zeros(0, "float32")})
-    assert found["y"].shape == (0, 3)
-    assert found["total"].shape == (0,)
+    result = _open(tmp_path, SCALE)({"x": np.zeros((0, 3), "float32"), "bias": np.zeros(0, "float32")})
+    assert result["y"].shape == (0, 3)
+    assert result["total"].shape == (0,)
 
 
 @pytest.mark.parametrize(
@@ -456,9 +458,9 @@ def test_no_rows_give_no_rows(tmp_path):
     ],
 )
 def test_mistakes_name_what_there_is(tmp_path, options, columns, text):
-    given = {name: np.zeros((1, 3) if name == "x" else 1, "float32") for name in columns or ()}
+    results = {name: np.zeros((1, 3) if name == "x" else 1, "float32") for name in columns or ()}
     with pytest.raises((OptionError, InputError)) as caught:
-        _open(tmp_path, SCALE, **options)(given)
+        _open(tmp_path, SCALE, **options)(results)
     assert str(caught.value) == text
 
 

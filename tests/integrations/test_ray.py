@@ -74,12 +74,12 @@ def test_a_dataset_of_ragged_rows(cluster, tmp_path):
     data = ray.data.read_parquet(str(tmp_path / "rows.parquet"))
     options = {"engine": "ort", "outputs": {"squares": "s"}}
     pool = ray.data.ActorPoolStrategy(size=1)
-    found = data.map_batches(
+    result = data.map_batches(
         Predictor, fn_constructor_args=[model], fn_constructor_kwargs=options, batch_size=16, num_cpus=1, compute=pool
     )
-    found = sorted(found.take_all(), key=lambda row: row["row"])
-    assert [row["row"] for row in found] == list(range(40))
-    for row, ids in zip(found, rows, strict=True):
+    result = sorted(result.take_all(), key=lambda row: row["row"])
+    assert [row["row"] for row in result] == list(range(40))
+    for row, ids in zip(result, rows, strict=True):
         np.testing.assert_array_equal(row["s"], ids.astype("float32") ** 2)
 
 
@@ -90,17 +90,17 @@ def test_a_model_and_rows_are_read_again_after_a_change(cluster, tmp_path):
     def run(model):
         return predict({"index": np.array([0, 1, 2])}, model=model, engine="ort")["y"].tolist()
 
-    wrapped, found = ray.remote(run), []
+    wrapped, result = ray.remote(run), []
     for turn, table in enumerate(("1.0, 2.0, 4.0", "1.0, 3.0, 9.0")):
         model = write_model(tmp_path, LOOKUP.replace("1.0, 2.0, 4.0", table))
-        found.append(ray.get(wrapped.remote(model)))
+        result.append(ray.get(wrapped.remote(model)))
         numbers = [turn, 2, 1, 0]
         pq.write_table(pa.table({"index": pa.array(numbers)}), tmp_path / "rows.parquet", row_group_size=4 - turn)
         job = BatchJob(model, ("ort",), part_rows=2)
         run_cluster_job(job, [str(tmp_path / "rows.parquet")], tmp_path / str(turn))
-        made = ds.dataset(str(tmp_path / str(turn)), format="parquet").to_table().column("y").to_pylist()
-        assert made == [found[-1][number] for number in numbers]
-    assert found == [[1, 2, 4], [1, 3, 9]]
+        built = ds.dataset(str(tmp_path / str(turn)), format="parquet").to_table().column("y").to_pylist()
+        assert built == [result[-1][number] for number in numbers]
+    assert result == [[1, 2, 4], [1, 3, 9]]
 
 
 def test_a_missing_model_is_named():
@@ -131,9 +131,9 @@ def test_tasks_get_smaller_until_all_is_given_away(chunks, workers):
 
 
 def _check(folder, rows) -> None:
-    found = ds.dataset(str(folder), format="parquet").to_table()
-    assert found.column("row").to_pylist() == list(range(len(rows)))
-    assert found.column("squares").to_pylist() == [(row.astype("float32") ** 2).tolist() for row in rows]
+    result = ds.dataset(str(folder), format="parquet").to_table()
+    assert result.column("row").to_pylist() == list(range(len(rows)))
+    assert result.column("squares").to_pylist() == [(row.astype("float32") ** 2).tolist() for row in rows]
 
 
 @pytest.mark.full
@@ -168,8 +168,8 @@ run_cluster_job(job, [sys.argv[3]], sys.argv[4], address=sys.argv[1], workers=2,
 def test_the_driver_is_killed_and_another_continues(cluster, tmp_path):
     model, rows = write_model(tmp_path, TEXT), write_texts(tmp_path / "rows.parquet", 60)
     job = [model, str(tmp_path / "rows.parquet"), str(tmp_path / "out")]
-    done = subprocess.run([sys.executable, "-c", _KILLED, cluster.address, *job], check=False, env=dict(os.environ))
-    assert done.returncode == -signal.SIGKILL
+    completed = subprocess.run([sys.executable, "-c", _KILLED, cluster.address, *job], check=False, env=dict(os.environ))
+    assert completed.returncode == -signal.SIGKILL
     assert 4 <= len(list((tmp_path / "out").glob("part-*"))) < 20
     report = run_cluster_job(BatchJob(model, ("ort",), part_rows=3), job[1:2], job[2])
     assert report.present + report.written == 60

@@ -75,8 +75,8 @@ def test_requests_by_http_and_by_handle(port, tmp_path):
 
 def _check_requests(handle, port):
     x, bias = np.arange(6, dtype="float32").reshape(2, 3), np.ones(2, "float32")
-    found = handle.infer.remote({"x": x, "bias": bias}).result()
-    np.testing.assert_array_equal(found["y"], 2 * x + 1)
+    result = handle.infer.remote({"x": x, "bias": bias}).result()
+    np.testing.assert_array_equal(result["y"], 2 * x + 1)
     assert handle.count_threads.remote().result() == {"scale": 1}
     inputs = [
         {"name": "x", "shape": [2, 3], "datatype": "FP32", "data": x.reshape(-1).tolist()},
@@ -100,7 +100,7 @@ def test_a_replica_is_killed_under_load(port, tmp_path):
 
     def ask(number: int) -> tuple[int, bool]:
         if number == 40:
-            names = [one["name"] for one in ray.util.list_named_actors(all_namespaces=True) if "load#xrt#" in one["name"]]
+            names = [item["name"] for item in ray.util.list_named_actors(all_namespaces=True) if "load#xrt#" in item["name"]]
             ray.kill(ray.get_actor(names[0], namespace="serve"))
             killed.set()
         inputs = [
@@ -142,8 +142,8 @@ def test_a_session_stays_with_its_replica_or_is_unknown(port, tmp_path):
         replicas: dict[str, str] = {}
         while min(turns.values()) < 4:
             for name, turn in list(turns.items()):
-                asked = step if turn else {**step, "parameters": {"session_start": True}}
-                status, document, headers = _post(url, asked, {"x-session-id": name})
+                requests = step if turn else {**step, "parameters": {"session_start": True}}
+                status, document, headers = _post(url, requests, {"x-session-id": name})
                 if status == 404:
                     assert document["error"] == f"there is no session '{name}'; begin it with session_start"
                     assert headers["xrt-replica"] != replicas[name]

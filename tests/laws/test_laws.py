@@ -124,10 +124,10 @@ def test_a_declined_node_carries_what_the_engine_said(function):
     function = infer_shapes(function)
     first = RecordingEngine(takes="Relu|Add")
     plan = partition(function, [first, RecordingEngine(mark="last")], strict=True)
-    said = {node.name: first.why_not(node, function) for node in function.nodes}
+    results = {node.name: first.why_not(node, function) for node in function.nodes}
     for reason in plan.reasons:
-        if said[reason.node] is not None:
-            assert said[reason.node] in reason.text
+        if results[reason.node] is not None:
+            assert results[reason.node] in reason.text
 
 
 @pytest.mark.filterwarnings("ignore::xrt.errors.FallbackWarning")
@@ -207,55 +207,55 @@ ANYWHERE = [*BEFORE_THE_RUN, ("run", "raise"), ("run", "missing")]
 def test_what_fails_goes_to_toy(where, how, data, nth):
     function = data.draw(functions()).replace(aliases=())  # a call that updates in place is not repeated
     with make_module(function, [FaultyEngine(where=where, how=how, nth=nth), REFERENCE], strict=False) as module:
-        found = same_bits(outputs_of(module(*make_random_inputs(function, 1)), function), function, 1)
-    assert found, found.message
+        result = same_bits(outputs_of(module(*make_random_inputs(function, 1)), function), function, 1)
+    assert result, result.message
 
 
 @pytest.mark.parametrize(("where", "how"), ANYWHERE[1:])
 def test_a_refusal_is_reported(where, how):
-    one = find_entry("engines_alternate")
-    with make_module(one.function, [FaultyEngine(where=where, how=how), REFERENCE], strict=False) as module:
+    entry = find_entry("engines_alternate")
+    with make_module(entry.function, [FaultyEngine(where=where, how=how), REFERENCE], strict=False) as module:
         with pytest.warns(FallbackWarning, match="set to (fail|refuse)|returned 0 outputs"):
-            results = [module(*one.make_inputs())]
-        assert one.judge(results)
+            results = [module(*entry.make_inputs())]
+        assert entry.judge(results)
         assert {launch.engine for launch in module.plan.launches} == {REFERENCE}
 
 
 def test_what_fails_is_an_error_where_the_module_is_strict():
-    one = find_entry("engines_alternate")
+    entry = find_entry("engines_alternate")
     with (
-        make_module(one.function, [FaultyEngine(where="run", how="raise"), REFERENCE]) as module,
+        make_module(entry.function, [FaultyEngine(where="run", how="raise"), REFERENCE]) as module,
         pytest.raises(RunFailed, match=r"xrt_faulty_0.*set to fail in run"),
     ):
-        module(*one.make_inputs())
+        module(*entry.make_inputs())
 
 
 @pytest.mark.parametrize("name", [e.name for e in CORPUS])
 def test_corpus(name):
-    one = find_entry(name)
-    with make_module(one.function, [RecordingEngine(takes="Neg|Add|If|Concat|Cast"), REFERENCE]) as module:
-        found = one.judge(outputs_of(module(*one.make_inputs()), one.function))
-    assert found, found.message
+    entry = find_entry(name)
+    with make_module(entry.function, [RecordingEngine(takes="Neg|Add|If|Concat|Cast"), REFERENCE]) as module:
+        result = entry.judge(outputs_of(module(*entry.make_inputs()), entry.function))
+    assert result, result.message
 
 
 @pytest.mark.parametrize("name", [e.name for e in CORPUS])
 @pytest.mark.parametrize("parity", [0, 1])
 def test_corpus_alternates_between_doubles(name, parity):
-    one = find_entry(name)
+    entry = find_entry(name)
     engines = [RecordingEngine(mark="even"), RecordingEngine(mark="odd")]
-    nodes = as_planned(one.function).nodes
+    nodes = as_planned(entry.function).nodes
     homes = {e.spec: tuple(n.name for i, n in enumerate(nodes) if i % 2 == (k ^ parity)) for k, e in enumerate(engines)}
     pins = [Pin(names, spec, "name") for spec, names in homes.items() if names]
-    with make_module(one.function, engines, pins=pins) as module:
-        found = one.judge(outputs_of(module(*one.make_inputs()), one.function))
+    with make_module(entry.function, engines, pins=pins) as module:
+        result = entry.judge(outputs_of(module(*entry.make_inputs()), entry.function))
         if len(nodes) > 1:
             assert len(module.plan.launches) > 1, "a mixture counts only if it is one"
-    assert found, found.message
+    assert result, result.message
 
 
 def test_once_per_shape():
-    one, engine = find_entry("named_extent"), RecordingEngine()
-    with make_module(one.function, [engine]) as module:
+    first, engine = find_entry("named_extent"), RecordingEngine()
+    with make_module(first.function, [engine]) as module:
         for rows in (2, 3, 2, 3, 2):
             module(np.ones((rows, 3), np.float32), np.ones((rows, 3), np.float32))
     assert engine.journal.count("compile") == (1 if engine.supports_dynamic_shapes else 2)
@@ -263,9 +263,9 @@ def test_once_per_shape():
 
 def test_equal_regions_of_one_model_share_an_executable():
     """A model that repeats itself, as transformers do, compiles its block once."""
-    one, engine = find_entry("engines_alternate"), RecordingEngine(takes="Relu")
-    with make_module(one.function, [engine, "toy"]) as module:
-        module(*one.make_inputs())
+    first, engine = find_entry("engines_alternate"), RecordingEngine(takes="Relu")
+    with make_module(first.function, [engine, "toy"]) as module:
+        module(*first.make_inputs())
         mine = [launch for launch in module.plan.launches if launch.engine == engine.spec]
     assert len(mine) == 2
     assert engine.journal.count("compile") == 1
@@ -273,9 +273,9 @@ def test_equal_regions_of_one_model_share_an_executable():
 
 
 def test_closed_once_when_the_cache_lets_go():
-    one, engine, cache = find_entry("engines_alternate"), RecordingEngine(), CompileCache()
-    module = make_module(one.function, [engine], cache=cache)
-    module(*one.make_inputs())
+    first, engine, cache = find_entry("engines_alternate"), RecordingEngine(), CompileCache()
+    module = make_module(first.function, [engine], cache=cache)
+    module(*first.make_inputs())
     module.close()
     assert engine.journal.count("close") == 0, "the cache still holds it"
     cache.clear()
@@ -286,13 +286,13 @@ def test_closed_once_when_the_cache_lets_go():
 
 
 def test_many_threads_run_what_was_compiled_once():
-    one, engine = find_entry("engines_alternate"), RecordingEngine()
-    module = make_module(one.function, [engine])
-    module(*one.make_inputs())
+    first, engine = find_entry("engines_alternate"), RecordingEngine()
+    module = make_module(first.function, [engine])
+    module(*first.make_inputs())
     judged: list[bool] = []
 
     def call() -> None:
-        judged.extend(bool(one.judge([module(*one.make_inputs())])) for _ in range(50))
+        judged.extend(bool(first.judge([module(*first.make_inputs())])) for _ in range(50))
 
     threads = [threading.Thread(target=call) for _ in range(4)]
     for thread in threads:
@@ -337,8 +337,8 @@ def test_sums_that_are_exact_are_equal_to_the_last_bit() -> None:
     assert padded.fed == ("N",)
     for size in range(1, 70, 4):
         values = [rng.integers(-9, 9, (size, 33)).astype("float32")]
-        found = run_padded(function, padded, values, {"N": size}, {"N": round_up(size)})
-        assert compare_all(found, on_toy(function, values), BIT_EQUAL)
+        result = run_padded(function, padded, values, {"N": size}, {"N": round_up(size)})
+        assert compare_all(result, on_toy(function, values), BIT_EQUAL)
 
 
 def quarters(function: Function, seed: int, sizes: dict[str, int]) -> list[Any]:
@@ -352,13 +352,13 @@ def run_padded(
 ) -> Any:
     """Return what the padded form gives, cut."""
     whole = {name: larger[name] if name in padded.dims else size for name, size in sizes.items()}
-    given = []
+    results = []
     for value, declared in zip(values, function.inputs, strict=True):
         filled = np.zeros([whole.get(d, d) for d in declared.type.shape], value.dtype)
         filled[tuple(map(slice, value.shape))] = value
-        given.append(filled)
+        results.append(filled)
     fed = [np.array(sizes[name], np.int64) for name in padded.fed]
-    return padded.cut(on_toy(padded.function, [*given, *fed]), sizes, whole)
+    return padded.cut(on_toy(padded.function, [*results, *fed]), sizes, whole)
 
 
 def close_for(function: Function, padded: PaddedFunction) -> Tolerance:
@@ -384,8 +384,8 @@ def test_padded_begins_with_exact(function, n, m, more):
         except XRTError:
             continue  # a size that the model cannot have
         if padded.allows(sizes, sizes) and padded.allows(sizes, larger):
-            found = compare_all(run_padded(function, padded, values, sizes, larger), expected, close_for(function, padded))
-            assert found, found.message
+            difference = compare_all(run_padded(function, padded, values, sizes, larger), expected, close_for(function, padded))
+            assert difference, difference.message
 
 
 RECURRENT = Form(aliases=False, symbolic=False)
@@ -397,13 +397,13 @@ STEPS = 3
 def recurrent(draw: st.DrawFn, form: Form = RECURRENT) -> Function:
     """Return a strategy for Functions some of whose outputs are the next values of inputs."""
     function = draw(living(form))
-    left = [value for at, value in enumerate(function.outputs) if value not in function.outputs[:at]]
+    results = [value for at, value in enumerate(function.outputs) if value not in function.outputs[:at]]
     states = []
     for value in function.inputs:
-        alike = [output for output in left if output.type is not None and output.type == value.type]
+        alike = [output for output in results if output.type is not None and output.type == value.type]
         if alike and draw(st.integers(0, 3)):
             states.append(State(value.name, alike[draw(st.integers(0, len(alike) - 1))].name))
-            left = [output for output in left if output.name != states[-1].output]
+            results = [output for output in results if output.name != states[-1].output]
     assume(states)
     return declare_states(function, states)
 
@@ -418,27 +418,27 @@ def run_both(module: Any, function: Function, seed: int, compare: Any) -> None:
     for step in range(STEPS):
         fresh = dict(zip((v.name for v in function.inputs), make_random_inputs(function, seed + step), strict=True))
         before = session.state
-        given = [before[v.name] if v.name in of.states else fresh[v.name] for v in function.inputs]
-        expected = on_toy(plain, [np.copy(x) for x in given])
+        results = [before[v.name] if v.name in of.states else fresh[v.name] for v in function.inputs]
+        expected = on_toy(plain, [np.copy(x) for x in results])
         result = session(*[fresh[v.name] for v in of.others])
-        shown = () if not of.returned else (result,) if len(of.returned) == 1 else result
-        found = [*shown, *(session.state[name] for name in of.states)]
+        output = () if not of.returned else (result,) if len(of.returned) == 1 else result
+        items = [*output, *(session.state[name] for name in of.states)]
         wanted = [*(expected[place] for place in of.returned), *(expected[place] for place in of.next_values.values())]
-        compare(found, wanted, plain, given)
+        compare(items, wanted, plain, results)
 
 
-def to_the_bit(found: Any, wanted: Any, *_: Any) -> None:
-    same = compare_all(found, wanted, BIT_EQUAL)
+def to_the_bit(actual: Any, wanted: Any, *_: Any) -> None:
+    same = compare_all(actual, wanted, BIT_EQUAL)
     assert same, same.message
 
 
 def closely(function: Function) -> Any:
     """Return a comparison for what several kernels compute."""
 
-    def compare(found: Any, wanted: Any, plain: Function, inputs: Any) -> None:
+    def compare(actual: Any, wanted: Any, plain: Function, inputs: Any) -> None:
         of, ties = StatefulFunction(None, function), find_ambiguity(plain, inputs, on_toy)
         in_order = [ties[place] for place in (*of.returned, *of.next_values.values())]
-        same = compare_all(found, wanted, tolerance_for("float32", "network"), ties=in_order)
+        same = compare_all(actual, wanted, tolerance_for("float32", "network"), ties=in_order)
         assert same, same.message
 
     return compare

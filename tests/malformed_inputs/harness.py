@@ -46,15 +46,15 @@ def run(keys: Iterable[Key]) -> Report:
     """Pass each case to its reader, in a new child process after one that died."""
     report = Report()
     waiting = list(keys)
-    done = 0
-    while done < len(waiting):
+    completed = 0
+    while completed < len(waiting):
         with tempfile.TemporaryDirectory(prefix="xrt-hostile-") as folder:
-            for (reader, name), answer in _answers(waiting[done:], folder):
+            for (reader, name), answer in _answers(waiting[completed:], folder):
                 report.outcomes[reader, str(answer["outcome"])] += 1
                 report.memory = max(report.memory, int(str(answer.get("memory", 0))))
                 if answer["wrong"]:
                     report.findings.append(f"{reader}, case {name}: {answer['wrong']}")
-                done += 1
+                completed += 1
     return report
 
 

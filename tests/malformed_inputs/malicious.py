@@ -244,7 +244,7 @@ def _function(*statements: str) -> str:
 
 def texts() -> Mapping[str, Crafted]:
     """Return texts that nest and announce."""
-    made = {
+    results = {
         "bodies nested 10000 deep": "function f() -> () { = If(c) {then_branch=" * 10_000,
         "types nested 10000 deep": f"function f(x: {'seq(' * 10_000}",
         "lists nested 10000 deep": _function(f"y = Op() {{a={'[' * 10_000}"),
@@ -263,13 +263,13 @@ def texts() -> Mapping[str, Crafted]:
         "names without an end": _function("y = Op(" + "a, " * 50_000),
         "half a name": 'function "\\udc80"(x: float32[2]) -> (x: float32[2]) {\n}',
     }
-    cases = {name: Crafted({"function.txt": text.encode()}, refused=False) for name, text in made.items()}
+    cases = {name: Crafted({"function.txt": text.encode()}, refused=False) for name, text in results.items()}
     return {"empty": Crafted({"function.txt": b""}), **cases}
 
 
 def specs() -> Mapping[str, Crafted]:
     """Return specs that nest and repeat."""
-    made = {
+    results = {
         "brackets nested 100000 deep": f"toy{{native={'(' * 100_000}}}",
         "brackets, closed": f"toy{{native={'(' * 50_000}{')' * 50_000}}}",
         "a sum in quotes": "ort{config.a='x'" + "+'x'" * 50_000 + "}",
@@ -282,15 +282,15 @@ def specs() -> Mapping[str, Crafted]:
         "a name of 100000 letters": "t" * 100_000,
         "many empty places": "," * 100_000,
     }
-    return {name: Crafted({"spec.txt": text.encode()}, refused=False) for name, text in made.items()}
+    return {name: Crafted({"spec.txt": text.encode()}, refused=False) for name, text in results.items()}
 
 
 def locks() -> Mapping[str, Crafted]:
     """Return locks that nest, repeat and announce."""
     row = '{"at": 0, "engine": "toy", "nodes": 1, "region": 0}'
-    one = '"name {}": 1'.format
+    first = '"name {}": 1'.format
     head = '"kind": "xrt placement", "model": {"nodes": "3"}'
-    made = {
+    results = {
         "objects nested 100000 deep": '{"kind": ' * 100_000,
         "lists nested 100000 deep": '{"plan": ' + "[" * 100_000,
         "a budget of 5000 digits": '{"kind": "xrt placement", "search": {"budget": ' + "9" * 5000 + "}}",
@@ -303,15 +303,15 @@ def locks() -> Mapping[str, Crafted]:
         "a name that looks like an item of a list": f'{{{head}, "plan": [], "x` - at `$.plan[99999]": 1}}',
         "a name that looks like a field of a text": f'{{{head}, "writer": "a", "x` - at `$.writer.foo": 1}}',
         "a name that looks like a field of another item": f'{{{head}, "plan": [{{"x` - at `$.plan[99999].at": 1}}]}}',
-        "two of a hundred thousand names are one": f"{{{', '.join(map(one, [*range(100_000), 99_999]))}}}",
+        "two of a hundred thousand names are one": f"{{{', '.join(map(first, [*range(100_000), 99_999]))}}}",
     }
-    cases = {name: Crafted({"model.lock": text.encode()}) for name, text in made.items()}
+    cases = {name: Crafted({"model.lock": text.encode()}) for name, text in results.items()}
     return {**no_files("model.lock"), **cases}
 
 
 def pins() -> Mapping[str, Crafted]:
     """Return pins that take an expression long to match."""
-    made = {
+    results = {
         "spaces without an end": "Conv" + " " * 20_000,
         "spaces before a mark that is missing": "name:" + " a" * 20_000 + " " * 20_000 + "!",
         "marks without an end": "a=" * 20_000,
@@ -319,4 +319,4 @@ def pins() -> Mapping[str, Crafted]:
         "stars": f"name:{'*a' * 30}b=toy",
         "many stars": f"name:{'*' * 5000}b=toy",
     }
-    return {name: Crafted({"pin.txt": text.encode()}, refused=False) for name, text in made.items()}
+    return {name: Crafted({"pin.txt": text.encode()}, refused=False) for name, text in results.items()}

@@ -105,16 +105,16 @@ def _twice(content: bytes) -> bytes:
 def libraries() -> Mapping[str, Crafted]:
     """Return what is no library of kernels: wrong files, and a shared library of another kind."""
     name = "kernels.so"
-    made = {
+    results = {
         "an ELF head alone": b"\x7fELF",
         "a library of something else": _library(),
         "an archive": b"!<arch>\n" + bytes(100),
         "a script for the linker": b"INPUT(libc.so.6)\n",
     }
-    return {**no_files(name), **{k: Crafted({name: v}) for k, v in made.items()}}
+    return {**no_files(name), **{k: Crafted({name: v}) for k, v in results.items()}}
 
 
 def _library() -> bytes:
     """Return a shared library that is none of XRT's: one that NumPy brings."""
-    found = sorted(Path(np.__file__).parent.rglob("_simd*.so")) or sorted(Path(np.__file__).parent.rglob("*.so"))
-    return found[0].read_bytes() if found else os.fsencode(__file__)
+    results = sorted(Path(np.__file__).parent.rglob("_simd*.so")) or sorted(Path(np.__file__).parent.rglob("*.so"))
+    return results[0].read_bytes() if results else os.fsencode(__file__)

@@ -68,13 +68,13 @@ def _tree(data: bytes, depth: int = 0) -> Fields | None:
     if not data or depth > _DEEPEST:
         return None
     try:
-        return [_part(data, found, depth) for found in Walk(data).fields(0, len(data))]
+        return [_part(data, item, depth) for item in Walk(data).fields(0, len(data))]
     except MalformedMessage:
         return None
 
 
-def _part(data: bytes, found: Field, depth: int) -> _Part:
-    number, holds_bytes, _, content, end = found
+def _part(data: bytes, actual: Field, depth: int) -> _Part:
+    number, holds_bytes, _, content, end = actual
     raw = data[content:end]
     if holds_bytes:
         return _Part(number << 3 | _BYTES, (_tree(raw, depth + 1) if len(raw) < _LONGEST else None) or raw)
@@ -130,8 +130,8 @@ def _other_kind(holder: Fields, place: int, holders: list[Fields], chance: Rando
 def _from_elsewhere(holder: Fields, place: int, holders: list[Fields], chance: Random) -> None:
     other = chance.choice(holders)
     if other:
-        taken = copy.deepcopy(chance.choice(other))
-        holder[place] = _Part(holder[place].tag & ~7 | taken.tag & 7, taken.content) if chance.random() < 0.7 else taken
+        selected = copy.deepcopy(chance.choice(other))
+        holder[place] = _Part(holder[place].tag & ~7 | selected.tag & 7, selected.content) if chance.random() < 0.7 else selected
 
 
 def _inside_itself(holder: Fields, place: int, holders: list[Fields], chance: Random) -> None:

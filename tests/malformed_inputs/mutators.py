@@ -114,10 +114,10 @@ def put(data: bytes, chance: Random) -> bytes:
 
 def renumber(data: bytes, chance: Random) -> bytes:
     """Write another number in place of one."""
-    found = list(_NUMBER.finditer(data))
-    if not found:
+    results = list(_NUMBER.finditer(data))
+    if not results:
         return data
-    where = chance.choice(found)
+    where = chance.choice(results)
     number = chance.choice(
         (b"%d" % chance.choice(NUMBERS), b"-%d" % chance.choice(NUMBERS), b"1e400", b"9" * 5000, b"nan", b"-0")
     )
@@ -126,10 +126,10 @@ def renumber(data: bytes, chance: Random) -> bytes:
 
 def exchange(data: bytes, chance: Random) -> bytes:
     """Write one of the text's own words in place of another."""
-    found = list(_TOKEN.finditer(data))
-    if not found:
+    results = list(_TOKEN.finditer(data))
+    if not results:
         return data
-    where, other = chance.choice(found), chance.choice(found)
+    where, other = chance.choice(results), chance.choice(results)
     return data[: where.start()] + other[0] + data[where.end() :]
 
 

@@ -106,9 +106,9 @@ def _costs(path: Path) -> None:
 
 
 def _decision(path: Path) -> None:
-    found = records.read_decision(loads(path.read_bytes()), samples.placement_request())
-    str(found)
-    found.to_dict()
+    result = records.read_decision(loads(path.read_bytes()), samples.placement_request())
+    str(result)
+    result.to_dict()
 
 
 def _lock(path: Path) -> None:

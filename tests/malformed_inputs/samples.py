@@ -70,17 +70,17 @@ def _local() -> ModelProto:
     )
     value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy"]
     calls = [helper.make_node("Twice", ["x"], ["t"], domain="own"), helper.make_node("Twice", ["t"], ["y"], domain="own")]
-    made = helper.make_graph(calls, "main", value[:1], value[1:])
-    return helper.make_model(made, functions=[inner], opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid("own", 1)])
+    graph = helper.make_graph(calls, "main", value[:1], value[1:])
+    return helper.make_model(graph, functions=[inner], opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid("own", 1)])
 
 
 def _sparse() -> ModelProto:
     values = helper.make_tensor("w", TensorProto.FLOAT, [2], [1.0, 2.0])
     indices = helper.make_tensor("at", TensorProto.INT64, [2, 2], [0, 1, 2, 2])
     value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3, 3]) for name in "xy"]
-    made = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "main", value[:1], value[1:])
-    made.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [3, 3]))
-    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)])
+    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "main", value[:1], value[1:])
+    graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [3, 3]))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
 
 
 def external() -> tuple[Files, ...]:
@@ -112,7 +112,7 @@ def plans() -> tuple[Files, ...]:
 
 def bundles() -> tuple[Files, ...]:
     """Return saved modules: one that was called, one that was not."""
-    found = []
+    results = []
     with TemporaryDirectory(prefix="xrt-") as folder:
         for number in range(2):
             path = Path(folder) / f"{number}.xrt"
@@ -120,8 +120,8 @@ def bundles() -> tuple[Files, ...]:
                 if number:
                     module(np.zeros(300, np.float32))
                 module.save(path)
-            found.append({"model.xrt": path.read_bytes()})
-    return tuple(found)
+            results.append({"model.xrt": path.read_bytes()})
+    return tuple(results)
 
 
 def small_function() -> Function:
@@ -134,7 +134,7 @@ def small_function() -> Function:
 def _race() -> CandidateComparison:
     """Return a race of two plans of the small Function, that of three regions first."""
     function, toy = small_function(), registry.create("toy")
-    plan, whole = (partition(function, [toy], one) for one in (ClusteringOptions(maximum_nodes=1), ClusteringOptions()))
+    plan, whole = (partition(function, [toy], item) for item in (ClusteringOptions(maximum_nodes=1), ClusteringOptions()))
     won = CandidateResult(plan, "won", 1e-3, 9e-4, 2e-3, 0.9, 0.8, 0.95, regions=(1e-4, 2e-4, 1e-4))
     return CandidateComparison((won, CandidateResult(whole, "lost", note="slow")), 12, 1)
 
@@ -165,7 +165,7 @@ def statuses() -> tuple[Files, ...]:
     """Return what is the case with two engines."""
     ready = EngineStatus("toy", "ready", "xrt 0.1.0", version="xrt 0.1.0", devices=("cpu", "cuda"))
     missing = EngineStatus("tvm", "missing", "xrt 0.1.0", pip="pip install 'xrt-engine[tvm]'", cause="tvm is not installed")
-    return ({"statuses.json": json.dumps([asdict(one) for one in (ready, missing)]).encode()},)
+    return ({"statuses.json": json.dumps([asdict(item) for item in (ready, missing)]).encode()},)
 
 
 def locks() -> tuple[Files, ...]:
@@ -173,8 +173,8 @@ def locks() -> tuple[Files, ...]:
     race, request = _race(), replace(placement_request(), clustering=ClusteringOptions(maximum_nodes=1))
     plan, whole = (contender.plan for contender in race.contenders)
     baseline = Baseline("toy", 0.9, 0.8, 0.95, 12, list_node_ranges(whole, request.function))
-    made = [create_lock(TuningResult(plan, race=race), request, baseline=one) for one in (baseline, None)]
-    return tuple({"model.lock": dumps(lock).encode()} for lock in made)
+    results = [create_lock(TuningResult(plan, race=race), request, baseline=item) for item in (baseline, None)]
+    return tuple({"model.lock": dumps(lock).encode()} for lock in results)
 
 
 def _signature() -> Signature:
@@ -183,13 +183,13 @@ def _signature() -> Signature:
 
 def cache_entries() -> tuple[Files, ...]:
     """Return entries of the compile cache: one that holds something, one that remembers a failure."""
-    found = []
+    results = []
     with TemporaryDirectory(prefix="xrt-") as folder:
         for content in ((b"compiled" * 40, None), (None, StoredFailure("CompileRefused", "too large", (0, 3)))):
             entries, signature = Store(Path(folder)).entries, _signature()
             entries.keep(signature.key, CacheEntry(signature, *content))
-            found.append({entries.path(signature.key).name: entries.path(signature.key).read_bytes()})
-    return tuple(found)
+            results.append({entries.path(signature.key).name: entries.path(signature.key).read_bytes()})
+    return tuple(results)
 
 
 def model_plans() -> tuple[Files, ...]:

@@ -49,11 +49,11 @@ TINY: dict[str, dict[str, int]] = {
 }
 
 
-def run(engine: str, function: Function, given: dict[str, Any]) -> list[Any]:
+def run(engine: str, function: Function, document: dict[str, Any]) -> list[Any]:
     executable = create(engine).compile(function, CompileContext())
     executable.prepare()
     try:
-        return list(executable.run([given[value.name] for value in function.inputs]))
+        return list(executable.run([document[value.name] for value in function.inputs]))
     finally:
         executable.close()
 
@@ -66,18 +66,18 @@ def test_every_model_by_code_is_tried() -> None:
 def test_two_engines_agree_on_it(name: str) -> None:
     function = load(name, **TINY[name])
     verify(function)
-    given = sample_inputs(function, seed=1)
-    expected = run("toy", function, given)
-    assert compare_all(run("ort", function, given), expected, tolerance_for("float32", "network")).message == ""
+    array = sample_inputs(function, seed=1)
+    expected = run("toy", function, array)
+    assert compare_all(run("ort", function, array), expected, tolerance_for("float32", "network")).message == ""
     assert all(0.01 < float(np.sqrt(np.mean(np.square(y)))) < 10 for y in expected)
 
 
 @pytest.mark.parametrize("name", TINY)
 def test_the_output_depends_on_the_input_and_the_declared_types_hold(name: str) -> None:
     function = load(name, **TINY[name])
-    one, other = (run("toy", function, sample_inputs(function, seed)) for seed in (1, 2))
-    assert all(np.abs(a - b).max() > 1e-7 for a, b in zip(one, other, strict=True))
-    assert [v.type.shape for v in function.outputs if isinstance(v.type, TensorType)] == [y.shape for y in one]
+    first, other = (run("toy", function, sample_inputs(function, seed)) for seed in (1, 2))
+    assert all(np.abs(a - b).max() > 1e-7 for a, b in zip(first, other, strict=True))
+    assert [v.type.shape for v in function.outputs if isinstance(v.type, TensorType)] == [y.shape for y in first]
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -104,9 +104,9 @@ def test_the_decoder_does_not_look_ahead() -> None:
     ids = np.zeros((2, 5), np.int64)
     changed = ids.copy()
     changed[:, 3] = 1
-    (one,), (other,) = (run("toy", function, {"ids": given}) for given in (ids, changed))
-    assert np.array_equal(one[:, :3], other[:, :3])
-    assert np.abs(one[:, 3:] - other[:, 3:]).max() > 1e-3
+    (first,), (other,) = (run("toy", function, {"ids": item}) for item in (ids, changed))
+    assert np.array_equal(first[:, :3], other[:, :3])
+    assert np.abs(first[:, 3:] - other[:, 3:]).max() > 1e-3
 
 
 def test_the_encoder_does_not_see_what_is_masked() -> None:
@@ -115,10 +115,10 @@ def test_the_encoder_does_not_see_what_is_masked() -> None:
     mask[:, 4] = 0
     changed = ids.copy()
     changed[:, 4] = 5
-    one, other = (run("toy", function, {"ids": given, "mask": mask})[0] for given in (ids, changed))
+    first, other = (run("toy", function, {"ids": item, "mask": mask})[0] for item in (ids, changed))
     seen = [0, 1, 2, 3, 5]
-    assert np.allclose(one[:, seen], other[:, seen], atol=1e-6)
-    assert np.abs(one[:, 4] - other[:, 4]).max() > 1e-3
+    assert np.allclose(first[:, seen], other[:, seen], atol=1e-6)
+    assert np.abs(first[:, 4] - other[:, 4]).max() > 1e-3
 
 
 def test_every_band_of_pitch_hears_some_frequency() -> None:
@@ -209,7 +209,7 @@ def test_every_layer_stays_near_unit_size_and_the_output_says_something(name: st
     executable = create("ort").compile(layers(function), CompileContext())
     executable.prepare()
     inputs = [list(sample_inputs(function, seed).values()) for seed in (0, 1)]
-    values, others = ([np.asarray(v) for v in executable.run(given)] for given in inputs)
+    values, others = ([np.asarray(v) for v in executable.run(value)] for value in inputs)
     executable.close()
     sizes = [float(np.sqrt(np.mean(v**2))) for v, node in zip(values, function.nodes, strict=True) if node.op_type in WEIGHTED]
     assert 0.1 < min(sizes) <= max(sizes) < 10
@@ -233,11 +233,11 @@ def test_scalars_and_what_no_weighted_operator_reads_stay() -> None:
         Node("Concat", ("z", "rest"), ("out",)),
     )
     constants = {"w": constant(3, 4), "b": constant(4), "scale": constant(), "rest": constant(2, 4)}
-    drawn = fill_random_weights(Function((x,), (Value("out"),), nodes, constants, {"": 20})).constants
-    assert drawn["w"].array.any()
-    assert drawn["b"].array.any()
-    assert not drawn["scale"].array.any()
-    assert not drawn["rest"].array.any()
+    array = fill_random_weights(Function((x,), (Value("out"),), nodes, constants, {"": 20})).constants
+    assert array["w"].array.any()
+    assert array["b"].array.any()
+    assert not array["scale"].array.any()
+    assert not array["rest"].array.any()
 
 
 def asking(*types: Type | None) -> Function:
@@ -247,10 +247,10 @@ def asking(*types: Type | None) -> Function:
 @pytest.mark.parametrize("dtype", DType)
 @pytest.mark.parametrize("shape", [(), (2, 3), (0,)])
 def test_a_tensor_has_its_declared_type_and_shape(dtype: DType, shape: tuple[int, ...]) -> None:
-    given = sample_inputs(asking(TensorType(dtype, shape)))["x0"]
-    assert isinstance(given, np.ndarray)
-    assert (given.dtype, given.shape) == (dtype.numpy, shape)
-    assert dtype is not DType.STRING or all(isinstance(text, str) for text in given.flat)
+    array = sample_inputs(asking(TensorType(dtype, shape)))["x0"]
+    assert isinstance(array, np.ndarray)
+    assert (array.dtype, array.shape) == (dtype.numpy, shape)
+    assert dtype is not DType.STRING or all(isinstance(text, str) for text in array.flat)
 
 
 def test_the_seed_decides_the_values() -> None:
@@ -261,14 +261,14 @@ def test_the_seed_decides_the_values() -> None:
 
 
 def test_symbolic_extents_get_the_size_that_is_given_and_one_otherwise() -> None:
-    given = sample_inputs(asking(TensorType(DType.INT64, ("n", None, "m", 2))), sizes={"n": 5})["x0"]
-    assert given.shape == (5, 1, 1, 2)
-    assert set(given.flat) <= {0, 1}
+    array = sample_inputs(asking(TensorType(DType.INT64, ("n", None, "m", 2))), sizes={"n": 5})["x0"]
+    assert array.shape == (5, 1, 1, 2)
+    assert set(array.flat) <= {0, 1}
 
 
 def test_a_sequence_is_a_list_and_an_optional_is_there() -> None:
-    given = sample_inputs(asking(OptionalType(SequenceType(TensorType(DType.BOOL, (1,))))))["x0"]
-    assert [item.dtype for item in given] == [np.dtype(bool)] * 2
+    array = sample_inputs(asking(OptionalType(SequenceType(TensorType(DType.BOOL, (1,))))))["x0"]
+    assert [item.dtype for item in array] == [np.dtype(bool)] * 2
 
 
 @pytest.mark.parametrize(
@@ -297,8 +297,8 @@ def test_bytes_are_any_and_indices_are_any_row_of_the_table_that_they_read() -> 
     constants = {name: Constant(np.zeros(shape, np.float32)) for name, shape in shapes.items()}
     constants |= {"second": Constant(np.array(1)), "flat": Constant(np.array([-1]))}
     outputs = (Value("rows"), Value("more"), Value("picture"), Value("mask"))
-    given = sample_inputs(Function((ids, picture, mask), outputs, nodes, constants, {"": 20}))
-    assert {name: (int(x.min()), int(x.max())) for name, x in given.items()} == {
+    array = sample_inputs(Function((ids, picture, mask), outputs, nodes, constants, {"": 20}))
+    assert {name: (int(x.min()), int(x.max())) for name, x in array.items()} == {
         "ids": (0, 29),
         "picture": (0, 255),
         "mask": (0, 1),
@@ -334,9 +334,9 @@ def test_steps_equal_one_call_and_copy_no_cache(engine: Any, decoder: Any) -> No
     function, expected = decoder
     m = xrt.XRTModule(function, engine=engine, pins=PINS.get(str(engine), []))
     session = m.new_session()
-    found = [session(IDS[:, :3]), *(session(IDS[:, at : at + 1]) for at in range(3, IDS.shape[1]))]
-    for one, wanted in zip(found, expected[2:], strict=True):
-        np.testing.assert_allclose(one, wanted, rtol=1e-3, atol=1e-4)
+    results = [session(IDS[:, :3]), *(session(IDS[:, at : at + 1]) for at in range(3, IDS.shape[1]))]
+    for result, wanted in zip(results, expected[2:], strict=True):
+        np.testing.assert_allclose(result, wanted, rtol=1e-3, atol=1e-4)
     assert [copy.input for copy in m.profile().copies] == ([] if engine == "toy" else ["length"])
     assert sorted({launch.engine for launch in m.plan.launches}) == sorted({*([engine] if isinstance(engine, str) else engine)})
 
@@ -360,9 +360,9 @@ def test_a_fork_explores_another_end() -> None:
     first = xrt.XRTModule(make("llama"), engine="ort").new_session()
     first(IDS[:, :4])
     other = first.fork()
-    one, two = first(IDS[:, 4:5]), other(IDS[:, 6:7])
-    np.testing.assert_allclose(xrt.XRTModule(make("llama"), engine="toy").new_session()(IDS[:, :5]), one, rtol=1e-3, atol=1e-4)
-    assert np.abs(one - two).max() > 0.1
+    item, two = first(IDS[:, 4:5]), other(IDS[:, 6:7])
+    np.testing.assert_allclose(xrt.XRTModule(make("llama"), engine="toy").new_session()(IDS[:, :5]), item, rtol=1e-3, atol=1e-4)
+    assert np.abs(item - two).max() > 0.1
 
 
 @pytest.mark.slow

@@ -62,8 +62,8 @@ class Rounding(Uneven):
     def compile(self, function: Function, context: CompileContext) -> Executable:
         precision = context.options.precision if self.precision == "allowed" else self.precision
         seconds = 0.005 if precision == self.slow_in else 0.0
-        made = replace(self, slow="Exp|Cos", seconds=seconds)
-        inner = super(Rounding, made).compile(function, context)
+        result = replace(self, slow="Exp|Cos", seconds=seconds)
+        inner = super(Rounding, result).compile(function, context)
         return Rounded(inner) if precision == "bf16" else inner
 
 
@@ -76,14 +76,14 @@ def test_the_faster_of_both_forms_is_chosen_and_kept(slow_in: str, chosen: str, 
     engine = Rounding(slow_in=slow_in)
     options: dict[str, Any] = {"threads": 1, "progress": False, "budget": 30, "precision": "bf16"}
     with xrt.XRTModule(PAIR, [engine, "auto"], cache=tmp_path / "cache", **options) as m:
-        found = m(X)
+        result = m(X)
         assert m.engines == (engine.spec, replace(engine, precision="fp32").spec, "toy")
         assert m.tuned is not None and m.tuned.how == "measured"
         assert {launch.engine for launch in m.plan.launches} == {chosen}
         assert "all are placed in fp32" not in str(m.explain())
     is_exact = slow_in == "bf16"
-    np.testing.assert_allclose(found, RIGHT, rtol=1e-5 if is_exact else 1e-2)
-    assert bool(np.abs(found - RIGHT).max() > 1e-4) is not is_exact
+    np.testing.assert_allclose(result, RIGHT, rtol=1e-5 if is_exact else 1e-2)
+    assert bool(np.abs(result - RIGHT).max() > 1e-4) is not is_exact
 
 
 @pytest.mark.slow
@@ -107,12 +107,12 @@ def test_one_form_takes_part_where_no_precision_is_allowed(tmp_path: Path) -> No
 def test_openvino_takes_part_in_both() -> None:
     openvino = create("openvino")
     context = CompileContext(ExecutionOptions(precision="bf16"), threads=1)
-    found, _ = list_available_engines(["openvino", "toy", "auto"], context, None, strict=False)
+    result, _ = list_available_engines(["openvino", "toy", "auto"], context, None, strict=False)
     has_bf16 = openvino.lower_precision("bf16") is not None
     exact = ["openvino{precision=fp32}"] if has_bf16 else []
-    assert [one.spec for one in found] == ["openvino", *exact, "toy"]
+    assert [item.spec for item in result] == ["openvino", *exact, "toy"]
     named, _ = list_available_engines(["openvino{precision=fp32}", "auto"], context, None, strict=False)
-    assert [one.spec for one in named] == ["openvino{precision=fp32}"]  # who names it so wants it so
+    assert [item.spec for item in named] == ["openvino{precision=fp32}"]  # who names it so wants it so
     exact_engine = create("openvino{precision=fp32}")
     assert exact_engine.lower_precision("bf16") is None
 
@@ -134,10 +134,10 @@ def test_openvino_in_fp32_computes_so_whatever_is_allowed() -> None:
 def test_a_bundle_of_both_forms_loads(tmp_path: Path) -> None:
     """Its list has engines that do not honor the precision, which it allows and does not demand."""
     with xrt.XRTModule(PAIR, ["openvino", "toy", "auto"], cache=tmp_path / "cache", threads=1, precision="bf16", budget=1) as m:
-        found = m(X)
+        result = m(X)
         m.save(tmp_path / "model.xrt")
     with xrt.load(tmp_path / "model.xrt") as loaded:
-        np.testing.assert_array_equal(loaded(X), found)
+        np.testing.assert_array_equal(loaded(X), result)
         assert loaded.engines == m.engines
 
 

@@ -124,10 +124,10 @@ def test_the_first_call_measures_and_a_later_module_does_not(tmp_path: Path) -> 
         assert m.tuned is not None
         assert m.tuned.how == "measured"
         assert map_nodes_to_engines(m.plan) == {"n0": SLOW_COS.spec, "n1": SLOW_EXP.spec}
-        told = str(m.explain()).splitlines()
-        assert f"placed by measurement: {SLOW_COS.spec} + {SLOW_EXP.spec}" in told
-        assert any(line.startswith("  chosen: ") for line in told)
-        assert f"  1 node not on {SLOW_EXP.spec}: placed by measurement" in told
+        output = str(m.explain()).splitlines()
+        assert f"placed by measurement: {SLOW_COS.spec} + {SLOW_EXP.spec}" in output
+        assert any(line.startswith("  chosen: ") for line in output)
+        assert f"  1 node not on {SLOW_EXP.spec}: placed by measurement" in output
         first = m.plan
     with automatic(tmp_path, SLOW_EXP, SLOW_COS) as m:
         assert (m.plan, m.tuned and m.tuned.how, m.tuned and m.tuned.measurements) == (first, "remembered", 0)
@@ -147,10 +147,10 @@ def test_compile_and_plan_measure_on_random_values(tmp_path: Path) -> None:
 def test_tune_measures_again(tmp_path: Path) -> None:
     with automatic(tmp_path, "toy", "toy{native=off}", function=chain("Exp")) as m:
         m(X)
-        told = []
-        found = m.tune(X, budget=40, progress=told.append)
-        assert (found.how, found.budget, m.tuned) == ("measured", 40, found)
-        assert [one.stage for one in told[:2]] == ["asking the engines", "computing what is right"]
+        results = []
+        result = m.tune(X, budget=40, progress=results.append)
+        assert (result.how, result.budget, m.tuned) == ("measured", 40, result)
+        assert [item.stage for item in results[:2]] == ["asking the engines", "computing what is right"]
         np.testing.assert_allclose(m(X), np.exp(X), rtol=1e-5)
 
 
@@ -221,9 +221,9 @@ def test_a_function_without_nodes_is_placed_for_other_sizes_too(tmp_path: Path) 
 def test_isolation_and_checks_combine_with_it(tmp_path: Path) -> None:
     with automatic(tmp_path, "toy", function=chain("Exp"), isolate=xrt.Isolation(run=True), check="first") as m:
         np.testing.assert_allclose(m(X), np.exp(X), rtol=1e-5)
-        told = str(m.explain())
-    assert "compiles and runs in a process of its own" in told
-    assert "1 call so far" in told
+        text = str(m.explain())
+    assert "compiles and runs in a process of its own" in text
+    assert "1 call so far" in text
 
 
 @pytest.mark.full
@@ -241,30 +241,32 @@ def test_a_bundle_of_it_runs_the_plan_that_was_chosen(tmp_path: Path) -> None:
 
 def unavailable(monkeypatch: pytest.MonkeyPatch, name: str, state: str) -> str:
     """Let an engine be missing or broken, and return what is said of it."""
-    told = f"engine {name!r} needs what is not there" if state == "missing" else f"engine {name!r} is broken: so it is"
+    output = f"engine {name!r} needs what is not there" if state == "missing" else f"engine {name!r} is broken: so it is"
     create, probe = registry.create, registry.probe
 
     def refused(engine: Any) -> Any:
         if engine == name:
-            raise EngineUnavailable(told)
+            raise EngineUnavailable(output)
         return create(engine)
 
     monkeypatch.setattr(registry, "create", refused)
-    monkeypatch.setattr(registry, "probe", lambda one: EngineStatus(one, state, "xrt", cause=told) if one == name else probe(one))  # type: ignore[arg-type]
+    monkeypatch.setattr(
+        registry, "probe", lambda one: EngineStatus(one, state, "xrt", cause=output) if one == name else probe(one)
+    )  # type: ignore[arg-type]
     monkeypatch.setattr(registry, "names", lambda: ("ort", "toy"))
-    return told
+    return output
 
 
 @pytest.mark.parametrize("state", ["missing", "broken"])
 def test_an_engine_of_the_list_that_is_not_there_is_left_out(state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = unavailable(monkeypatch, "ort", state)
+    output = unavailable(monkeypatch, "ort", state)
     with pytest.warns(PlacementWarning) as caught, automatic(tmp_path, "ort", "toy") as m:
         assert m.engines == ("toy",)
-        assert f"engine 'ort' is left out: {told}" in m.explain().left_out
-    assert [str(one.message) for one in caught] == [f"engine 'ort' is left out: {told}"]
-    with pytest.raises(EngineUnavailable, match=f"^{told}$"):
+        assert f"engine 'ort' is left out: {output}" in m.explain().left_out
+    assert [str(warning.message) for warning in caught] == [f"engine 'ort' is left out: {output}"]
+    with pytest.raises(EngineUnavailable, match=f"^{output}$"):
         automatic(tmp_path, "ort", "toy", strict=True)
-    with pytest.raises(EngineUnavailable, match=f"^{told}$"), pytest.warns(PlacementWarning):
+    with pytest.raises(EngineUnavailable, match=f"^{output}$"), pytest.warns(PlacementWarning):
         automatic(tmp_path, "ort")
 
 
@@ -281,12 +283,12 @@ def test_what_is_not_installed_is_no_surprise_but_what_is_broken_is(tmp_path: Pa
         unavailable(patch, "ort", "missing")
         with xrt.XRTModule(PAIR, engine="auto", cache=tmp_path, strict=True) as m:
             assert m.engines == ("toy",)
-    told = unavailable(monkeypatch, "ort", "broken")
+    output = unavailable(monkeypatch, "ort", "broken")
     other = tmp_path / "other"
     for _ in range(2):
-        with pytest.warns(PlacementWarning, match=told), xrt.XRTModule(PAIR, engine="auto", cache=other):
+        with pytest.warns(PlacementWarning, match=output), xrt.XRTModule(PAIR, engine="auto", cache=other):
             pass
-    with pytest.raises(EngineUnavailable, match=told):
+    with pytest.raises(EngineUnavailable, match=output):
         xrt.XRTModule(PAIR, engine="auto", cache=other, strict=True)
 
 

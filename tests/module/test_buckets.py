@@ -75,10 +75,10 @@ def check(module: xrt.XRTModule, model: Function, *sizes: int) -> None:
     exact = xrt.XRTModule(model, engine="toy")
     for size in sizes:
         x = np.random.default_rng(size).integers(-9, 9, (size, 3)).astype("float32")
-        for found in (module(x), module(x=x), module(x, options=xrt.RunOptions(profile=True))):
+        for item in (module(x), module(x=x), module(x, options=xrt.RunOptions(profile=True))):
             wanted = exact(x)
-            assert found.shape == wanted.shape
-            np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+            assert item.shape == wanted.shape
+            np.testing.assert_allclose(item, wanted, rtol=1e-6, atol=1e-6)
 
 
 # ---------------------------------------------------------------------- sizes
@@ -87,7 +87,7 @@ def check(module: xrt.XRTModule, model: Function, *sizes: int) -> None:
 def test_a_bucket_is_less_than_half_as_large_again() -> None:
     buckets = [round_up(size) for size in range(1, 10_000)]
     assert all(size <= bucket < 1.5 * size for size, bucket in enumerate(buckets, 1))
-    assert all(one <= other for one, other in pairwise(buckets))
+    assert all(item <= other for item, other in pairwise(buckets))
     assert [round_up(bucket) for bucket in buckets] == buckets
     assert round_up(0) == 0
 
@@ -242,7 +242,7 @@ def test_a_later_module_finds_the_plans_of_buckets(tmp_path: Path, monkeypatch: 
     nodes = (Node("MatMul", ("x", "w"), ("h",)), Node("Softmax", ("h",), ("y",)).with_attributes(axis=0))
     model = Function((value("x", "s", 600),), (Value("y"),), nodes, {"w": Constant(weight)}, {"": 20})
     save(infer_shapes(model), tmp_path / "model.onnx")
-    x, found, plans, real = np.ones((5, 600), "float32"), [], [], partition.partition
+    x, result, plans, real = np.ones((5, 600), "float32"), [], [], partition.partition
     for buckets in (None, None, {"s": [8]}):
         cache = CompileCache(disk=open_disk_tier(directory=tmp_path / "cache"))
         with xrt.XRTModule(tmp_path / "model.onnx", "ort", shapes=xrt.Buckets(buckets), cache=cache) as module:
@@ -251,12 +251,12 @@ def test_a_later_module_finds_the_plans_of_buckets(tmp_path: Path, monkeypatch: 
                 patch.setattr(
                     "xrt.partition.partition", lambda *args, made=made, **named: made.append(args) or real(*args, **named)
                 )
-                found.append(module(x))
+                result.append(module(x))
             plans.append(not made)
             assert module.verify(x)
     assert plans == [False, True, False]
-    np.testing.assert_array_equal(found[0], found[1])
-    np.testing.assert_allclose(found[0], np.full((5, 600), 0.2), rtol=1e-6)
+    np.testing.assert_array_equal(result[0], result[1])
+    np.testing.assert_allclose(result[0], np.full((5, 600), 0.2), rtol=1e-6)
 
 
 # ---------------------------------------------------------------------- other calls
@@ -272,7 +272,7 @@ def test_calls_with_arrays_of_the_caller_are_not_padded(compiled: list[Any]) -> 
         np.testing.assert_allclose(module(x, fetch=["y"])["y"], wanted, rtol=1e-6)
         bound = module.bind(x)
         np.testing.assert_allclose(bound(), wanted, rtol=1e-6)
-        assert [one.shape for one in bound.inputs] == [(5, 3)]
+        assert [value.shape for value in bound.inputs] == [(5, 3)]
         assert module.inputs == softmax().inputs
         assert module.verify(x)
     assert {shape[0] for shape in compiled} >= {5}

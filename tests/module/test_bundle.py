@@ -79,19 +79,19 @@ def test_a_saved_bundle_runs_equal_to_the_module(
 ) -> None:
     function = data.draw(living(Form(symbolic=False)))
     engines = ["ort", "toy"]
-    made = [xrt.engines.create(name) for name in engines]
+    results = [xrt.engines.create(name) for name in engines]
     path = tmp_path_factory.mktemp("bundle") / "model.xrt"
     cache = CompileCache()
-    with make_module(function, made, cache=cache, pins=()) as module:
+    with make_module(function, results, cache=cache, pins=()) as module:
         expected = module(*make_random_inputs(function, seed))
-        told = str(module.plan)
+        text = str(module.plan)
         module.save(path)
     with xrt.load(path, cache=CompileCache()) as loaded:
-        found = loaded(*make_random_inputs(function, seed))
-        assert str(loaded.plan) == told
+        loaded_module = loaded(*make_random_inputs(function, seed))
+        assert str(loaded.plan) == text
         assert [v.name for v in loaded.inputs] == [v.name for v in function.inputs]
     as_list = (lambda r: list(r)) if len(function.outputs) != 1 else (lambda r: [r])
-    assert compare_all(as_list(found), as_list(expected), BIT_EQUAL)
+    assert compare_all(as_list(loaded_module), as_list(expected), BIT_EQUAL)
 
 
 # ---------------------------------------------------------------------- what a bundle does not settle
@@ -101,8 +101,8 @@ def test_a_loaded_module_is_checked_as_asked(path: Path, cold: CompileCache, mon
     expected = saved(path)
     with xrt.load(path, cache=cold, check="first") as loaded:
         np.testing.assert_array_equal(loaded(X), expected)
-        told = "checked against toy{native=off}: the first call of each signature; 1 call so far"
-        assert loaded.explain().checks == told
+        output = "checked against toy{native=off}: the first call of each signature; 1 call so far"
+        assert loaded.explain().checks == output
     monkeypatch.setattr("xrt.engines.toolkit.reference_evaluator.evaluate", lambda function, inputs, threads: [expected + 1])
     with xrt.load(path, cache=cold, check=1.0) as loaded, pytest.raises(RunFailed, match="computed xrt_ort_0 wrongly"):
         loaded(X)
@@ -115,9 +115,9 @@ def test_a_loaded_module_is_isolated_as_asked(path: Path, cold: CompileCache, ru
     expected = saved(path)
     with xrt.load(path, strict=True, cache=cold, isolate=xrt.Isolation("ort", run=runs, time_limit=60)) as loaded:
         np.testing.assert_array_equal(loaded(X), expected)
-        told = str(loaded.explain())
-        assert ("compiles and runs" if runs else "compiles") + " in a process of its own" in told
-        assert "its compiled form comes from the bundle" in told
+        text = str(loaded.explain())
+        assert ("compiles and runs" if runs else "compiles") + " in a process of its own" in text
+        assert "its compiled form comes from the bundle" in text
 
 
 @pytest.mark.slow
@@ -175,12 +175,12 @@ def test_one_program_serves_every_size_where_engines_do(path: Path, cold: Compil
 @pytest.mark.parametrize("engine", ["ort", "toy"])
 def test_a_bundle_keeps_a_program_for_each_size_where_that_was_asked_for(engine: str, path: Path, cold: CompileCache) -> None:
     rigid = xrt.XRTModule(perceptron("N"), engine, shapes="each", strict=True, threads=1)
-    one, two, three = (RNG.standard_normal((rows, 64)).astype(np.float32) for rows in (1, 2, 3))
-    rigid.compile(one)
+    first, two, three = (RNG.standard_normal((rows, 64)).astype(np.float32) for rows in (1, 2, 3))
+    rigid.compile(first)
     rigid.save(path, two)
     for _ in range(2):
         module = xrt.load(path, cache=cold, strict=True)
-        for x in (one, two, three):
+        for x in (first, two, three):
             np.testing.assert_allclose(module(x), rigid(x), rtol=1e-5)
             assert module.plan.function.inputs[0].type.shape == x.shape
         module.save(path := path.with_name("again.xrt"))
@@ -376,8 +376,8 @@ def test_a_load_in_a_new_process_imports_no_onnx(path: Path) -> None:
     )
     files = [str(path), str(path.parent / "x.npy"), str(path.parent / "y.npy")]
     environment = {**os.environ, "PYTHONPATH": str(TOP)}
-    done = subprocess.run([sys.executable, "-c", code, *files], env=environment, capture_output=True, text=True, check=True)
-    loaded = json.loads(done.stdout)
+    completed = subprocess.run([sys.executable, "-c", code, *files], env=environment, capture_output=True, text=True, check=True)
+    loaded = json.loads(completed.stdout)
     assert not {"onnx", "google", "msgspec", "xrt.formats.protobuf", "xrt.worker"} & {*loaded}
     assert np.array_equal(np.load(files[2]), expected)
 

@@ -41,9 +41,9 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def granted() -> Iterator[list[int | None]]:
     """What a scheduler grants: the last of the list."""
-    found: list[int | None] = [None]
-    set_budget_source(lambda: found[-1])
-    yield found
+    results: list[int | None] = [None]
+    set_budget_source(lambda: results[-1])
+    yield results
     set_budget_source(None)
 
 
@@ -114,8 +114,8 @@ for budget in (1, 2, 4):
         counts.append(len(os.listdir("/proc/self/task")) - before)
 print(counts)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout == "[0, 1, 3]\n"
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert completed.stdout == "[0, 1, 3]\n"
 
 
 @pytest.mark.slow
@@ -123,9 +123,9 @@ print(counts)
 def test_openvino_computes_with_the_threads_of_the_load(threads: int) -> None:
     engine, context = xrt.engines.create("openvino"), CompileContext(threads=threads)
     saved = engine.save(engine.compile(wide(), CompileContext(threads=3 - threads)), CompileContext(threads=3 - threads))
-    found, compiled = engine.load(memoryview(saved), wide(), context), engine.compile(wide(), context)
+    result, compiled = engine.load(memoryview(saved), wide(), context), engine.compile(wide(), context)
     for name in ("INFERENCE_NUM_THREADS", "NUM_STREAMS"):
-        assert found.compiled.model.get_property(name) == compiled.compiled.model.get_property(name)  # type: ignore[attr-defined]
+        assert result.compiled.model.get_property(name) == compiled.compiled.model.get_property(name)  # type: ignore[attr-defined]
 
 
 # ---------------------------------------------------------------------- which budget

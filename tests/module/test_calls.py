@@ -78,9 +78,9 @@ def test_further_calls_are_right_by_position_and_by_name(engine: Any) -> None:
 def test_signatures_take_turns_and_the_plan_is_that_of_the_last_call() -> None:
     m = xrt.XRTModule(relu(("N", 3)), engine=[Picky(), "toy"], strict=True)
     a, b = np.ones((2, 3), "float32"), np.ones((4, 3), "float32")
-    for given in (a, b, a, b, b, a):
-        assert m(given).shape == given.shape
-        assert m.inputs == m.inputs and m.plan.launches[0].function.inputs[0].type == TensorType(DType.FLOAT32, given.shape)
+    for item in (a, b, a, b, b, a):
+        assert m(item).shape == item.shape
+        assert m.inputs == m.inputs and m.plan.launches[0].function.inputs[0].type == TensorType(DType.FLOAT32, item.shape)
     m.plan_for(b)
     assert m(a).shape == a.shape
     assert m.plan.launches[0].function.inputs[0].type == TensorType(DType.FLOAT32, a.shape)
@@ -127,10 +127,10 @@ def test_eight_threads_call_one_module(engine: Any, size: int) -> None:
         return [x, y, *(result for _ in range(4) for result in m(x, y))]
 
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(call, range(16)))
-    for x, y, *results in found:
+        items = list(pool.map(call, range(16)))
+    for x, y, *results in items:
         assert all(np.allclose(a, b) for a, b in zip(results, by_hand(x, y) * 4, strict=True))
-    starts = sorted((a.ctypes.data, a.nbytes) for one in found for a in one)
+    starts = sorted((a.ctypes.data, a.nbytes) for item in items for a in item)
     assert all(at + nbytes <= then for (at, nbytes), (then, _) in itertools.pairwise(starts)), "no memory is shared"
 
 
@@ -216,13 +216,13 @@ def test_no_buffer_holds_a_sequence() -> None:
     x = Value("x", TensorType(DType.FLOAT32, (2,)))
     function = Function((x,), (Value("s", SequenceType(TensorType(DType.FLOAT32, None))),),
                         (Node("SequenceConstruct", ("x",), ("s",)),), opsets={"": 14})  # fmt: skip
-    m, given = xrt.XRTModule(function, engine="toy"), np.zeros(2, "float32")
+    m, data = xrt.XRTModule(function, engine="toy"), np.zeros(2, "float32")
     with pytest.raises(InputError) as caught:
-        m(given, out=np.empty(2, "float32"))
+        m(data, out=np.empty(2, "float32"))
     text = "out[0] for output 's' is given, but the output is seq(float32[2]), which no buffer holds; pass None in its place"
     assert str(caught.value) == text
     with pytest.raises(InputError) as caught:
-        m.bind(given)
+        m.bind(data)
     text = "output 's' is seq(float32[2]), which no buffer holds; call the module instead of binding it"
     assert str(caught.value) == text
 
@@ -237,10 +237,10 @@ def test_a_bound_call_follows_what_its_inputs_hold(engine: Any, size: int) -> No
     first = bound()
     for seed in range(3):
         x[...], y[...] = random(size, seed)
-        kept = x.copy(), y.copy()
+        saved = x.copy(), y.copy()
         results = bound()
         assert results is first and all(a is b for a, b in zip(results, bound.outputs, strict=True))
-        np.testing.assert_array_equal((x, y), kept)
+        np.testing.assert_array_equal((x, y), saved)
         for result, wanted in zip(results, by_hand(x, y), strict=True):
             np.testing.assert_allclose(result, wanted, rtol=1e-6)
     assert not any(np.shares_memory(a, b) for a, b in zip(m(x, y), first, strict=True))
@@ -282,13 +282,13 @@ def test_extents_that_the_inputs_settle_give_inner_values_a_place() -> None:
 def test_an_output_whose_size_only_a_run_tells_needs_a_buffer() -> None:
     x = Value("x", TensorType(DType.FLOAT32, (4,)))
     function = Function((x,), (Value("y"),), (Node("NonZero", ("x",), ("y",)),), opsets={"": 14})
-    m, given, out = xrt.XRTModule(function, engine="toy"), np.array([0, 1, 0, 2], "float32"), np.empty((1, 2), "int64")
+    m, data, out = xrt.XRTModule(function, engine="toy"), np.array([0, 1, 0, 2], "float32"), np.empty((1, 2), "int64")
     with pytest.raises(InputError) as caught:
-        m.bind(given)
+        m.bind(data)
     assert "whose size is known only after a run; give a buffer for it in out=" in str(caught.value)
-    bound = m.bind(given, out=out)
+    bound = m.bind(data, out=out)
     assert bound().tolist() == [[1, 3]]
-    given[...] = 1
+    data[...] = 1
     with pytest.raises((InputError, RunFailed)):
         bound()
 

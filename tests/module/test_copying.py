@@ -53,13 +53,13 @@ def test_a_module_is_made_again(model: Callable[[Path], Any], again: Callable[[A
     options = {**OPTIONS, "pins": []} if model(tmp_path).__class__ is Net else OPTIONS
     with xrt.XRTModule(model(tmp_path), engines, cache=tmp_path / "cache", **options) as module:
         expected = module(X)
-        made = again(module)
-    assert made is not module and type(made) is xrt.XRTModule
-    np.testing.assert_array_equal(made(X), expected)  # though the first is closed
-    assert made.engines == module.engines
-    assert made.plan
-    assert made.threads == module.threads
-    made.close()
+        result = again(module)
+    assert result is not module and type(result) is xrt.XRTModule
+    np.testing.assert_array_equal(result(X), expected)  # though the first is closed
+    assert result.engines == module.engines
+    assert result.plan
+    assert result.threads == module.threads
+    result.close()
 
 
 @pytest.mark.slow
@@ -67,8 +67,8 @@ def test_another_process_runs_it(tmp_path: Path) -> None:
     module = xrt.XRTModule(as_path(tmp_path), "toy", cache=tmp_path / "cache")
     (tmp_path / "m.pickle").write_bytes(pickle.dumps(module))
     program = "import pickle, sys, numpy; print(pickle.load(open(sys.argv[1], 'rb'))(numpy.arange(4, dtype='f4')).tolist())"
-    done = subprocess.run([sys.executable, "-c", program, tmp_path / "m.pickle"], capture_output=True, text=True, cwd="/")
-    assert done.stdout == "[3.0, 4.0, 5.0, 6.0]\n", done.stderr
+    completed = subprocess.run([sys.executable, "-c", program, tmp_path / "m.pickle"], capture_output=True, text=True, cwd="/")
+    assert completed.stdout == "[3.0, 4.0, 5.0, 6.0]\n", completed.stderr
     assert len((tmp_path / "m.pickle").read_bytes()) < 2000, "a path, and not the model"
 
 

@@ -65,9 +65,9 @@ class Rigid(Flexible):
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Function]:
     """Return the Functions that are compiled."""
-    found: list[Function] = []
-    monkeypatch.setattr(Flexible, "compiled", found)
-    return found
+    results: list[Function] = []
+    monkeypatch.setattr(Flexible, "compiled", results)
+    return results
 
 
 def call(module: xrt.XRTModule, rows: int) -> dict[str, str]:
@@ -127,8 +127,8 @@ def test_what_speaks_against_it(
     with make(engine, **options) as module:
         for rows in (5, 1, 700, 5):
             placed = call(module, rows)
-        said = [line for line in str(module.explain()).splitlines() if line.startswith((ALL, FEW))]
-        assert [line.partition(reason or FEW)[1] for line in said] == ([reason] if reason else [])
+        results = [line for line in str(module.explain()).splitlines() if line.startswith((ALL, FEW))]
+        assert [line.partition(reason or FEW)[1] for line in results] == ([reason] if reason else [])
         assert placed["neg"] == ("toy" if options == {"shapes": "one"} and engine.declines else engine.spec)
     assert len(compiled) == compiles
 
@@ -150,10 +150,10 @@ def test_the_reference_in_the_list_counts_as_behind_it(compiled: list[Function])
 
 @pytest.mark.filterwarnings("ignore::xrt.errors.FallbackWarning")
 def test_what_it_never_takes_speaks_against_nothing(compiled: list[Function]) -> None:
-    taken = MODEL.replace(
+    graph = MODEL.replace(
         nodes=(NODES[0], Node("NonZero", ("a",), ("z",), name="z"), NODES[1]), outputs=(*MODEL.outputs, Value("z"))
     )
-    with xrt.XRTModule(taken, [NoNonZero()], cache=CompileCache()) as module:
+    with xrt.XRTModule(graph, [NoNonZero()], cache=CompileCache()) as module:
         for rows in (5, 6, 7):
             module(np.ones((rows, 3), "float32"))
     assert len(compiled) == 2

@@ -42,7 +42,7 @@ def module(*engines: Any, function: Function | None = None, **options: Any) -> x
 
 
 def lines(caught: Any) -> list[str]:
-    return [str(one.message) for one in caught if one.category is FallbackWarning]
+    return [str(warning.message) for warning in caught if warning.category is FallbackWarning]
 
 
 FAULTS = [
@@ -214,10 +214,10 @@ def test_a_wrong_kernel_in_a_long_model_is_quarantined() -> None:
     model = long_model()
     with module(Wrong(), "toy", function=model, check="first", maximum_nodes=20) as m:
         with pytest.warns(FallbackWarning, match="computed xrt_wrong_5 wrongly"):
-            found = m(numbers())
+            result = m(numbers())
         assert [launch.nodes for launch in m.plan.launches if launch.engine == "toy"] != []
         with module("toy", function=model) as right:
-            np.testing.assert_allclose(found, right(numbers()), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(result, right(numbers()), rtol=1e-4, atol=1e-5)
 
 
 def test_what_does_not_give_the_same_twice_is_not_checked() -> None:

@@ -119,12 +119,12 @@ def test_no_request_reaches_the_executable_of_another_region(request_: str) -> N
             first.run([X])
         engine.compile(chain("Exp"), context)
         if request_ == "run":
-            found = first.run([X])
+            result = first.run([X])
         elif request_ == "measure":
-            found = first.measure([X], 0.0)[0]
+            result = first.measure([X], 0.0)[0]
         else:
-            found = engine.inner.load(first.save(), chain("Abs"), context).run([X])
-        np.testing.assert_allclose(found[0], np.abs(X))
+            result = engine.inner.load(first.save(), chain("Abs"), context).run([X])
+        np.testing.assert_allclose(result[0], np.abs(X))
     finally:
         engine.close()
 
@@ -150,8 +150,8 @@ def test_it_computes_the_same_in_a_worker(runs: bool) -> None:
             buffer = np.empty((rows, 1000), np.float32)
             assert m(x, out=buffer) is buffer
             np.testing.assert_allclose(buffer, 2 * (x @ weights.array), rtol=1e-4, atol=1e-5)
-        shown = "compiles and runs" if runs else "compiles"
-        assert f"  {shown} in a process of its own" in str(m.explain()).splitlines()
+        output = "compiles and runs" if runs else "compiles"
+        assert f"  {output} in a process of its own" in str(m.explain()).splitlines()
 
 
 @pytest.mark.slow
@@ -173,12 +173,12 @@ def test_tvm_works_in_a_worker(runs: bool) -> None:
 def passed(values: list[Any]) -> list[Any]:
     """Return what comes out of the memory that two processes share."""
     buffer = SharedBuffer()
-    shown = json.loads(json.dumps(put_values(buffer, values)))
+    document = json.loads(json.dumps(put_values(buffer, values)))
     memory = bytearray(buffer.size)
     handle = buffer.memory()
     os.preadv(handle, [memory], 0)
     os.close(handle)
-    return read_values(memoryview(memory), shown)
+    return read_values(memoryview(memory), document)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_byte_strings_are_texts(given: Any) -> None:
 
 
 def test_values_of_every_kind_pass() -> None:
-    given = [
+    results = [
         np.array(3.5),
         np.zeros((0, 4), np.int8),
         np.array([[1, 2], [3, 4]], np.uint16).T,
@@ -198,12 +198,12 @@ def test_values_of_every_kind_pass() -> None:
         [np.arange(3), [np.array([True])]],
         None,
     ]
-    found = passed(given)
-    for mine, theirs in zip(found[:5], given[:5], strict=True):
+    result = passed(results)
+    for mine, theirs in zip(result[:5], results[:5], strict=True):
         assert isinstance(theirs, np.ndarray)
         assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
         np.testing.assert_array_equal(mine, theirs)
-    assert [found[5][0].tolist(), found[5][1][0].tolist(), found[6]] == [[0, 1, 2], [True], None]
+    assert [result[5][0].tolist(), result[5][1][0].tolist(), result[6]] == [[0, 1, 2], [True], None]
 
 
 @pytest.mark.slow
@@ -217,7 +217,7 @@ def test_sequences_pass_through_a_worker() -> None:
     )
     with module("toy", function=function, isolate=xrt.Isolation(run=True)) as m:
         result = m(X)
-    assert [one.tolist() for one in result] == [X.tolist()] * 2
+    assert [item.tolist() for item in result] == [X.tolist()] * 2
 
 
 # ---------------------------------------------------------------------- nothing is left over

@@ -67,9 +67,9 @@ def test_the_same_lock_gives_the_same_plan_without_measuring(
         np.testing.assert_allclose(module(X), RIGHT, rtol=1e-5)
         assert module.tuned is not None and module.tuned.how == "locked"
         assert module.engines[:2] == ("ort", "toy"), "no other engine is loaded"
-        told = str(module.explain()).splitlines()
-        assert told[-1].startswith("  ") and any(line == "placed by a lock: ort + toy" for line in told)
-        assert any(line.startswith(f"  from the lock '{path}', made on {lock.date} by xrt {lock.writer}") for line in told)
+        output = str(module.explain()).splitlines()
+        assert output[-1].startswith("  ") and any(line == "placed by a lock: ort + toy" for line in output)
+        assert any(line.startswith(f"  from the lock '{path}', made on {lock.date} by xrt {lock.writer}") for line in output)
         inner = module(X, fetch=["v2"])["v2"]
         np.testing.assert_allclose(inner, -np.abs(X))
 
@@ -153,9 +153,11 @@ def test_what_cannot_be_is_refused(path: Path, options: dict[str, Any], error: t
 
 @pytest.mark.full
 def test_a_lock_tells_the_whole_race(lock: PlacementFile) -> None:
-    assert {one.plan for one in lock.candidates} >= {"ort", "toy"}
+    assert {candidate.plan for candidate in lock.candidates} >= {"ort", "toy"}
     assert lock.candidates[0].verdict == "won"
-    assert lock.baseline is not None and lock.baseline.plan in {one.plan for one in lock.candidates[1:]}, "whoever won"
+    assert lock.baseline is not None and lock.baseline.plan in {candidate.plan for candidate in lock.candidates[1:]}, (
+        "whoever won"
+    )
     assert lock.engines == ENGINES_OF
     assert lock.inputs == {"x": "float32[2,3]"} and lock.model["source"] == "chain"
 
@@ -170,8 +172,8 @@ def test_only_what_was_measured_is_locked() -> None:
 
 
 def test_a_check_of_another_model_cannot_be(lock: PlacementFile) -> None:
-    told = r"^the lock is of another model: the number of nodes was 5 and is 4; the model"
-    with xrt.XRTModule(chain(*OPS[:4]), ["ort", "toy"]) as module, pytest.raises(LockError, match=told):
+    output = r"^the lock is of another model: the number of nodes was 5 and is 4; the model"
+    with xrt.XRTModule(chain(*OPS[:4]), ["ort", "toy"]) as module, pytest.raises(LockError, match=output):
         check_module(module, lock, [X], 0.05, 1.0)
 
 

@@ -86,11 +86,11 @@ class Static(GraphCompiler):
 @pytest.fixture(autouse=True)
 def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[State]:
     """Return the state of the test's engine."""
-    found = State()
-    monkeypatch.setattr(Static, "state", found)
-    yield found
-    found.may_run.set()
-    found.may_close.set()
+    result = State()
+    monkeypatch.setattr(Static, "state", result)
+    yield result
+    result.may_run.set()
+    result.may_close.set()
 
 
 def make(engine: Any, max_bytes: int = MOST_BYTES, **options: Any) -> xrt.XRTModule:
@@ -106,7 +106,7 @@ def call(module: xrt.XRTModule, rows: int) -> None:
 def count_objects() -> Counter[str]:
     gc.collect()
     kinds = (Specialization, Function, FastPath, Executable, threading.Thread)
-    types = [type(one) for one in gc.get_objects()]  # isinstance would ask objects of other libraries for their class
+    types = [type(item) for item in gc.get_objects()]  # isinstance would ask objects of other libraries for their class
     return Counter(kind.__name__ for type_ in types for kind in kinds if issubclass(type_, kind))
 
 
@@ -133,7 +133,9 @@ def test_two_thousand_sizes_of_an_engine_with_symbolic_dims(engine: str) -> None
 def test_two_thousand_sizes_of_an_engine_without(state: State) -> None:
     engine = Static()
     module = make(engine, 32 * LEAST_BYTES)
-    with pytest.warns(SignatureWarning, match=f"holds more than the cache's max_bytes={32 * LEAST_BYTES}, or {THREADS}") as said:
+    with pytest.warns(
+        SignatureWarning, match=f"holds more than the cache's max_bytes={32 * LEAST_BYTES}, or {THREADS}"
+    ) as context:
         for rows in range(1, 501):
             call(module, rows)
         assert wait_until_closed(PATIENCE)
@@ -141,7 +143,7 @@ def test_two_thousand_sizes_of_an_engine_without(state: State) -> None:
         for rows in range(501, 2001):
             call(module, rows)
     assert wait_until_closed(PATIENCE)
-    assert sorted(str(one.message).split()[0] for one in said) == ["what"]
+    assert sorted(str(item.message).split()[0] for item in context) == ["what"]
     assert count_objects() - before == Counter()
     assert len(list(HANDLES.iterdir())) <= handles
     assert len(state.open) <= 32 + 1  # and the newest that the cache keeps

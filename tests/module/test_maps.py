@@ -41,11 +41,11 @@ X = f32([[1, 2], [-1, 0.5]])
 def test_a_classifier_gives_maps_and_is_verified(engine: str) -> None:
     with xrt.XRTModule(classifier(), engine=list(dict.fromkeys([engine, "toy"]))) as module:
         labels, maps = module(X)
-        found = module.verify(X)
+        report = module.verify(X)
     assert labels.tolist() == ["yes", "yes"]
     assert [sorted(row) for row in maps] == [["no", "yes"]] * 2
     assert all(isinstance(value, float) for row in maps for value in row.values())
-    assert found and found.whole.verdict is Verdict.AGREES
+    assert report and report.whole.verdict is Verdict.AGREES
 
 
 @pytest.mark.slow
@@ -60,10 +60,10 @@ def test_auto_measures_a_model_with_maps() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["zip_map_of_texts", "map_to_row", "map_to_values"])
 def test_maps_cross_to_a_process_of_their_own(name: str) -> None:
-    one = find_entry(name)
-    with xrt.XRTModule(one.function, engine="toy", isolate=xrt.Isolation("toy", run=True), fold_constants=False) as module:
-        results = module(*one.make_inputs())
-    assert one.judge(results if isinstance(results, tuple) else (results,))
+    entry = find_entry(name)
+    with xrt.XRTModule(entry.function, engine="toy", isolate=xrt.Isolation("toy", run=True), fold_constants=False) as module:
+        results = module(*entry.make_inputs())
+    assert entry.judge(results if isinstance(results, tuple) else (results,))
 
 
 @pytest.mark.parametrize(
@@ -89,15 +89,15 @@ def test_numbers_of_numpy_are_numbers_of_a_map() -> None:
 
 
 def test_a_case_with_maps_is_written_as_onnx_writes_maps(tmp_path: Path) -> None:
-    one = find_entry("zip_map_of_integers")
-    save_case(one.function, one.inputs, one.expected, tmp_path)
+    entry = find_entry("zip_map_of_integers")
+    save_case(entry.function, entry.inputs, entry.expected, tmp_path)
     data = (tmp_path / "test_data_set_0" / "output_0.pb").read_bytes()
     maps = onnx.numpy_helper.to_list(onnx.SequenceProto.FromString(data))
-    assert [{int(k): float(v) for k, v in one.items()} for one in maps] == [{7: 0.25, -1: 0.75}, {7: 1.0, -1: 0.0}]
-    one = find_entry("map_to_row")
-    save_case(one.function, one.inputs, one.expected, tmp_path)
-    given = onnx.numpy_helper.to_dict(onnx.MapProto.FromString((tmp_path / "test_data_set_0" / "input_0.pb").read_bytes()))
-    assert {(k.decode() if isinstance(k, bytes) else k): float(v) for k, v in given.items()} == {"c": 2.5, "a": 1.0}
+    assert [{int(k): float(v) for k, v in entry.items()} for entry in maps] == [{7: 0.25, -1: 0.75}, {7: 1.0, -1: 0.0}]
+    entry = find_entry("map_to_row")
+    save_case(entry.function, entry.inputs, entry.expected, tmp_path)
+    values = onnx.numpy_helper.to_dict(onnx.MapProto.FromString((tmp_path / "test_data_set_0" / "input_0.pb").read_bytes()))
+    assert {(k.decode() if isinstance(k, bytes) else k): float(v) for k, v in values.items()} == {"c": 2.5, "a": 1.0}
 
 
 def test_a_case_holds_lists_of_any_tensors(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_map_that_onnxruntime_cannot_be_given_is_declined() -> None:
 
 
 def test_a_wrong_map_is_reported_by_its_key() -> None:
-    found = xrt.comparison.compare([{"a": 1.0}], [{"a": 1.5}], name="z")
-    assert found.message.startswith("z[0]['a'] differs in 1 of 1 elements; at worst z[0]['a'] is 1.0, 1.5 was expected")
+    difference = xrt.comparison.compare([{"a": 1.0}], [{"a": 1.5}], name="z")
+    assert difference.message.startswith("z[0]['a'] differs in 1 of 1 elements; at worst z[0]['a'] is 1.0, 1.5 was expected")
     assert not xrt.comparison.compare({"a": 1.0}, {"b": 1.0})
     assert xrt.comparison.compare({"a": "x"}, {"a": "x"})

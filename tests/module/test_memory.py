@@ -65,11 +65,11 @@ class Reticent(GraphCompiler):
 
 def test_before_the_compile_the_plan_is_reported_and_nothing_is_compiled() -> None:
     m = xrt.XRTModule(products(2), engine="ort", strict=True, maximum_nodes=2)
-    found = m.memory()
-    assert (found.weights, found.unused, found.mapped, found.crossing, found.unknown) == (2 * WEIGHT, 0, 0, 2 * WEIGHT, 0)
-    assert (found.arena, found.is_compiled) == (None, False)
-    assert [(region.weights, region.uses) for region in found.regions] == [(WEIGHT, None)] * 2
-    assert str(found).splitlines() == [
+    memory = m.memory()
+    assert (memory.weights, memory.unused, memory.mapped, memory.crossing, memory.unknown) == (2 * WEIGHT, 0, 0, 2 * WEIGHT, 0)
+    assert (memory.arena, memory.is_compiled) == (None, False)
+    assert [(region.weights, region.uses) for region in memory.regions] == [(WEIGHT, None)] * 2
+    assert str(memory).splitlines() == [
         "weights                          2.1 MB  held once; 0 B of all constants in mapped files",
         "between regions                  2.1 MB  per call: values, each in memory of its own",
         "xrt_ort_0 on ort                 1.0 MB  of the weights",
@@ -88,26 +88,26 @@ def compiled_alone() -> Memory:
 @pytest.mark.slow
 def test_after_the_compile_engines_tell_what_they_hold() -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:  # what others here let go of meanwhile would count
-        found = fresh.submit(compiled_alone).result()
-    assert found.arena == WEIGHT * 2
-    uses = [use for region in found.regions for use in region.uses or ()]
+        result = fresh.submit(compiled_alone).result()
+    assert result.arena == WEIGHT * 2
+    uses = [use for region in result.regions for use in region.uses or ()]
     assert [use.name for use in uses] == ["session", "workspace"] * 3
     assert [use.per_call for use in uses] == [False, True] * 3
     packed = sum(use.nbytes or 0 for use in uses)
     assert 3 * WEIGHT <= packed <= 6 * WEIGHT  # each product has packed its weight
-    assert found.held == found.weights + packed
-    assert found.to_dict()["held"] == found.held
-    assert found.to_dict()["regions"][0]["uses"][0]["name"] == "session"
+    assert result.held == result.weights + packed
+    assert result.to_dict()["held"] == result.held
+    assert result.to_dict()["regions"][0]["uses"][0]["name"] == "session"
 
 
 def test_a_weight_that_several_regions_read_is_held_once() -> None:
     m = xrt.XRTModule(products(4, same=True), engine="toy", strict=True, maximum_nodes=2)
     m.compile()
-    found = m.memory()
-    assert [region.weights for region in found.regions] == [WEIGHT] * 4
-    assert found.weights == found.held == WEIGHT
-    assert [region.same_as for region in found.regions] == ["", "xrt_toy_0", "xrt_toy_0", "xrt_toy_0"]
-    assert "that of xrt_toy_0, which is equal" in str(found)
+    memory = m.memory()
+    assert [region.weights for region in memory.regions] == [WEIGHT] * 4
+    assert memory.weights == memory.held == WEIGHT
+    assert [region.same_as for region in memory.regions] == ["", "xrt_toy_0", "xrt_toy_0", "xrt_toy_0"]
+    assert "that of xrt_toy_0, which is equal" in str(memory)
 
 
 def test_weights_in_files_and_weights_that_were_folded_away(tmp_path: Path) -> None:
@@ -115,9 +115,9 @@ def test_weights_in_files_and_weights_that_were_folded_away(tmp_path: Path) -> N
     function = products(1).replace(nodes=(turned[0], Node("MatMul", ("x0", "t"), ("m0",)), turned[2]))
     onnx.save(function, tmp_path / "m.onnx", external_data=True)
     m = xrt.XRTModule(tmp_path / "m.onnx", engine="toy")
-    found = m.memory()
-    assert (found.weights, found.unused, found.mapped) == (WEIGHT, WEIGHT, WEIGHT)
-    assert str(found).splitlines()[:2] == [
+    memory = m.memory()
+    assert (memory.weights, memory.unused, memory.mapped) == (WEIGHT, WEIGHT, WEIGHT)
+    assert str(memory).splitlines()[:2] == [
         "weights                          1.0 MB  held once; 1.0 MB of all constants in mapped files",
         "  unused                         1.0 MB  constants of the model that were folded into others",
     ]
@@ -179,11 +179,11 @@ def test_shared_and_private_memory_are_reported(tmp_path: Path, monkeypatch: pyt
         assert (here.shared, here.private) == (0, here.held)
         with xrt.load(tmp_path / "m.xrt", strict=True, cache=CompileCache()) as m:
             m.compile()
-            found = m.memory()
+            memory = m.memory()
         mapped = WEIGHT if engine == "toy" else 2 * WEIGHT
-        assert mapped <= found.shared < mapped + WEIGHT / 2
-        assert found.shared + found.private == found.held
-        names = [line.split("  ")[1].strip() for line in str(found).splitlines()[-2:]]
+        assert mapped <= memory.shared < mapped + WEIGHT / 2
+        assert memory.shared + memory.private == memory.held
+        names = [line.split("  ")[1].strip() for line in str(memory).splitlines()[-2:]]
         assert names == ["shared", "private"]
-        assert found.to_dict()["shared"] == found.shared
-        assert found.to_dict()["private"] == found.private
+        assert memory.to_dict()["shared"] == memory.shared
+        assert memory.to_dict()["private"] == memory.private

@@ -86,10 +86,10 @@ def test_two_modules_of_one_model_share_the_compile() -> None:
 
 def test_inner_values_are_fetched_by_name() -> None:
     m = xrt.XRTModule(chain("Neg", "Relu"), engine="toy")
-    found = m(X, fetch=["h0", "y", "x"])
-    assert list(found) == ["h0", "y", "x"] == list(m(X, fetch=np.array(["h0", "y", "x"])))
-    np.testing.assert_array_equal(found["h0"], -X)
-    assert not np.shares_memory(found["x"], X)
+    result = m(X, fetch=["h0", "y", "x"])
+    assert list(result) == ["h0", "y", "x"] == list(m(X, fetch=np.array(["h0", "y", "x"])))
+    np.testing.assert_array_equal(result["h0"], -X)
+    assert not np.shares_memory(result["x"], X)
     assert [v.name for v in m.outputs] == ["y"]
     with pytest.raises(InputError, match=r"^fetch asks for 'h7', which is no value of the model\.$"):
         m(X, fetch=["h7"])
@@ -120,18 +120,18 @@ KEYWORDS = [one for one in SIGNATURE.values() if one.kind is inspect.Parameter.K
 
 
 def test_type_checkers_see_the_keywords_of_the_signature() -> None:
-    assert {"cache", *get_type_hints(ModuleKeywords)} == {one.name for one in KEYWORDS}
+    assert {"cache", *get_type_hints(ModuleKeywords)} == {item.name for item in KEYWORDS}
 
 
 def test_there_are_few_keywords_and_the_signature_shows_each() -> None:
     assert list(SIGNATURE)[:4] == ["model", "engine", "device", "cache"]
-    assert not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in SIGNATURE.values())
+    assert not any(item.kind is inspect.Parameter.VAR_KEYWORD for item in SIGNATURE.values())
     assert len(KEYWORDS) <= 20
 
 
 def test_each_keyword_is_accepted_with_its_default() -> None:
-    given: dict[str, Any] = {one.name: one.default for one in KEYWORDS}
-    np.testing.assert_array_equal(xrt.XRTModule(relu(), **given)(X), np.maximum(X, 0))
+    results: dict[str, Any] = {item.name: item.default for item in KEYWORDS}
+    np.testing.assert_array_equal(xrt.XRTModule(relu(), **results)(X), np.maximum(X, 0))
 
 
 @pytest.mark.parametrize("owner", OWNERS, ids=lambda owner: owner.__name__)
@@ -148,8 +148,8 @@ def test_the_options_of_an_engine_come_with_type_default_and_meaning() -> None:
 
 def test_a_pin_by_a_misspelt_operator_names_the_nearest() -> None:
     m = xrt.XRTModule(relu(), engine=["ort", "toy"], pins=["Relu2d=ort"])
-    said = message(PlanError, lambda: m(X))
-    assert said == f"pin 'Relu2d=ort' matches no node of function {relu().name!r}. Did you mean 'Relu'?"
+    text = message(PlanError, lambda: m(X))
+    assert text == f"pin 'Relu2d=ort' matches no node of function {relu().name!r}. Did you mean 'Relu'?"
 
 
 @pytest.mark.parametrize(
@@ -160,13 +160,13 @@ def test_the_name_of_a_library_suggests_its_engine(word: str, engine: str) -> No
 
 
 def test_engines_in_one_text_have_to_be_a_list() -> None:
-    said = message(OptionError, lambda: xrt.XRTModule(relu(), "ort,tvm{opt_level=2}"))
-    assert said == "'ort,tvm{opt_level=2}' names 2 engines, and one is due; pass a list: ['ort', 'tvm{opt_level=2}']"
+    text = message(OptionError, lambda: xrt.XRTModule(relu(), "ort,tvm{opt_level=2}"))
+    assert text == "'ort,tvm{opt_level=2}' names 2 engines, and one is due; pass a list: ['ort', 'tvm{opt_level=2}']"
 
 
 def test_the_spec_that_an_error_recommends_is_a_spec() -> None:
-    said = message(OptionError, lambda: xrt.XRTModule(relu(), "tvm{opt_level=2"))
-    recommended = said.rpartition(" reads like ")[2].strip("'")
+    text = message(OptionError, lambda: xrt.XRTModule(relu(), "tvm{opt_level=2"))
+    recommended = text.rpartition(" reads like ")[2].strip("'")
     assert xrt.XRTModule(relu(), recommended).engines[0] == recommended
 
 
@@ -174,8 +174,8 @@ def test_one_dict_of_inputs_by_name_is_taken_as_keywords() -> None:
     m = xrt.XRTModule(relu(), engine="toy")
     (name,) = (value.name for value in m.inputs)
     np.testing.assert_array_equal(m({name: X}), np.maximum(X, 0))
-    said = message(InputError, lambda: m({"image": X}))
-    assert said == f"the model has no input 'image'. The model takes 1 input ({name})"
+    text = message(InputError, lambda: m({"image": X}))
+    assert text == f"the model has no input 'image'. The model takes 1 input ({name})"
 
 
 def test_an_array_of_objects_is_called_one() -> None:
@@ -263,6 +263,6 @@ def test_engines_and_the_mixture_agree(name: str) -> None:
     assert expected.std() > 1e-4, "an output without variation agrees with anything"
     for options in ({"engine": "ort"}, MIXTURE):
         with xrt.XRTModule(model, strict=True, **options) as m:
-            found = compare(m(**inputs), expected, tolerance_for("float32", "network"))
-            assert found, f"{name} on {options['engine']}: {found.message}"
+            difference = compare(m(**inputs), expected, tolerance_for("float32", "network"))
+            assert difference, f"{name} on {options['engine']}: {difference.message}"
             assert {launch.engine for launch in m.plan.launches} == {*m.engines}

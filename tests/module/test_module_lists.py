@@ -46,7 +46,7 @@ def test_the_warning_counts_what_was_refused_too() -> None:
     m = xrt.XRTModule(chain("Relu", "Neg", "Exp"), engine=Picky(takes="Relu|Exp", refuses="Exp"))
     with pytest.warns(FallbackWarning) as caught:
         m(X)
-    refused, counted = (str(one.message) for one in caught)
+    refused, counted = (str(warning.message) for warning in caught)
     assert refused == "picky cannot compile node2; node 'node2' placed on another engine"
     assert counted == (
         "2 nodes run on the reference engine 'toy', as no engine of the list supports them, such as "
@@ -184,9 +184,9 @@ def test_constants_are_folded_unless_asked_not_to() -> None:
         {"w": Constant(X)},
         {"": 14},
     )
-    folded, kept = (xrt.XRTModule(function, engine="toy", fold_constants=fold) for fold in (True, False))
-    np.testing.assert_array_equal(folded(X), kept(X))
-    assert [len(m.plan.launches[0].nodes) for m in (folded, kept)] == [1, 2]
+    folded, saved = (xrt.XRTModule(function, engine="toy", fold_constants=fold) for fold in (True, False))
+    np.testing.assert_array_equal(folded(X), saved(X))
+    assert [len(m.plan.launches[0].nodes) for m in (folded, saved)] == [1, 2]
 
 
 def test_a_pin_on_a_node_that_was_folded_is_no_mistake() -> None:
@@ -199,8 +199,8 @@ def test_a_pin_on_a_node_that_was_folded_is_no_mistake() -> None:
     )
     pinned = xrt.XRTModule(function, engine="toy", pins=["name:minus=toy"])
     np.testing.assert_array_equal(pinned(X), np.zeros((2, 3)))
-    told = "pin name:minus=toy holds nothing: its nodes were computed ahead of time, or no output needs them"
-    assert str(pinned.explain()).splitlines()[-1] == told
+    output = "pin name:minus=toy holds nothing: its nodes were computed ahead of time, or no output needs them"
+    assert str(pinned.explain()).splitlines()[-1] == output
     assert pinned.explain().to_dict()["idle_pins"] == ("name:minus=toy",)
     with pytest.raises(PlanError, match="pin 'name:minos=toy' matches no node"):
         xrt.XRTModule(function, engine="toy", pins=["name:minos=toy"])(X)
@@ -241,10 +241,10 @@ def test_an_engine_that_declines_a_node_leaves_the_whole_model_to_the_next():
     with xrt.XRTModule(atan()) as m:
         np.testing.assert_allclose(m(X.astype("float64")), np.arctan(X.astype("float64")))
         assert m.engines == ("torch", "toy") and {launch.engine for launch in m.plan.launches} == {"torch"}
-        said = str(m.explain())
-        assert "engine 'ort' does not support the whole model: 'y' (Atan): ONNX Runtime" in said
-        assert "engine 'openvino' does not support the whole model: 'y' (Atan)" in said
-        assert f"engine 'torch' {CHOSEN}" in said
+        text = str(m.explain())
+        assert "engine 'ort' does not support the whole model: 'y' (Atan): ONNX Runtime" in text
+        assert "engine 'openvino' does not support the whole model: 'y' (Atan)" in text
+        assert f"engine 'torch' {CHOSEN}" in text
 
 
 def test_a_graph_is_decided_by_the_types_of_its_first_call():

@@ -95,13 +95,13 @@ class Searches:
 
 def simulate_searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Searches]:
     """Yield what is searched for; searches end at once unless the test says otherwise."""
-    found = Searches()
-    found.may_end.set()
-    monkeypatch.setattr("xrt.placement.auto.tune", found.tune)
+    result = Searches()
+    result.may_end.set()
+    monkeypatch.setattr("xrt.placement.auto.tune", result.tune)
     monkeypatch.setattr(Static, "may_compile", threading.Event())
     Static.may_compile.set()
-    yield found
-    found.may_end.set()
+    yield result
+    result.may_end.set()
     Static.may_compile.set()
 
 
@@ -173,7 +173,7 @@ def test_calls_that_wait_again_and_again_are_told_of_once(engines: Any, options:
         assert not caught
         for rows in (7, 8, 9, 10):
             call(module, rows)
-    texts = [str(one.message) for one in caught if one.category is SignatureWarning]
+    texts = [str(warning.message) for warning in caught if warning.category is SignatureWarning]
     assert len(texts) == bool(warned)
     assert all(warned in text and text.startswith("3 calls of this module have waited for a compile") for text in texts)
 
@@ -207,8 +207,8 @@ def test_several_dims(names: tuple[str, str], searches: Searches) -> None:
     function = Function(inputs, (Value("x_out"), Value("y_out")), nodes, opsets={"": 20})
     with xrt.XRTModule(function, [SMALL, LARGE, "auto"], cache=CompileCache()) as module:
         for more in (0, 3):
-            one, other = (np.ones((rows + more, 3), "float32") for rows in (7, 7 if names == ("a", "a") else 9))
-            assert [result.shape for result in module(one, other)] == [one.shape, other.shape]
+            first, other = (np.ones((rows + more, 3), "float32") for rows in (7, 7 if names == ("a", "a") else 9))
+            assert [result.shape for result in module(first, other)] == [first.shape, other.shape]
     assert [x.shape for x in searches.inputs] == [(7, 3)]
 
 

@@ -58,9 +58,9 @@ def test_a_bundle_has_a_random_example_with_its_outputs(path: Path) -> None:
     saved.save(path)
     example = read(path)
     assert example is not None
-    ((name, given),), ((output, expected),) = example.inputs, example.outputs
+    ((name, data),), ((output, expected),) = example.inputs, example.outputs
     assert (name, output) == ("x", "y")
-    np.testing.assert_array_equal(saved(given), expected)
+    np.testing.assert_array_equal(saved(data), expected)
     report = load(path, strict=True).run_self_test()
     assert report is not None and report.difference == 0
     assert re.fullmatch(r"self-test passed in \d+\.\d{3} s; largest difference 0", str(report))

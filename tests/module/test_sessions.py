@@ -50,24 +50,24 @@ def sums() -> Function:
 @pytest.mark.parametrize("model", [Sums(), sums()], ids=["graph", "function"])
 def test_a_session_keeps_its_state(engine: Any, model: Any) -> None:
     m = xrt.XRTModule(model, engine=engine)
-    one, two = m.new_session(), m.new_session()
+    first, two = m.new_session(), m.new_session()
     for step in range(1, 4):
-        np.testing.assert_array_equal(one(X), step * X)
+        np.testing.assert_array_equal(first(X), step * X)
     np.testing.assert_array_equal(two(x=X), X)
-    assert {name: value.tolist() for name, value in one.state.items()} == {"total": (3 * X).tolist(), "seen": 3 * X.tolist()}
-    one.reset()
-    np.testing.assert_array_equal(one(X), X)
-    assert one.state["seen"].shape == (1, 3)
+    assert {name: value.tolist() for name, value in first.state.items()} == {"total": (3 * X).tolist(), "seen": 3 * X.tolist()}
+    first.reset()
+    np.testing.assert_array_equal(first(X), X)
+    assert first.state["seen"].shape == (1, 3)
 
 
 def test_state_is_read_and_set_by_name() -> None:
     session = xrt.XRTModule(sums(), engine="toy").new_session()
     np.testing.assert_array_equal(session.state["total"], np.zeros((1, 3)))
     assert session.state["seen"].shape == (0, 3) and len(session.state) == 2 and list(session.state) == ["total", "seen"]
-    given = 10 * X
-    session.state["total"] = given
+    data = 10 * X
+    session.state["total"] = data
     session.state["total"][...] = 5
-    given[...] = 7
+    data[...] = 7
     np.testing.assert_array_equal(session(X), 11 * X)
     session.state.update({"total": X, "seen": np.ones((2, 3), "float32")})
     session(X)
@@ -426,8 +426,8 @@ released.set()
 thread.join()
 print(session(X) is not None, sorted(session.lost))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
-    message, *rest = done.stdout.splitlines()
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
+    message, *rest = completed.stdout.splitlines()
     assert message == (
         "the state 'a', 'b' may have been written in part by a call that failed, was interrupted, or ran in another thread when "
         "the process was forked; call session.reset(), session.restore(path), or set the state"
@@ -560,8 +560,8 @@ def test_an_lstm_a_gru_and_a_scan_are_sessions(engine: str) -> None:
             z, g_next = ops.GRU(x, w[:, :12], r[:, :12], None, None, g, hidden_size=4)
             s = self.state("s", TensorType(F32, (3,)), fill=1)
             s_next, sums = ops.Scan(s, ops.Squeeze(x, np.array([1])), body=lambda a, b: (a + b, a * b), num_scan_inputs=1)
-            for one, new in ((h, h_next), (c, c_next), (g, g_next), (s, s_next)):
-                self.update(one, new)
+            for item, new in ((h, h_next), (c, c_next), (g, g_next), (s, s_next)):
+                self.update(item, new)
             return y, z, sums
 
     x = rng.standard_normal((6, 1, 3)).astype("float32")

@@ -69,14 +69,14 @@ class Decoder:
 
     def attend(self, x: Tensor, layer: int, past: list[Tensor], bias: Tensor) -> Tensor:
         query = self.heads(emit("MatMul", x, self.weight(HIDDEN, HIDDEN)), HEADS)
-        found = []
+        results = []
         for kind, before in zip(("key", "value"), past, strict=True):
             new = self.heads(emit("MatMul", x, self.weight(HIDDEN, self.key_heads * WIDTH)), self.key_heads)
             present = emit("Concat", before, new, axis=-2)
             self.builder.output(present, f"present.{layer}.{kind}")
-            found.append(self.repeat(present))
-        scores = emit("MatMul", query, emit("Transpose", found[0], perm=[0, 1, 3, 2])) * np.float32(WIDTH**-0.5)
-        gathered = emit("MatMul", emit("Softmax", scores + bias, axis=-1), found[1])
+            results.append(self.repeat(present))
+        scores = emit("MatMul", query, emit("Transpose", results[0], perm=[0, 1, 3, 2])) * np.float32(WIDTH**-0.5)
+        gathered = emit("MatMul", emit("Softmax", scores + bias, axis=-1), results[1])
         joined = emit("Reshape", emit("Transpose", gathered, perm=[0, 2, 1, 3]), self.constant([1, -1, HIDDEN]))
         return emit("MatMul", joined, self.weight(HIDDEN, HIDDEN))
 
@@ -90,9 +90,9 @@ def check(static: Any, growing: Any, chunks: list[list[int]]) -> None:
         length += len(chunk)
     assert static.state["xrt.length"] == length
     for name, wanted in growing.state.items():
-        found = static.state[name]
-        np.testing.assert_allclose(found[:, :, :length], wanted, rtol=1e-5, atol=1e-5)
-        assert not found[:, :, length:].any()
+        result = static.state[name]
+        np.testing.assert_allclose(result[:, :, :length], wanted, rtol=1e-5, atol=1e-5)
+        assert not result[:, :, length:].any()
 
 
 CHUNKS = [[7, 3, 1, 9, 4], [2], [8], [5, 6, 11], [1]]
@@ -227,17 +227,17 @@ def test_one_operator_of_attention() -> None:
     with Builder("m", opsets=23, inference=node_types) as builder:
         x = builder.input("x", TensorType(DType.FLOAT32, (1, 2, "s", 4)))
         past = [builder.input(f"past_{kind}", TensorType(DType.FLOAT32, (1, 2, "p", 4))) for kind in "kv"]
-        present = [emit("Concat", one, x * n, axis=2) for n, one in enumerate(past, 1)]
+        present = [emit("Concat", item, x * n, axis=2) for n, item in enumerate(past, 1)]
         builder.output(apply("Attention", (x, *present), {}, outputs=1)[0], "y")
-        for kind, one in zip("kv", present, strict=True):
-            builder.output(one, f"present_{kind}")
+        for kind, item in zip("kv", present, strict=True):
+            builder.output(item, f"present_{kind}")
     model = builder.function()
     pairs = {"past_k": "present_k", "past_v": "present_v"}
     with (
         xrt.XRTModule(xrt.stateful(model, pairs), engine="toy") as growing,
         xrt.XRTModule(xrt.stateful(model, pairs, capacity=9), engine="toy") as static,
     ):
-        one, other = static.new_session(), growing.new_session()
+        item, other = static.new_session(), growing.new_session()
         for count in (3, 1, 2):
             x = np.random.default_rng(count).standard_normal((1, 2, count, 4), dtype=np.float32)
-            np.testing.assert_allclose(one(x), other(x), rtol=2e-5, atol=1e-5)
+            np.testing.assert_allclose(item(x), other(x), rtol=2e-5, atol=1e-5)

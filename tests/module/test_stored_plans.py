@@ -114,7 +114,7 @@ def test_all_else_is_answered_from_the_model(path: Path, engine: str) -> None:
     assert m.plan == first.plan
     assert str(m.explain()) == str(first.explain())
     assert m.signatures() == first.signatures()
-    assert [one.name for one in m.memory().regions] == [one.name for one in first.memory().regions]
+    assert [use.name for use in m.memory().regions] == [use.name for use in first.memory().regions]
     assert m.verify(*inputs(), inner=False)
     fetched = first.plan.launches[0].function.nodes[0].outputs[0]
     np.testing.assert_array_equal(m(*inputs(), fetch=[fetched])[fetched], first(*inputs(), fetch=[fetched])[fetched])
@@ -134,8 +134,8 @@ def test_a_call_of_a_new_process_does_not_load_onnx(path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XRT_CACHE": "on"}
     command = [sys.executable, "-c", code, str(path), str(path.parent / "cache"), str(path.parent / "x.npy")]
     for _ in range(2):
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    loaded = json.loads(done.stdout)
+        completed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    loaded = json.loads(completed.stdout)
     assert not {"onnx", "google"} & {*loaded}
 
 
@@ -146,7 +146,7 @@ def test_a_call_of_a_new_process_does_not_load_onnx(path: Path) -> None:
 def test_a_changed_model_is_read(path: Path) -> None:
     before = module(path)(*inputs())
     other = network()
-    changed = {name: Constant(one.array + 1) for name, one in other.constants.items()}
+    changed = {name: Constant(constant.array + 1) for name, constant in other.constants.items()}
     save(other.replace(constants=changed), path)
     m = module(path)
     assert not uses_plan(m)
@@ -163,10 +163,10 @@ def test_a_changed_file_of_external_data_is_read(tmp_path: Path) -> None:
     assert uses_plan(m)
     np.testing.assert_array_equal(m(*inputs()), before)
     (data,) = [one for one in tmp_path.iterdir() if one.is_file() and one != path]
-    held = bytearray(data.read_bytes())
-    held[:4] = np.float32(123.0).tobytes()
+    values = bytearray(data.read_bytes())
+    values[:4] = np.float32(123.0).tobytes()
     copy = tmp_path / "copy"
-    copy.write_bytes(held)
+    copy.write_bytes(values)
     copy.replace(data)
     assert not uses_plan(module(path))
 
@@ -208,8 +208,8 @@ def test_each_signature_has_a_plan(tmp_path: Path) -> None:
     assert value.type.shape is not None
     free = type(value)(value.name, value.type.with_shape(("N", *value.type.shape[1:])))
     save(function.replace(inputs=(free,), types={}, outputs=tuple(type(v)(v.name) for v in function.outputs)), path)
-    found = [uses_plan(module(path, "openvino"), np.ones((n, *value.type.shape[1:]), np.float32)) for n in (1, 2, 1, 2)]
-    assert found[2:] == [True, True]
+    results = [uses_plan(module(path, "openvino"), np.ones((n, *value.type.shape[1:]), np.float32)) for n in (1, 2, 1, 2)]
+    assert results[2:] == [True, True]
 
 
 @pytest.mark.slow
@@ -218,7 +218,7 @@ def test_a_model_that_changes_while_it_is_used_is_an_error_that_says_so(path: Pa
     m = module(path)
     m(*inputs())
     other = network()
-    save(other.replace(constants={name: Constant(one.array + 1) for name, one in other.constants.items()}), path)
+    save(other.replace(constants={name: Constant(constant.array + 1) for name, constant in other.constants.items()}), path)
     for ask in (lambda: m.plan, lambda: m(*inputs(), fetch=[m.outputs[0].name])):
         with pytest.raises(ModelError, match=r"model\.onnx has changed since the module was made; make a new XRTModule"):
             ask()
@@ -229,7 +229,9 @@ def test_a_model_that_changes_while_it_is_used_is_an_error_that_says_so(path: Pa
 
 def scaled(scale: float) -> Function:
     function = network()
-    return function.replace(constants={name: Constant(one.array * np.float32(scale)) for name, one in function.constants.items()})
+    return function.replace(
+        constants={name: Constant(constant.array * np.float32(scale)) for name, constant in function.constants.items()}
+    )
 
 
 @pytest.mark.slow
@@ -327,17 +329,17 @@ def test_weights_of_plans_that_are_not_kept_go_with_them() -> None:
         program = StoredProgram((), (), (launch,), key=((key,),))
         return ProgramRecord((), (), (program,), (("m", (1,)),), sections=dict.fromkeys(digests, b"1234"))
 
-    kept = None
+    saved = None
     for key in range(MOST_PROGRAMS + 3):
-        kept = merge(kept, make(key, f"{key:02}", "shared"))
-        assert kept is not None
-    assert len(kept.programs) == MOST_PROGRAMS
-    assert set(kept.sections) == {"shared", *(f"{key:02}" for key in range(3, MOST_PROGRAMS + 3))}
+        saved = merge(saved, make(key, f"{key:02}", "shared"))
+        assert saved is not None
+    assert len(saved.programs) == MOST_PROGRAMS
+    assert set(saved.sections) == {"shared", *(f"{key:02}" for key in range(3, MOST_PROGRAMS + 3))}
     large = make(99, "large")._replace(sections={"large": bytes(MOST_SECTIONS - 6)})
-    kept = merge(kept, large)
-    assert kept is not None
-    assert [program.key for program in kept.programs] == [((99,),)]
-    assert merge(kept, make(1, "more")._replace(sections={"more": bytes(MOST_SECTIONS + 1)})) is None
+    saved = merge(saved, large)
+    assert saved is not None
+    assert [program.key for program in saved.programs] == [((99,),)]
+    assert merge(saved, make(1, "more")._replace(sections={"more": bytes(MOST_SECTIONS + 1)})) is None
 
 
 def test_no_warning_where_the_model_is_gone_by_the_first_call(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -406,15 +408,17 @@ def test_a_plan_of_another_fingerprint_is_made_again(path: Path, engine: str, mo
     real = stored_plans.optimize
 
     def fold(function: Function, **terms: Any) -> Function:
-        found = real(function, **terms)
-        return found.replace(constants={name: Constant(one.array * np.float32(1.5)) for name, one in found.constants.items()})
+        result = real(function, **terms)
+        return result.replace(
+            constants={name: Constant(constant.array * np.float32(1.5)) for name, constant in result.constants.items()}
+        )
 
     monkeypatch.setattr(stored_plans, "optimize", fold)
-    found = m(*inputs())
-    assert not np.array_equal(found, expected)
+    result = m(*inputs())
+    assert not np.array_equal(result, expected)
     assert not any(isinstance(launch.function, DeferredFunction) for launch in m.plan.launches)
     assert m.memory().regions
-    np.testing.assert_array_equal(m(*inputs()), found)
+    np.testing.assert_array_equal(m(*inputs()), result)
 
 
 def test_a_plan_that_is_made_again_falls_back_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,7 +430,7 @@ def test_a_plan_that_is_made_again_falls_back_too(path: Path, monkeypatch: pytes
     def fold(function: Function, **terms: Any) -> Function:
         result = real(function, **terms)
         return result.replace(
-            constants={name: Constant(one.array * np.float32(1.000001)) for name, one in result.constants.items()}
+            constants={name: Constant(constant.array * np.float32(1.000001)) for name, constant in result.constants.items()}
         )
 
     def refuse(self: Any, function: Function, context: CompileContext) -> Any:
@@ -526,8 +530,8 @@ PLAN = partition(relu((4, 3)), [create("toy")])
 
 
 def test_it_is_explained() -> None:
-    told = str(explain(PLAN, EngineList((create("ort"),), None, CompileContext(threads=1))))
-    assert "engine 'toy' is not among this module's, which plans again at its first call" in told
+    text = str(explain(PLAN, EngineList((create("ort"),), None, CompileContext(threads=1))))
+    assert "engine 'toy' is not among this module's, which plans again at its first call" in text
 
 
 def test_it_is_not_compiled() -> None:

@@ -43,10 +43,10 @@ def test_the_choice_is_of_the_module_its_cache_and_its_bundle(tmp_path: Path, ca
     with xrt.XRTModule(perceptron(), engine="ort", threads=1, cache=tmp_path) as m:
         assert m.serving is None
         reports: list[Any] = []
-        found = tune(m, progress=reports.append)
+        result = tune(m, progress=reports.append)
         assert reports[0].stage == "plan for calls of 1, 1 instance of 1 thread"
         assert reports[-1].budget == 1.0
-        chosen = found.configuration
+        chosen = result.configuration
         assert chosen is not None
         assert m.serving == chosen
         assert (chosen.dim, chosen.instances, chosen.threads, chosen.plans) == ("N", 1, 1, ("ort",))
@@ -94,20 +94,20 @@ def test_requests_that_depend_on_each_other_are_not_joined(tmp_path: Path) -> No
         Node("Sub", ("h", "m"), ("y",), name="n2"),
     )
     with xrt.XRTModule(perceptron(*mean), engine="toy", threads=1, cache=tmp_path) as m:
-        found = tune(m)
-    assert found.configuration is not None
-    assert found.configuration.batch == 1
-    assert found.notes[0].startswith("requests are not joined: a request has other results together with others than alone: y")
+        result = tune(m)
+    assert result.configuration is not None
+    assert result.configuration.batch == 1
+    assert result.notes[0].startswith("requests are not joined: a request has other results together with others than alone: y")
 
 
 @pytest.mark.full
 def test_a_model_without_a_batch_dim_is_tuned_for_instances(tmp_path: Path) -> None:
     fixed = perceptron(inputs=(tensor("x", 2, 4),), shape=(2, 3))
     with xrt.XRTModule(fixed, engine="toy", threads=1, cache=tmp_path) as m:
-        found = tune(m)
-    assert found.configuration is not None
-    assert (found.configuration.batch, found.configuration.dim) == (1, "")
-    assert found.notes[0] == "requests are not joined: the first extent of input 'x' is no symbolic dim"
+        result = tune(m)
+    assert result.configuration is not None
+    assert (result.configuration.batch, result.configuration.dim) == (1, "")
+    assert result.notes[0] == "requests are not joined: the first extent of input 'x' is no symbolic dim"
 
 
 @pytest.mark.slow
@@ -118,8 +118,8 @@ def test_a_traced_graph_is_tuned_as_it_is_called(tmp_path: Path) -> None:
 
     x = np.ones((2, 3), "float32")
     with xrt.XRTModule(Doubled(), engine="toy", threads=1, cache=tmp_path) as m:
-        found = tune(m, x)
-        assert found.notes[0] == "requests are not joined: an xrt.Graph has no symbolic dim"
+        result = tune(m, x)
+        assert result.notes[0] == "requests are not joined: an xrt.Graph has no symbolic dim"
         with pytest.raises(OptionError) as caught:
             tune(m, x, batch_dim="N")
     assert str(caught.value) == "batch_dim= is of a model with symbolic dims, and an xrt.Graph has none; pass graph.trace(...)"
@@ -171,7 +171,7 @@ def test_requests_are_joined_and_results_split() -> None:
         (joined,) = pool.join(2, 3)
         np.testing.assert_array_equal(joined, x[[2, 0, 1]])  # the requests are the rows, repeated
         alone = pool.split(m(joined), 3)
-        np.testing.assert_allclose(np.concatenate([one[0] for one in alone]), m(joined))
+        np.testing.assert_allclose(np.concatenate([item[0] for item in alone]), m(joined))
         assert pool.check_independent(m, 3) == ""
 
 
@@ -181,9 +181,9 @@ def test_a_module_of_pytorch_is_tuned_by_its_function(tmp_path: Path) -> None:
     import torch
 
     with xrt.XRTModule(torch.nn.Linear(4, 3).eval(), engine="toy", threads=1, cache=tmp_path) as m:
-        found = tune(m, torch.ones(2, 4))
-        assert found.configuration is not None
-        assert m.serving == found.configuration
+        result = tune(m, torch.ones(2, 4))
+        assert result.configuration is not None
+        assert m.serving == result.configuration
 
 
 @pytest.mark.full
@@ -195,15 +195,15 @@ def test_plans_within_an_error_budget_are_put_under_load(tmp_path: Path) -> None
     data = {"max_error": 0.3, "calibrate": iter(rows[:2]), "validate": rows[2:]}
     options: dict[str, Any] = {"engine": ["ort", "auto"], "threads": 1, "cache": tmp_path, "progress": False}
     with xrt.XRTModule(function, **options, **data) as m:
-        found = tune(m, budget=12.0)
-        assert found.configuration is not None and found.configuration.batch in (1, 4)
-        m(rows[0][: found.configuration.batch])
+        result = tune(m, budget=12.0)
+        assert result.configuration is not None and result.configuration.batch in (1, 4)
+        m(rows[0][: result.configuration.batch])
         record = m.tuned.precision if m.tuned is not None else None
         assert record is not None and record.limit == 0.3 and record.error <= 0.3 and len(record.plans) > 1
     with xrt.XRTModule(function, **options) as exact:
         assert exact.serving is None
     with xrt.XRTModule(function, **options, **{**data, "calibrate": rows[:2]}) as later:
-        assert later.serving == found.configuration
+        assert later.serving == result.configuration
 
 
 @pytest.mark.full

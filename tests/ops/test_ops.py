@@ -309,10 +309,10 @@ def rewritten(function: Function) -> Function:
     (node,) = function.nodes
 
     def build(*inputs: Any) -> Any:
-        given = {value.name: tensor for value, tensor in zip(function.inputs, inputs, strict=True)} | dict(function.constants)
+        values = {value.name: tensor for value, tensor in zip(function.inputs, inputs, strict=True)} | dict(function.constants)
         attributes = {a.name: a for a in node.attributes}
         results = ops.functions.find("xrt.ops", node.domain, node.op_type)(
-            *(given[name] if name else None for name in node.inputs),
+            *(values[name] if name else None for name in node.inputs),
             outputs=len(node.outputs),
             **{name: attribute.value for name, attribute in attributes.items()},
         )

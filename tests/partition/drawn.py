@@ -24,7 +24,7 @@ def engine(name: str, *operators: str, devices: tuple[str, ...] = ("cpu", "cuda"
 
     @dataclass(frozen=True)
     class Mock(GraphCompiler):
-        asked: ClassVar[list[str]] = []
+        results: ClassVar[list[str]] = []
 
         def why_not(self, node: Node, function: Function) -> str | None:
             self.asked.append(node.name)
@@ -95,12 +95,14 @@ def _body(captured: str, number: int) -> Function:
 
 def _closed(draw: st.DrawFn, nodes: Sequence[Node], dead: bool) -> Function:
     """Return the Function with outputs, each value that nobody reads among them unless dead nodes may be."""
-    made = [name for n in nodes for name in n.defines]
+    results = [name for n in nodes for name in n.defines]
     read = {name for n in nodes for name in n.uses}
-    ends = [name for name in made if name not in read] if not dead else []
-    ends += draw(st.lists(st.sampled_from([*made, "x", "c"]), min_size=not ends, max_size=3, unique=True).map(list))
+    ends = [name for name in results if name not in read] if not dead else []
+    ends += draw(st.lists(st.sampled_from([*results, "x", "c"]), min_size=not ends, max_size=3, unique=True).map(list))
     ends = list(dict.fromkeys(ends))
-    aliases = [(before, after) for before, after in zip(("x", "y"), ends, strict=False) if after in made and draw(st.booleans())]
+    aliases = [
+        (before, after) for before, after in zip(("x", "y"), ends, strict=False) if after in results and draw(st.booleans())
+    ]
     return Function(
         (Value("x", F32), Value("y", F32)),
         tuple(Value(name, F32 if name in ("x", "c") else None) for name in ends),

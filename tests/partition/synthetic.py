@@ -84,8 +84,8 @@ def _function(chance: random.Random, count: int) -> Function:
     nodes, types = [], {}
     width = chance.choice([1, 2, 3, 5])
     for i in range(count):
-        made = [f"v{j}" for j in range(max(0, i - width), i)]
-        reads = chance.sample(made, min(len(made), chance.choice([1, 1, 2]))) or ["x"]
+        results = [f"v{j}" for j in range(max(0, i - width), i)]
+        reads = chance.sample(results, min(len(results), chance.choice([1, 1, 2]))) or ["x"]
         nodes.append(Node(chance.choice(OPERATORS), tuple(reads), (f"v{i}",), name=f"n{i}"))
         types[f"v{i}"] = TensorType(DType.FLOAT32, (chance.choice(SIZES),))
     read = {name for node in nodes for name in node.inputs}
@@ -96,8 +96,8 @@ def _function(chance: random.Random, count: int) -> Function:
 
 def _engines(chance: random.Random, specs: list[str]) -> tuple[GraphCompiler, ...]:
     """Return engines that take most operators; the last one takes all."""
-    found = [engine(spec, *[op for op in OPERATORS if chance.random() < 0.85], "none") for spec in specs[:-1]]
-    return (*found, engine(specs[-1]))
+    array = [engine(spec, *[op for op in OPERATORS if chance.random() < 0.85], "none") for spec in specs[:-1]]
+    return (*array, engine(specs[-1]))
 
 
 # ------------------------------------------------------------------ the optimum
@@ -128,16 +128,16 @@ def run_search(
     rounds: int = 32,
 ) -> SearchResult:
     """Measure what the planner asks for, round by round, and return what it proposes; None from ``measure`` stops it."""
-    known, count, is_finished = CostTable(), 0, False
+    table, count, is_finished = CostTable(), 0, False
     for _ in range(rounds):
-        asked = choose_requests(function, engines, known)
+        requests = choose_requests(function, engines, table)
         costs: dict[tuple[str, str], RegionCost] = {}
-        for piece in asked:
+        for piece in requests:
             if (cost := measure(piece)) is None:
                 break
             costs[piece.key, piece.spec] = cost
-        known, count, is_finished = known.merge(CostTable(costs)), count + len(costs), not asked
-        if len(costs) < len(asked) or is_finished:
+        table, count, is_finished = table.merge(CostTable(costs)), count + len(costs), not requests
+        if len(costs) < len(requests) or is_finished:
             break
-    plans = propose_plans(function, engines, known)
-    return SearchResult(plans, known, count, is_finished)
+    plans = propose_plans(function, engines, table)
+    return SearchResult(plans, table, count, is_finished)

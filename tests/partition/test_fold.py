@@ -199,9 +199,9 @@ def homes(function: Function, chance: random.Random) -> dict[str, str]:
 @pytest.mark.slow
 @given(graphs(), st.randoms(use_true_random=False))
 def test_every_node_is_where_it_was_put(function: Function, chance: random.Random) -> None:
-    asked = homes(function, chance)
-    plan = plan_from_assignment(function, palette(), asked)
-    assert map_nodes_to_engines(plan) == asked
+    requests = homes(function, chance)
+    plan = plan_from_assignment(function, palette(), requests)
+    assert map_nodes_to_engines(plan) == requests
     assert nx.is_directed_acyclic_graph(quotient(function, plan))
     assert run(plan.function, TERMS) == run(function, TERMS)
     assert sorted(name for launch in plan.launches for name in launch.nodes) == sorted(n.name for n in function.nodes)
@@ -232,9 +232,9 @@ def test_a_part_is_what_the_launch_node_would_hold(function: Function, chance: r
     for launch in plan.launches:
         part = extract_subgraph(function, sorted(places[name] for name in launch.nodes), launch.name)
         assert {*part.aliases} <= {*launch.function.aliases}  # a plan knows which of the other regions run later
-        held, alone = (replace(one, aliases=()) for one in (launch.function, part))
-        assert alone == held
-        assert shape_key(alone) == shape_key(held)
+        values, alone = (replace(item, aliases=()) for item in (launch.function, part))
+        assert alone == values
+        assert shape_key(alone) == shape_key(values)
 
 
 def test_groups_keep_nodes_of_one_engine_apart() -> None:

@@ -97,11 +97,11 @@ def test_order_law_count_of_regions_where_nodes_are_not_needed(
 
 @given(graphs(), options())
 def test_the_same_twice_is_the_same_plan_byte_for_byte(function: Function, asked: ClusteringOptions) -> None:
-    one, two = (partition(pickle.loads(pickle.dumps(function)), palette(), asked) for _ in range(2))
-    assert one == two
-    assert hash(one) == hash(two)
-    assert str(one) == str(two)
-    assert pickle.dumps(one) == pickle.dumps(two)
+    first, two = (partition(pickle.loads(pickle.dumps(function)), palette(), asked) for _ in range(2))
+    assert first == two
+    assert hash(first) == hash(two)
+    assert str(first) == str(two)
+    assert pickle.dumps(first) == pickle.dumps(two)
 
 
 def _shuffled(function: Function, chance: random.Random) -> Function:
@@ -112,8 +112,8 @@ def _shuffled(function: Function, chance: random.Random) -> Function:
 
 def _renamed(function: Function) -> Function:
     """Give every inner value another name; inputs, constants and outputs keep theirs."""
-    kept = {v.name for v in (*function.inputs, *function.outputs)} | set(function.constants) | {""}
-    names = [name for node in function.nodes for name in node.defines if name not in kept]
+    results = {v.name for v in (*function.inputs, *function.outputs)} | set(function.constants) | {""}
+    names = [name for node in function.nodes for name in node.defines if name not in results]
     new = {name: f"r{len(names) - i}" for i, name in enumerate(names)}
 
     def renamed(node: object) -> object:

@@ -255,7 +255,7 @@ def test_types_are_distinguished() -> None:
 
 def test_constants_are_distinguished_and_shared_ones_not() -> None:
     constants = {"c": Constant(np.zeros(4, np.float32)), "d": Constant(np.ones(4, np.float32))}
-    nodes = [node("Red", read, made, name=made) for read, made in (("c", "p"), ("d", "q"), ("c", "r"))]
+    nodes = [node("Red", read, item, name=item) for read, item in (("c", "p"), ("d", "q"), ("c", "r"))]
     assert asked_about(function(nodes, "p q r", constants=constants)) == ["p", "q"]
 
 
@@ -284,10 +284,10 @@ def test_what_is_made_of_constants_is_distinguished_by_how_it_is_made() -> None:
         node("Constant", "", "q", name="q", attributes=read_attributes({"value": np.ones(4, np.float32)})),
         node("Identity", "q", "r", name="r"),
         node("Shape", "x", "s", name="s"),
-        *(node("Red", f"x {given}", f"y{i}", name=f"reads {given}") for i, given in enumerate("xpqqrs")),
+        *(node("Red", f"x {item}", f"y{i}", name=f"reads {item}") for i, item in enumerate("xpqqrs")),
     ]
-    asked = asked_about(function(nodes, "y0 y1 y2 y3 y4 y5"))
-    assert sorted(asked) == ["p", "q", "r", "reads p", "reads q", "reads r", "reads s", "reads x", "s"]
+    requests = asked_about(function(nodes, "y0 y1 y2 y3 y4 y5"))
+    assert sorted(requests) == ["p", "q", "r", "reads p", "reads q", "reads r", "reads s", "reads x", "s"]
 
 
 class Broken(GraphCompiler):

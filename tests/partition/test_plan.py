@@ -63,14 +63,14 @@ def test_a_plan_as_text() -> None:
 
 
 def test_plans_are_values() -> None:
-    one, two = golden(), golden()
-    assert one is not two
-    assert one == two
-    assert hash(one) == hash(two)
-    assert pickle.loads(pickle.dumps(one)) == one
-    assert one != partition(chain("R"), palette())
+    first, two = golden(), golden()
+    assert first is not two
+    assert first == two
+    assert hash(first) == hash(two)
+    assert pickle.loads(pickle.dumps(first)) == first
+    assert first != partition(chain("R"), palette())
     with pytest.raises(AttributeError):
-        one.engines = ()
+        first.engines = ()
 
 
 def test_a_refusal_at_compile_places_the_nodes_elsewhere() -> None:
@@ -162,7 +162,7 @@ def test_impossible_lists_of_engines(engines: list[str], implicit: str | None, t
 
 
 def test_equal_things_stand_together_where_the_first_stood() -> None:
-    assert [tuple(one) for one in group("abacab", str)] == [("a", "a", "a"), ("b",), ("c",), ("b",)]
+    assert [tuple(item) for item in group("abacab", str)] == [("a", "a", "a"), ("b",), ("c",), ("b",)]
     assert list_some(["a", "b", "c", "d", "e", "f"]) == "a, b, c, d and 2 more"
 
 
@@ -184,10 +184,10 @@ def test_an_explanation_groups_them_too() -> None:
     value = TensorType(DType.FLOAT32, (2, 3))
     nodes = [Node(op, (f"v{n}",), (f"v{n + 1}",), name=f"n{n}") for n, op in enumerate(["Relu", "Sin"] * 4)]
     model = Function((Value("v0", value),), (Value("v8", value),), tuple(nodes), opsets={"": 20})
-    told = str(XRTModule(model, engine="ort", pins=["Sin=toy"]).explain())
-    assert "  4 nodes not on ort: pinned to toy by 'Sin=toy' (n1, n3, n5, n7)\n" in f"{told}\n"
-    assert "on toy: the same operators as xrt_toy_1" in told
-    assert "(4; node by node in .reasons):" in told
+    text = str(XRTModule(model, engine="ort", pins=["Sin=toy"]).explain())
+    assert "  4 nodes not on ort: pinned to toy by 'Sin=toy' (n1, n3, n5, n7)\n" in f"{text}\n"
+    assert "on toy: the same operators as xrt_toy_1" in text
+    assert "(4; node by node in .reasons):" in text
 
 
 def test_a_plan_by_measurement_has_one_line_for_all_nodes_and_engines() -> None:
@@ -203,8 +203,8 @@ def test_reasons_merge_only_where_nodes_and_text_are_equal() -> None:
     def reasons(engine: str, nodes: str, text: str) -> list[Reason]:
         return [Reason(node, "Relu", engine, text) for node in nodes]
 
-    found = group_reasons([*reasons("a", "xyz", "slow"), *reasons("b", "xyz", "slow"), *reasons("c", "xy", "slow")])
-    assert [(one.engines, one.nodes, one.summary) for one in found] == [
+    reason = group_reasons([*reasons("a", "xyz", "slow"), *reasons("b", "xyz", "slow"), *reasons("c", "xy", "slow")])
+    assert [(item.engines, item.nodes, item.summary) for item in reason] == [
         (("a", "b"), "x, y, z", "3 nodes not on a, b: slow"),
         (("c",), "x", "1 node not on c: slow"),
         (("c",), "y", "1 node not on c: slow"),
@@ -214,9 +214,9 @@ def test_reasons_merge_only_where_nodes_and_text_are_equal() -> None:
 def test_a_remark_that_many_regions_share_is_printed_once() -> None:
     remark = "NaN is not carried through Relu: something else may come out in its place"
     regions = [RegionReport(f"r{n}", "x", n, (("Relu", n),), ("a",), ("b",), 0, (remark,)) for n in range(4)]
-    told = str(Explanation(("x",), None, tuple(regions), 1, ()))
-    assert told.count(remark) == 1
-    assert f"on x, 4 regions: {remark} (r0, r1, r2, r3)" in told.splitlines()
+    text = str(Explanation(("x",), None, tuple(regions), 1, ()))
+    assert text.count(remark) == 1
+    assert f"on x, 4 regions: {remark} (r0, r1, r2, r3)" in text.splitlines()
 
 
 F2 = TensorType(DType.FLOAT32, (2,))

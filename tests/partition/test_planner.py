@@ -45,20 +45,22 @@ def by_hash(piece: ProfilingRequest) -> RegionCost:
 @settings(max_examples=30)
 @given(graphs(most=7))
 def test_every_plan_keeps_the_laws_whatever_costs_what(function: Function) -> None:
-    found = run_search(function, palette(), by_hash, rounds=3)
-    for plan in found.plans:
+    result = run_search(function, palette(), by_hash, rounds=3)
+    for plan in result.plans:
         assert nx.is_directed_acyclic_graph(quotient(function, plan))
         assert sorted(name for launch in plan.launches for name in launch.nodes) == sorted(n.name for n in function.nodes)
         assert run(plan.function, TERMS) == run(function, TERMS)
-        assert math.isfinite(predict_cost(function, plan, found.table).seconds), "a plan with an impossible region is no proposal"
+        assert math.isfinite(predict_cost(function, plan, result.table).seconds), (
+            "a plan with an impossible region is no proposal"
+        )
 
 
 @pytest.mark.slow
 @settings(max_examples=30)
 @given(graphs(most=7))
 def test_plans_come_in_the_order_of_their_predictions(function: Function) -> None:
-    found = run_search(function, palette(), by_hash, rounds=2)
-    costs = [predict_cost(function, plan, found.table).seconds for plan in found.plans]
+    result = run_search(function, palette(), by_hash, rounds=2)
+    costs = [predict_cost(function, plan, result.table).seconds for plan in result.plans]
     assert costs == sorted(costs)
 
 
@@ -74,11 +76,11 @@ def test_the_regions_of_plans_have_the_keys_of_their_pieces(function: Function) 
         seen[piece.key, piece.spec] = frozenset(node.name for node in piece.function.nodes)
         return by_hash(piece)
 
-    found = run_search(function, palette(), measure)
-    assert found.measured == len(seen)
-    assert found.is_finished
-    if found.plans:
-        assert {r.source for r in predict_cost(function, found.plans[0], found.table).regions} == {"measured"}, (
+    result = run_search(function, palette(), measure)
+    assert result.measured == len(seen)
+    assert result.is_finished
+    if result.plans:
+        assert {r.source for r in predict_cost(function, result.plans[0], result.table).regions} == {"measured"}, (
             "the best plan is no guess"
         )
 
@@ -96,28 +98,28 @@ def test_a_region_measured_before_control_edges_left_the_plan_is_still_measured(
     def measure(piece: ProfilingRequest) -> RegionCost:
         return "it failed" if {node.name for node in piece.function.nodes} == {"n0"} else MeasuredCost.exactly(1e-6)
 
-    found = run_search(whole, palette(), measure)
-    for plan in found.plans:
+    result = run_search(whole, palette(), measure)
+    for plan in result.plans:
         table = CostTable()
         for launch in plan.launches:
             table = table.with_region(shape_key(launch.function), launch.engine, MeasuredCost.exactly(1e-6))
         assert {r.source for r in predict_cost(whole, plan, table).regions} == {"measured"}
-    assert any({"n0", "n3"} <= set(launch.nodes) for plan in found.plans for launch in plan.launches)
+    assert any({"n0", "n3"} <= set(launch.nodes) for plan in result.plans for launch in plan.launches)
 
 
 @pytest.mark.slow
 def test_a_plan_cut_in_pieces_computes_the_same_bits() -> None:
     whole = _arithmetic()
     engines = [create("toy{native=off}"), create("toy")]
-    found = run_search(whole, engines, by_hash, rounds=2)
-    assert max(len(plan.launches) for plan in found.plans) > 1
+    result = run_search(whole, engines, by_hash, rounds=2)
+    assert max(len(plan.launches) for plan in result.plans) > 1
     x = np.random.default_rng(0).standard_normal((8, 16), dtype=np.float32)
     expected = _called(whole, [x])
-    for plan in found.plans:
+    for plan in result.plans:
         values: dict[str, Any] = {"x": x}
         for launch in plan.launches:
             values.update(zip(launch.outputs, _called(launch.function, [values[name] for name in launch.inputs]), strict=True))
-        assert [values[v.name].tobytes() for v in whole.outputs] == [one.tobytes() for one in expected]
+        assert [values[v.name].tobytes() for v in whole.outputs] == [item.tobytes() for item in expected]
 
 
 def _arithmetic() -> Function:
@@ -164,7 +166,7 @@ print(hashlib.sha256("\\n".join(told).encode()).hexdigest())
 def test_the_same_in_other_processes() -> None:
     answers = set()
     for seed in ("0", "4711"):
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", SCRIPT],
             capture_output=True,
             text=True,
@@ -172,7 +174,7 @@ def test_the_same_in_other_processes() -> None:
             cwd=Path(__file__).parents[2],
             env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(filter(None, sys.path))},
         )
-        answers.add(done.stdout)
+        answers.add(completed.stdout)
     assert len(answers) == 1
 
 
@@ -211,8 +213,8 @@ def is_grouping(units: QuotientGraph, group: list[int]) -> bool:
     if any(group[earlier] > group[unit] for unit, before in enumerate(units.graph.predecessors) for earlier in before):
         return False
     kinds: dict[int, set[int]] = {}
-    for unit, own in enumerate(group):
-        kinds.setdefault(own, set()).add(units.kind[unit])
+    for unit, item in enumerate(group):
+        kinds.setdefault(item, set()).add(units.kind[unit])
     accepted = [units.kinds.find_compatible(k) for k in range(len(units.kinds))]
     return sorted(kinds) == list(range(len(kinds))) and all(any(k <= a for a in accepted) for k in kinds.values())
 
@@ -232,14 +234,14 @@ def test_the_count_of_regions_is_near_the_least(seed: int) -> None:
 def shortest(units: QuotientGraph) -> int:
     """Return the length of the shortest sequence of kinds in which all can run: breadth first, over what has run."""
     reached, length = {frozenset[int]()}, 0
-    while all(len(ran) < len(units) for ran in reached):
-        reached = {exhausted(units, ran, kind) for ran in reached for kind in range(len(units.kinds))}
+    while all(len(item) < len(units) for item in reached):
+        reached = {exhausted(units, item, kind) for item in reached for kind in range(len(units.kinds))}
         length += 1
     return length
 
 
-def exhausted(units: QuotientGraph, ran: frozenset[int], kind: int) -> frozenset[int]:
-    then = set(ran)
+def exhausted(units: QuotientGraph, value: frozenset[int], kind: int) -> frozenset[int]:
+    then = set(value)
     for unit, before in enumerate(units.graph.predecessors):
         if units.kind[unit] == kind and then.issuperset(before):
             then.add(unit)
@@ -249,11 +251,11 @@ def exhausted(units: QuotientGraph, ran: frozenset[int], kind: int) -> frozenset
 @pytest.mark.slow
 @given(units(most=14, devices=1))
 def test_fewer_values_cross_than_where_all_run_as_early_as_they_can(units: QuotientGraph) -> None:
-    found = find_engine_sequence(units)
+    result = find_engine_sequence(units)
     ends = [unit for unit in range(len(units)) if unit % 3 == 0]
-    moved = minimize_cut(units, found, ends)
+    moved = minimize_cut(units, result, ends)
     assert is_grouping(units, moved)
-    assert crossings(units, moved, ends) <= crossings(units, find_earliest_slots(units, found), ends)
+    assert crossings(units, moved, ends) <= crossings(units, find_earliest_slots(units, result), ends)
 
 
 def test_a_side_branch_runs_with_its_reader() -> None:

@@ -110,15 +110,15 @@ BLOCKS = {
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_chain_of_blocks_is_resolved_in_one_walk(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     block, expected, columns = BLOCKS[name]
-    asked: list[str] = []
+    results: list[str] = []
     whole, single = shape_inference.infer_types, shape_inference.node_types
-    monkeypatch.setattr(shape_inference, "infer_types", lambda *given: asked.append("all") or whole(*given))
-    monkeypatch.setattr(shape_inference, "node_types", lambda node, *given: asked.append("one") or single(node, *given))
+    monkeypatch.setattr(shape_inference, "infer_types", lambda *given: results.append("all") or whole(*given))
+    monkeypatch.setattr(shape_inference, "node_types", lambda node, *given: results.append("one") or single(node, *given))
     for count in (20, 40):
-        asked.clear()
+        results.clear()
         simple = optimize(infer_shapes(chain(block, count, 2, 50)), fold=True)
-        assert asked.count("all") <= 4  # whatever the length
-        assert asked.count("one") <= 8 * count
+        assert results.count("all") <= 4  # whatever the length
+        assert results.count("one") <= 8 * count
         assert counted(simple) == {op: times * count // 20 for op, times in expected.items()}
     simple = optimize(infer_shapes(chain(block, 20, 2, 50)), fold=True)
     assert str(simple.outputs[0].type) == f"float32[2,{columns}]"
@@ -129,10 +129,10 @@ def test_a_chain_of_blocks_with_a_named_extent(name: str) -> None:
     block, expected, columns = BLOCKS[name]
     simple = optimize(infer_shapes(chain(block, 20, "N", 50)), fold=True)
     assert str(simple.outputs[0].type) == f"float32[N,{columns}]"
-    kept = counted(simple)
-    assert {op: kept[op] for op in expected} == expected
+    saved = counted(simple)
+    assert {op: saved[op] for op in expected} == expected
     if name in ("slice", "pad"):  # what is computed of the known extent alone is constant
-        assert kept == expected
+        assert saved == expected
     x = np.random.default_rng(0).standard_normal((3, 50), dtype=np.float32)
     function = chain(block, 20, "N", 50)
     np.testing.assert_array_equal(evaluate(simple, [x])[0], evaluate(infer_shapes(function), [x])[0])
@@ -175,8 +175,8 @@ CONSTANTS = ", ".join(f"int64[1] {name} = {{{n}}}" for name, n in {"zero": 0, "o
 
 @pytest.mark.parametrize(("inputs", "text", "expected"), SHAPES.values(), ids=SHAPES)
 def test_shapes_that_follow(inputs: str, text: str, expected: str) -> None:
-    given = ", ".join(GIVEN[name] for name in inputs.split(", "))
-    function = read(f"({given}) => (y) <{CONSTANTS}, int64 first = {{0}}, int64 step = {{1}}> {{ {text} }}")
+    data = ", ".join(GIVEN[name] for name in inputs.split(", "))
+    function = read(f"({data}) => (y) <{CONSTANTS}, int64 first = {{0}}, int64 step = {{1}}> {{ {text} }}")
     (output,) = infer_shapes(function).outputs
     assert str(output.type).partition("[")[2] == expected + "]"
 
@@ -301,11 +301,11 @@ def test_what_is_known_is_what_the_reference_computes(op: str, inputs: Any, attr
     results = tuple(f"o{k}" for k in range(outputs))
     node = Node(op, names, results, read_attributes(attributes))
     constants = [Constant(array) for array in inputs]
-    found = propagate(node, [Contents.of(constant) for constant in constants], [constant.type for constant in constants])
+    result = propagate(node, [Contents.of(constant) for constant in constants], [constant.type for constant in constants])
     constants_by_name = dict(zip(names, constants, strict=True))
     function = infer_shapes(Function((), tuple(map(Value, results)), (node,), constants_by_name, {"": opset}))
-    assert found is not None
-    for contents, expected in zip(found, evaluate(function, []), strict=True):
+    assert result is not None
+    for contents, expected in zip(result, evaluate(function, []), strict=True):
         assert contents is not None
         constant = contents.constant()
         assert constant is not None
@@ -314,7 +314,7 @@ def test_what_is_known_is_what_the_reference_computes(op: str, inputs: Any, attr
 
 
 def test_every_rule_has_a_case() -> None:
-    assert {one.values[0] for one in CASES} == PROPAGATED
+    assert {item.values[0] for item in CASES} == PROPAGATED
 
 
 N, Q = "N", None  # a name, and nothing known
@@ -338,10 +338,10 @@ PARTLY: list[tuple[str, list[Any], list[Any]]] = [
 def test_names_and_unknown_elements(op: str, inputs: list[Any], expected: list[Any]) -> None:
     contents = [Contents(DType.INT64, np.array(elements, object)) for elements in inputs]
     type_ = TensorType(DType.INT64, (len(expected),))
-    found = propagate(Node(op, ("a", "b"), ("c",)), contents, [type_, type_])
-    assert found is not None
-    assert found[0] is not None
-    assert found[0].elements.tolist() == expected
+    result = propagate(Node(op, ("a", "b"), ("c",)), contents, [type_, type_])
+    assert result is not None
+    assert result[0] is not None
+    assert result[0].elements.tolist() == expected
 
 
 @pytest.mark.slow
@@ -353,14 +353,14 @@ def test_integer_arithmetic_is_the_references(data: st.DataObject) -> None:
     a, b = (np.array(data.draw(numbers), np.int64) for _ in "ab")
     constants = {"a": Constant(a), "b": Constant(b)}
     node = Node(op, ("a", "b"), ("c",))
-    found = propagate(node, [Contents.of(c) for c in constants.values()], [c.type for c in constants.values()])
-    if found is None or found[0] is None:
+    result = propagate(node, [Contents.of(c) for c in constants.values()], [c.type for c in constants.values()])
+    if result is None or result[0] is None:
         assert op in ("Div", "Mod")
         assert not b.all()
         return
     function = infer_shapes(Function((), (Value("c"),), (node,), constants, {"": 18}))
     expected = evaluate(function, [])[0]
-    np.testing.assert_array_equal(found[0].elements.astype(np.int64), expected)
+    np.testing.assert_array_equal(result[0].elements.astype(np.int64), expected)
 
 
 @pytest.mark.slow

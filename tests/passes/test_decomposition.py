@@ -29,12 +29,12 @@ ELSEWHERE = {"Equal", "GlobalLpPool", "com.microsoft.QuickGelu"}
 @cache
 def cases() -> dict[str, list[Any]]:
     """The node tests and corpus entries by operator."""
-    found: dict[str, list[Any]] = {}
+    results: dict[str, list[Any]] = {}
     for case in (*node_cases(), *CORPUS):
         if "bf16" not in case.name:  # compared with results of float32
             for operator in {node.op for node in case.function.nodes} & DECOMPOSITIONS.keys():
-                found.setdefault(operator, []).append(case)
-    return found
+                results.setdefault(operator, []).append(case)
+    return results
 
 
 def evaluate_decomposed(function: Function, operator: str, inputs: list[Any]) -> list[Any] | None:

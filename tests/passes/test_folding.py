@@ -251,10 +251,10 @@ def test_a_large_value_inside_of_a_body() -> None:
             d2 = Identity(d)  q = ConstantOfShape(n)  r = ReduceSum<keepdims=0>(q)  t = Add(s, r)
         }}>
     }}"""
-    given = {"m": np.array(2), "c": np.array(True), "k": np.float32(3)}
-    assert fold(read(text.format(size=5), **given)).constants["y"].array == 3
+    results = {"m": np.array(2), "c": np.array(True), "k": np.float32(3)}
+    assert fold(read(text.format(size=5), **results)).constants["y"].array == 3
     evaluator = Evaluator()
-    folded = fold_constants(infer_shapes(read(text.format(size=1 << 40), **given)), evaluator)
+    folded = fold_constants(infer_shapes(read(text.format(size=1 << 40), **results)), evaluator)
     assert ops(folded) == ["Loop"]
     assert not evaluator.asked
 
@@ -369,9 +369,9 @@ def test_results_that_no_node_makes_are_copied() -> None:
 
 
 def test_a_sequence_that_identity_cannot_copy_keeps_its_if() -> None:
-    held = Function((), (Value("s", sequence(F3)),), opsets={"": 13})
+    model = Function((), (Value("s", sequence(F3)),), opsets={"": 13})
     for opset, expected in ((13, ["If"]), (18, ["Identity"])):
-        branch = held.replace(opsets={"": opset})
+        branch = model.replace(opsets={"": opset})
         choice = node("If", "yes", "y", then_branch=branch, else_branch=branch)
         function = graph({"s": sequence(F3)}, {"y": sequence(F3)}, choice, constants={"yes": TRUE}, opset=opset)
         assert ops(inline_constant_control_flow(function)) == expected

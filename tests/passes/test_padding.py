@@ -28,8 +28,8 @@ Build = Callable[..., Any]
 def make(build: Build, inputs: Inputs, opset: int = 23) -> Function:
     builder = Builder("case", opsets=opset, inference=node_types)
     with builder:
-        given = [builder.input(name, TensorType(dtype, shape)) for name, (dtype, shape) in inputs.items()]
-        results = build(*given)
+        items = [builder.input(name, TensorType(dtype, shape)) for name, (dtype, shape) in inputs.items()]
+        results = build(*items)
         for number, result in enumerate(results if isinstance(results, tuple) else (results,)):
             builder.output(result, f"y{number}")
     return infer_shapes(builder.function())
@@ -50,26 +50,26 @@ def poison(x: Tensor) -> Tensor:
 def draw(function: Function, sizes: Mapping[str, int]) -> list[Any]:
     """Return inputs whose sums and products are exact: positive multiples of a quarter."""
     rng = np.random.default_rng(7)
-    found = []
+    results = []
     for value in function.inputs:
         shape = tuple(dim if isinstance(dim, int) else sizes[dim] for dim in value.type.shape)
-        found.append((rng.integers(1, 9, shape) / (1 if value.type.dtype is INT else 4)).astype(value.type.dtype.numpy))
-    return found
+        results.append((rng.integers(1, 9, shape) / (1 if value.type.dtype is INT else 4)).astype(value.type.dtype.numpy))
+    return results
 
 
 def fill(value: Any, shape: Sequence[int]) -> Any:
-    made = np.zeros(shape, value.dtype)
-    made[tuple(map(slice, value.shape))] = value
-    return made
+    array = np.zeros(shape, value.dtype)
+    array[tuple(map(slice, value.shape))] = value
+    return array
 
 
 def run_padded(padded: PaddedFunction, values: Sequence[Any], sizes: Mapping[str, int], larger: Mapping[str, int]) -> list[Any]:
     whole = {name: larger[name] if name in padded.dims else size for name, size in sizes.items()}
     assert padded.allows(sizes, whole)
     shapes = [[dim if isinstance(dim, int) else whole[dim] for dim in value.type.shape] for value in padded.function.inputs]
-    given = [fill(value, shape) for value, shape in zip(values, shapes, strict=False)]
+    results = [fill(value, shape) for value, shape in zip(values, shapes, strict=False)]
     fed = [np.array(sizes[name], np.int64) for name in padded.fed]
-    return padded.cut(evaluate(padded.function, [*given, *fed]), sizes, whole)
+    return padded.cut(evaluate(padded.function, [*results, *fed]), sizes, whole)
 
 
 def check(
@@ -77,10 +77,10 @@ def check(
 ) -> None:
     values = draw(function, sizes)
     expected = evaluate(function, values)
-    for found, wanted in zip(run_padded(padded, values, sizes, larger), expected, strict=True):
-        assert found.shape == wanted.shape
-        assert found.dtype == wanted.dtype
-        np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=1e-6)
+    for item, wanted in zip(run_padded(padded, values, sizes, larger), expected, strict=True):
+        assert item.shape == wanted.shape
+        assert item.dtype == wanted.dtype
+        np.testing.assert_allclose(item, wanted, rtol=2e-6, atol=1e-6)
 
 
 X: Inputs = {"x": (FLOAT, (2, "s", 4))}

@@ -84,8 +84,8 @@ def test_what_is_new_enough_stays_itself() -> None:
 
 def test_what_cannot_be_raised_has_a_reason() -> None:
     f = old(Node("Scatter", ("x", "s", "s"), ("y",), name="n"))
-    told = why_not_upgradable(f.nodes[0], f, 18)
-    assert told is not None and told.startswith("node 'n' (Scatter) cannot be brought from opset 9 to 18: ")
+    reason = why_not_upgradable(f.nodes[0], f, 18)
+    assert reason is not None and reason.startswith("node 'n' (Scatter) cannot be brought from opset 9 to 18: ")
 
 
 def test_the_nodes_of_a_body_are_raised_too() -> None:

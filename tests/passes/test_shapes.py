@@ -265,10 +265,10 @@ def one(op: str, inputs: str, domain: str = MS, version: int = 20, outputs: int 
     """Return a Function of one node; inputs are types by spaces, ``-`` for one that is left out."""
     types = [None if word == "-" else tensor(word) for word in inputs.split()]
     names = ["" if type_ is None else f"i{k}" for k, type_ in enumerate(types)]
-    made = tuple(f"o{k}" for k in range(outputs))
-    node = Node(op, tuple(names), made, read_attributes(attributes), domain)
+    results = tuple(f"o{k}" for k in range(outputs))
+    node = Node(op, tuple(names), results, read_attributes(attributes), domain)
     values = tuple(Value(name, type_) for name, type_ in zip(names, types, strict=True) if type_ is not None)
-    return Function(values, tuple(map(Value, made)), (node,), opsets={"": version, MS: 1, ML: 3})
+    return Function(values, tuple(map(Value, results)), (node,), opsets={"": version, MS: 1, ML: 3})
 
 
 def row(op: str, inputs: str, *expected: str, **given: Any) -> Any:
@@ -462,9 +462,9 @@ def test_what_is_behind_such_an_operator_is_inferred() -> None:
     "types", ["", "float32[]", "float32[?]", "float32[N,?]", "float32[2,3] float32[2,3]", "float32[2,0,4] " * 9]
 )
 def test_no_rule_fails_on_a_node_that_is_little_known(domain: str, types: str) -> None:
-    known = [tensor(word) for word in types.split()]
+    results = [tensor(word) for word in types.split()]
     for op, rule in OPERATOR_TYPES[domain].items():
-        node = Node(op, tuple(f"i{k}" for k in range(len(known))), ("o",), domain=domain)
-        for operand_types in (known, [None] * len(known), [TensorType(type_.dtype) for type_ in known]):
+        node = Node(op, tuple(f"i{k}" for k in range(len(results))), ("o",), domain=domain)
+        for operand_types in (results, [None] * len(results), [TensorType(type_.dtype) for type_ in results]):
             for type_ in rule(Operands(node, operand_types, {}, 20)):
                 assert type_ is None or str(type_)

@@ -22,10 +22,10 @@ SLOW_EXP, SLOW_COS = Uneven(slow="Exp"), Uneven(slow="Cos")
 
 
 def tuned(function: Function, *engines: GraphCompiler, **options: Any) -> TuningResult:
-    terms = {"budget": 60.0, "context": CompileContext(threads=1)} | {k: options.pop(k) for k in TERMS & options.keys()}
+    results = {"budget": 60.0, "context": CompileContext(threads=1)} | {k: options.pop(k) for k in TERMS & options.keys()}
     options = {"inputs": [X], "cache": CompileCache(), "reference": evaluate} | options
-    return tune(PlacementRequest(function, engines, **terms), **options)
+    return tune(PlacementRequest(function, engines, **results), **options)
 
 
-def verdicts(found: TuningResult) -> dict[str, str]:
-    return {one.title: one.verdict for one in found.race.contenders}
+def verdicts(result: TuningResult) -> dict[str, str]:
+    return {candidate.title: candidate.verdict for candidate in result.race.contenders}

@@ -18,14 +18,14 @@ TOY = "toy{native=off}"
 
 def table(*, wrong: bool = False) -> CostTable:
     """The mixture's regions at 1, 2 and 3 ms, the whole at 9 on ort and 20 on toy."""
-    known = CostTable()
+    costs = CostTable()
     for number, launch in enumerate(mixed().launches, 1):
         cost = "wrong: it differs" if wrong and number == 2 else MeasuredCost.exactly(number * 1e-3)
-        known = known.with_region(shape_key(launch.function), launch.engine, cost)
+        costs = costs.with_region(shape_key(launch.function), launch.engine, cost)
     for spec, seconds in (("ort", 9e-3), (TOY, 20e-3)):
         (launch,) = single(spec).launches
-        known = known.with_region(shape_key(launch.function), spec, MeasuredCost.exactly(seconds))
-    return known
+        costs = costs.with_region(shape_key(launch.function), spec, MeasuredCost.exactly(seconds))
+    return costs
 
 
 def tuned() -> TuningResult:
@@ -39,15 +39,15 @@ def account(known: CostTable) -> CostReport:
 
 
 def test_each_part_is_reported() -> None:
-    found = account(table())
-    assert found.predicted == pytest.approx(6e-3 + 2 * BOUNDARY[0], rel=1e-5)
-    assert found.measured == 6.5e-3
-    assert [(part.engine, part.predicted, part.measured) for part in found.parts] == [
+    result = account(table())
+    assert result.predicted == pytest.approx(6e-3 + 2 * BOUNDARY[0], rel=1e-5)
+    assert result.measured == 6.5e-3
+    assert [(part.engine, part.predicted, part.measured) for part in result.parts] == [
         ("ort", 1e-3, 1.1e-3),
         (TOY, 2e-3, 2.1e-3),
         ("ort", 3e-3, 3.1e-3),
     ]
-    assert str(found).splitlines()[:4] == [
+    assert str(result).splitlines()[:4] == [
         "predicted 6.01 ms for a call; it took 6.5 ms:",
         "  xrt_ort_0 on ort, 2 nodes: predicted 1 ms (measured), took 1.1 ms",
         "  xrt_toy_1 on toy{native=off}, 2 nodes: predicted 2 ms (measured), took 2.1 ms",
@@ -56,15 +56,15 @@ def test_each_part_is_reported() -> None:
 
 
 def test_what_is_impossible_has_no_number() -> None:
-    found = account(table(wrong=True))
-    assert found.predicted is None and found.parts[1].predicted is None and found.parts[1].source == "impossible"
-    assert "predicted unknown (impossible wrong: it differs), took 2.1 ms" in str(found.parts[1])
-    assert "Infinity" not in json.dumps(found.to_dict(), allow_nan=False)
+    result = account(table(wrong=True))
+    assert result.predicted is None and result.parts[1].predicted is None and result.parts[1].source == "impossible"
+    assert "predicted unknown (impossible wrong: it differs), took 2.1 ms" in str(result.parts[1])
+    assert "Infinity" not in json.dumps(result.to_dict(), allow_nan=False)
 
 
 def test_of_nothing_known_there_is_no_account_but_the_time_in_the_race() -> None:
-    found = account(CostTable())
-    assert (found.predicted, found.measured, found.parts, str(found)) == (None, 6.5e-3, (), "")
+    result = account(CostTable())
+    assert (result.predicted, result.measured, result.parts, str(result)) == (None, 6.5e-3, (), "")
 
 
 @pytest.mark.parametrize(

@@ -58,10 +58,10 @@ def test_each_turn_is_several_calls_and_the_first_does_not_count() -> None:
 @pytest.mark.slow
 def test_a_race_takes_its_fewest_rounds_and_the_turns_before_them() -> None:
     clock = Clock()
-    given = entrants(clock, 1.0, 0.01)
+    data = entrants(clock, 1.0, 0.01)
     needed = StoppingRule().seconds([1.0, 0.01])
-    run_interleaved(given, until=needed + 1e-9, clock=clock)
-    assert [len(one.rounds) for one in given] == [StoppingRule().least] * 2
+    run_interleaved(data, until=needed + 1e-9, clock=clock)
+    assert [len(item.rounds) for item in data] == [StoppingRule().least] * 2
     assert clock.now == pytest.approx(needed, rel=0.01)
 
 
@@ -106,7 +106,7 @@ def test_no_turn_is_begun_that_would_end_after_the_budget() -> None:
     some = entrants(clock, 1.0, 1.0, simple=2)
     assert run_interleaved(some, until=9.5, clock=clock) == 1
     assert clock.now == 8.0
-    assert [len(one.rounds) for one in some] == [1, 1]
+    assert [len(item.rounds) for item in some] == [1, 1]
 
 
 def test_who_raises_leaves_and_says_why() -> None:
@@ -142,9 +142,9 @@ def race(others: Sequence[CandidateResult] = (), **rounds: list[float]) -> Candi
     return select_winner(runners, others, 10)
 
 
-def plan_of(found: CandidateComparison) -> str:
-    assert found.winner is not None
-    return next(name for name, plan in PLANS.items() if plan is found.winner.plan)
+def plan_of(actual: CandidateComparison) -> str:
+    assert actual.winner is not None
+    return next(name for name, plan in PLANS.items() if plan is actual.winner.plan)
 
 
 def spread(middle: float, by: float = 0.0) -> list[float]:
@@ -170,23 +170,23 @@ def spread(middle: float, by: float = 0.0) -> list[float]:
 def test_a_mixture_wins_by_more_than_the_noise_and_ties_go_to_the_simpler(
     rounds: dict[str, list[float]], winner: str, verdicts: list[str]
 ) -> None:
-    found = race(**rounds)
-    assert plan_of(found) == winner
-    assert [one.verdict for one in found.contenders] == verdicts
-    assert race(**rounds) == found
+    result = race(**rounds)
+    assert plan_of(result) == winner
+    assert [candidate.verdict for candidate in result.contenders] == verdicts
+    assert race(**rounds) == result
 
 
 def test_the_ratio_is_to_the_quickest_of_one_engine() -> None:
-    found = race(first=spread(1.0), second=spread(2.0), two=spread(0.5))
-    assert found.baseline is not None
-    assert found.contenders[found.baseline].plan is PLANS["first"]
-    assert [one.ratio for one in found.contenders] == [pytest.approx(0.5), 1.0, pytest.approx(2.0)]
+    result = race(first=spread(1.0), second=spread(2.0), two=spread(0.5))
+    assert result.baseline is not None
+    assert result.contenders[result.baseline].plan is PLANS["first"]
+    assert [candidate.ratio for candidate in result.contenders] == [pytest.approx(0.5), 1.0, pytest.approx(2.0)]
 
 
 def test_what_is_reported_of_a_race() -> None:
-    found = race(first=spread(0.010), two=spread(0.009))
-    told = str(TuningResult(PLANS["two"], race=found, budget=20, spent=3.21, measurements=7))
-    assert told.splitlines() == [
+    result = race(first=spread(0.010), two=spread(0.009))
+    text = str(TuningResult(PLANS["two"], race=result, budget=20, spent=3.21, measurements=7))
+    assert text.splitlines() == [
         "placed by measurement: toy + toy{native=off}",
         "  7 measurements of regions, 10 rounds, 3.2 of 20 s",
         "  chosen: toy + toy{native=off}, 9 ms, 0.900 (0.900 to 0.900) of the best single engine",

@@ -88,10 +88,10 @@ def is_table(found: CostTable) -> bool:
 
 
 def are_statuses(found: dict[str, Any]) -> bool:
-    texts = [getattr(one, field.name) for one in found.values() for field in fields(one) if field.name != "devices"]
-    devices = [device for one in found.values() for device in one.devices]
+    texts = [getattr(item, field.name) for item in found.values() for field in fields(item) if field.name != "devices"]
+    devices = [device for item in found.values() for device in item.devices]
     return all(isinstance(text, str) for text in (*texts, *found)) and all(
-        isinstance(one, str) and len(one) != 1 for one in devices
+        isinstance(item, str) and len(item) != 1 for item in devices
     )
 
 
@@ -118,23 +118,23 @@ def only(folder: Path, kind: Kind) -> Path:
 
 
 def told(caught: list[warnings.WarningMessage]) -> list[str]:
-    assert {one.category for one in caught} <= {CacheWarning}
-    return [str(one.message) for one in caught]
+    assert {warning.category for warning in caught} <= {CacheWarning}
+    return [str(warning.message) for warning in caught]
 
 
 def recalled(kind: Kind, folder: Path) -> tuple[Any, list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = kind.recall(folder)
-    return found, told(caught)
+        result = kind.recall(folder)
+    return result, told(caught)
 
 
 def whole(kind: Kind, folder: Path) -> Any:
     """Return what is kept where nothing is in the way."""
     kind.keep(folder / "another")
-    found = kind.recall(folder / "another")
-    assert found and kind.is_sound(found)
-    return found
+    result = kind.recall(folder / "another")
+    assert result and kind.is_sound(result)
+    return result
 
 
 @functools.cache
@@ -162,13 +162,13 @@ def test_a_damaged_file_is_absent_with_one_line(name: str, data: st.DataObject, 
     path = only(folder, kind)
     damaged = data.draw(mutants(sound))
     path.write_bytes(damaged)
-    found, lines = recalled(kind, folder)
+    result, lines = recalled(kind, folder)
     if lines:
-        assert not found or found == CostTable()
+        assert not result or result == CostTable()
         assert len(lines) == 1 and "could not serve: " in lines[0]
         assert "\n" not in lines[0] and len(lines[0]) < 2000
     else:
-        assert kind.is_sound(found) or damaged.strip() == b"[]", "no engine is known: a list of none"
+        assert kind.is_sound(result) or damaged.strip() == b"[]", "no engine is known: a list of none"
 
 
 def test_a_decision_without_engines_is_absent_with_one_line(tmp_path: Path) -> None:
@@ -176,8 +176,8 @@ def test_a_decision_without_engines_is_absent_with_one_line(tmp_path: Path) -> N
     content("decisions", tmp_path)
     path = only(tmp_path, KINDS["decisions"])
     path.write_text(json.dumps({**json.loads(path.read_text()), "engines": {}}))
-    found, (line,) = recalled(KINDS["decisions"], tmp_path)
-    assert found is None and "engines: none of them is of the request" in line
+    result, (line,) = recalled(KINDS["decisions"], tmp_path)
+    assert result is None and "engines: none of them is of the request" in line
 
 
 OBSTACLES: dict[str, Callable[[Path], object]] = {
@@ -197,8 +197,8 @@ def test_what_is_no_file_is_absent(name: str, what: str, tmp_path: Path) -> None
     path = only(tmp_path, kind)
     path.unlink()
     OBSTACLES[what](path)
-    found, lines = recalled(kind, tmp_path)
-    assert (not found or found == CostTable()) and len(lines) <= 1
+    result, lines = recalled(kind, tmp_path)
+    assert (not result or result == CostTable()) and len(lines) <= 1
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         kind.keep(tmp_path)
@@ -229,8 +229,8 @@ def test_processes_that_write_at_once_lose_nothing_and_tear_nothing(tmp_path: Pa
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), name], env=search) for name in "ab"]
     while any(writer.poll() is None for writer in writers):
         for kind in KINDS.values():
-            found, lines = recalled(kind, tmp_path)
-            assert lines == [] and (not found or kind.is_sound(found))
+            result, lines = recalled(kind, tmp_path)
+            assert lines == [] and (not result or kind.is_sound(result))
     assert [writer.wait() for writer in writers] == [0, 0]
     table = CostStore(tmp_path).table(ENGINES[:1], CONTEXT)
     assert {key[:3] for key, _ in table.regions} >= {f"{name}{number:02}" for name, number in itertools.product("ab", range(15))}
@@ -274,10 +274,10 @@ def test_a_damaged_lock_is_an_error_that_says_what_to_do(data: st.DataObject, tm
     try:
         lock = read_placement(path)
     except PlacementFileError as error:
-        said = str(error)
-        assert said.startswith(f"cannot read '{path}': ")
-        assert said.endswith(f"; repair it, or write it again with `xrt lock MODEL -o {path}`")
-        assert said.isprintable() and len(said) < 1000
+        text = str(error)
+        assert text.startswith(f"cannot read '{path}': ")
+        assert text.endswith(f"; repair it, or write it again with `xrt lock MODEL -o {path}`")
+        assert text.isprintable() and len(text) < 1000
         return
     assert loads(dumps(lock)) == lock
     use(lock)
@@ -288,8 +288,8 @@ def use(lock: PlacementFile) -> None:
     assert all(isinstance(one, str) for one in list_mismatches(lock, ask(), for_check=True))
     with suppress(LockError):
         plan_from_ranges(lock.plan, ask())
-    found = LockedPlacement(lock, "'net.lock'")
-    assert found.engines([]) is None or [one.spec for one in found.engines([]) or ()] == [*found.specs]
+    result = LockedPlacement(lock, "'net.lock'")
+    assert result.engines([]) is None or [one.spec for one in result.engines([]) or ()] == [*result.specs]
 
 
 @pytest.mark.parametrize("depth", [700, 990, 10_000])

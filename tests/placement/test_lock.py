@@ -82,8 +82,8 @@ def locked(
 def test_a_lock_gives_its_plan_again(most: int | None) -> None:
     plan = mixed(most=most)
     read = loads(dumps(locked(plan)))
-    found = plan_from_ranges(read.plan, ask())
-    assert [(x.name, x.engine, x.nodes) for x in found.launches] == [(x.name, x.engine, x.nodes) for x in plan.launches]
+    result = plan_from_ranges(read.plan, ask())
+    assert [(x.name, x.engine, x.nodes) for x in result.launches] == [(x.name, x.engine, x.nodes) for x in plan.launches]
     assert list_mismatches(read, ask()) == ()
     assert dumps(loads(dumps(read))) == dumps(read)
 
@@ -170,8 +170,8 @@ OTHER = Function(
     ],
 )
 def test_what_differs_is_reported_exactly(changed: dict[str, Any], told: str) -> None:
-    (found,) = list_mismatches(locked(), ask(**changed))
-    assert re.fullmatch(told, found)
+    (result,) = list_mismatches(locked(), ask(**changed))
+    assert re.fullmatch(told, result)
 
 
 def test_other_sizes_of_the_same_model_are_called_so() -> None:
@@ -181,16 +181,16 @@ def test_other_sizes_of_the_same_model_are_called_so() -> None:
 
 
 def test_another_model_and_another_machine_are_reported() -> None:
-    told = list_mismatches(locked(), ask(OTHER))
-    assert told[:3] == (
+    output = list_mismatches(locked(), ask(OTHER))
+    assert output[:3] == (
         "input x was float32[2,3] and is not there",
         "input z is float32[4] and was not there",
         "the number of nodes was 5 and is 1",
     )
-    assert told[3].startswith("the model 'net' had fingerprint ") and len(told) == 4
+    assert output[3].startswith("the model 'net' had fingerprint ") and len(output) == 4
     machine = {**locked().machine, "processor": "a Pentium"}
-    (found,) = list_mismatches(locked().replace(machine=machine), ask())
-    assert found.startswith("processor was a Pentium and is ")
+    (result,) = list_mismatches(locked().replace(machine=machine), ask())
+    assert result.startswith("processor was a Pentium and is ")
 
 
 def test_engines_without_a_part_do_not_matter() -> None:
@@ -235,8 +235,8 @@ class _Ticking(Executable):
 
 
 def course(engines: Sequence[GraphCompiler] = ENGINES, seconds: float = 30.0) -> RegressionSetup:
-    told = {"clock": CLOCK} if all(isinstance(engine, Ticking) for engine in engines) else {}
-    return RegressionSetup(ask(engines=tuple(engines)), CompileCache(), [X], evaluate, seconds, **told)
+    results = {"clock": CLOCK} if all(isinstance(engine, Ticking) for engine in engines) else {}
+    return RegressionSetup(ask(engines=tuple(engines)), CompileCache(), [X], evaluate, seconds, **results)
 
 
 SLOW = Ticking(inner="toy{native=off}", seconds=0.006)

@@ -57,14 +57,14 @@ def test_captured_values_are_those_of_the_reference_as_far_as_memory_goes() -> N
 
 def test_the_reference_computes_the_same_in_stretches_and_can_be_stopped_between_them() -> None:
     function = infer_shapes(chain(*("Exp", "Cos", "Sin", "Abs", "Neg") * 12))
-    whole, asked, stop = capture_activations(function, [X], evaluate), [], threading.Event()
+    whole, requests, stop = capture_activations(function, [X], evaluate), [], threading.Event()
 
     def stretch(part: Function, inputs: Any) -> Any:
-        asked.append(len(part.nodes))
+        requests.append(len(part.nodes))
         return evaluate(part, inputs)
 
     parts = capture_activations(function, [X], stretch, is_stopped=stop.is_set)
-    assert asked == [STRETCH, len(function.nodes) - STRETCH]
+    assert requests == [STRETCH, len(function.nodes) - STRETCH]
     assert {name: value.tobytes() for name, value in parts.items()} == {name: value.tobytes() for name, value in whole.items()}
     assert set(capture_activations(function, [X], evaluate, most=0, is_stopped=stop.is_set)) == {"x", function.outputs[0].name}
     stop.set()
@@ -95,12 +95,12 @@ def test_extents_without_a_name_have_one() -> None:
 def test_values_of_other_sizes_are_made_of_those_given(b: int, s: int, more_b: int, more_s: int) -> None:
     rng = np.random.default_rng(0)
     values: list[Any] = [rng.random((b, s, 3)), np.int64(7), rng.integers(0, 9, (s, 4))]
-    made = resize_values(OPEN, values, {"b": more_b, "s": more_s, "y[1]": 4})
-    assert [x.shape for x in made] == [(more_b, more_s, 3), (), (more_s, 4)]
-    assert [x.dtype for x in made] == [x.dtype for x in values]
-    assert set(made[2].ravel()) <= {*values[2].ravel(), *([0] if not s else [])}
+    result = resize_values(OPEN, values, {"b": more_b, "s": more_s, "y[1]": 4})
+    assert [x.shape for x in result] == [(more_b, more_s, 3), (), (more_s, 4)]
+    assert [x.dtype for x in result] == [x.dtype for x in values]
+    assert set(result[2].ravel()) <= {*values[2].ravel(), *([0] if not s else [])}
     same = resize_values(OPEN, values, {"b": b, "s": s, "y[1]": 4})
-    assert all(one is other for one, other in zip(same, values, strict=True))
+    assert all(item is other for item, other in zip(same, values, strict=True))
 
 
 SCRIPT = """
@@ -131,12 +131,12 @@ time.sleep(3600)
 def test_a_process_ends_with_its_status_while_work_goes_on(work: str, tmp_path: Path) -> None:
     (tmp_path / "half_there.py").write_text(PACKAGE, encoding="utf-8")
     script = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{SCRIPT.format(work=work)}"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (3, "abandoned\n", "")
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (completed.returncode, completed.stdout, completed.stderr) == (3, "abandoned\n", "")
 
 
 def test_work_that_comes_back_at_the_end_ends_no_process() -> None:
     script = SCRIPT.format(work="ctypes.CDLL(None).usleep(1_500_000); print('back')")
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 3
-    assert done.stderr == ""
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert completed.returncode == 3
+    assert completed.stderr == ""

@@ -74,8 +74,8 @@ def ticking() -> Callable[[], float]:
 
 @pytest.mark.full
 def test_a_budget_that_is_over_at_once_gives_a_measurement_all_the_same() -> None:
-    found = tuned(PAIR, SLOW_EXP, TOY, budget=1e-6, clock=ticking())
-    assert (found.how, found.race.winner and found.race.winner.title) == ("measured", SLOW_EXP.spec)
+    result = tuned(PAIR, SLOW_EXP, TOY, budget=1e-6, clock=ticking())
+    assert (result.how, result.race.winner and result.race.winner.title) == ("measured", SLOW_EXP.spec)
 
 
 @pytest.mark.slow
@@ -83,10 +83,10 @@ def test_engines_race_before_mixtures_are_looked_for(monkeypatch: pytest.MonkeyP
     """The one that ran first had won where the planner used up the rest of a budget."""
 
     monkeypatch.setattr("xrt.placement.autotune.choose_requests", endless)
-    found = tuned(PAIR, Uneven(slow="Exp|Cos"), SLOW_EXP, budget=60.0)
-    assert found.race.winner is not None
-    assert (found.race.winner.title, found.race.rounds >= 6) == (SLOW_EXP.spec, True)
-    assert found.notes == ("the budget ended while the planner was looking for mixtures",)
+    result = tuned(PAIR, Uneven(slow="Exp|Cos"), SLOW_EXP, budget=60.0)
+    assert result.race.winner is not None
+    assert (result.race.winner.title, result.race.rounds >= 6) == (SLOW_EXP.spec, True)
+    assert result.notes == ("the budget ended while the planner was looking for mixtures",)
 
 
 UNARY = "Abs Atan Asinh Ceil Cos Cosh Elu Erf Exp Floor HardSigmoid HardSwish LeakyRelu Mish Neg Relu Round Selu Sigmoid Sin Tanh"
@@ -108,9 +108,11 @@ def test_mixtures_leave_time_for_the_race(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("xrt.placement.profiler.sample_call_times", sample)
     monkeypatch.setattr("xrt.placement.autotune.choose_requests", lambda *given, **options: ())
     monkeypatch.setattr("xrt.placement.autotune.propose_plans", propose)
-    found = tuned(chain(*UNARY.split()), SLOW_EXP, SLOW_COS, budget=20.0, clock=clock)
-    assert found.race.rounds >= StoppingRule().least and found.spent <= found.budget
-    assert {one.note for one in found.race.contenders if not one.is_single} == {"the search ended before its turn in the race"}
+    result = tuned(chain(*UNARY.split()), SLOW_EXP, SLOW_COS, budget=20.0, clock=clock)
+    assert result.race.rounds >= StoppingRule().least and result.spent <= result.budget
+    assert {candidate.note for candidate in result.race.contenders if not candidate.is_single} == {
+        "the search ended before its turn in the race"
+    }
 
 
 def endless(*given: Any, **options: Any) -> Any:
@@ -131,41 +133,41 @@ def test_a_comparison_that_takes_long_is_given_up_where_another_engine_is_right(
 
     monkeypatch.setattr("xrt.placement.profiler.check_against_reference", compare)
     monkeypatch.setattr("xrt.placement.autotune.choose_requests", endless)
-    found = tuned(PAIR, TOY, SLOW_EXP, budget=60.0, bounds=TuningBudget(limit=0.02))
-    assert found.race.winner is not None
-    assert found.race.winner.title == "toy"
-    said = f"not measured on {SLOW_EXP.spec}: comparing its results with the reference took longer than 1.2 s"
-    assert said in str(found)
+    result = tuned(PAIR, TOY, SLOW_EXP, budget=60.0, bounds=TuningBudget(limit=0.02))
+    assert result.race.winner is not None
+    assert result.race.winner.title == "toy"
+    output = f"not measured on {SLOW_EXP.spec}: comparing its results with the reference took longer than 1.2 s"
+    assert output in str(result)
 
 
 @pytest.mark.slow
 def test_an_engine_that_does_not_come_back_is_left_for_the_next() -> None:
-    found = tuned(PAIR, Stuck(), TOY, budget=2.0, clock=ticking(), bounds=TuningBudget(limit=0.01))
-    assert {launch.engine for launch in found.plan.launches} == {"toy"}
-    assert found.how == "measured"
-    shown = str(found).splitlines()
-    assert shown[0] == "placed by measurement: toy"
-    (line,) = (line for line in shown if "measured on stuck" in line or "failed: stuck" in line)
+    result = tuned(PAIR, Stuck(), TOY, budget=2.0, clock=ticking(), bounds=TuningBudget(limit=0.01))
+    assert {launch.engine for launch in result.plan.launches} == {"toy"}
+    assert result.how == "measured"
+    output = str(result).splitlines()
+    assert output[0] == "placed by measurement: toy"
+    (line,) = (line for line in output if "measured on stuck" in line or "failed: stuck" in line)
     assert "gave no answer within" in line or "it was not ready to be called within" in line
 
 
 @pytest.mark.slow
 def test_an_engine_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
-    found = tuned(PAIR, TOY, Stuck("why_not"), budget=6.0, store=CostStore(tmp_path))
-    assert found.how == "measured"
-    assert found.unmeasured == {"stuck{where=why_not}": "the budget ended while it was asked which nodes it supports"}
-    assert "  not measured in time: stuck{where=why_not}" in str(found)
+    result = tuned(PAIR, TOY, Stuck("why_not"), budget=6.0, store=CostStore(tmp_path))
+    assert result.how == "measured"
+    assert result.unmeasured == {"stuck{where=why_not}": "the budget ended while it was asked which nodes it supports"}
+    assert "  not measured in time: stuck{where=why_not}" in str(result)
 
 
 @pytest.mark.full
 def test_what_nobody_can_run_in_time_goes_by_the_list_and_says_so() -> None:
     with pytest.warns(PlacementWarning) as caught:
-        found = tuned(PAIR, Stuck(), budget=0.2)
-    (line,) = (str(one.message) for one in caught)
+        result = tuned(PAIR, Stuck(), budget=0.2)
+    (line,) = (str(warning.message) for warning in caught)
     assert line.startswith("'main' was not placed by measurement: ")
     assert "stuck: it was not ready to be called within " in line or "stuck: failed: " in line
     assert line.endswith(". By the order of the list it runs on stuck; give more time, such as budget=20")
-    assert str(found).startswith("placed by the order of the list, without a measurement: stuck")
+    assert str(result).startswith("placed by the order of the list, without a measurement: stuck")
 
 
 # ---------------------------------------------------------------------- what is right
@@ -177,18 +179,18 @@ def cannot(function: Function, inputs: Sequence[Any]) -> list[Any]:
 
 @pytest.mark.slow
 def test_what_the_reference_cannot_compute_is_compared_with_the_first_engine() -> None:
-    found = tuned(PAIR, TOY, FaultyEngine(how="value"), reference=cannot)
-    assert (found.how, {launch.engine for launch in found.plan.launches}) == ("measured", {"toy"})
-    assert {one.verdict for one in found.race.contenders if one.title.startswith("faulty")} == {"wrong"}
+    result = tuned(PAIR, TOY, FaultyEngine(how="value"), reference=cannot)
+    assert (result.how, {launch.engine for launch in result.plan.launches}) == ("measured", {"toy"})
+    assert {candidate.verdict for candidate in result.race.contenders if candidate.title.startswith("faulty")} == {"wrong"}
     remark = "not checked against the reference: the reference has no kernel for it; results were held against those of toy"
-    assert remark in found.notes
+    assert remark in result.notes
 
 
 @pytest.mark.full
 def test_what_ran_first_leaves_when_it_turns_out_to_be_wrong() -> None:
-    found = tuned(PAIR, FaultyEngine(how="value"), TOY, budget=5.0, clock=ticking())
-    assert {launch.engine for launch in found.plan.launches} == {"toy"}
-    assert [one.verdict for one in found.race.contenders if one.title.startswith("faulty")] == ["wrong"]
+    result = tuned(PAIR, FaultyEngine(how="value"), TOY, budget=5.0, clock=ticking())
+    assert {launch.engine for launch in result.plan.launches} == {"toy"}
+    assert [candidate.verdict for candidate in result.race.contenders if candidate.title.startswith("faulty")] == ["wrong"]
 
 
 # ---------------------------------------------------------------------- few rounds
@@ -214,7 +216,7 @@ def test_few_rounds_have_no_interval_and_nobody_loses_by_them() -> None:
 def test_a_provisional_decision_is_kept_and_says_so(tmp_path: Path) -> None:
     bounds = TuningBudget(rules=replace(TuningBudget().rules, least=1000, most=2))
     results = [tuned(PAIR, SLOW_EXP, SLOW_COS, store=CostStore(tmp_path), bounds=bounds) for _ in range(2)]
-    assert [(one.how, one.is_provisional) for one in results] == [("measured", True), ("remembered", True)]
+    assert [(result.how, result.is_provisional) for result in results] == [("measured", True), ("remembered", True)]
     assert results[1].remarks[0] == "provisional: 2 rounds cannot tell plans apart; give more time, such as budget=180"
 
 

@@ -38,37 +38,37 @@ pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), py
 @pytest.mark.full
 @pytest.mark.usefixtures("here")
 def test_a_mixture_wins_where_each_engine_is_slow_at_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = tuned(PAIR, SLOW_EXP, SLOW_COS, clock=simulate_time(monkeypatch))
-    assert map_nodes_to_engines(found.plan) == {"n0": SLOW_COS.spec, "n1": SLOW_EXP.spec}
-    assert (found.race.contenders[0].is_single, found.race.contenders[0].verdict) == (False, "won")
-    assert found.race.baseline is not None
-    assert found.race.contenders[found.race.baseline].is_single
-    assert found.race.contenders[0].seconds == pytest.approx(2 * CALL, rel=0.05)
-    assert len(found.race.contenders[0].regions) == 2
-    assert found.how == "measured"
-    assert found.spent < found.budget
+    result = tuned(PAIR, SLOW_EXP, SLOW_COS, clock=simulate_time(monkeypatch))
+    assert map_nodes_to_engines(result.plan) == {"n0": SLOW_COS.spec, "n1": SLOW_EXP.spec}
+    assert (result.race.contenders[0].is_single, result.race.contenders[0].verdict) == (False, "won")
+    assert result.race.baseline is not None
+    assert result.race.contenders[result.race.baseline].is_single
+    assert result.race.contenders[0].seconds == pytest.approx(2 * CALL, rel=0.05)
+    assert len(result.race.contenders[0].regions) == 2
+    assert result.how == "measured"
+    assert result.spent < result.budget
 
 
 @pytest.mark.usefixtures("here")
 def test_a_search_ends_when_nothing_left_can_win(monkeypatch: pytest.MonkeyPatch) -> None:
     """It used its whole budget on every model, although one engine was the fastest of most."""
     slow, quick = Uneven(slow="Exp|Cos"), Uneven(slow="Neg")
-    found = tuned(PAIR, slow, quick, budget=60.0, clock=simulate_time(monkeypatch))
-    assert found.spent < 6.0
-    assert verdicts(found) == {quick.spec: "won", slow.spec: "lost"}
-    (other,) = (one for one in found.race.contenders if one.title == slow.spec)
+    result = tuned(PAIR, slow, quick, budget=60.0, clock=simulate_time(monkeypatch))
+    assert result.spent < 6.0
+    assert verdicts(result) == {quick.spec: "won", slow.spec: "lost"}
+    (other,) = (candidate for candidate in result.race.contenders if candidate.title == slow.spec)
     assert (other.ratio, other.note) == (None, "measured alone, and not compared with the others")
-    assert "the best single engine" in str(found)
+    assert "the best single engine" in str(result)
 
 
 @pytest.mark.usefixtures("here")
 def test_no_mixture_is_looked_for_where_two_launches_take_longer_than_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[str] = []
+    results: list[str] = []
     monkeypatch.setattr("tests.placement.uneven.CALL", LAUNCH)
     quick = Uneven(slow="Neg"), Uneven(slow="Abs")
-    found = tuned(PAIR, *quick, clock=simulate_time(monkeypatch), progress=lambda told: shown.append(told.stage))
-    assert (found.measurements, len(found.plan.launches)) == (2, 1)
-    assert "planning" not in shown
+    result = tuned(PAIR, *quick, clock=simulate_time(monkeypatch), progress=lambda told: results.append(told.stage))
+    assert (result.measurements, len(result.plan.launches)) == (2, 1)
+    assert "planning" not in results
 
 
 @pytest.mark.usefixtures("here")
@@ -83,8 +83,8 @@ def test_what_a_search_measured_is_not_measured_again_by_another(tmp_path: Path,
 @pytest.mark.usefixtures("here")
 def test_pins_hold() -> None:
     pins = ClusteringOptions(pins=(Pin.parse(f"name:n0={SLOW_EXP.spec}"),))
-    found = tuned(PAIR, SLOW_EXP, TOY, clustering=pins)
-    assert {map_nodes_to_engines(one.plan)["n0"] for one in found.race.contenders} == {SLOW_EXP.spec}
+    result = tuned(PAIR, SLOW_EXP, TOY, clustering=pins)
+    assert {map_nodes_to_engines(candidate.plan)["n0"] for candidate in result.race.contenders} == {SLOW_EXP.spec}
 
 
 # ---------------------------------------------------------------------- what harms nobody
@@ -112,12 +112,12 @@ def test_what_hangs_crashes_or_is_wrong_is_not_in_the_race_and_is_remembered(
     end_limits_at_hangs(monkeypatch, tmp_path)
     engine, verdict, text = FAULTS[how]
     store = CostStore(tmp_path / "store")
-    found = tuned(chain("Exp"), engine, TOY, budget=AMPLE, bounds=TuningBudget(limit=0.05), store=store)
-    assert verdicts(found) == {"toy": "won", engine.spec: verdict}
-    (other,) = (one for one in found.race.contenders if one.title == engine.spec)
+    result = tuned(chain("Exp"), engine, TOY, budget=AMPLE, bounds=TuningBudget(limit=0.05), store=store)
+    assert verdicts(result) == {"toy": "won", engine.spec: verdict}
+    (other,) = (candidate for candidate in result.race.contenders if candidate.title == engine.spec)
     assert text in other.note
     again = tuned(chain("Exp"), engine, TOY, budget=AMPLE + 10, store=store)
-    assert (again.measurements, verdicts(again)) == (0, verdicts(found))
+    assert (again.measurements, verdicts(again)) == (0, verdicts(result))
 
 
 @pytest.mark.full
@@ -125,10 +125,10 @@ def test_what_hangs_crashes_or_is_wrong_is_not_in_the_race_and_is_remembered(
 def test_an_engine_that_hangs_is_not_asked_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     end_limits_at_hangs(monkeypatch, tmp_path)
     engine = Announcing(how="hang")
-    found = tuned(chain("Exp", "Cos", "Exp", "Cos"), engine, TOY, budget=AMPLE)
-    hung = [cost for (_, spec), cost in found.table.regions.items() if spec.startswith("faulty")]
+    result = tuned(chain("Exp", "Cos", "Exp", "Cos"), engine, TOY, budget=AMPLE)
+    hung = [cost for (_, spec), cost in result.table.regions.items() if spec.startswith("faulty")]
     assert 1 <= len(hung) <= 2
-    assert found.plan.launches[0].engine == "toy"
+    assert result.plan.launches[0].engine == "toy"
 
 
 @pytest.mark.full
@@ -138,8 +138,8 @@ def test_a_run_that_is_far_slower_than_anothers_is_cut_off_before_its_limit(
 ) -> None:
     """What it may take follows from what toy took, which is less than a second on any machine: two seconds and ten times that."""
     end_limits_at_hangs(monkeypatch, tmp_path)
-    found = tuned(chain("Exp"), TOY, Announcing(how="hang"), budget=AMPLE, bounds=TuningBudget(limit=0.4))
-    (other,) = (one for one in found.race.contenders if one.title != "toy")
+    result = tuned(chain("Exp"), TOY, Announcing(how="hang"), budget=AMPLE, bounds=TuningBudget(limit=0.4))
+    (other,) = (candidate for candidate in result.race.contenders if candidate.title != "toy")
     seconds = re.search(r"it gave no answer within (\S+) s", other.note)
     assert seconds is not None and 2 <= float(seconds[1]) < 12
 
@@ -147,8 +147,8 @@ def test_a_run_that_is_far_slower_than_anothers_is_cut_off_before_its_limit(
 @pytest.mark.full
 @pytest.mark.usefixtures("here")
 def test_a_call_that_raises_in_the_race_costs_the_plan_its_place() -> None:
-    found = tuned(chain("Exp"), FaultyEngine(nth=2_000), TOY)
-    assert verdicts(found)["toy"] == "won"
+    result = tuned(chain("Exp"), FaultyEngine(nth=2_000), TOY)
+    assert verdicts(result)["toy"] == "won"
 
 
 # ---------------------------------------------------------------------- the budget
@@ -165,9 +165,9 @@ def test_without_a_measurement_nothing_known_to_be_wrong_is_chosen(tmp_path: Pat
 
     def choose() -> set[str]:
         with pytest.warns(PlacementWarning, match="interrupted before anything was measured"):
-            found = tuned(PAIR, liar, TOY, store=store, progress=interrupt)
-        assert found.how == "priority"
-        return {launch.engine for launch in found.plan.launches}
+            result = tuned(PAIR, liar, TOY, store=store, progress=interrupt)
+        assert result.how == "priority"
+        return {launch.engine for launch in result.plan.launches}
 
     assert choose() == {liar.spec}
     (launch,) = partition(PAIR, [liar]).launches
@@ -186,32 +186,32 @@ def test_a_budget_is_a_positive_number(budget: Any) -> None:
 def test_the_search_ends_with_its_budget() -> None:
     """By a clock that jumps whenever it is looked at: what is measured is not what counts, but that nothing new is begun."""
     ticks = iter(range(10_000))
-    found = tuned(PAIR, SLOW_EXP, SLOW_COS, TOY, budget=12.0, clock=lambda: float(next(ticks)))
+    result = tuned(PAIR, SLOW_EXP, SLOW_COS, TOY, budget=12.0, clock=lambda: float(next(ticks)))
     assert next(ticks) < 60
-    assert found.plan.launches
+    assert result.plan.launches
 
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("stage", ["computing what is right", "measuring 1 node", "planning", "compiling", "timing"])
 def test_an_interrupt_gives_the_best_found(stage: str) -> None:
-    told = []
+    results = []
 
     def interrupts(progress: Any) -> None:
-        told.append(progress)
+        results.append(progress)
         if progress.stage.startswith(stage):
             raise KeyboardInterrupt
 
     if stage == "computing what is right":
         with pytest.warns(PlacementWarning, match="interrupted before anything was measured"):
-            found = tuned(PAIR, SLOW_EXP, SLOW_COS, progress=interrupts)
-        assert found.how == "priority"
+            result = tuned(PAIR, SLOW_EXP, SLOW_COS, progress=interrupts)
+        assert result.how == "priority"
         return
-    found = tuned(PAIR, SLOW_EXP, SLOW_COS, progress=interrupts)
-    assert found.how == "interrupted" and "failed" not in verdicts(found).values()
-    assert found.table.regions
-    assert str(found).startswith("placed by measurement, which was interrupted: ")
-    assert told[-1].best
-    assert told[-1].seconds is not None
+    result = tuned(PAIR, SLOW_EXP, SLOW_COS, progress=interrupts)
+    assert result.how == "interrupted" and "failed" not in verdicts(result).values()
+    assert result.table.regions
+    assert str(result).startswith("placed by measurement, which was interrupted: ")
+    assert results[-1].best
+    assert results[-1].seconds is not None
 
 
 INTERRUPTED = """
@@ -261,11 +261,11 @@ def test_no_decision_is_kept_of_an_engine_whose_code_is_in_no_file(tmp_path: Pat
 
 @pytest.mark.slow
 def test_the_code_of_an_engine_is_reported_before_it_is_imported() -> None:
-    asked = (
+    requests = (
         "import sys; from xrt.cache.signature import hash_sources; print(hash_sources('xrt.engines.tvm'), 'tvm' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [hash_sources("xrt.engines.tvm"), "False"]
+    completed = subprocess.run([sys.executable, "-c", requests], capture_output=True, text=True, check=True)
+    assert completed.stdout.split() == [hash_sources("xrt.engines.tvm"), "False"]
 
 
 @pytest.mark.slow
@@ -285,7 +285,7 @@ def test_an_explicit_search_decides_for_every_budget(tmp_path: Path) -> None:
     store = CostStore(tmp_path)
     first = tuned(PAIR, SLOW_EXP, SLOW_COS, store=store, budget=50.0, retune=True)
     later = [tuned(PAIR, SLOW_EXP, SLOW_COS, store=CostStore(tmp_path), budget=budget) for budget in (20.0, 500.0)]
-    assert [(one.how, one.is_explicit, one.plan) for one in later] == [("remembered", True, first.plan)] * 2
+    assert [(item.how, item.is_explicit, item.plan) for item in later] == [("remembered", True, first.plan)] * 2
     assert tuned(PAIR, SLOW_EXP, SLOW_COS, store=store, budget=60.0, retune=True).how == "measured"
 
 
@@ -351,10 +351,10 @@ def test_a_decision_that_does_not_fit_is_measured_again(change: Any, told: str, 
 @pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_a_decision_with_a_long_note_can_be_read() -> None:
-    found = replace(tuned(chain("Exp"), TOY), notes=("a page of a library's " * 1000,))
+    result = replace(tuned(chain("Exp"), TOY), notes=("a page of a library's " * 1000,))
     request = PlacementRequest(chain("Exp"), (TOY,), CompileContext(threads=1))
-    again = records.read_decision(records.make_decision(found, request), request)
-    assert again.notes == (found.notes[0][:2000],)
+    again = records.read_decision(records.make_decision(result, request), request)
+    assert again.notes == (result.notes[0][:2000],)
 
 
 @pytest.mark.slow
@@ -385,6 +385,6 @@ def test_threads_that_keep_costs_at_once_lose_none(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("here")
 def test_random_values_stand_in_for_inputs_and_those_given_are_not_changed() -> None:
     assert tuned(chain("Exp"), TOY, inputs=None).how == "measured"
-    given = X.copy()
-    tuned(chain("Exp"), FaultyEngine(how="write_input"), TOY, inputs=[given], bounds=TuningBudget(limit=0.05))
-    np.testing.assert_array_equal(given, X)
+    data = X.copy()
+    tuned(chain("Exp"), FaultyEngine(how="write_input"), TOY, inputs=[data], bounds=TuningBudget(limit=0.05))
+    np.testing.assert_array_equal(data, X)

@@ -70,14 +70,14 @@ def test_they_give_the_numbers_of_the_functional_form(optimizer: training.Optimi
             engines = {launch.engine: registry.create(launch.engine) for launch in plan.launches}
             program = compile_plan(plan, engines, CompileContext(), CompileCache())
             assert isinstance(program, Program)
-            kept, wanted = ({name: value.copy() for name, value in state.items()} for _ in range(2))
+            saved, wanted = ({name: value.copy() for name, value in state.items()} for _ in range(2))
             for _ in range(3):
-                results = program.run([{**GIVEN, **kept}[name] for name in names])
-                found = dict(zip((v.name for v in function.outputs), functional(**GIVEN, **wanted), strict=True))
-                np.testing.assert_allclose(results[0], found["loss"], rtol=1e-4)
-                wanted = {one.input: found[one.output] for one in list_states(function)}
+                results = program.run([{**GIVEN, **saved}[name] for name in names])
+                values = dict(zip((v.name for v in function.outputs), functional(**GIVEN, **wanted), strict=True))
+                np.testing.assert_allclose(results[0], values["loss"], rtol=1e-4)
+                wanted = {one.input: values[one.output] for one in list_states(function)}
                 for name, value in wanted.items():
-                    np.testing.assert_allclose(kept[name], value, rtol=1e-4, atol=1e-4, err_msg=name)
+                    np.testing.assert_allclose(saved[name], value, rtol=1e-4, atol=1e-4, err_msg=name)
             assert not program.profile().copies
             program.close()
 
@@ -98,8 +98,8 @@ def test_they_race_before_mixtures_are_looked_for(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("xrt.placement.autotune.choose_requests", endless)
     function, state = make_step(training.Adam())
     inputs = [{**GIVEN, **state}[value.name] for value in function.inputs]
-    found = tuned(function, registry.create("ort"), TOY, budget=60.0, inputs=inputs)
-    assert "ort + toy" in {one.title for one in found.race.contenders if one.ratio}
+    result = tuned(function, registry.create("ort"), TOY, budget=60.0, inputs=inputs)
+    assert "ort + toy" in {candidate.title for candidate in result.race.contenders if candidate.ratio}
 
 
 # ---------------------------------------------------------------------- parts, and how they are timed
@@ -146,9 +146,9 @@ def test_a_part_is_timed_with_its_update(in_place: bool, inner: bool) -> None:
 @pytest.mark.parametrize("spec", ["toy", "toy{native=off}", "ort", "xla", "torch"])
 def test_a_trial_gives_what_the_first_call_computes(spec: str) -> None:
     x = np.full(4, 5, "float32")
-    found = LocalRunner(registry.create(spec)).trial(ADDING, CompileContext(), [x], TrialLimits(0.01, inner=True))
-    np.testing.assert_array_equal(found.results, [[5] * 4, [6] * 4])
-    assert found.samples and (x == 5).all()
+    engine = LocalRunner(registry.create(spec)).trial(ADDING, CompileContext(), [x], TrialLimits(0.01, inner=True))
+    np.testing.assert_array_equal(engine.results, [[5] * 4, [6] * 4])
+    assert engine.samples and (x == 5).all()
 
 
 def test_a_part_after_which_nothing_runs_updates_what_others_read() -> None:

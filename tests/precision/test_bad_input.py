@@ -108,7 +108,8 @@ def test_programs_of_calibration_are_closed_if_a_run_fails(monkeypatch: pytest.M
 
 def test_values_inside_the_model_that_are_not_finite_end_calibration_with_one_error() -> None:
     constants = {
-        name: Constant(one.array * np.float32(1e20)) if one.array.ndim == 2 else one for name, one in MODEL.constants.items()
+        name: Constant(constant.array * np.float32(1e20)) if constant.array.ndim == 2 else constant
+        for name, constant in MODEL.constants.items()
     }
     huge = infer_shapes(MODEL.replace(constants=constants))
     with (
@@ -121,9 +122,9 @@ def test_values_inside_the_model_that_are_not_finite_end_calibration_with_one_er
 
 def test_one_example_of_validation_is_no_interval() -> None:
     options = make_options(0.1)
-    one = read_examples(BATCHES[:1], "validate", MODEL.inputs)
+    first = read_examples(BATCHES[:1], "validate", MODEL.inputs)
     with pytest.raises(CalibrationError) as caught:
-        lower(type(options)(options.budget, one, options.calibrate), ORT)
+        lower(type(options)(options.budget, first, options.calibrate), ORT)
     assert str(caught.value) == (
         "an error budget is kept by an interval over examples, and validate= has 1 of this size; give two examples or more"
     )
@@ -174,13 +175,13 @@ def test_a_table_of_another_model_is_one_error_with_the_remedy() -> None:
 
 @pytest.mark.slow
 def test_a_budget_that_no_form_keeps_says_how_close_it_came_and_keeps_float32() -> None:
-    found = lower(make_options(1e-6, allowed=("int8",)), ORT)
-    assert found.precision is not None and found.precision.precision == "fp32" and found.plan.engines == ("ort",)
-    outcomes = list_outcomes(found)
+    result = lower(make_options(1e-6, allowed=("int8",)), ORT)
+    assert result.precision is not None and result.precision.precision == "fp32" and result.plan.engines == ("ort",)
+    outcomes = list_outcomes(result)
     assert outcomes.pop("fp32 on ort") == "won" and set(outcomes.values()) == {"over"}
-    nearest = min(one.high or 1.0 for one in found.precision.plans if one.outcome == "over")
-    assert found.precision.notes[-1].startswith("no lower precision is within the budget: the nearest is ")
-    assert f"{100 * nearest:.3g}% of 0.0001%; float32 is kept" in found.precision.notes[-1]
+    nearest = min(candidate.high or 1.0 for candidate in result.precision.plans if candidate.outcome == "over")
+    assert result.precision.notes[-1].startswith("no lower precision is within the budget: the nearest is ")
+    assert f"{100 * nearest:.3g}% of 0.0001%; float32 is kept" in result.precision.notes[-1]
 
 
 @pytest.mark.slow

@@ -26,18 +26,18 @@ def scale(share: float) -> list[list[Any]]:
 @pytest.mark.slow
 @given(st.floats(1e-4, 0.4))
 def test_the_relative_error_of_a_scaled_output_is_the_share(share: float) -> None:
-    found = ErrorBudget(1.0).measure_error(EXACT, scale(share), EXACT)
-    assert found.error == pytest.approx(share, rel=1e-3)
-    assert found.high == pytest.approx(share, rel=1e-3)
-    assert found.worst == pytest.approx(share, rel=1e-3)
+    error = ErrorBudget(1.0).measure_error(EXACT, scale(share), EXACT)
+    assert error.error == pytest.approx(share, rel=1e-3)
+    assert error.high == pytest.approx(share, rel=1e-3)
+    assert error.worst == pytest.approx(share, rel=1e-3)
     assert ErrorBudget(1.0, "cosine").measure_error(EXACT, scale(share), EXACT).error < 1e-6
     assert ErrorBudget(1.0, "top1").measure_error(EXACT, scale(share), EXACT).error == 0
 
 
 def test_the_interval_is_wider_where_items_differ_and_the_worst_item_is_known() -> None:
-    found = ErrorBudget(1.0).measure_error(EXACT, [*scale(0.1)[:1], *scale(0.001)[1:]], EXACT)
-    assert found.worst == pytest.approx(0.1, rel=1e-3)
-    assert found.high is not None and found.error < found.high == found.bound
+    error = ErrorBudget(1.0).measure_error(EXACT, [*scale(0.1)[:1], *scale(0.001)[1:]], EXACT)
+    assert error.worst == pytest.approx(0.1, rel=1e-3)
+    assert error.high is not None and error.error < error.high == error.bound
 
 
 def test_other_answers_are_counted_by_rows() -> None:
@@ -49,8 +49,8 @@ def test_other_answers_are_counted_by_rows() -> None:
 def test_a_metric_receives_outputs_and_items_and_its_loss_is_the_error() -> None:
     items = list(range(5))
 
-    def accuracy(outputs: list[Any], given: list[Any]) -> float:
-        assert given == items and outputs[0].shape == (4, 10)
+    def accuracy(outputs: list[Any], data: list[Any]) -> float:
+        assert data == items and outputs[0].shape == (4, 10)
         return float(np.mean([output.mean() for output in outputs]))
 
     before, after = accuracy([item[0] for item in EXACT], items), accuracy([item[0] for item in scale(0.1)], items)
@@ -155,22 +155,22 @@ def test_examples_that_do_not_serve(given: Any, kind: type[Exception], text: str
 
 
 def test_examples_come_by_position_or_name_and_labels_go_to_a_metric() -> None:
-    given = [X, [X], {"x": X}]
-    found = read_examples(given, "validate", INPUTS)
-    assert len(found) == 3 and all(np.array_equal(item.values[0], X) for item in found.items)
+    results = [X, [X], {"x": X}]
+    result = read_examples(results, "validate", INPUTS)
+    assert len(result) == 3 and all(np.array_equal(item.values[0], X) for item in result.items)
     labelled = [{"x": X, "label": 3}]
     assert read_examples(labelled, "validate", INPUTS, ErrorBudget(0.1, raise_error)).items[0].example is labelled[0]
-    assert read_examples(iter(given), "validate", INPUTS).digest == found.digest
-    assert read_examples([X + 1], "validate", INPUTS).digest != found.digest
+    assert read_examples(iter(results), "validate", INPUTS).digest == result.digest
+    assert read_examples([X + 1], "validate", INPUTS).digest != result.digest
 
 
 def test_rows_of_a_symbolic_batch_become_examples() -> None:
     declared = (Value("x", TensorType(DType.FLOAT32, ("n", "s"))),)
     function = Function((Value("x", TensorType(DType.FLOAT32, (2, 3))),), (Value("x"),), name="f")
     rows = np.arange(24, dtype="float32").reshape(4, 6)
-    found = read_examples([rows], "validate", declared).fit(function, declared)
-    assert [item.values[0].tolist() for item in found.items] == [rows[:2, :3].tolist(), rows[2:, :3].tolist()]
-    assert [item.batch for item in found.items] == [0, 0]
+    result = read_examples([rows], "validate", declared).fit(function, declared)
+    assert [item.values[0].tolist() for item in result.items] == [rows[:2, :3].tolist(), rows[2:, :3].tolist()]
+    assert [item.batch for item in result.items] == [0, 0]
     fixed = (Value("x", TensorType(DType.FLOAT32, (4, 6))),)
     with pytest.raises(InputError, match=r"an example of validate= has shape \[4, 6\] for input 'x', and the call has float32"):
         read_examples([rows], "validate", fixed).fit(function, fixed)

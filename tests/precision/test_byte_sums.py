@@ -85,8 +85,8 @@ def test_a_record_makes_the_same_weights_on_every_machine(reduce_range: bool, mo
     model = load("mlp", features=16, hidden=16, classes=4)
     prepared = prepare_for_quantization(model)
     table = fit_table(xrt.calibrate(model, [sample_inputs(model, 0)]), prepared, model)
-    own: dict[str, Any] = {"measure": "relative", "limit": 0.1, "precision": "int8", "data": "", "items": 4}
-    record = PrecisionRecord(**own, is_quantized=True, table=table, reduce_range=reduce_range)
-    made = make_planned_function(model, record)
-    assert made.fingerprint == QuantizedForm(table, reduce_range=reduce_range).apply(prepared).fingerprint
-    assert widest(made) == most
+    results: dict[str, Any] = {"measure": "relative", "limit": 0.1, "precision": "int8", "data": "", "items": 4}
+    record = PrecisionRecord(**results, is_quantized=True, table=table, reduce_range=reduce_range)
+    result = make_planned_function(model, record)
+    assert result.fingerprint == QuantizedForm(table, reduce_range=reduce_range).apply(prepared).fingerprint
+    assert widest(result) == most

@@ -34,12 +34,12 @@ def product() -> Function:
 def test_the_extremes_are_those_of_the_values(engine: str) -> None:
     batches = [X, draw(5, 7, 6)]
     table = xrt.calibrate(product(), batches, engine=engine)
-    assert [found.name for found in table.ranges] == ["x", "r"]
+    assert [key.name for key in table.ranges] == ["x", "r"]
     values = [[batch, np.maximum(batch @ draw(2, 6, 5), 0)] for batch in batches]
-    for place, found in enumerate(table.ranges):
-        assert found.low == pytest.approx(min(float(value[place].min()) for value in values), abs=1e-5)
-        assert found.high == pytest.approx(max(float(value[place].max()) for value in values), rel=1e-5)
-        assert found.batches == 2
+    for place, key in enumerate(table.ranges):
+        assert key.low == pytest.approx(min(float(value[place].min()) for value in values), abs=1e-5)
+        assert key.high == pytest.approx(max(float(value[place].max()) for value in values), rel=1e-5)
+        assert key.batches == 2
 
 
 def test_batches_come_in_every_form_of_a_call() -> None:
@@ -67,7 +67,7 @@ def test_what_the_model_updates_in_place_stays_as_it_was(engine: str, monkeypatc
     with xrt.XRTModule(xrt.stateful(infer_shapes(function), {"s": "n"}), engine=engine) as module:
         table = module.calibrate([(X, state)])
     np.testing.assert_array_equal(state, 2 * X)
-    by_name = {one.name: one for one in table.ranges}
+    by_name = {key.name: key for key in table.ranges}
     assert by_name["s"].most == 2 * X.max() and by_name["n"].most == pytest.approx(3 * X.max())
 
 

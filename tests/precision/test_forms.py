@@ -56,19 +56,23 @@ def lower(lowering: LoweringWithinBudget) -> tuple[PlacementRequest, TuningResul
 @pytest.mark.slow
 def test_balanced_channels_keep_a_budget_that_int8_breaks_with_no_node_in_float32(tmp_path: Path) -> None:
     lowering = LoweringWithinBudget(make_options(0.05))
-    request, found = lower(lowering)
-    record = found.precision
+    request, result = lower(lowering)
+    record = result.precision
     assert record is not None
-    plain, balanced = (next(one for one in record.plans if one.precision == name) for name in ("int8", "balanced int8"))
+    plain, balanced = (
+        next(candidate for candidate in record.plans if candidate.precision == name) for name in ("int8", "balanced int8")
+    )
     assert plain.outcome == "over" and plain.error is not None and balanced.error is not None
     assert balanced.error < 0.2 * plain.error and not balanced.exact_count and balanced.outcome in ("won", "tie", "lost")
-    assert not any(one.precision == "int8" and one.exact_count for one in record.plans)  # nodes are kept in the better form
+    assert not any(
+        candidate.precision == "int8" and candidate.exact_count for candidate in record.plans
+    )  # nodes are kept in the better form
     if record.balance:
         store = CostStore(tmp_path)
-        store_decision(found, request, store, lowering.ingredients)
-        known = load_decision(request, store, lowering.ingredients)
-        assert known is not None and known.precision == record
-        assert known.plan.launches[0].function.fingerprint == found.plan.launches[0].function.fingerprint
+        store_decision(result, request, store, lowering.ingredients)
+        decision = load_decision(request, store, lowering.ingredients)
+        assert decision is not None and decision.precision == record
+        assert decision.plan.launches[0].function.fingerprint == result.plan.launches[0].function.fingerprint
 
 
 @pytest.mark.parametrize("kind", ["static", "dynamic", "packed8", "stored8"])
@@ -77,12 +81,12 @@ def test_each_form_is_made_again_from_the_record(kind: FormKind) -> None:
     batches = [sample_inputs(MLP, seed) for seed in range(4)]
     table = fit_table(xrt.calibrate(MLP, batches), prepared, MLP) if kind == "static" else None
     form = QuantizedForm(table, frozenset({list_quantizable_nodes(prepared)[0][0]}), kind)
-    own: dict[str, Any] = {"measure": "relative", "limit": 0.1, "precision": "int8", "data": "", "items": 4}
-    record = PrecisionRecord(**own, is_quantized=True, form=kind, table=table)
+    results: dict[str, Any] = {"measure": "relative", "limit": 0.1, "precision": "int8", "data": "", "items": 4}
+    record = PrecisionRecord(**results, is_quantized=True, form=kind, table=table)
     planned = make_planned_function(MLP, record)
     assert planned.fingerprint == QuantizedForm(table, frozenset(), kind).apply(prepared).fingerprint
-    kept = form.apply(prepared)
-    assert kept.fingerprint != planned.fingerprint
+    saved = form.apply(prepared)
+    assert saved.fingerprint != planned.fingerprint
     with xrt.XRTModule(MLP, engine="ort") as exact, xrt.XRTModule(planned, engine="ort") as near:
         a, b = exact(**batches[0]), near(**batches[0])
     assert np.linalg.norm(a - b) < 0.1 * np.linalg.norm(a)

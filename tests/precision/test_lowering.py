@@ -44,9 +44,9 @@ def place_exactly(request: PlacementRequest) -> TuningResult:
 
 
 def make_options(limit: float, **given: Any) -> PrecisionOptions:
-    own = {"calibrate": read_examples(BATCHES[:4], "calibrate", MODEL.inputs)} | given
-    measure = own.pop("measure", "relative")
-    return PrecisionOptions(ErrorBudget(limit, measure), read_examples(BATCHES[4:], "validate", MODEL.inputs), **own)
+    results = {"calibrate": read_examples(BATCHES[:4], "calibrate", MODEL.inputs)} | given
+    measure = results.pop("measure", "relative")
+    return PrecisionOptions(ErrorBudget(limit, measure), read_examples(BATCHES[4:], "validate", MODEL.inputs), **results)
 
 
 def lower(options: PrecisionOptions, *engines: GraphCompiler, seconds: float = 120.0) -> TuningResult:
@@ -54,13 +54,13 @@ def lower(options: PrecisionOptions, *engines: GraphCompiler, seconds: float = 1
         assert progress.stage
 
     request = ask(*engines)
-    given = request, place_exactly(request), CompileCache()
-    return LoweringWithinBudget(options).lower(*given, seconds=seconds, progress=ignore)
+    data = request, place_exactly(request), CompileCache()
+    return LoweringWithinBudget(options).lower(*data, seconds=seconds, progress=ignore)
 
 
-def list_outcomes(found: TuningResult) -> dict[str, str]:
-    assert found.precision is not None
-    return {f"{one.precision} on {one.plan}": one.outcome for one in found.precision.plans}
+def list_outcomes(result: TuningResult) -> dict[str, str]:
+    assert result.precision is not None
+    return {f"{candidate.precision} on {candidate.plan}": candidate.outcome for candidate in result.precision.plans}
 
 
 @pytest.mark.slow
@@ -74,19 +74,19 @@ def list_outcomes(found: TuningResult) -> dict[str, str]:
     ],
 )
 def test_what_is_wrong_or_over_the_budget_is_named_and_never_served(fault: str, outcome: str, note: str) -> None:
-    found = lower(make_options(0.01, allowed=("bf16",)), Lossy(lowered=fault))
-    assert found.precision is not None and found.precision.precision == "fp32"
-    assert found.plan.engines == (Lossy(lowered=fault).spec,)
-    rejected = found.precision.plans[1]
+    result = lower(make_options(0.01, allowed=("bf16",)), Lossy(lowered=fault))
+    assert result.precision is not None and result.precision.precision == "fp32"
+    assert result.plan.engines == (Lossy(lowered=fault).spec,)
+    rejected = result.precision.plans[1]
     assert (rejected.outcome, rejected.note, rejected.seconds) == (outcome, note, None)
-    assert all(one.plan.engines == found.plan.engines for one in found.race.contenders)
+    assert all(candidate.plan.engines == result.plan.engines for candidate in result.race.contenders)
 
 
 @pytest.mark.slow
 def test_a_budget_that_cannot_be_kept_says_how_close_it_came() -> None:
-    found = lower(make_options(0.01, allowed=("bf16",)), Lossy(lowered="0.1"))
-    assert found.precision is not None
-    assert found.precision.notes[-1] == (
+    result = lower(make_options(0.01, allowed=("bf16",)), Lossy(lowered="0.1"))
+    assert result.precision is not None
+    assert result.precision.notes[-1] == (
         "no lower precision is within the budget: the nearest is bf16 on lossy{fault=0.1, lowered=0.1}, 10% of 1%; float32 is "
         "kept"
     )
@@ -94,62 +94,67 @@ def test_a_budget_that_cannot_be_kept_says_how_close_it_came() -> None:
 
 @pytest.mark.slow
 def test_a_plan_in_the_budget_races_with_its_error_and_the_exact_plan_takes_part() -> None:
-    found = lower(make_options(0.01, allowed=("bf16",)), Lossy(lowered="0.005"))
-    assert found.precision is not None
-    assert list_outcomes(found)["bf16 on lossy{fault=0.005, lowered=0.005}"] in ("won", "tie", "lost")
-    measured = found.precision.plans[1]
+    result = lower(make_options(0.01, allowed=("bf16",)), Lossy(lowered="0.005"))
+    assert result.precision is not None
+    assert list_outcomes(result)["bf16 on lossy{fault=0.005, lowered=0.005}"] in ("won", "tie", "lost")
+    measured = result.precision.plans[1]
     assert measured.error == pytest.approx(0.005, rel=0.01) and measured.seconds
     # A node whose measured time is not less in bf16, on a busy machine, stays in float32: "bf16 and fp32".
-    notes = {one.note.partition(",")[0] for one in found.race.contenders}
+    notes = {candidate.note.partition(",")[0] for candidate in result.race.contenders}
     assert "fp32" in notes
     assert any(note.startswith("bf16") for note in notes)
 
 
 def test_a_budget_of_nothing_lowers_nothing() -> None:
-    found = lower(make_options(0.0), Lossy(lowered="0.0001"))
-    assert found.precision is not None and list_outcomes(found) == {"fp32 on lossy{lowered=0.0001}": "won"}
-    assert found.precision.notes == ("the error budget is 0: nothing is lowered",)
+    result = lower(make_options(0.0), Lossy(lowered="0.0001"))
+    assert result.precision is not None and list_outcomes(result) == {"fp32 on lossy{lowered=0.0001}": "won"}
+    assert result.precision.notes == ("the error budget is 0: nothing is lowered",)
 
 
 @pytest.mark.slow
 def test_int8_is_calibrated_and_its_error_is_that_of_items_that_calibration_has_not_seen() -> None:
-    found = lower(make_options(0.3, allowed=("int8",)), ORT)
-    assert found.precision is not None
-    outcomes = list_outcomes(found)
+    result = lower(make_options(0.3, allowed=("int8",)), ORT)
+    assert result.precision is not None
+    outcomes = list_outcomes(result)
     assert outcomes["int8 on ort"] in ("won", "tie", "lost")
-    measured = next(one for one in found.precision.plans if one.precision == "int8")
+    measured = next(candidate for candidate in result.precision.plans if candidate.precision == "int8")
     assert measured.error is not None and 0.001 < measured.error < 0.3
-    assert (found.precision.items, found.precision.calibrated) == (4, 4)
+    assert (result.precision.items, result.precision.calibrated) == (4, 4)
 
 
 @pytest.mark.slow
 def test_nodes_that_cost_most_stay_in_float_until_the_error_is_in_the_budget() -> None:
     loose = lower(make_options(0.4, allowed=("int8",)), ORT)
-    whole = next(one for one in loose.precision.plans if one.precision == "int8")  # type: ignore[union-attr]  # it has one
+    whole = next(candidate for candidate in loose.precision.plans if candidate.precision == "int8")  # type: ignore[union-attr]  # it has one
     assert whole.high is not None
-    found = lower(make_options(0.9 * whole.high, allowed=("int8",)), ORT)
-    assert found.precision is not None
-    partial = [one for one in found.precision.plans if one.exact_count]
-    assert partial and all(one.error is not None and one.error < whole.error for one in partial if one.exact_count > 1)  # type: ignore[operator]
-    within = [one for one in partial if one.outcome in ("won", "tie", "lost")]
-    assert within and all(one.high is not None and one.high <= found.precision.limit for one in within)
-    if found.precision.is_quantized:
-        assert all(one.op == "Gemm" and one.why == "its error" and one.error for one in found.precision.exact_nodes)
+    result = lower(make_options(0.9 * whole.high, allowed=("int8",)), ORT)
+    assert result.precision is not None
+    partial = [candidate for candidate in result.precision.plans if candidate.exact_count]
+    assert partial and all(
+        candidate.error is not None and candidate.error < whole.error for candidate in partial if candidate.exact_count > 1
+    )  # type: ignore[operator]
+    within = [candidate for candidate in partial if candidate.outcome in ("won", "tie", "lost")]
+    assert within and all(candidate.high is not None and candidate.high <= result.precision.limit for candidate in within)
+    if result.precision.is_quantized:
+        assert all(
+            candidate.op == "Gemm" and candidate.why == "its error" and candidate.error
+            for candidate in result.precision.exact_nodes
+        )
 
 
 @pytest.mark.slow
 def test_constraints_keep_nodes_and_leave_nothing_to_quantize() -> None:
-    found = lower(make_options(0.3, allowed=("int8",), exact_nodes=(NodePattern.parse("Gemm"),)), ORT)
-    assert found.precision is not None
-    assert found.precision.notes[0] == "int8 was not tried: no product or convolution with constant weights may be quantized"
+    result = lower(make_options(0.3, allowed=("int8",), exact_nodes=(NodePattern.parse("Gemm"),)), ORT)
+    assert result.precision is not None
+    assert result.precision.notes[0] == "int8 was not tried: no product or convolution with constant weights may be quantized"
 
 
 @pytest.mark.slow
 def test_int8_needs_examples_and_says_so() -> None:
-    found = lower(make_options(0.3, allowed=("int8",), calibrate=read_examples(None, "calibrate", MODEL.inputs)), ORT)
-    assert found.precision is not None
-    assert found.precision.notes[0] == "static int8 was not tried: it needs calibrate=, examples to measure ranges on"
-    assert {one.precision for one in found.precision.plans} >= {"fp32", "dynamic int8", "int8 weights"}
+    result = lower(make_options(0.3, allowed=("int8",), calibrate=read_examples(None, "calibrate", MODEL.inputs)), ORT)
+    assert result.precision is not None
+    assert result.precision.notes[0] == "static int8 was not tried: it needs calibrate=, examples to measure ranges on"
+    assert {candidate.precision for candidate in result.precision.plans} >= {"fp32", "dynamic int8", "int8 weights"}
 
 
 def test_a_table_of_another_model_is_an_error() -> None:
@@ -171,12 +176,12 @@ def test_a_metric_that_raises_ends_the_search_with_one_error() -> None:
 def test_a_decision_is_used_without_calibrating_again(tmp_path: Path) -> None:
     store, request = CostStore(tmp_path), ask(ORT)
     lowering = LoweringWithinBudget(make_options(0.3, allowed=("int8",)))
-    found = lower(lowering.options, ORT)
+    result = lower(lowering.options, ORT)
     assert load_decision(request, store, lowering.ingredients) is None
-    store_decision(found, request, store, lowering.ingredients)
-    known = load_decision(request, store, lowering.ingredients)
-    assert known is not None and known.precision == found.precision
-    assert known.plan.launches[0].function.fingerprint == found.plan.launches[0].function.fingerprint
+    store_decision(result, request, store, lowering.ingredients)
+    decision = load_decision(request, store, lowering.ingredients)
+    assert decision is not None and decision.precision == result.precision
+    assert decision.plan.launches[0].function.fingerprint == result.plan.launches[0].function.fingerprint
     assert load_decision(request, store, make_options(0.4, allowed=("int8",)).ingredients) is None
     other = make_options(0.3, allowed=("int8",), calibrate=read_examples(BATCHES[1:5], "calibrate", MODEL.inputs))
     assert load_decision(request, store, other.ingredients) is None

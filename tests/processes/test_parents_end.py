@@ -31,10 +31,10 @@ def wait_until(true: Callable[[], bool], what: str) -> None:
 def runs(process: int) -> bool:
     """Whether a process is there and is not one that has ended and that nobody has waited for."""
     try:
-        told = Path(f"/proc/{process}/stat").read_text()
+        text = Path(f"/proc/{process}/stat").read_text()
     except OSError:
         return False
-    return told.rpartition(")")[2].split()[0] not in ("Z", "X")
+    return text.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
 WITH_COMPILER = """
@@ -90,9 +90,9 @@ def begun(folder: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.P
         "XRT_CACHE_DIR": str(folder / "cache"),
         **({"COMPILER_HANGS": "1"} if "iree" in request.param else {}),
     }
-    with (folder / "said").open("wb") as said:
+    with (folder / "said").open("wb") as context:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-c", code, *arguments], cwd=folder, env=environment, stdout=said, stderr=said
+            [sys.executable, "-P", "-c", code, *arguments], cwd=folder, env=environment, stdout=context, stderr=context
         )
     try:
         yield process
@@ -150,22 +150,22 @@ def test_a_process_that_is_ended_ends_with_what_it_has_started() -> None:
 
 def test_a_python_whose_parent_ended_in_the_moment_of_the_start_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The parent has not told the system whom to kill, and is gone."""
-    held: list[int] = []
-    monkeypatch.setattr("xrt.processes.spawn.tie", lambda process, reads, writes: held.append(writes))
+    results: list[int] = []
+    monkeypatch.setattr("xrt.processes.spawn.tie", lambda process, reads, writes: results.append(writes))
     process = start_python("signal:pause")
-    os.close(held[0])
+    os.close(results[0])
     assert process.wait(LIMIT) == -signal.SIGKILL
     end(process)
 
 
 def test_a_python_ties_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    held: list[int] = []
-    monkeypatch.setattr("xrt.processes.spawn.tie", lambda process, reads, writes: held.append(writes))
+    results: list[int] = []
+    monkeypatch.setattr("xrt.processes.spawn.tie", lambda process, reads, writes: results.append(writes))
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "waits.py").write_text("import signal\ndef main():\n    print('is there', flush=True)\n    signal.pause()\n")
     process = start_python("waits:main", stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "is there\n"
-    os.close(held[0])
+    os.close(results[0])
     assert process.wait(LIMIT) == -signal.SIGKILL
     end(process)
 
@@ -174,11 +174,11 @@ def test_a_process_outlives_the_thread_that_started_it() -> None:
     """Which it would not with PR_SET_PDEATHSIG."""
     import threading
 
-    found: list[tuple[subprocess.Popen[str], int]] = []
-    thread = threading.Thread(target=lambda: found.append(begin()))
+    results: list[tuple[subprocess.Popen[str], int]] = []
+    thread = threading.Thread(target=lambda: results.append(begin()))
     thread.start()
     thread.join()
-    ((process, inner),) = found
+    ((process, inner),) = results
     assert process.poll() is None and runs(inner)
     end(process)
 
@@ -218,12 +218,12 @@ def test_a_worker_whose_parent_has_ended_says_nothing(tmp_path: Path) -> None:
     import socket
 
     mine, its = socket.socketpair()
-    with (tmp_path / "said").open("w+") as said, its:
-        process = start_python("xrt.worker.server:main", str(its.fileno()), "0", inherited=[its.fileno()], stderr=said)
+    with (tmp_path / "said").open("w+") as context, its:
+        process = start_python("xrt.worker.server:main", str(its.fileno()), "0", inherited=[its.fileno()], stderr=context)
         mine.close()
         assert process.wait(LIMIT) == 0
-        said.seek(0)
-        assert said.read() == ""
+        context.seek(0)
+        assert context.read() == ""
     end(process)
 
 
@@ -286,8 +286,10 @@ os._exit(0)
     ],
 )
 def test_a_child_goes_on_and_ends(engine: str, ends: str) -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT, engine, ends], capture_output=True, text=True, timeout=240, check=False)
-    assert "child 0" in done.stdout.splitlines(), done.stderr
+    completed = subprocess.run(
+        [sys.executable, "-c", SCRIPT, engine, ends], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert "child 0" in completed.stdout.splitlines(), completed.stderr
 
 
 @pytest.mark.parametrize("kind", ["Lock", "RLock"])
@@ -297,8 +299,8 @@ def test_a_lock_is_free_in_a_child(kind: str) -> None:
         "threading.Thread(target=lock.acquire).start(); pid = os.fork(); "
         "os._exit(not lock.acquire(timeout=5)) if pid == 0 else print(os.waitpid(pid, 0)[1])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "0\n"
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert completed.stdout == "0\n"
 
 
 def test_a_child_frees_no_value_of_its_parent_though_it_has_no_hash() -> None:
@@ -326,8 +328,8 @@ if child:
 else:
     os._exit(0)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.splitlines() == ["freed in parent"] * 2
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert completed.stdout.splitlines() == ["freed in parent"] * 2
 
 
 def test_a_closed_model_without_streams_leaves_openvino_to_the_child() -> None:
@@ -351,5 +353,5 @@ else:
     call("Exp")
     os._exit(0)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=True)
-    assert done.stdout == "0\n", done.stderr
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=True)
+    assert completed.stdout == "0\n", completed.stderr

@@ -103,8 +103,8 @@ ERRORS = [name for name, one in vars(xrt.errors).items() if isinstance(one, type
 @pytest.mark.parametrize("nodes", [(), ("a", "b")])
 @pytest.mark.parametrize("kind", ERRORS)
 def test_every_error_can_be_restored(kind: str, nodes: tuple[str, ...]) -> None:
-    found = RemoteError(kind, "a text", nodes).restore()
-    assert (type(found).__name__, str(found), getattr(found, "nodes", ())) == (kind, "a text", nodes)
+    result = RemoteError(kind, "a text", nodes).restore()
+    assert (type(result).__name__, str(result), getattr(result, "nodes", ())) == (kind, "a text", nodes)
 
 
 def test_a_death_says_how_and_what_was_written_last(start: Callable[..., WorkerProcess]) -> None:
@@ -207,8 +207,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_runs_no_code_of_the_current_directory(name: str, folder: Path) -> None:
-    done = command(folder, *COMMANDS[name])
-    assert (done.returncode, ran(folder)) == (0, []), done.stderr
+    completed = command(folder, *COMMANDS[name])
+    assert (completed.returncode, ran(folder)) == (0, []), completed.stderr
 
 
 @pytest.mark.full
@@ -219,8 +219,8 @@ def test_the_process_that_confirms_a_regression_runs_no_code_of_the_current_dire
     facts = json.loads((folder / "m.lock").read_text())
     facts["baseline"].update(ratio=1e-6, low=9e-7, high=2e-6)
     (folder / "m.lock").write_text(json.dumps(facts))
-    done = command(folder, "check", "m.lock", "--budget", "2s", "--json")
-    assert (done.returncode, json.loads(done.stdout)["state"], ran(folder)) == (1, "regressed", []), done.stderr
+    completed = command(folder, "check", "m.lock", "--budget", "2s", "--json")
+    assert (completed.returncode, json.loads(completed.stdout)["state"], ran(folder)) == (1, "regressed", []), completed.stderr
 
 
 # ---------------------------------------------------------------------- the environment of a Python child
@@ -230,10 +230,10 @@ def child(entry: str, *arguments: str, **more: str) -> str:
     pipe = subprocess.PIPE
     process = start_python(entry, *arguments, environment=more, stdout=pipe, stderr=pipe, text=True)
     try:
-        written, said = process.communicate(timeout=LIMIT)
+        written, output = process.communicate(timeout=LIMIT)
     finally:
         end(process)
-    assert process.returncode == 0, said
+    assert process.returncode == 0, output
     return str(written)
 
 
@@ -259,8 +259,8 @@ def test_a_child_is_not_asked_to_turn_to_a_person(tmp_path: Path, monkeypatch: p
 def test_the_users_own_search_path_holds_in_a_child(folder: Path) -> None:
     """Who names a folder in PYTHONPATH means it, the current one too."""
     (folder / "sitecustomize.py").unlink()
-    done = command(folder, *COMMANDS["run --isolate"], more={"PYTHONPATH": str(folder)})
-    assert done.returncode != 0
+    completed = command(folder, *COMMANDS["run --isolate"], more={"PYTHONPATH": str(folder)})
+    assert completed.returncode != 0
     assert ran(folder) != []
 
 

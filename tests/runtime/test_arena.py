@@ -105,9 +105,9 @@ class InPlace(Executable):
         buffers = {value.name: buffer for value, buffer in zip(self.function.outputs, out, strict=True)}
         values = dict(zip((v.name for v in self.function.inputs), inputs, strict=True))
         for node in self.function.nodes:
-            given = [values[name] for name in node.inputs]
+            results = [values[name] for name in node.inputs]
             buffer = buffers.get(node.outputs[0])
-            values[node.outputs[0]] = KERNELS[node.op_type](*given, out=np.empty_like(given[0]) if buffer is None else buffer)
+            values[node.outputs[0]] = KERNELS[node.op_type](*results, out=np.empty_like(results[0]) if buffer is None else buffer)
         return [values[v.name] for v in self.function.outputs]
 
     def supports_io_binding(self) -> bool:
@@ -154,16 +154,16 @@ class Filling(GraphCompiler):
 def mixtures(draw: st.DrawFn, size: int) -> tuple[Function, list[GraphCompiler], tuple[Pin, ...]]:
     """A random elementwise graph whose nodes are scattered over three engines."""
     type_ = TensorType(DType.FLOAT32, (size,))
-    known, nodes = ["x", "y"], []
+    table, nodes = ["x", "y"], []
     for number in range(draw(st.integers(2, 14))):
         op = draw(st.sampled_from(sorted(KERNELS)))
-        reads = [draw(st.sampled_from(known[-5:])) for _ in range(2 if op in ("Add", "Mul") else 1)]
+        reads = [draw(st.sampled_from(table[-5:])) for _ in range(2 if op in ("Add", "Mul") else 1)]
         nodes.append(Node(op, tuple(reads), (f"v{number}",), name=f"n{number}"))
-        known.append(f"v{number}")
+        table.append(f"v{number}")
     read = {name for node in nodes for name in node.inputs}
-    outputs = [n for n in known[2:] if n not in read or draw(st.integers(0, 5)) == 0]
+    outputs = [n for n in table[2:] if n not in read or draw(st.integers(0, 5)) == 0]
     ends = [tuple(Value(n, type_) for n in names) for names in (("x", "y"), outputs)]
-    function = Function(*ends, tuple(nodes), opsets={"": 20}, types=dict.fromkeys(known[2:], type_))
+    function = Function(*ends, tuple(nodes), opsets={"": 20}, types=dict.fromkeys(table[2:], type_))
     engines: list[GraphCompiler] = [Filling("a"), Filling("b", binds=True), Filling("c", binds=draw(st.booleans()), fills=size)]
     homes: dict[str, list[str]] = {}
     for node in function.nodes:
@@ -199,9 +199,9 @@ def test_no_update_is_lost_and_no_input_is_written(data: st.DataObject, size: in
     assert not overlap(program.arena)
     for seed in range(3):
         inputs = random_inputs(size, seed)
-        kept = [x.copy() for x in inputs]
+        items = [x.copy() for x in inputs]
         results = program.run(inputs)
-        np.testing.assert_array_equal(inputs, kept)
+        np.testing.assert_array_equal(inputs, items)
         for result, wanted in zip(results, expected(function, inputs), strict=True):
             np.testing.assert_array_equal(result, wanted)
 
@@ -228,7 +228,7 @@ def test_calls_at_the_same_time_keep_apart(data: st.DataObject, size: int) -> No
         inputs = random_inputs(size, seed)
         results = [program.run(inputs) for _ in range(5)]
         wanted = expected(function, inputs)
-        return all(np.array_equal(a, b) for one in results for a, b in zip(one, wanted, strict=True))
+        return all(np.array_equal(a, b) for result in results for a, b in zip(result, wanted, strict=True))
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(call, range(16)))
@@ -243,11 +243,11 @@ def test_a_bound_program_reads_and_writes_what_it_was_bound_to(data: st.DataObje
     buffers = [np.empty(size, "float32") for _ in function.outputs]
     call = program_of(function, engines, pins).bind(inputs, buffers)
     for seed in range(3):
-        for held, fresh in zip(inputs, random_inputs(size, seed), strict=True):
-            held[...] = fresh
-        kept = [x.copy() for x in inputs]
+        for value, fresh in zip(inputs, random_inputs(size, seed), strict=True):
+            value[...] = fresh
+        results = [x.copy() for x in inputs]
         call()
-        np.testing.assert_array_equal(inputs, kept)
+        np.testing.assert_array_equal(inputs, results)
         for buffer, wanted in zip(buffers, expected(function, inputs), strict=True):
             np.testing.assert_array_equal(buffer, wanted)
 
@@ -308,9 +308,9 @@ def test_a_result_of_another_shape_is_not_spread_over_its_place() -> None:
     program = chained(100_000, Shortening(), Filling("b"))
     with pytest.raises(RunFailed) as caught:
         program.run([np.ones(100_000, "float32")])
-    region, said = caught.value.region, "a result is float32[1] where the buffer for it is float32[100000]"
+    region, output = caught.value.region, "a result is float32[1] where the buffer for it is float32[100000]"
     assert region.startswith("xrt_shortening_")
-    assert str(caught.value) == f"engine 'shortening' failed to run {region}: {said}"
+    assert str(caught.value) == f"engine 'shortening' failed to run {region}: {output}"
 
 
 CACHE, NEW, AT = TensorType(DType.FLOAT32, (1, 512, 64)), TensorType(DType.FLOAT32, (1, 1, 64)), TensorType(DType.INT64, (1,))
@@ -321,8 +321,8 @@ def cached(read: tuple[str, ...] = ("present",), **changes: Any) -> Function:
     nodes = [Node("TensorScatter", ("cache", "x", "at"), ("present",), name="write").with_attributes(axis=1)]
     nodes += [Node("Mul", (name, name), (f"{name}_squared",), name=f"square_{name}") for name in read]
     outputs = [Value("present", CACHE), *(Value(f"{name}_squared", CACHE) for name in read)]
-    given = (Value("cache", CACHE), Value("x", NEW), Value("at", AT))
-    return Function(given, tuple(outputs), tuple(nodes), opsets={"": 24}, aliases=(("cache", "present"),)).replace(**changes)
+    data = (Value("cache", CACHE), Value("x", NEW), Value("at", AT))
+    return Function(data, tuple(outputs), tuple(nodes), opsets={"": 24}, aliases=(("cache", "present"),)).replace(**changes)
 
 
 def arrays(seed: int = 0) -> list[Any]:

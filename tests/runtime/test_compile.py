@@ -180,14 +180,14 @@ def test_refusals_come_in_the_plans_order_and_each_names_its_own_nodes(journal: 
 
     journal.then = refuse
     cache = CompileCache()
-    found = compiled(planned(1, 2, 3, 4, 1), 4, cache=cache)
-    assert [(r.launch.name, r.nodes, str(r.error)) for r in found if isinstance(r, Refusal)] == [
+    result = compiled(planned(1, 2, 3, 4, 1), 4, cache=cache)
+    assert [(r.launch.name, r.nodes, str(r.error)) for r in result if isinstance(r, Refusal)] == [
         ("xrt_free_0", ("n0",), "not xrt_free_0"),
         ("xrt_one_at_a_time_3", ("n3",), "not xrt_one_at_a_time_3"),
         ("xrt_free_4", ("n4",), "not xrt_free_4"),
     ]
     cache.clear()
-    assert [one.closed for one in journal.made] == [1, 1]
+    assert [item.closed for item in journal.made] == [1, 1]
 
 
 def test_what_an_engine_raises_is_a_failure_of_its_region(journal: Journal) -> None:
@@ -211,7 +211,7 @@ def test_an_interrupt_leaves_no_lease_behind(journal: Journal) -> None:
     with pytest.raises(KeyboardInterrupt):
         compiled(planned(1, 2, 3), cache=cache)
     cache.clear()
-    assert all(one.closed == 1 for one in journal.made)
+    assert all(item.closed == 1 for item in journal.made)
 
 
 def test_ctrl_c_does_not_wait_for_regions_in_progress(journal: Journal) -> None:
@@ -223,10 +223,10 @@ def test_ctrl_c_does_not_wait_for_regions_in_progress(journal: Journal) -> None:
         released.wait(PATIENCE)
 
     journal.then = press_and_hang
-    cache, told = CompileCache(), list[tuple[int, int]]()
+    cache, output = CompileCache(), list[tuple[int, int]]()
     with pytest.raises(KeyboardInterrupt):
-        compiled(planned(1, 2), cache=cache, progress=lambda *step: told.append(step))
-    assert (journal.under_way, told) == (2, [])
+        compiled(planned(1, 2), cache=cache, progress=lambda *step: output.append(step))
+    assert (journal.under_way, output) == (2, [])
     released.set()
     # The next compile waits for the compiles that go on and uses their results.
     program = compiled(planned(1, 2), cache=cache)
@@ -239,18 +239,18 @@ def test_ctrl_c_does_not_wait_for_regions_in_progress(journal: Journal) -> None:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_progress_counts_the_regions(threads: int) -> None:
-    told: list[tuple[int, int]] = []
-    compiled(planned(1, 2, 1, 4), threads, progress=lambda done, count: told.append((done, count)))
-    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    results: list[tuple[int, int]] = []
+    compiled(planned(1, 2, 1, 4), threads, progress=lambda done, count: results.append((done, count)))
+    assert results == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
 def test_a_module_tells_its_progress() -> None:
-    told: list[tuple[int, int]] = []
+    results: list[tuple[int, int]] = []
     relu = Function((Value("x", F32),), (Value("y", F32),), (Node("Relu", ("x",), ("y",)),), opsets={"": 20})
-    with xrt.XRTModule(relu, engine="toy", cache=CompileCache(), progress=lambda *step: told.append(step)) as module:
+    with xrt.XRTModule(relu, engine="toy", cache=CompileCache(), progress=lambda *step: results.append(step)) as module:
         module(np.ones(3, "float32"))
         module(np.ones(3, "float32"))
-    assert told == [(1, 1)]
+    assert results == [(1, 1)]
     with pytest.raises(xrt.errors.OptionError, match="progress must be a function of two numbers, or True, False or None; got 3"):
         xrt.XRTModule(relu, engine="toy", progress=3)
 
@@ -262,7 +262,7 @@ def test_an_executable_that_cannot_be_prepared_is_closed(journal: Journal, monke
     monkeypatch.setattr(Adding, "prepare", fail, raising=False)
     (refusal,) = compiled(planned(1))
     assert refusal.reason == "engine 'free' failed to compile xrt_free_0 (1 nodes): ValueError: no such luck"
-    assert [one.closed for one in journal.made] == [1]
+    assert [item.closed for item in journal.made] == [1]
 
 
 OPS = ("Abs", "Relu", "Exp", "Neg", "Tanh", "Cos", "Sqrt", "Sin")
@@ -275,15 +275,15 @@ def placed(
     """Return where the nodes went, the warnings, and the result."""
     with pytest.warns(FallbackWarning) as caught, xrt.XRTModule(chain(*ops), engine=[engine, "toy"], threads=1, **options) as m:
         result = m(X)
-        return map_nodes_to_engines(m.plan), [str(one.message) for one in caught], result
+        return map_nodes_to_engines(m.plan), [str(warning.message) for warning in caught], result
 
 
 @pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 def test_one_node_is_to_blame() -> None:
     engine = RecordingEngine(refuses="Tanh")
-    homes, told, result = placed(engine, cache=CompileCache())
+    homes, output, result = placed(engine, cache=CompileCache())
     assert [name for name, spec in homes.items() if spec == "toy"] == ["n4"]
-    assert told == ["the recording engine is set to refuse Tanh; node 'n4' placed on another engine"]
+    assert output == ["the recording engine is set to refuse Tanh; node 'n4' placed on another engine"]
     np.testing.assert_allclose(result, RIGHT, rtol=1e-5)
 
 
@@ -325,7 +325,7 @@ def test_the_explanation_says_what_was_left_out_and_why() -> None:
     ):
         m(X)
         line = "  n4 (Tanh) not on recording{refuses=Tanh}: refused at compile: the recording engine is set to refuse Tanh"
-        assert [one for one in str(m.explain()).splitlines() if "not on recording" in one] == [line]
+        assert [item for item in str(m.explain()).splitlines() if "not on recording" in item] == [line]
 
 
 @pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
@@ -333,10 +333,10 @@ def test_it_is_found_out_once(tmp_path: Path) -> None:
     first, second = RecordingEngine(refuses="Relu+Cos"), RecordingEngine(refuses="Relu+Cos")
     homes, _, _ = placed(first, cache=tmp_path)
     assert first.journal.count("compile") <= TRIALS + 3
-    again, told, _ = placed(second, cache=tmp_path)
+    again, output, _ = placed(second, cache=tmp_path)
     assert again == homes
     assert second.journal.count("compile") <= 2  # the regions that were not refused
-    assert told[0].startswith("the recording engine is set to refuse Relu+Cos (as at an earlier compile")
+    assert output[0].startswith("the recording engine is set to refuse Relu+Cos (as at an earlier compile")
 
 
 @pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
@@ -367,8 +367,8 @@ def test_what_is_left_compiles_and_little_is_left_out(data: st.DataObject) -> No
 
     blamed = find_culprits(list(range(count)), compiles)
     assert asked <= TRIALS
-    kept = set(range(count)) - set(blamed)
-    assert not any(some <= kept for some in bad)
+    results = set(range(count)) - set(blamed)
+    assert not any(some <= results for some in bad)
     if len(bad) == 1:
         assert len(blamed) == 1
 
@@ -377,14 +377,14 @@ def test_what_is_left_compiles_and_little_is_left_out(data: st.DataObject) -> No
 def test_equal_blocks_give_up_the_same_node() -> None:
     """Twelve blocks of five, each with a pair that must not meet: one by one they would take a hundred compiles."""
     patterns = [place % 5 for place in range(60)]
-    asked = []
+    results = []
 
     def compiles(places: Any) -> bool:
-        asked.append(places)
+        results.append(places)
         return not any({5 * block + 1, 5 * block + 2} <= set(places) for block in range(12))
 
     assert find_culprits(patterns, compiles) == tuple(range(2, 60, 5))
-    assert len(asked) <= TRIALS
+    assert len(results) <= TRIALS
 
 
 @pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")

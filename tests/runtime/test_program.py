@@ -106,9 +106,9 @@ def test_launches_run_in_order_across_engines() -> None:
 def test_one_region_is_called_directly_whatever_the_order_of_its_inputs_and_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Interpreter, "outputs_are_fresh", True)
     graph = function(node("Relu", "x", "a"), node("Add", "a w", "b"), node("Add", "b b", "c"), inputs="idle w x", outputs="c b a")
-    ready, given = made(graph), [X - 5, X + 1, X]
+    ready, data = made(graph), [X - 5, X + 1, X]
     assert ready.fast_call is not None
-    for results in (ready.fast_call(*given), ready.run(given)):
+    for results in (ready.fast_call(*data), ready.run(data)):
         assert [result.tolist() for result in results] == [[0, 2, 10], [0, 1, 5], [0, 0, 2]]
 
 
@@ -186,7 +186,7 @@ SCALAR = Value("s", TensorType(DType.FLOAT32, ()))
 
 
 def accepted(values: tuple[Value, ...], *args: Any, **named: Any) -> list[Any]:
-    out = [inputs.normalize(v, given) for v, given in zip(values, inputs.bind(values, args, named), strict=True)]
+    out = [inputs.normalize(v, value) for v, value in zip(values, inputs.bind(values, args, named), strict=True)]
     inputs.check(values, out)
     return out
 
@@ -244,8 +244,8 @@ def test_a_foreign_byte_order_is_brought_home() -> None:
 
 
 def test_a_strided_array_is_taken_as_it_is() -> None:
-    given = np.arange(12, dtype="float32").reshape(3, 4).T[:2]
-    assert accepted((ROWS, Y), given, zeros(2))[0] is given
+    array = np.arange(12, dtype="float32").reshape(3, 4).T[:2]
+    assert accepted((ROWS, Y), array, zeros(2))[0] is array
 
 
 @pytest.mark.parametrize("given", [2, 2.0, np.float32(2), np.array(2, "float32")])
@@ -265,8 +265,8 @@ TEXTS = Value("t", TensorType(DType.STRING, (2,)))
 
 def test_a_tensor_of_strings_holds_nothing_else() -> None:
     """Engines spelt out whatever else they were given, such as ``b'a'`` and ``None``."""
-    (given,) = accepted((TEXTS,), np.array(["a", "b"]))
-    assert given.dtype == object and given.tolist() == ["a", "b"]
+    (data,) = accepted((TEXTS,), np.array(["a", "b"]))
+    assert data.dtype == object and data.tolist() == ["a", "b"]
     end = ": make each element a str"
     assert refused((TEXTS,), np.array(["a", None], object)) == f"input 't' must hold text; element 1 is NoneType None{end}"
     assert refused((TEXTS,), np.array([b"a", b"b"])) == f"input 't' must hold text; element 0 is bytes b'a'{end}"
@@ -294,9 +294,9 @@ def test_arrays_of_other_libraries_come_through_dlpack() -> None:
         def __dlpack_device__(self) -> Any:
             return self.array.__dlpack_device__()
 
-    given = zeros(2, 3)
-    (array, _) = accepted((ROWS, Y), Foreign(given), zeros(2))
-    assert np.shares_memory(array, given)
+    data = zeros(2, 3)
+    (array, _) = accepted((ROWS, Y), Foreign(data), zeros(2))
+    assert np.shares_memory(array, data)
 
 
 @pytest.mark.slow
@@ -305,12 +305,12 @@ def test_types_that_numpy_has_no_word_for_come_through_dlpack() -> None:
     import jax
 
     for name, dtype in (("bfloat16", DType.BFLOAT16), ("float8_e4m3fn", DType.FLOAT8E4M3FN)):
-        given = jax.numpy.arange(6).astype(name).reshape(2, 3)
+        data = jax.numpy.arange(6).astype(name).reshape(2, 3)
         value = Value("x", TensorType(dtype, (2, 3)))
-        (array,) = accepted((value,), given)
+        (array,) = accepted((value,), data)
         assert array.dtype == dtype.numpy and array.astype("float32").tolist() == [[0, 1, 2], [3, 4, 5]]
-        assert array.ctypes.data == given.unsafe_buffer_pointer() and not array.flags.writeable
-        del given
+        assert array.ctypes.data == data.unsafe_buffer_pointer() and not array.flags.writeable
+        del data
         assert array.astype("float32").tolist() == [[0, 1, 2], [3, 4, 5]]
 
 

@@ -88,8 +88,8 @@ def test_more_threads_than_cores_are_the_cores_with_a_word() -> None:
     cores = available_cores()
     with pytest.warns(BudgetWarning) as caught:
         module = xrt.XRTModule(RELU, engine="toy", threads=cores + 7)
-    told = f"threads={cores + 7} is more than the {cores} cores that this process may use; {cores} threads are used"
-    assert [str(w.message) for w in caught] == [told]
+    output = f"threads={cores + 7} is more than the {cores} cores that this process may use; {cores} threads are used"
+    assert [str(w.message) for w in caught] == [output]
     assert [w.filename for w in caught] == [__file__]
     assert module.threads == resolve_thread_budget(cores + 7) == cores
 
@@ -139,24 +139,24 @@ class Fake:
 
 
 def test_a_limit_holds_while_calls_are_under_way_and_is_put_back() -> None:
-    one, other = Fake(8), Fake(3)
-    blas = BlasThreads([one.library(), other.library()])
+    first, other = Fake(8), Fake(3)
+    blas = BlasThreads([first.library(), other.library()])
     assert blas.threads == 8
     blas.enter(4)
-    assert (one.threads, other.threads) == (4, 3)
+    assert (first.threads, other.threads) == (4, 3)
     blas.enter(2)
     blas.enter(4)
-    assert (one.threads, other.threads) == (2, 2)
+    assert (first.threads, other.threads) == (2, 2)
     blas.leave(4)
     blas.leave(2)
-    assert (one.threads, other.threads) == (4, 3)
+    assert (first.threads, other.threads) == (4, 3)
     blas.leave(4)
-    assert (one.threads, other.threads) == (8, 3)
-    one.threads = 1  # the user's own
+    assert (first.threads, other.threads) == (8, 3)
+    first.threads = 1  # the user's own
     blas.enter(4)
-    assert one.threads == 1
+    assert first.threads == 1
     blas.leave(4)
-    assert one.threads == 1
+    assert first.threads == 1
 
 
 def test_a_limit_of_one_call_does_not_hide_the_threads_from_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,9 +238,9 @@ def threads_of_blas(node: Node, env: Any) -> Any:
 
 
 def ran(script: str, *arguments: str) -> str:
-    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    completed = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout.strip()
 
 
 BUDGETS = """

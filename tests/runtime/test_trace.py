@@ -91,9 +91,9 @@ def test_only_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder((("r", "toy", HOST),))
     for n in range(10):
         recorder.add(0, float(n), n + 0.5)
-    found = recorder.read()
-    assert [moment.began for moment in found.moments] == [6.0, 7.0, 8.0, 9.0]
-    assert found.launches[0].calls == 10 and found.seconds == 5.0
+    result = recorder.read()
+    assert [moment.began for moment in result.moments] == [6.0, 7.0, 8.0, 9.0]
+    assert result.launches[0].calls == 10 and result.seconds == 5.0
 
 
 def test_a_module_says_how_many_threads_the_times_are_of(tmp_path: Path) -> None:

@@ -25,10 +25,10 @@ def refuse(call, status, message):
     try:
         call()
     except InferenceServerException as refused:
-        found = refused
+        reason = refused
     else:
         raise AssertionError(message)
-    assert (found.status(), found.message()) == (f"StatusCode.{status}", message), (found.status(), found.message())
+    assert (reason.status(), reason.message()) == (f"StatusCode.{status}", message), (reason.status(), reason.message())
 
 
 def metadata(server):
@@ -42,18 +42,18 @@ def metadata(server):
 
 
 def all_datatypes(server):
-    datatypes = {one.name: one.datatype for one in server.get_model_metadata("all").inputs}
+    datatypes = {value.name: value.datatype for value in server.get_model_metadata("all").inputs}
     with np.load(FOLDER / "inputs.npz", allow_pickle=True) as file:
         arrays = dict(file)
     arrays["x4"] = arrays["x4"].view(ml_dtypes.bfloat16)
     result = server.infer("all", [give(n, a, datatypes[n]) for n, a in arrays.items()], request_id="r7")
     assert result.get_response().id == "r7"
     for name, array in arrays.items():
-        found = result.as_numpy(f"y{name[1:]}")
+        values = result.as_numpy(f"y{name[1:]}")
         if array.dtype == object:
-            assert [one.decode() for one in found.flat] == list(array.flat)
+            assert [value.decode() for value in values.flat] == list(array.flat)
         else:
-            assert found.dtype == array.dtype and found.tobytes() == array.tobytes(), name
+            assert values.dtype == array.dtype and values.tobytes() == array.tobytes(), name
 
 
 def typed_contents(server):
@@ -71,8 +71,8 @@ def equal_to_a_direct_call(server):
     with np.load(FOLDER / "expected.npz") as file:
         x, expected = file["net_x"], file["net_y"]
     described = server.get_model_metadata("net")
-    found = server.infer("net", [give(described.inputs[0].name, x)]).as_numpy(described.outputs[0].name)
-    assert found.tobytes() == expected.tobytes()
+    array = server.infer("net", [give(described.inputs[0].name, x)]).as_numpy(described.outputs[0].name)
+    assert array.tobytes() == expected.tobytes()
 
 
 def errors(server):
@@ -94,7 +94,9 @@ def errors(server):
 
 def extensions(server):
     index = server.get_model_repository_index().models
-    assert [(one.name, one.version, one.state) for one in index] == [(n, "1", "READY") for n in ("all", "double", "net", "total")]
+    assert [(position.name, position.version, position.state) for position in index] == [
+        (n, "1", "READY") for n in ("all", "double", "net", "total")
+    ]
     config = server.get_model_config("double").config
     assert (config.name, config.backend, list(config.input[0].dims)) == ("double", "xrt", [-1, 3])
     assert server.get_model_config("total").config.sequence_batching.max_sequence_idle_microseconds == 300_000_000
@@ -116,25 +118,25 @@ def sessions(server):
         result = server.infer("total", x, sequence_id=9, sequence_start=start, sequence_end=end)
         assert result.as_numpy(result.get_response().outputs[0].name)[0] == expected
     header = {"xrt-session": "h"}
-    found = [server.infer("total", [give("x", np.ones(2, np.float32))], headers=header) for _ in range(2)]
-    assert [one.as_numpy(one.get_response().outputs[0].name)[0] for one in found] == [1, 2]
+    results = [server.infer("total", [give("x", np.ones(2, np.float32))], headers=header) for _ in range(2)]
+    assert [item.as_numpy(item.get_response().outputs[0].name)[0] for item in results] == [1, 2]
 
 
 def concurrency(server):
     arrays = [np.full((1 + n % 3, 3), n, np.float32) for n in range(200)]
-    results, done = {}, threading.Semaphore(0)
+    results, completed = {}, threading.Semaphore(0)
 
     def keep(number):
         def take(result, error):
             results[number] = error or result
-            done.release()
+            completed.release()
 
         return take
 
     for number, x in enumerate(arrays):
         server.async_infer("double", [give("x", x)], keep(number))
     for _ in arrays:
-        assert done.acquire(timeout=60)
+        assert completed.acquire(timeout=60)
     for number, x in enumerate(arrays):
         assert results[number].as_numpy("add_1").tobytes() == (2 * x).tobytes()
 

@@ -30,10 +30,10 @@ def refuse(call, status, message):
     try:
         call()
     except InferenceServerException as refused:
-        found = refused
+        reason = refused
     else:
         raise AssertionError(message)
-    assert (found.status(), found.message()) == (status, message), (found.status(), found.message())
+    assert (reason.status(), reason.message()) == (status, message), (reason.status(), reason.message())
 
 
 def metadata(server):
@@ -58,11 +58,11 @@ def all_datatypes(server):
         result = server.infer("all", inputs, outputs=outputs, request_id="r7")
         assert result.get_response()["id"] == "r7"
         for name, array in some.items():
-            found = result.as_numpy(f"y{name[1:]}")
+            values = result.as_numpy(f"y{name[1:]}")
             if array.dtype == object:
-                assert [one if isinstance(one, str) else one.decode() for one in found.flat] == list(array.flat)
+                assert [item if isinstance(item, str) else item.decode() for item in values.flat] == list(array.flat)
             else:
-                assert found.dtype == array.dtype and found.tobytes() == array.tobytes(), (name, binary)
+                assert values.dtype == array.dtype and values.tobytes() == array.tobytes(), (name, binary)
 
 
 def equal_to_a_direct_call(server):
@@ -70,8 +70,8 @@ def equal_to_a_direct_call(server):
         x, expected = file["net_x"], file["net_y"]
     name = server.get_model_metadata("net")["inputs"][0]["name"]
     result = server.infer("net", [give(name, x)])
-    found = result.as_numpy(result.get_response()["outputs"][0]["name"])
-    assert found.tobytes() == expected.tobytes()
+    array = result.as_numpy(result.get_response()["outputs"][0]["name"])
+    assert array.tobytes() == expected.tobytes()
 
 
 def errors(server):
@@ -112,7 +112,7 @@ def extensions(server):
     after = server.get_inference_statistics("double", "1")["model_stats"][0]
     assert after["execution_count"] == before["execution_count"] + 1
     assert after["inference_stats"]["success"]["count"] == before["inference_stats"]["success"]["count"] + 1
-    assert [one["name"] for one in server.get_inference_statistics()["model_stats"]] == models
+    assert [item["name"] for item in server.get_inference_statistics()["model_stats"]] == models
     server.unload_model("double")
     assert not server.is_model_ready("double") and server.is_server_ready()
     assert server.get_model_repository_index()[1] == {**index[1], "state": "UNAVAILABLE", "reason": "it was unloaded"}
@@ -132,8 +132,8 @@ def concurrency():
     server = client.InferenceServerClient(SERVER, concurrency=16)
     arrays = [np.full((1 + n % 3, 3), n, np.float32) for n in range(200)]
     pending = [server.async_infer("double", [give("x", x)]) for x in arrays]
-    for x, one in zip(arrays, pending, strict=True):
-        assert one.get_result().as_numpy("add_1").tobytes() == (2 * x).tobytes()
+    for x, item in zip(arrays, pending, strict=True):
+        assert item.get_result().as_numpy("add_1").tobytes() == (2 * x).tobytes()
     server.close()
 
 

@@ -133,16 +133,16 @@ def check_reply(method: str, path: str, status: int, headers: Mapping[str, str],
 
 
 def _check_outputs(document: Any, rest: int, is_binary: bool) -> None:
-    sizes = [one["parameters"]["binary_data_size"] for one in document["outputs"] if "data" not in one]
+    sizes = [value["parameters"]["binary_data_size"] for value in document["outputs"] if "data" not in value]
     assert (sum(sizes), bool(sizes)) == (rest, is_binary)
-    for one in document["outputs"]:
-        if "data" in one:
-            assert sum(1 for _ in _flatten(one["data"])) == math.prod(one["shape"])
+    for value in document["outputs"]:
+        if "data" in value:
+            assert sum(1 for _ in _flatten(value["data"])) == math.prod(value["shape"])
 
 
 def _flatten(data: Any) -> Iterator[Any]:
-    for one in data:
-        yield from _flatten(one) if isinstance(one, list) else (one,)
+    for item in data:
+        yield from _flatten(item) if isinstance(item, list) else (item,)
 
 
 def is_request(headers: Mapping[str, str], body: bytes) -> bool:

@@ -31,9 +31,9 @@ MISSING = "is missing: `make test` installs it into .venv/clients, since it hold
 
 def find_client_python() -> str:
     """Return the interpreter that has tritonclient: its own environment's, or this one."""
-    own = TOP / ".venv" / "clients" / "bin" / "python"
-    if own.exists():
-        return str(own)
+    copy = TOP / ".venv" / "clients" / "bin" / "python"
+    if copy.exists():
+        return str(copy)
     assert importlib.util.find_spec("tritonclient"), f"tritonclient {MISSING}"
     return sys.executable
 
@@ -84,8 +84,8 @@ def test_a_public_client_passes_every_case(kind: str, server: ServerProcess, fol
     script, address = HERE / f"client_{kind}.py", getattr(server, kind)
     command = [find_client_python(), str(script), address, str(folder)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=10 * HANGS, check=False, env=environment)
-    assert (done.returncode, done.stdout) == (0, "every case passed\n"), done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=10 * HANGS, check=False, env=environment)
+    assert (completed.returncode, completed.stdout) == (0, "every case passed\n"), completed.stderr
 
 
 START, END = 1, 2
@@ -161,9 +161,9 @@ def start(backend: None) -> Start:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        found = module.TritonPythonModel()
-        found.initialize({"model_config": json.dumps(config), "model_repository": str(model), "model_version": version})
-        return found
+        result = module.TritonPythonModel()
+        result.initialize({"model_config": json.dumps(config), "model_repository": str(model), "model_version": version})
+        return result
 
     return make
 
@@ -202,8 +202,8 @@ def test_texts_scalars_and_names_that_need_quotes(tmp_path: Path, start: Start) 
     assert (config["name"], config.get("max_batch_size", 0)) == ("other", 0)
     assert config["input"][0] == {"name": "x0", "data_type": "TYPE_STRING", "dims": ["1"], "reshape": {}}
     served = start(model, config, "3")
-    given = {"x0": np.array(b"\xc3\xa9", dtype=object), "x1": np.array(True)}
-    (response,) = served.execute([Request(given, ("y0",))])
+    results = {"x0": np.array(b"\xc3\xa9", dtype=object), "x1": np.array(True)}
+    (response,) = served.execute([Request(results, ("y0",))])
     assert [tensor.name for tensor in response.output_tensors] == ["y0"]
     assert response.output_tensors[0].array.tolist() == b"\xc3\xa9"
     served.finalize()
@@ -220,14 +220,14 @@ def test_a_model_with_state_gets_sequences(tmp_path: Path, start: Start) -> None
     model = export_triton(save(total(), tmp_path / "total.xrt"), tmp_path / "repo", session_idle=60)
     config = read_config(model)
     assert config["sequence_batching"] == {"max_sequence_idle_microseconds": "60000000", "direct": {}}
-    assert [one["name"] for one in config["input"]] == ["x"]
+    assert [first["name"] for first in config["input"]] == ["x"]
     served, name = start(model, config), config["output"][0]["name"]
-    one = {"x": np.ones(2, np.float32)}
+    first = {"x": np.ones(2, np.float32)}
     steps = [(1, START, 1.0), (2, START, 1.0), (1, 0, 2.0), (1, END, 3.0), (2, 0, 2.0)]
     for sequence, flag, expected in steps:
-        (response,) = served.execute([Request(one, (name,), sequence, flag)])
+        (response,) = served.execute([Request(first, (name,), sequence, flag)])
         assert response.output_tensors[0].array.tolist() == [expected] * 2
-    (lost,) = served.execute([Request(one, (name,), 1)])
+    (lost,) = served.execute([Request(first, (name,), 1)])
     assert str(lost.error) == "there is no sequence 1; begin it with the flag of a start"
     served.finalize()
 
@@ -235,16 +235,16 @@ def test_a_model_with_state_gets_sequences(tmp_path: Path, start: Start) -> None
 def test_what_cannot_be_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bundle = save(double(), tmp_path / "double.xrt")
     arguments = ["export-triton", str(bundle), str(tmp_path / "repo")]
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as raised:
         main(arguments)
-    assert (left.value.code or 0, capsys.readouterr().out) == (
+    assert (raised.value.code or 0, capsys.readouterr().out) == (
         0,
         f"{tmp_path}/repo/double: config.pbtxt, 1/model.py and 1/model.xrt\n",
     )
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as raised:
         main(arguments)
     message = f"error: '{tmp_path}/repo/double/1' exists; choose another version, or remove it"
-    assert (left.value.code, capsys.readouterr().err.strip()) == (2, message)
+    assert (raised.value.code, capsys.readouterr().err.strip()) == (2, message)
     half = save(identity(DType.BFLOAT16), tmp_path / "half.xrt")
     with pytest.raises(OptionError) as error:
         export_triton(half, tmp_path / "repo")

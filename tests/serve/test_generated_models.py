@@ -39,24 +39,24 @@ def make_request(inputs: dict[str, Any], *, binary: bool) -> tuple[bytes, dict[s
 def read_outputs(reply: Any) -> list[Any]:
     length = int(reply.headers.get("inference-header-content-length", len(reply.body)))
     document, rest = json.loads(reply.body[:length]), memoryview(reply.body)[length:]
-    found = []
+    results = []
     for output in document["outputs"]:
         shape = tuple(output["shape"])
         if (size := output.get("parameters", {}).get("binary_data_size")) is None:
             text = json.dumps(output["data"]).encode()
-            found.append(decode_json(output["name"], output["datatype"], shape, text, json.loads))
+            results.append(decode_json(output["name"], output["datatype"], shape, text, json.loads))
         else:
-            found.append(decode_binary(output["name"], output["datatype"], shape, rest[:size]))
+            results.append(decode_binary(output["name"], output["datatype"], shape, rest[:size]))
             rest = rest[size:]
-    return found
+    return results
 
 
-def same(one: Any, other: Any, *, bits: bool) -> bool:
-    if one.dtype != other.dtype or one.shape != other.shape:
+def same(item: Any, other: Any, *, bits: bool) -> bool:
+    if item.dtype != other.dtype or item.shape != other.shape:
         return False
-    if bits and one.dtype != object:
-        return bool(one.tobytes() == other.tobytes())
-    pairs = zip(one.flat, other.flat, strict=True)
+    if bits and item.dtype != object:
+        return bool(item.tobytes() == other.tobytes())
+    pairs = zip(item.flat, other.flat, strict=True)
     return all(a == b or (not isinstance(a, str) and math.isnan(a) and math.isnan(b)) for a, b in pairs)
 
 

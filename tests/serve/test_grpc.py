@@ -120,7 +120,7 @@ async def test_facts_and_health() -> None:
         facts = await call(port, "ServerMetadata")
         assert (facts.name, facts.version) == ("xrt", xrt.__version__)
         described = await call(port, "ModelMetadata", name="double")
-        assert [(one.name, one.datatype, list(one.shape)) for one in described.inputs] == [("x", "FP32", [-1, 3])]
+        assert [(value.name, value.datatype, list(value.shape)) for value in described.inputs] == [("x", "FP32", [-1, 3])]
         await refuse(port, "ModelMetadata", "NOT_FOUND", "there is no model 'none'; there is: double", name="none")
         application.begin_drain()
         assert not (await call(port, "ServerReady")).ready
@@ -138,16 +138,16 @@ async def test_calls_in_memory_are_bounded_and_health_is_still_told() -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             method = channel.stream_unary(f"/{SERVICE}/ModelInfer")
             silent = [method() for _ in range(2)]
-            for one in silent:
-                await one.wait_for_connection()
+            for warning in silent:
+                await warning.wait_for_connection()
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await ask_until_refused(port)
             message = "2 calls are under way, and no more are read; try again"
             assert (error.value.code(), error.value.details()) == (grpc.StatusCode.UNAVAILABLE, message)
             assert dict(error.value.trailing_metadata() or ())["retry-after"] == "1"
             assert (await call(port, "ServerLive")).live
-            for one in silent:
-                one.cancel()
+            for warning in silent:
+                warning.cancel()
         response = None
         while response is None:
             with suppress(grpc.aio.AioRpcError):
@@ -193,21 +193,21 @@ async def test_a_message_that_does_not_arrive_is_refused() -> None:
 
 @pytest.mark.slow
 def test_the_committed_messages_are_fresh_and_in_a_pool_of_their_own(tmp_path: Path) -> None:
-    made = tmp_path / "made.py"
+    result = tmp_path / "made.py"
     script = TOP / "proto" / "write_messages.py"
-    subprocess.run([sys.executable, str(script), str(PROTO), str(made)], check=True)
+    subprocess.run([sys.executable, str(script), str(PROTO), str(result)], check=True)
 
     def read(source: str) -> descriptor_pb2.FileDescriptorProto:
-        found: dict[str, Any] = {}
-        exec(compile(source, "messages", "exec"), found)  # a module that this test has just made
-        file = descriptor_pb2.FileDescriptorProto.FromString(found["SERIALIZED"])
+        results: dict[str, Any] = {}
+        exec(compile(source, "messages", "exec"), results)  # a module that this test has just made
+        file = descriptor_pb2.FileDescriptorProto.FromString(results["SERIALIZED"])
         for message in file.message_type:
             for field in message.field:
                 field.ClearField("json_name")
         return file
 
     committed = read(Path(str(messages.__file__)).read_text())
-    assert read(made.read_text()) == committed, "proto/open_inference.proto was changed; run `make proto`"
+    assert read(result.read_text()) == committed, "proto/open_inference.proto was changed; run `make proto`"
     assert messages.ModelInferRequest.DESCRIPTOR.file.pool is not descriptor_pool.Default()
     lines = PROTO.read_text().splitlines()
     declared = [n for n, line in enumerate(lines) if line.strip().startswith(("message ", "rpc ")) or line.strip().endswith(";")]

@@ -121,7 +121,7 @@ async def test_binary_tensors_by_output_and_for_all() -> None:
         body, headers = binary(arrays, outputs=[{"name": "y1"}, {"name": "y0", "parameters": {"binary_data": True}}])
         reply = await ask(application, "POST", "/v2/models/pair/infer", body, headers)
         length = int(reply.headers["inference-header-content-length"])
-        assert [one["name"] for one in json.loads(reply.body[:length])["outputs"]] == ["y1", "y0"]
+        assert [document["name"] for document in json.loads(reply.body[:length])["outputs"]] == ["y1", "y0"]
         assert json.loads(reply.body[:length])["outputs"][0]["data"] == [0, 1, 2, 3]
         assert reply.body[length:] == x0.tobytes()
 
@@ -582,4 +582,4 @@ async def test_a_model_that_cannot_be_served_does_not_keep_others_from_it(tmp_pa
         )
         assert reply.error.endswith('. skl2onnx writes tensors instead of maps with options={"zipmap": False}')
         index = (await ask(application, "POST", "/v2/repository/index")).document
-        assert [one["state"] for one in index] == ["READY", "UNAVAILABLE", "UNAVAILABLE"]
+        assert [position["state"] for position in index] == ["READY", "UNAVAILABLE", "UNAVAILABLE"]

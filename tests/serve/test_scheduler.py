@@ -216,8 +216,8 @@ def test_the_configuration_of_a_tuned_module_is_the_default(function: Function, 
     module = xrt.XRTModule(function, engine="toy", cache=tmp_path)
     store_serving(module, TUNED)
     for options, expected in (({}, (sizes, 2)), ({"instances": 1}, (sizes, 1))):
-        found = next(iter(app({"double": module}, **options).models)).options
-        assert (found.sizes, found.instances) == expected
+        result = next(iter(app({"double": module}, **options).models)).options
+        assert (result.sizes, result.instances) == expected
     assert next(iter(app({"double": module}, batch=1).models)).options.sizes == ()
 
 
@@ -276,8 +276,8 @@ def make_document(arrays: list[Any]) -> dict[str, Any]:
 
 def is_right(document: Any, expected: Any) -> bool:
     (output,) = document["outputs"]
-    found = np.array(output["data"], np.float32).reshape(output["shape"])
-    return np.array_equal(found, expected, equal_nan=True)
+    array = np.array(output["data"], np.float32).reshape(output["shape"])
+    return np.array_equal(array, expected, equal_nan=True)
 
 
 @pytest.mark.parametrize("batch", [8, [2, 4, 8]], ids=["up to 8", "sizes"])
@@ -304,7 +304,7 @@ def test_ten_thousand_answers_of_a_server_are_right(tmp_path: Path) -> None:
         with xrt.XRTModule(make_sum(count, dim), engine="ort") as module:
             module.save(paths[-1])
     wrong: list[Any] = []
-    done: list[int] = []
+    results: list[int] = []
 
     def client(address: str, number: int) -> None:
         with closing(http.client.HTTPConnection(address, timeout=HANGS)) as connection:
@@ -318,7 +318,7 @@ def test_ten_thousand_answers_of_a_server_are_right(tmp_path: Path) -> None:
                 document = json.loads(reply.read())
                 if reply.status != 200 or not is_right(document, expected):
                     wrong.append((reply.status, arrays, document))
-            done.append(step + 1)
+            results.append(step + 1)
 
     with serve(*paths, "--batch", "8", "--max-wait", "0.002") as server:
         threads = [threading.Thread(target=client, args=(server.http, number)) for number in range(CLIENTS)]
@@ -329,7 +329,7 @@ def test_ten_thousand_answers_of_a_server_are_right(tmp_path: Path) -> None:
         with closing(http.client.HTTPConnection(server.http, timeout=HANGS)) as connection:
             connection.request("GET", "/metrics")
             metrics = connection.getresponse().read().decode()
-    assert sum(done) >= 10_000
+    assert sum(results) >= 10_000
     assert wrong == []
     joined = [line for line in metrics.splitlines() if line.startswith("xrt_batch_requests_bucket") and 'le="1.0"' in line]
     calls = [line for line in metrics.splitlines() if line.startswith("xrt_batch_requests_count")]

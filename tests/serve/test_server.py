@@ -213,9 +213,9 @@ def fail(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv(VARIABLE, "info")  # the command leaves the logger as it is
 
     def run_it(*arguments: object) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as raised:
             main(["serve", *map(str, arguments)])
-        return int(left.value.code or 0), capsys.readouterr().err.strip()
+        return int(raised.value.code or 0), capsys.readouterr().err.strip()
 
     return run_it
 

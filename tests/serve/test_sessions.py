@@ -54,7 +54,7 @@ async def test_what_clients_of_triton_call_a_sequence_is_a_session() -> None:
 def test_the_model_describes_inputs_and_outputs_without_the_state() -> None:
     model = next(iter(app({"total": xrt.XRTModule(total(), engine="toy")}).models))
     described = model.describe(("1",))
-    assert [one["name"] for one in described["inputs"]] == ["x"]
+    assert [value["name"] for value in described["inputs"]] == ["x"]
     assert len(described["outputs"]) == 1
 
 
@@ -99,12 +99,12 @@ async def test_a_session_makes_one_call_at_a_time_and_a_failed_one_is_gone() -> 
     gate = Gate(Mock(side_effect=RunFailed("the engine is gone")))
     async with running(app({"total": xrt.XRTModule(total(), engine="toy")})) as application:
         next(iter(application.models)).sessions.make = lambda: gate
-        held = asyncio.ensure_future(step(application, 1, session_id="a"))
+        values = asyncio.ensure_future(step(application, 1, session_id="a"))
         await gate.wait_for_entry()
         busy = await step(application, 1, session_id="a")
         assert (busy.status, busy.error) == (409, "a call of session 'a' is under way; a session makes one call at a time")
         gate.opened.set()
-        failed = await held
+        failed = await values
         assert (failed.status, failed.error) == (500, "model 'total' failed: the engine is gone")
         gone = await step(application, 1, session_id="a")
         reason = "a call of it failed: model 'total' failed: the engine is gone"
@@ -249,8 +249,8 @@ async def test_weights_are_shared_and_state_is_not() -> None:
         async def count(name: str) -> list[float]:
             return [first(await step(application, n, session_id=name)) for n in range(20)]
 
-        found = await asyncio.gather(*(count(f"s{place}") for place in range(8)))
-        assert found == [np.cumsum(np.arange(20)).tolist()] * 8
+        result = await asyncio.gather(*(count(f"s{place}") for place in range(8)))
+        assert result == [np.cumsum(np.arange(20)).tolist()] * 8
 
 
 async def test_a_bad_index_ends_its_session_and_leaves_the_model_as_it_was() -> None:

@@ -25,10 +25,10 @@ def tensors(datatype: str) -> st.SearchStrategy[Any]:
     return arrays.arrays(kind.dtype.numpy, SHAPES)
 
 
-def same(one: Any, other: Any) -> bool:
-    if one.dtype == object:
-        return one.shape == other.shape and bool((one == other).all())
-    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+def same(item: Any, other: Any) -> bool:
+    if item.dtype == object:
+        return item.shape == other.shape and bool((item == other).all())
+    return item.dtype == other.dtype and item.shape == other.shape and item.tobytes() == other.tobytes()
 
 
 @pytest.mark.parametrize("datatype", DATATYPES)
@@ -37,8 +37,8 @@ def test_bytes_come_back(datatype: str) -> None:
     @given(tensors(datatype), st.integers(0, 3))
     def check(array: Any, offset: int) -> None:
         data = bytes(offset) + bytes(encode_binary(array))
-        found = decode_binary("x", datatype, array.shape, memoryview(data)[offset:])
-        assert same(found, array) and found.flags.aligned
+        result = decode_binary("x", datatype, array.shape, memoryview(data)[offset:])
+        assert same(result, array) and result.flags.aligned
         with pytest.raises(RequestRefusal):
             decode_binary("x", datatype, array.shape, memoryview(data + b"1")[offset:])
 
@@ -52,8 +52,8 @@ def test_json_comes_back(datatype: str) -> None:
     def check(array: Any) -> None:
         parsed = encode_document(encode_json(array))
         for text in (parsed, json.dumps(array.tolist()).encode()):
-            found = decode_json("x", datatype, array.shape, text, json.loads)
-            assert found.dtype == array.dtype and np.array_equal(found, array, equal_nan=datatype.startswith("FP"))
+            result = decode_json("x", datatype, array.shape, text, json.loads)
+            assert result.dtype == array.dtype and np.array_equal(result, array, equal_nan=datatype.startswith("FP"))
 
     check()
 

@@ -63,8 +63,8 @@ BOTH = (RecordingEngine(), Second())
 
 
 def test_neighbours_in_a_chain_are_on_different_engines():
-    found = homes(chain("Relu", "Neg", "Abs", "Relu"), BOTH)
-    assert list(found.values()) == ["recording", "second", "recording", "second"]
+    result = homes(chain("Relu", "Neg", "Abs", "Relu"), BOTH)
+    assert list(result.values()) == ["recording", "second", "recording", "second"]
 
 
 def test_the_other_engine_may_begin():
@@ -82,8 +82,8 @@ def test_every_node_is_a_region_of_its_own():
 
 def test_what_one_declines_the_other_takes_and_the_turn_goes_on_from_there():
     engines = (RecordingEngine(takes="Relu"), Second())
-    found = homes(chain("Relu", "Neg", "Abs", "Relu"), engines)
-    assert list(found.values()) == ["recording", "second", "second", "recording"]
+    result = homes(chain("Relu", "Neg", "Abs", "Relu"), engines)
+    assert list(result.values()) == ["recording", "second", "second", "recording"]
 
 
 def test_three_engines_go_round():

@@ -289,9 +289,9 @@ def test_counts_per_operator():
 
 
 def test_progress_is_reported_after_each_case():
-    told = []
-    conform("toy", "relu,abs", progress=lambda done, count, outcome: told.append((done, count, outcome.case)))
-    assert told == [(1, 2, "test_abs"), (2, 2, "test_relu")]
+    results = []
+    conform("toy", "relu,abs", progress=lambda done, count, outcome: results.append((done, count, outcome.case)))
+    assert results == [(1, 2, "test_abs"), (2, 2, "test_relu")]
 
 
 STORED = ("simple", "pytorch-operator", "pytorch-converted", "light")
@@ -350,8 +350,8 @@ def argmax_case() -> ConformanceCase:
     nodes = [helper.make_node("Sqrt", ["x"], ["h"]), helper.make_node("ArgMax", ["h"], ["y"], axis=0, keepdims=0)]
     x, y = (helper.make_tensor_value_info(n, t, s) for n, t, s in (("x", TensorProto.FLOAT, [3]), ("y", TensorProto.INT64, [])))
     model = helper.make_model(helper.make_graph(nodes, "g", [x], [y]), opset_imports=[helper.make_opsetid("", 18)])
-    given = np.array([1.0, 1.0 + 1e-6, 0.5], np.float32)
-    return ConformanceCase("argmax", model, (given,), (np.array(1),), 1e-3, 1e-7)
+    array = np.array([1.0, 1.0 + 1e-6, 0.5], np.float32)
+    return ConformanceCase("argmax", model, (array,), (np.array(1),), 1e-3, 1e-7)
 
 
 def test_a_tie_counts_where_it_is_admitted_and_a_wrong_place_never():
@@ -391,8 +391,8 @@ print(len(found) > 1800, {test.name for test in node.collect_testcases(None)} <=
 
 @pytest.mark.full
 def test_a_module_of_node_tests_is_imported_for_every_test_that_it_has():
-    done = subprocess.run([sys.executable, "-c", NAMED], capture_output=True, text=True, check=False)
-    assert (done.stdout.split(), done.returncode) == (["2", "True", "True", "True"], 0), done.stderr
+    completed = subprocess.run([sys.executable, "-c", NAMED], capture_output=True, text=True, check=False)
+    assert (completed.stdout.split(), completed.returncode) == (["2", "True", "True", "True"], 0), completed.stderr
 
 
 @pytest.mark.parametrize("pattern", ["abs", "test_abs_ver*", "relu, a?s", "*", "test_*"])

@@ -96,7 +96,7 @@ each_fault = pytest.mark.parametrize("fault", sorted(FAULTS))
 
 
 def test_openvino_declares_no_more_than_the_planted_engine() -> None:
-    assert {one.kind for one in registry.engine_class("openvino").deviations} <= {one.kind for one in ALL}
+    assert {item.kind for item in registry.engine_class("openvino").deviations} <= {item.kind for item in ALL}
 
 
 @each_fault
@@ -118,17 +118,17 @@ def test_the_corpus_calls_it_wrong(fault: str) -> None:
     class Suite(EngineSuite):
         engine = Planted(fault=fault)
 
-    plain = [one for one in CORPUS if all(isinstance(result, np.ndarray) and result.size for result in one.expected)]
-    unnoticed = [one for one in plain if not _fails(Suite().test_corpus_alone, one.name)]
+    plain = [entry for entry in CORPUS if all(isinstance(result, np.ndarray) and result.size for result in entry.expected)]
+    unnoticed = [entry for entry in plain if not _fails(Suite().test_corpus_alone, entry.name)]
     if fault == "drop":
-        assert [one.name for one in unnoticed] == []
-    assert [one.name for one in unnoticed if not find_special_values(list_values(one))] == []
+        assert [entry.name for entry in unnoticed] == []
+    assert [entry.name for entry in unnoticed if not find_special_values(list_values(entry))] == []
     assert len(unnoticed) < len(plain) / 4
 
 
-def list_values(one: CorpusEntry) -> list[Any]:
-    inner = evaluate(expose_all_values(one.function), [copy.deepcopy(value) for value in one.inputs])
-    return [*one.inputs, *one.expected, *inner, *(constant.array for constant in one.function.constants.values())]
+def list_values(item: CorpusEntry) -> list[Any]:
+    inner = evaluate(expose_all_values(item.function), [copy.deepcopy(value) for value in item.inputs])
+    return [*item.inputs, *item.expected, *inner, *(constant.array for constant in item.function.constants.values())]
 
 
 def _fails(test: Callable[[str], None], name: str) -> bool:

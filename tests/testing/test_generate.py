@@ -68,9 +68,9 @@ def test_the_evaluator_of_onnx_runs_them_too(function):
 def forms_of(function: Function) -> set[str]:
     """Name the odd forms that a Function has."""
     names = [v.name for v in function.outputs]
-    given = {v.name for v in function.inputs}
-    found = {
-        "input is output": bool(given & set(names)),
+    results = {v.name for v in function.inputs}
+    values = {
+        "input is output": bool(results & set(names)),
         "constant is output": bool(set(function.constants) & set(names)),
         "output twice": len(set(names)) < len(names),
         "alias": bool(function.aliases),
@@ -86,7 +86,7 @@ def forms_of(function: Function) -> set[str]:
         "rank four": any(len(v.type.shape) == 4 for v in function.inputs),
         "value read by many": any(len(function.users(name)) > 2 for name in function.value_names()),
     }
-    return {name for name, present in found.items() if present}
+    return {name for name, present in values.items() if present}
 
 
 @pytest.mark.slow
@@ -122,10 +122,10 @@ def test_an_unknown_family_is_refused():
 
 
 def test_equal_seeds_give_equal_functions_and_inputs():
-    one, same = make_seeded_function(5), make_seeded_function(5)
-    assert one == same
-    assert one != make_seeded_function(6)
-    for mine, theirs in zip(make_random_inputs(one, 3), make_random_inputs(same, 3), strict=True):
+    first, same = make_seeded_function(5), make_seeded_function(5)
+    assert first == same
+    assert first != make_seeded_function(6)
+    for mine, theirs in zip(make_random_inputs(first, 3), make_random_inputs(same, 3), strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
 
@@ -140,8 +140,8 @@ def test_what_steps_is_computed_with_no_further():
 
 def test_inputs_of_lists_and_of_unknown_rank():
     tensor = TensorType(DType.FLOAT32, (2,))
-    [given] = make_random_inputs(Function((Value("s", SequenceType(tensor)),), ()), 0)
-    assert [item.shape for item in given] == [(2,), (2,)]
+    [array] = make_random_inputs(Function((Value("s", SequenceType(tensor)),), ()), 0)
+    assert [item.shape for item in array] == [(2,), (2,)]
     with pytest.raises(InputError, match=r"^no random value can be made for the type float32\[\.\.\.\]; "):
         make_random_inputs(Function((Value("x", TensorType(DType.FLOAT32)),), ()), 0)
 
@@ -230,16 +230,16 @@ def test_onnx_accepts_it(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_judges_its_own_expectation_right(name):
-    one = find_entry(name)
-    assert one.judge([np.array(e) if isinstance(e, np.ndarray) else e for e in one.expected])
+    entry = find_entry(name)
+    assert entry.judge([np.array(e) if isinstance(e, np.ndarray) else e for e in entry.expected])
 
 
 def test_inputs_are_handed_out_as_copies():
-    one = find_entry("update_in_place")
+    entry = find_entry("update_in_place")
     with pytest.raises(ValueError, match="read-only"):
-        one.inputs[0][:] = 0
-    one.make_inputs()[0][:] = 0
-    assert one.inputs[0].tolist() == [1, 1, 1]
+        entry.inputs[0][:] = 0
+    entry.make_inputs()[0][:] = 0
+    assert entry.inputs[0].tolist() == [1, 1, 1]
 
 
 def test_a_strided_input_stays_strided():

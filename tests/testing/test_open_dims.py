@@ -70,9 +70,9 @@ def test_what_has_no_extents_is_not_opened() -> None:
 
 
 def test_other_sizes_are_those_that_the_reference_takes() -> None:
-    found = list_other_sizes(open_dims(PRODUCT, OPERANDS, "equal"), OPERANDS)
-    assert [[value.shape for value in sized.values] for sized in found] == [[(4, 6), (6, 4), (1, 4)], [(1, 1), (1, 1), (1, 1)]]
-    assert [sized.expected[0].tolist() for sized in found] == [np.full((4, 4), 7).tolist(), [[2.0]]]
+    result = list_other_sizes(open_dims(PRODUCT, OPERANDS, "equal"), OPERANDS)
+    assert [[value.shape for value in sized.values] for sized in result] == [[(4, 6), (6, 4), (1, 4)], [(1, 1), (1, 1), (1, 1)]]
+    assert [sized.expected[0].tolist() for sized in result] == [np.full((4, 4), 7).tolist(), [[2.0]]]
     reshaped = graph({"x": "float32[2,3]"}, {"y": "float32[3,2]"}, node("Reshape", "x k", "y"), constants={"k": i64([3, 2])})
     assert list_other_sizes(open_dims(reshaped, OPERANDS[:1], "every"), OPERANDS[:1]) == []
 

@@ -58,10 +58,12 @@ def command(environment: dict[str, str], *arguments: str) -> subprocess.Complete
 
 @pytest.mark.slow
 def test_conform_names_the_case_that_crashed_and_goes_on(plugged: dict[str, str]) -> None:
-    done = command(plugged, "conformance", "aborting", "--cases", "test_relu,test_abs,test_neg,test_sign", "--json")
-    outcomes = {one["case"]: (one["word"], one["reason"]) for one in json.loads(done.stdout)["outcomes"]}
+    completed = command(plugged, "conformance", "aborting", "--cases", "test_relu,test_abs,test_neg,test_sign", "--json")
+    outcomes = {document["case"]: (document["word"], document["reason"]) for document in json.loads(completed.stdout)["outcomes"]}
     passed = dict.fromkeys(("test_neg", "test_relu", "test_sign"), ("passed", ""))
-    assert (done.returncode, outcomes) == (1, {**passed, "test_abs": ("failed", f"at run: RunFailed: {ENDED}")}), done.stderr
+    assert (completed.returncode, outcomes) == (1, {**passed, "test_abs": ("failed", f"at run: RunFailed: {ENDED}")}), (
+        completed.stderr
+    )
 
 
 @pytest.mark.full
@@ -69,14 +71,14 @@ def test_fuzz_names_the_seed_that_crashed_and_goes_on(plugged: dict[str, str]) -
     """Which graphs have an Abs is seen by the engine that raises where the other one aborts."""
     raises = Fuzzer([FaultyEngine(takes="Abs", how="raise")], bisects=False)
     raises.run(range(12))
-    seeds = {found.seed for found in raises.findings}
+    seeds = {item.seed for item in raises.findings}
     assert 0 < len(seeds) < 12
-    done = command(plugged, "fuzz", "--engines", "aborting", "--count", "12")
-    assert done.returncode == 1
-    told = " ".join(done.stderr.split())
-    assert [seed for seed in range(12) if f"seed {seed}, " in told] == sorted(seeds), told
-    assert told.count(ENDED) == len(seeds)
-    assert f"12 graphs from seed 0: {len(seeds)} disagreement" in " ".join(done.stdout.split())
+    completed = command(plugged, "fuzz", "--engines", "aborting", "--count", "12")
+    assert completed.returncode == 1
+    output = " ".join(completed.stderr.split())
+    assert [seed for seed in range(12) if f"seed {seed}, " in output] == sorted(seeds), output
+    assert output.count(ENDED) == len(seeds)
+    assert f"12 graphs from seed 0: {len(seeds)} disagreement" in " ".join(completed.stdout.split())
 
 
 @pytest.mark.full

@@ -50,15 +50,15 @@ QUICK = "corpus_alone or fallback_law or cut_law or mixture_law or reason or thr
 def failed_of(engine: str, tmp_path: Path, chosen: str = QUICK) -> set[str]:
     """Run the suite on an engine in a process of its own, and return the names of the tests that failed."""
     (tmp_path / "test_it.py").write_text(FILE.format(engine=engine))
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-rf", "-p", "no:cacheprovider", "-k", chosen, "test_it.py"],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
     )
-    assert done.returncode in (0, 1), done.stdout[-2000:]
-    lines = [line.split("::")[-1] for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    assert completed.returncode in (0, 1), completed.stdout[-2000:]
+    lines = [line.split("::")[-1] for line in completed.stdout.splitlines() if line.startswith("FAILED")]
     return {line.partition(" ")[0].partition("[")[0] for line in lines}
 
 
@@ -131,4 +131,4 @@ def test_every_law_of_engines_is_inherited():
 @pytest.mark.parametrize("test", ["test_corpus_alone", "test_corpus_with_the_reference_behind"])
 def test_the_whole_corpus_is_inherited(test):
     (mark,) = getattr(EngineSuite, test).pytestmark
-    assert set(mark.args[1]) == {one.name for one in CORPUS}
+    assert set(mark.args[1]) == {entry.name for entry in CORPUS}

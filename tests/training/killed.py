@@ -39,9 +39,9 @@ def make_module(nth: int = 1 << 30) -> training.TrainModule:
 def run(trained: training.TrainModule, steps: int, checkpoint: Path | None = None) -> list[float]:
     """Make the steps up to that number, and a checkpoint after every second; return the losses."""
     losses = []
-    while (done := trained.steps) < steps:
-        losses.append(float(trained(X[done], LABELS[done])[0]))
-        if checkpoint is not None and done % 2:
+    while (completed := trained.steps) < steps:
+        losses.append(float(trained(X[completed], LABELS[completed])[0]))
+        if checkpoint is not None and completed % 2:
             trained.save(checkpoint)
     return losses
 

@@ -48,8 +48,8 @@ class Decoder(nn.Module):
     def __init__(self, tokens: int, length: int, width: int, layers: int) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(tokens, width), nn.Parameter(0.02 * torch.randn(length, width))
-        made = [Layer(width) for _ in range(layers)]
-        self.layers = nn.Sequential(*made, nn.LayerNorm(width), nn.Linear(width, tokens, bias=False))
+        results = [Layer(width) for _ in range(layers)]
+        self.layers = nn.Sequential(*results, nn.LayerNorm(width), nn.Linear(width, tokens, bias=False))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(self.tokens(x) + self.places)

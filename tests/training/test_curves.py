@@ -81,9 +81,9 @@ def train_in_torch(name: str, rounding: int = 0) -> tuple[list[float], Arrays]:
 
 def capture(name: str) -> tuple[Function, list[str], Arrays]:
     """Return the Function of the loss, the names of its parameters, and its state at first."""
-    module, given = make(name)
+    module, data = make(name)
     state = {key: value.detach().numpy().copy() for key, value in module.state_dict().items()}
-    return xrt.from_torch(module, given[0]), [key for key, _ in module.named_parameters()], state
+    return xrt.from_torch(module, data[0]), [key for key, _ in module.named_parameters()], state
 
 
 def check(name: str, losses: list[float], state: Arrays) -> None:
@@ -113,15 +113,15 @@ def test_losses_and_parameters_are_those_of_torch(name: str, engine: str, tmp_pa
         trained.session.state.update({key: value for key, value in before.items() if key in trained.session.state})
         losses = [float(trained(x.numpy(), labels.numpy())) for x, labels in batches(name)]
         check(name, losses, trained.state_dict())
-        module, given = make(name)
-        exported = trained.export(xrt.from_torch(module.eval(), given[0]))
+        module, data = make(name)
+        exported = trained.export(xrt.from_torch(module.eval(), data[0]))
     xrt.formats.onnx.save(exported, tmp_path / "trained.onnx")
     session = onnxruntime.InferenceSession(str(tmp_path / "trained.onnx"), providers=["CPUExecutionProvider"])
-    feeds = {value.name: x.numpy() for value, x in zip(session.get_inputs(), given[0], strict=True)}
+    feeds = {value.name: x.numpy() for value, x in zip(session.get_inputs(), data[0], strict=True)}
     after = train_in_torch(name)[1]
     module.load_state_dict({key: torch.from_numpy(np.array(value)) for key, value in after.items()})
     with torch.no_grad():
-        np.testing.assert_allclose(session.run(None, feeds)[0], module(*given[0]).numpy(), rtol=5e-3)
+        np.testing.assert_allclose(session.run(None, feeds)[0], module(*data[0]).numpy(), rtol=5e-3)
 
 
 @pytest.mark.parametrize("name", list(MODELS))
@@ -130,17 +130,19 @@ def test_engines_that_alternate_give_the_same(name: str) -> None:
     optimizer, _, rate = OPTIMIZERS[name]
     stepped = training.step(function, optimizer=optimizer, parameters=names)
     states = list_states(stepped)
-    now = {one.input: np.zeros(type_.shape, type_.dtype.numpy) for one in states for type_ in [stepped.value(one.input).type]}
+    now = {
+        state.input: np.zeros(type_.shape, type_.dtype.numpy) for state in states for type_ in [stepped.value(state.input).type]
+    }
     now |= {key: value for key, value in before.items() if key in now}
     fixed = {"learning_rate": np.asarray(rate, np.float32)}
     feeds = [value.name for value in function.inputs if value.name not in now]
     losses: list[float] = []
     program = None
     for batch in batches(name):
-        given = {**now, **fixed, **dict(zip(feeds, (x.numpy() for x in batch), strict=True))}
-        values = [given[value.name] for value in stepped.inputs]
+        mapping = {**now, **fixed, **dict(zip(feeds, (x.numpy() for x in batch), strict=True))}
+        values = [mapping[value.name] for value in stepped.inputs]
         program = program or make_alternating_program(stepped, values, [create("ort"), create("toy")])
         results = dict(zip((value.name for value in stepped.outputs), program.run(values), strict=True))
-        now = {one.input: results[one.output] for one in states}
+        now = {state.input: results[state.output] for state in states}
         losses.append(float(results[stepped.outputs[0].name]))
     check(name, losses, now)

@@ -74,17 +74,17 @@ def test_masks_are_the_same_on_every_engine(engine: Any) -> None:
 @pytest.mark.parametrize("ratio", [0.0, 0.1, 0.5, 0.9, 1.0])
 def test_the_share_of_elements_that_are_kept_and_what_they_are_divided_by(ratio: float) -> None:
     with make(ratio=ratio) as trained:
-        kept = []
+        results = []
         for _ in range(20):
             before = trained.parameters["w"]
             first = trained(X)[1]
-            kept.append(~dropped(first))
+            results.append(~dropped(first))
             if ratio < 1:
                 wanted = (X @ before) * np.float32(1 / (1 - np.float32(ratio)))
-                np.testing.assert_allclose(first[kept[-1]], wanted[kept[-1]], rtol=1e-5)
-    share, spread = np.mean(kept), math.sqrt(max(ratio * (1 - ratio), 1e-12) / np.size(kept))
+                np.testing.assert_allclose(first[results[-1]], wanted[results[-1]], rtol=1e-5)
+    share, spread = np.mean(results), math.sqrt(max(ratio * (1 - ratio), 1e-12) / np.size(results))
     assert abs(share - (1 - ratio)) <= 5 * spread
-    together = np.mean([a & b for a, b in pairwise(kept)])  # one call says nothing of the next
+    together = np.mean([a & b for a, b in pairwise(results)])  # one call says nothing of the next
     assert abs(together - (1 - ratio) ** 2) <= 0.01
 
 
@@ -105,21 +105,21 @@ def test_symbolic_sizes_have_the_masks_of_their_numbers(x: Any, engine: str) -> 
     open_type = TensorType(xrt.DType.FLOAT32, ("N", 3))
     with make(engine, x=open_type, seed=3) as some, make(x=x, seed=3) as fixed:
         for _ in range(2):
-            for one, other in zip(some(x), fixed(x), strict=True):
-                np.testing.assert_allclose(one, other, rtol=1e-5)
+            for item, other in zip(some(x), fixed(x), strict=True):
+                np.testing.assert_allclose(item, other, rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_a_seed_decides_and_a_checkpoint_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
-    with make(seed=1) as one, make(seed=1) as same, make(seed=2) as other:
-        first, again, unlike = (t(X)[1] for t in (one, same, other))
+    with make(seed=1) as context, make(seed=1) as same, make(seed=2) as other:
+        first, again, unlike = (t(X)[1] for t in (context, same, other))
         np.testing.assert_array_equal(first, again)
         assert not np.array_equal(first, unlike)
-        one.save(tmp_path / "checkpoint")
+        context.save(tmp_path / "checkpoint")
         other.restore(tmp_path / "checkpoint")
         for _ in range(3):
-            np.testing.assert_array_equal(one(X)[1], other(X)[1])
-        assert int(one.state_dict()["dropout.seed"]) == 1 and int(one.state_dict()["dropout.calls"]) == 4
+            np.testing.assert_array_equal(context(X)[1], other(X)[1])
+        assert int(context.state_dict()["dropout.seed"]) == 1 and int(context.state_dict()["dropout.calls"]) == 4
 
 
 class Flagged(xrt.Graph):
@@ -135,13 +135,13 @@ class Flagged(xrt.Graph):
 
 @pytest.mark.parametrize("engine", ["toy", "ort"])
 def test_a_ratio_and_a_flag_that_are_inputs(engine: str) -> None:
-    one = np.ones((1, 1), "float32")
-    function = Flagged().trace(one, np.float32(0.2), np.array(True))
+    first = np.ones((1, 1), "float32")
+    function = Flagged().trace(first, np.float32(0.2), np.array(True))
     with training.TrainModule(function, engine, loss="loss", learning_rate=0.0) as trained:
-        _, y, mask = trained(one, np.float32(0.2), np.array(True))
+        _, y, mask = trained(first, np.float32(0.2), np.array(True))
         np.testing.assert_allclose(y, mask / np.float32(0.8), rtol=1e-6)
         assert 700 < mask.sum() < 900
-        _, y, mask = trained(one, np.float32(0.2), np.array(False))
+        _, y, mask = trained(first, np.float32(0.2), np.array(False))
         assert mask.all() and (y == 1).all()
 
 

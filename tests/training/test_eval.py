@@ -44,12 +44,12 @@ def test_statistics_are_those_that_ran_and_nothing_is_dropped(engine: Any) -> No
         for _ in range(3):
             trained(x, LABELS)
             state = trained.state_dict()
-            found = evaluated(x)
+            result = evaluated(x)
             with xrt.XRTModule(trained.export(), engine) as exported:
-                np.testing.assert_allclose(exported(x), found, rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(exported(x), result, rtol=1e-5, atol=1e-6)
             normal = (x @ state["w"] - state["mean"]) / np.sqrt(state["variance"] + 1e-5)
-            np.testing.assert_allclose(found, normal * state["scale"] + state["shift"], rtol=1e-4, atol=1e-5)
-            np.testing.assert_array_equal(evaluated(x), found)
+            np.testing.assert_allclose(result, normal * state["scale"] + state["shift"], rtol=1e-4, atol=1e-5)
+            np.testing.assert_array_equal(evaluated(x), result)
             for name, value in trained.state_dict().items():
                 np.testing.assert_array_equal(value, state[name])
 

@@ -61,9 +61,9 @@ def test_a_step_in_place_is_the_functional_form(optimizer: training.Optimizer) -
         names = [value.name for value in functional.outputs]
         for _ in range(5):
             loss, _scores = trained(X, LABELS)
-            found = dict(zip(names, m(x=X, target=LABELS, learning_rate=np.float32(0.01), **state), strict=True))
-            state = {one.input: found[one.output] for one in states}
-            np.testing.assert_array_equal(loss, found["loss"])
+            results = dict(zip(names, m(x=X, target=LABELS, learning_rate=np.float32(0.01), **state), strict=True))
+            state = {one.input: results[one.output] for one in states}
+            np.testing.assert_array_equal(loss, results["loss"])
             for name, value in trained.state_dict().items():
                 np.testing.assert_array_equal(value, state[name], err_msg=name)
         assert trained.module.profile().copies == ()
@@ -126,7 +126,7 @@ def test_the_plan_says_why_the_update_is_elsewhere() -> None:
     with make_module(["ort"], strict=True) as trained:  # it has one engine alone
         trained(X, LABELS)
         assert [launch.engine for launch in trained.module.plan.launches] == ["ort"]
-        assert {one.reason for one in trained.module.profile().copies} == {"engine 'ort' cannot write it in place in xrt_ort_0"}
+        assert {item.reason for item in trained.module.profile().copies} == {"engine 'ort' cannot write it in place in xrt_ort_0"}
 
 
 def test_the_warning_for_an_engine_that_was_not_named_depends_on_no_text() -> None:

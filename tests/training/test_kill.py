@@ -26,9 +26,9 @@ def test_a_restored_run_gives_the_same_numbers(run_of_engine: int, tmp_path: Pat
     with make_module() as whole, make_module() as resumed:
         wanted = run(whole, STEPS)
         resumed.restore(tmp_path / "checkpoint")
-        done = resumed.steps
-        assert 0 < done < STEPS and done % 2 == 0
-        found = run(resumed, STEPS)
-        assert found == wanted[done:]
+        completed = resumed.steps
+        assert 0 < completed < STEPS and completed % 2 == 0
+        result = run(resumed, STEPS)
+        assert result == wanted[completed:]
         for name, value in whole.state_dict().items():
             np.testing.assert_array_equal(resumed.state_dict()[name], value)

@@ -71,14 +71,14 @@ def test_twenty_steps_are_those_of_torch(name: str, clip: float | None) -> None:
         make_function(), engine="toy", loss=training.CrossEntropy(), optimizer=ours, clip_norm=clip, learning_rate=0.1
     ) as trained:
         for _ in range(20):
-            found = trained(X, LABELS)[0]
+            result = trained(X, LABELS)[0]
             optimizer.zero_grad()
             loss = functional.cross_entropy(module(torch.from_numpy(X)), torch.from_numpy(LABELS))
             loss.backward()
             if clip is not None:
                 nn.utils.clip_grad_norm_(parameters, clip)
             optimizer.step()
-            losses.append((float(found), float(loss.detach())))
+            losses.append((float(result), float(loss.detach())))
         np.testing.assert_allclose(*zip(*losses, strict=True), rtol=1e-6)
         weights = trained.parameters
         assert set(weights) == set(NAMES)
@@ -136,11 +136,11 @@ def test_two_modules_of_one_model_train_alone_and_the_model_stays() -> None:
     function = make_function()
     before = {name: function.constants[name].array.copy() for name in NAMES}
     with (
-        training.TrainModule(function, engine="toy", loss=training.CrossEntropy(), learning_rate=0.5) as one,
+        training.TrainModule(function, engine="toy", loss=training.CrossEntropy(), learning_rate=0.5) as context,
         training.TrainModule(function, engine="toy", loss=training.CrossEntropy(), learning_rate=0.5) as other,
     ):
-        one(X, LABELS)
-        assert not np.array_equal(one.parameters["w1"], before["w1"])
+        context(X, LABELS)
+        assert not np.array_equal(context.parameters["w1"], before["w1"])
         np.testing.assert_array_equal(other.parameters["w1"], before["w1"])
     for name, array in before.items():
         np.testing.assert_array_equal(function.constants[name].array, array)
@@ -149,16 +149,16 @@ def test_two_modules_of_one_model_train_alone_and_the_model_stays() -> None:
 @pytest.mark.slow
 def test_a_checkpoint_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
     options: dict[str, Any] = {"loss": training.CrossEntropy(), "optimizer": training.Adam(), "learning_rate": 0.05}
-    with training.TrainModule(make_function(), **options) as one, training.TrainModule(make_function(), **options) as other:
+    with training.TrainModule(make_function(), **options) as context, training.TrainModule(make_function(), **options) as other:
         for _ in range(3):
-            one(X, LABELS)
-        one.save(tmp_path / "checkpoint")
+            context(X, LABELS)
+        context.save(tmp_path / "checkpoint")
         other.restore(tmp_path / "checkpoint")
         for _ in range(3):
-            np.testing.assert_array_equal(one(X, LABELS)[0], other(X, LABELS)[0])
-        third = one.state_dict()
+            np.testing.assert_array_equal(context(X, LABELS)[0], other(X, LABELS)[0])
+        third = context.state_dict()
         other.load_state_dict(third)
-        np.testing.assert_array_equal(one(X, LABELS)[0], other(X, LABELS)[0])
+        np.testing.assert_array_equal(context(X, LABELS)[0], other(X, LABELS)[0])
         with pytest.raises(InputError, match=r"^the state has other names: 'b1' is missing\.$"):
             other.load_state_dict({name: value for name, value in third.items() if name != "b1"})
 
@@ -267,10 +267,10 @@ def test_three_calls_are_a_step_of_torch_over_three_batches(name: str, clip: flo
         for _ in range(5):
             optimizer.zero_grad()
             for part in PARTS:
-                found = trained(X[part], LABELS[part])[0]
+                result = trained(X[part], LABELS[part])[0]
                 loss = functional.cross_entropy(module(torch.from_numpy(X[part])), torch.from_numpy(LABELS[part]))
                 (loss / 3).backward()
-                np.testing.assert_allclose(found, float(loss.detach()), rtol=1e-6)
+                np.testing.assert_allclose(result, float(loss.detach()), rtol=1e-6)
             if clip is not None:
                 nn.utils.clip_grad_norm_(parameters, clip)
             optimizer.step()
@@ -292,8 +292,8 @@ def test_parameters_stay_bit_for_bit_between_steps_and_the_step_is_that_of_one_l
             before = parts.state_dict()
             for part in PARTS:
                 now = parts.state_dict()
-                kept = [name for name in now if not name.endswith(".gradient") and name != "optimizer.calls"]
-                assert all(now[name].tobytes() == before[name].tobytes() for name in kept)
+                results = [name for name in now if not name.endswith(".gradient") and name != "optimizer.calls"]
+                assert all(now[name].tobytes() == before[name].tobytes() for name in results)
                 parts(X[part], LABELS[part])
             whole(X, LABELS)
             state = parts.state_dict()

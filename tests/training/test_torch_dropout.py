@@ -40,7 +40,7 @@ def test_a_model_may_have_an_input_named_target() -> None:
 
     args = torch.ones(4, 3), torch.ones(4, 2)
     with training.TrainModule(Shifted(3, 2), loss=training.MeanSquaredError(), args=args, learning_rate=0.1) as module:
-        losses = [float(module(*(one.numpy() for one in args), np.zeros((4, 2), "f4"))[0]) for _ in range(3)]
+        losses = [float(module(*(item.numpy() for item in args), np.zeros((4, 2), "f4"))[0]) for _ in range(3)]
         assert [value.name for value in module.module.inputs[:3]] == ["x", "target", "loss_target"]
     assert losses[2] < losses[1] < losses[0]
 
@@ -101,7 +101,7 @@ def test_a_dropout_that_drops_nothing_gives_the_curve_of_torch(name: str, engine
         with trained.eval() as evaluated:
             wanted = twin.eval()(x, labels)
             np.testing.assert_allclose(evaluated(x.numpy(), labels.numpy()), float(wanted.detach()), rtol=1e-3)
-    assert module.training and all(one.training for one in module.modules())
+    assert module.training and all(item.training for item in module.modules())
     for key, value in module.state_dict().items():
         torch.testing.assert_close(value, before[key], rtol=0, atol=0)
 
@@ -143,15 +143,15 @@ def test_the_share_that_is_dropped(p: float) -> None:
     module = Masked(p).train()
     loss = xrt.from_torch(module, (x,)).outputs[0].name
     with training.TrainModule(module, "ort", args=(x,), loss=loss, learning_rate=0.0) as trained:
-        found = [trained(x.numpy()) for _ in range(2)]
-    for _, y, z in found:
+        results = [trained(x.numpy()) for _ in range(2)]
+    for _, y, z in results:
         scale = 0.0 if p == 1 else 1 / (1 - p)
         assert set(np.unique(y).round(4)) <= {0.0, np.float32(scale).round(4)}
         assert abs((y == 0).mean() - p) < 0.03
         assert abs((z[:, :, 0, 0] == 0).mean() - p) < 0.06
         assert (z == z[:, :, :1, :1]).all()
     if p < 1:
-        assert (found[0][1] != found[1][1]).any() and (found[0][2] != found[1][2]).any()
+        assert (results[0][1] != results[1][1]).any() and (results[0][2] != results[1][2]).any()
 
 
 @pytest.mark.slow

@@ -32,50 +32,50 @@ pytestmark = pytest.mark.sample(3)
 @pytest.mark.slow
 def test_a_right_plan_is_verified() -> None:
     with xrt.XRTModule(long_model(count=20, at=7), engine=["ort", "toy"], pins=["Sin=toy"]) as module:
-        found = module.verify(numbers())
-    assert found
-    assert len(found.regions) == len(module.plan.launches) > 1
-    assert all(region.judgement.verdict is Verdict.AGREES for region in found.regions)
-    inner = [check.name for region in found.regions for check in region.inner]
+        report = module.verify(numbers())
+    assert report
+    assert len(report.regions) == len(module.plan.launches) > 1
+    assert all(region.judgement.verdict is Verdict.AGREES for region in report.regions)
+    inner = [check.name for region in report.regions for check in region.inner]
     assert set(inner) <= {f"v{i}" for i in range(1, 21)} and inner
 
 
 @pytest.mark.full
 def test_a_wrong_kernel_is_found_in_the_region_and_the_value_that_it_makes() -> None:
     with xrt.XRTModule(long_model(), engine=[Wrong(native="off"), "ort"], maximum_nodes=40) as module:
-        found = module.verify(numbers())
-    assert not found
-    assert [region.name for region in found.differing] == ["xrt_wrong_2"]
-    (region,) = found.differing
+        report = module.verify(numbers())
+    assert not report
+    assert [region.name for region in report.differing] == ["xrt_wrong_2"]
+    (region,) = report.differing
     assert region.differing[0].node == "n117" and region.differing[0].op == "Atan"
-    assert "inside, first at node 'n117' (Atan)" in str(found)
-    assert found.to_dict()["regions"][2]["judgement"]["verdict"] == "disagrees"
+    assert "inside, first at node 'n117' (Atan)" in str(report)
+    assert report.to_dict()["regions"][2]["judgement"]["verdict"] == "disagrees"
 
 
 @pytest.mark.full
 def test_regions_get_right_inputs_and_the_whole_gets_wrong_ones() -> None:
     with xrt.XRTModule(long_model(at=0, count=12), engine=Wrong(native="off"), maximum_nodes=4) as module:
-        found = module.verify(numbers(), inner=False)
-    assert [region.judgement.verdict for region in found.regions] == [Verdict.DISAGREES, Verdict.AGREES, Verdict.AGREES]
-    assert found.whole.verdict is Verdict.DISAGREES
-    assert not any(region.inner for region in found.regions)
+        report = module.verify(numbers(), inner=False)
+    assert [region.judgement.verdict for region in report.regions] == [Verdict.DISAGREES, Verdict.AGREES, Verdict.AGREES]
+    assert report.whole.verdict is Verdict.DISAGREES
+    assert not any(region.inner for region in report.regions)
 
 
 @pytest.mark.full
 def test_what_an_engine_writes_to_is_a_copy() -> None:
     """Arrays in a list were handed over as they are."""
-    one = np.zeros(2, "float32")
-    theirs = copy_values([one, [one], None])
+    first = np.zeros(2, "float32")
+    theirs = copy_values([first, [first], None])
     theirs[0][...] = theirs[1][0][...] = 7
-    assert not one.any() and theirs[2] is None
+    assert not first.any() and theirs[2] is None
 
 
 @pytest.mark.full
 def test_progress_is_reported_of_every_region() -> None:
-    told: list[tuple[int, int]] = []
+    results: list[tuple[int, int]] = []
     with xrt.XRTModule(long_model(count=12), engine="toy", maximum_nodes=4) as module:
-        module.verify(numbers(), progress=lambda done, count: told.append((done, count)))
-    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
+        module.verify(numbers(), progress=lambda done, count: results.append((done, count)))
+    assert results == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
 @pytest.mark.full
@@ -134,8 +134,8 @@ def test_a_culprit_is_written_as_onnx_writes_its_cases(tmp_path: Path) -> None:
     (node,) = load(tmp_path / "case" / "model.onnx").nodes
     assert node.op_type == "Atan"
     data = tmp_path / "case" / "test_data_set_0"
-    given, due = (onnx.numpy_helper.to_array(onnx.load_tensor(data / name)) for name in ("input_0.pb", "output_0.pb"))
-    np.testing.assert_array_equal(given, culprit.inputs[0])
+    values, due = (onnx.numpy_helper.to_array(onnx.load_tensor(data / name)) for name in ("input_0.pb", "output_0.pb"))
+    np.testing.assert_array_equal(values, culprit.inputs[0])
     np.testing.assert_array_equal(due, culprit.expected[0])
 
 
@@ -172,8 +172,8 @@ def make_packed(bits: int = 4, block: int = 32, *, level: int = 0, dtype: str = 
         inputs[place] = name if name in constants else ""
     while not inputs[-1]:
         inputs.pop()
-    terms = {"K": INNER, "N": COLUMNS, "bits": bits, "block_size": block, "accuracy_level": level}
-    attributes = tuple(Attribute.of(name, value) for name, value in sorted(terms.items()))
+    results = {"K": INNER, "N": COLUMNS, "bits": bits, "block_size": block, "accuracy_level": level}
+    attributes = tuple(Attribute.of(name, value) for name, value in sorted(results.items()))
     nodes = (
         Node("MatMulNBits", tuple(inputs), ("h",), attributes, domain="com.microsoft", name="packed_product"),
         Node("Tanh", ("h",), ("y",), name="tanh"),
@@ -207,9 +207,9 @@ FORMS: dict[str, dict[str, Any]] = {
 def test_packed_weights_are_verified_at_the_tolerance_of_floats(form: dict[str, Any], tmp_path: Path) -> None:
     function = make_packed(**form)
     with xrt.XRTModule(function, ["ort"], cache=tmp_path, threads=1) as m:
-        found = m.verify(draw(function))
-    assert found, str(found)
-    assert [one.judgement.verdict for one in found.regions[0].inner] == [Verdict.AGREES] * 2
+        report = m.verify(draw(function))
+    assert report, str(report)
+    assert [item.judgement.verdict for item in report.regions[0].inner] == [Verdict.AGREES] * 2
 
 
 def test_what_a_deprecated_form_means_is_left_open(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ class _Off(Executable):
         self.function, self.share = function, share
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        return [(one * np.float32(1 + self.share)).astype(one.dtype) for one in evaluate(self.function, inputs)]
+        return [(value * np.float32(1 + self.share)).astype(value.dtype) for value in evaluate(self.function, inputs)]
 
 
 def check(engine: Faulty, allowed: Precision = "fp32", function: Function | None = None) -> Any:
@@ -277,9 +277,9 @@ def check(engine: Faulty, allowed: Precision = "fp32", function: Function | None
 
 
 def test_an_error_in_packed_weights_is_found() -> None:
-    found = check(Faulty(share=0.02))
-    assert not found
-    assert found.regions[0].differing[0].node == "packed_product"
+    result = check(Faulty(share=0.02))
+    assert not result
+    assert result.regions[0].differing[0].node == "packed_product"
     assert not check(Faulty(share=0.3), function=make_packed(level=4))  # more than bytes explain
 
 
@@ -303,9 +303,9 @@ def test_a_reference_that_fails_on_inner_values_is_not_blamed_on_the_engine() ->
 def test_an_engine_in_lower_precision_has_the_tolerance_of_it(engine: Faulty, allowed: Precision) -> None:
     context = CompileContext(ExecutionOptions(precision=allowed))
     assert find_precision(engine, context) == "bf16"
-    found = check(engine, allowed)
-    assert found
-    assert found.whole.message.startswith("in bf16, off by 0.00")
+    result = check(engine, allowed)
+    assert result
+    assert result.whole.message.startswith("in bf16, off by 0.00")
     assert bisect(make_packed(), engine, [draw(make_packed())], evaluate, context) is None
     assert not check(Faulty(0.3, engine.precision, engine.honors), allowed)
 

@@ -86,17 +86,17 @@ def case(
     """
     domain, _, kind = op.rpartition(":")
     names = tuple("" if value is None else f"x{i}" for i, value in enumerate(inputs))
-    given = [(name, value, i) for i, (name, value) in enumerate(zip(names, inputs, strict=True)) if name]
+    results = [(name, value, i) for i, (name, value) in enumerate(zip(names, inputs, strict=True)) if name]
     declared = dict(enumerate(types))
     node = Node(kind, names, tuple(f"y{i}" for i in range(outputs)), read_attributes(dict(attributes or {})), domain, "node")
     function = Function(
-        inputs=tuple(Value(name, declared.get(i) or _type(value)) for name, value, i in given if i not in constants),
+        inputs=tuple(Value(name, declared.get(i) or _type(value)) for name, value, i in results if i not in constants),
         outputs=tuple(Value(name) for name in node.outputs),
         nodes=(node,),
-        constants={name: Constant(value) for name, value, i in given if i in constants},
+        constants={name: Constant(value) for name, value, i in results if i in constants},
         opsets={"": opset, domain: ml} if domain else {"": opset},
     )
-    values = tuple(value for _, value, i in given if i not in constants)
+    values = tuple(value for _, value, i in results if i not in constants)
     source = source or ("onnxruntime" if formula is None else "NumPy")
     return Case(op, label or _label(inputs, attributes or {}, opset), function, values, formula, source, tolerance)
 
@@ -106,9 +106,9 @@ def _type(value: Array) -> TensorType:
 
 
 def _label(inputs: Sequence[Any], attributes: Mapping[str, Any], opset: int) -> str:
-    shown = [f"{x.dtype}{list(x.shape)}".replace(" ", "") if isinstance(x, np.ndarray) else "_" for x in inputs[:4]]
+    results = [f"{x.dtype}{list(x.shape)}".replace(" ", "") if isinstance(x, np.ndarray) else "_" for x in inputs[:4]]
     options = [f"{name}={value}".replace(" ", "") for name, value in attributes.items() if np.size(value) <= 12]
-    return ",".join([*shown, *options, f"v{opset}"])
+    return ",".join([*results, *options, f"v{opset}"])
 
 
 DRAWN = Drawn("learned")
@@ -341,10 +341,10 @@ def features() -> Iterator[Case]:
                 formula=lambda x, o=offset, s=scale: ((x - np.array(o)) * np.array(s)).astype(np.float32),
             )
     for norm, dtype in product(("MAX", "L1", "L2"), (np.float32, np.int64, np.float64)):
-        given = DRAWN.floats(4, 3, scale=5).astype(dtype)
+        data = DRAWN.floats(4, 3, scale=5).astype(dtype)
         yield case(
             f"{ML}:Normalizer",
-            [given],
+            [data],
             {"norm": norm},
             ml=1,
             label=f"{norm},{dtype.__name__}",
@@ -379,30 +379,30 @@ def features() -> Iterator[Case]:
         formula=lambda x: np.where(x == 2, 9, x),
     )
     for dtypes in ((np.float32, np.float32), (np.int64, np.int64), (np.float64, np.float64)):
-        given = [DRAWN.floats(3, n, scale=5).astype(t) for n, t in zip((2, 3), dtypes, strict=True)]
+        data = [DRAWN.floats(3, n, scale=5).astype(t) for n, t in zip((2, 3), dtypes, strict=True)]
         yield case(
             f"{ML}:FeatureVectorizer",
-            given,
+            data,
             {"inputdimensions": [2, 3]},
             ml=1,
             formula=lambda *x: np.concatenate(x, 1).astype(np.float32),
         )
     yield case(f"{ML}:FeatureVectorizer", [DRAWN.floats(3, 2), DRAWN.floats(3, 2)], {"inputdimensions": [1, 3]}, ml=1)
     for zeros in (0, 1):
-        told = {"zeros": zeros}
-        known = np.array([[1, 3], [2, 1]]) if not zeros else np.array([[1, 9], [2, 1]])
+        results = {"zeros": zeros}
+        array = np.array([[1, 3], [2, 1]]) if not zeros else np.array([[1, 9], [2, 1]])
         yield case(
             f"{ML}:OneHotEncoder",
-            [known],
-            {"cats_int64s": [1, 2, 3], **told},
+            [array],
+            {"cats_int64s": [1, 2, 3], **results},
             ml=1,
             label=f"int64,{zeros}",
             formula=lambda x: np.stack([x == c for c in (1, 2, 3)], -1).astype(np.float32),
         )
         yield case(
             f"{ML}:OneHotEncoder",
-            [known.astype(np.float32)],
-            {"cats_int64s": [1, 2, 3], **told},
+            [array.astype(np.float32)],
+            {"cats_int64s": [1, 2, 3], **results},
             ml=1,
             label=f"float,{zeros}",
             formula=lambda x: np.stack([x == c for c in (1, 2, 3)], -1).astype(np.float32),
@@ -443,8 +443,8 @@ def encoders() -> Iterator[Case]:
     values = {"s": {"values_strings": ["u", "v"]}, "i": {"values_int64s": [8, 9]}, "f": {"values_floats": [0.5, 0.25]}}
     defaults = {"s": {"default_string": "none"}, "i": {"default_int64": -7}, "f": {"default_float": -0.5}}
     for (a, (x, key)), (b, value) in product(keys.items(), values.items()):
-        for told in ({}, defaults[b]):
-            yield case(f"{ML}:LabelEncoder", [x], {**key, **value, **told}, ml=2, label=f"{a}{b},{bool(told)}")
+        for item in ({}, defaults[b]):
+            yield case(f"{ML}:LabelEncoder", [x], {**key, **value, **item}, ml=2, label=f"{a}{b},{bool(item)}")
     yield case(f"{ML}:LabelEncoder", [floats], {"keys_floats": [1.5, float("nan")], "values_int64s": [1, 2]}, ml=2, label="nan")
     yield case(
         f"{ML}:LabelEncoder",
@@ -512,8 +512,8 @@ def expected(case: Case) -> Sequence[Any]:
         return _by_onnxruntime(case)
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        found = case.formula(*case.inputs)
-    return found if isinstance(found, tuple) else (found,)
+        result = case.formula(*case.inputs)
+    return result if isinstance(result, tuple) else (result,)
 
 
 def _by_onnxruntime(case: Case) -> list[Any]:
@@ -522,8 +522,8 @@ def _by_onnxruntime(case: Case) -> list[Any]:
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(to_model(case.function).SerializeToString(), options, ["CPUExecutionProvider"])
-    given = dict(zip((value.name for value in case.function.inputs), case.inputs, strict=True))
-    return list(session.run(None, given))
+    results = dict(zip((value.name for value in case.function.inputs), case.inputs, strict=True))
+    return list(session.run(None, results))
 
 
 @pytest.mark.parametrize("family", [support_vectors, linear, trees, features, encoders])

@@ -49,8 +49,8 @@ def binary(source: str, folder: Path) -> bytes:
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[:2000]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr[:2000]
 
 
 def run_child(folder: Path) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def run_child(folder: Path) -> dict[str, Any]:
     build_libraries(folder)
     environment = {**os.environ, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "tests.engines.emulated_cuda.child", str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr[-3000:]
+    document: dict[str, Any] = json.loads(completed.stdout)
+    return document

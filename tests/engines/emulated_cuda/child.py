@@ -35,12 +35,12 @@ def main(folder: Path) -> None:
     driver, runtime = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libcudart.so.13")
     for log in (driver.cuEmulatedLog, runtime.cudaEmulatedLog):
         log.restype = ctypes.c_char_p
-    found: dict[str, Any] = {name: outcome(*MODELS[name], TOY) for name in MODELS}
-    found["driver"] = driver.cuEmulatedLog().decode().splitlines()
-    found["runtime"] = runtime.cudaEmulatedLog().decode().splitlines()
-    found |= {"saved": saved(), "threads": in_threads(), "misplaced": misplaced(), "alone": alone(), "closed": closed()}
-    found["architectures"] = sorted(set(compiled))
-    sys.stdout.write(json.dumps(found))
+    results: dict[str, Any] = {name: outcome(*MODELS[name], TOY) for name in MODELS}
+    results["driver"] = driver.cuEmulatedLog().decode().splitlines()
+    results["runtime"] = runtime.cudaEmulatedLog().decode().splitlines()
+    results |= {"saved": saved(), "threads": in_threads(), "misplaced": misplaced(), "alone": alone(), "closed": closed()}
+    results["architectures"] = sorted(set(compiled))
+    sys.stdout.write(json.dumps(results))
 
 
 def made(model: xrt.Graph, inputs: Any, device: EmulatedDevice) -> Any:
@@ -56,11 +56,11 @@ def context(device: EmulatedDevice, workdir: Path | None = None) -> CompileConte
 def outcome(model: xrt.Graph, inputs: Any, engine: str) -> dict[str, Any]:
     """Return how far results lie from an engine's on the CPU, and whether any is memory of another."""
     device = EmulatedDevice()
-    given = [device.upload(array) for array in inputs]
+    items = [device.upload(array) for array in inputs]
     executable = made(model, inputs, device)
-    results = executable.run(given, RunOptions(stream=STREAM))
+    results = executable.run(items, RunOptions(stream=STREAM))
     expected = reference(model, inputs, engine)
-    apart = all(not np.shares_memory(a, b) for k, a in enumerate(results) for b in [*given, *results[:k]])
+    apart = all(not np.shares_memory(a, b) for k, a in enumerate(results) for b in [*items, *results[:k]])
     return {
         "differs": [differs(*pair) for pair in zip(results, expected, strict=True)],
         "apart": apart,

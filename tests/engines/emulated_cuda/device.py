@@ -53,9 +53,9 @@ class EmulatedDevice(Accelerator):
         raise NotImplementedError
 
     def upload(self, array: np.ndarray[Any, Any], gap: int = 0) -> DeviceArray:
-        made = empty(array.shape, array.dtype, gap)
-        made[...] = array
-        return made
+        result = empty(array.shape, array.dtype, gap)
+        result[...] = array
+        return result
 
     def download(self, array: Any) -> np.ndarray[Any, Any]:
         return np.array(array)

@@ -76,11 +76,11 @@ def assert_gradient(
     names = [value.name for value in function.outputs]
     plain = run(function, inputs)
     seeds = [draw.standard_normal(plain[names.index(name)].shape).astype(dtype) for name in of]
-    found = run(differentiated, [*inputs, *seeds])
-    for before, after in zip(plain, found, strict=False):
+    result = run(differentiated, [*inputs, *seeds])
+    for before, after in zip(plain, result, strict=False):
         np.testing.assert_allclose(after, before, rtol=same, atol=same, err_msg="the outputs themselves have changed")
     executable = ready(infer_shapes(function))
-    for name, gradient in zip(wanted, found[len(names) :], strict=True):
+    for name, gradient in zip(wanted, result[len(names) :], strict=True):
         place = [value.name for value in function.inputs].index(name)
         assert gradient.shape == inputs[place].shape, f"the gradient of {name} has another shape"
         assert gradient.dtype == inputs[place].dtype
@@ -97,5 +97,5 @@ def assert_gradient(
             f"{name}: {actual} by rule, {expected} by differences"
         )
     if second:
-        kept = differentiated.replace(outputs=differentiated.outputs[len(names) :])
-        assert_gradient(kept, [*inputs, *seeds], seed=seed + 1, dtype=dtype, step=step, tolerance=tolerance, same=same)
+        graph = differentiated.replace(outputs=differentiated.outputs[len(names) :])
+        assert_gradient(graph, [*inputs, *seeds], seed=seed + 1, dtype=dtype, step=step, tolerance=tolerance, same=same)

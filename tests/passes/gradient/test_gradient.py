@@ -33,14 +33,14 @@ FUNCTION = make_function(affine, (X, W, B))
 
 
 def test_gradients_follow_the_outputs_in_the_order_asked_for() -> None:
-    found = xrt.gradient(FUNCTION, of="loss", with_respect_to=("b", "x"))
-    assert [value.name for value in found.outputs] == ["loss", "b_gradient", "x_gradient"]
-    assert [str(value.type) for value in found.outputs[1:]] == ["float64[2]", "float64[4,3]"]
-    assert found.inputs == FUNCTION.inputs
-    assert {node.name for node in FUNCTION.nodes} <= {node.name for node in found.nodes}
-    assert all("/gradient/" in node.name for node in found.nodes if node.name not in {n.name for n in FUNCTION.nodes})
-    verify(found)
-    verify_types(infer_shapes(found))
+    gradient = xrt.gradient(FUNCTION, of="loss", with_respect_to=("b", "x"))
+    assert [value.name for value in gradient.outputs] == ["loss", "b_gradient", "x_gradient"]
+    assert [str(value.type) for value in gradient.outputs[1:]] == ["float64[2]", "float64[4,3]"]
+    assert gradient.inputs == FUNCTION.inputs
+    assert {node.name for node in FUNCTION.nodes} <= {node.name for node in gradient.nodes}
+    assert all("/gradient/" in node.name for node in gradient.nodes if node.name not in {n.name for n in FUNCTION.nodes})
+    verify(gradient)
+    verify_types(infer_shapes(gradient))
 
 
 def test_without_names_it_is_the_output_by_every_input_of_floating_point() -> None:
@@ -54,36 +54,36 @@ def test_a_weight_has_a_gradient_and_stays_a_constant() -> None:
         return ops.ReduceSum(x @ current("w").constant(W, name="w"), keepdims=0)
 
     function = make_function(build, (X,))
-    found = xrt.gradient(function, with_respect_to="w")
-    assert found.constants["w"].array is function.constants["w"].array
-    np.testing.assert_allclose(run(found, (X,))[1], np.repeat(X.sum(0)[:, None], 2, 1))
+    gradient = xrt.gradient(function, with_respect_to="w")
+    assert gradient.constants["w"].array is function.constants["w"].array
+    np.testing.assert_allclose(run(gradient, (X,))[1], np.repeat(X.sum(0)[:, None], 2, 1))
 
 
 def test_an_inner_value_can_be_named() -> None:
     function = make_function(lambda x: ops.ReduceSum(ops.Sin(ops.Exp(x)), keepdims=0), (X,))
-    found = xrt.gradient(function, with_respect_to="exp_1")
-    np.testing.assert_allclose(run(found, (X,))[1], np.cos(np.exp(X)))
+    gradient = xrt.gradient(function, with_respect_to="exp_1")
+    np.testing.assert_allclose(run(gradient, (X,))[1], np.cos(np.exp(X)))
 
 
 def test_what_is_not_reached_has_zeros() -> None:
     function = make_function(lambda x, w: (ops.ReduceSum(x, keepdims=0), w * 2), (X, W))
-    found = xrt.gradient(function, of=function.outputs[0].name)
-    np.testing.assert_array_equal(run(found, (X, W))[-1], np.zeros_like(W))
+    gradient = xrt.gradient(function, of=function.outputs[0].name)
+    np.testing.assert_array_equal(run(gradient, (X, W))[-1], np.zeros_like(W))
 
 
 def test_a_weight_of_which_only_the_shape_is_read_has_zeros() -> None:
     def build(x: Any) -> Any:
         return ops.ReduceSum(ops.Reshape(x, ops.Shape(current("w").constant(W.T, name="w"))), keepdims=0)
 
-    found = xrt.gradient(make_function(build, (W,)), with_respect_to=("w", "x"))
-    np.testing.assert_array_equal(run(found, (W,))[1], np.zeros_like(W.T))
+    gradient = xrt.gradient(make_function(build, (W,)), with_respect_to=("w", "x"))
+    np.testing.assert_array_equal(run(gradient, (W,))[1], np.zeros_like(W.T))
 
 
 def test_seeds_are_further_inputs() -> None:
     function = make_function(lambda x: {"y": x * x}, (X,))
-    found = xrt.gradient(function, seeds=True)
-    assert [value.name for value in found.inputs] == ["x", "y_seed"]
-    np.testing.assert_allclose(run(found, (X, X))[1], 2 * X * X)
+    gradient = xrt.gradient(function, seeds=True)
+    assert [value.name for value in gradient.inputs] == ["x", "y_seed"]
+    np.testing.assert_allclose(run(gradient, (X, X))[1], 2 * X * X)
     np.testing.assert_allclose(run(xrt.gradient(function), (X,))[1], 2 * X)
 
 
@@ -115,10 +115,10 @@ def test_broadcasting_of_symbolic_sizes_is_undone_at_run_time(shapes: Any) -> No
 def test_other_types_of_floating_point() -> None:
     for dtype in (np.float32, np.float16):
         x, w, b = (array.astype(dtype) for array in (X, W, B))
-        found = run(xrt.gradient(make_function(affine, (x, w, b)), of="loss"), (x, w, b))
-        assert {gradient.dtype for gradient in found} == {np.dtype(dtype)}
+        result = run(xrt.gradient(make_function(affine, (x, w, b)), of="loss"), (x, w, b))
+        assert {gradient.dtype for gradient in result} == {np.dtype(dtype)}
         wanted = run(xrt.gradient(FUNCTION, of="loss"), (X, W, B))
-        for a, e in zip(found, wanted, strict=True):
+        for a, e in zip(result, wanted, strict=True):
             np.testing.assert_allclose(a, e, rtol=3e-3, atol=3e-3)
 
 
@@ -127,10 +127,10 @@ def test_a_normalization_gives_its_statistics_and_they_are_not_computed_again() 
         return ops.LayerNormalization(x, scale, outputs=1)[0] * x
 
     function = make_function(layer, (X.astype("float32"), X[0].astype("float32")))
-    found = xrt.gradient(function)
-    (node,) = (node for node in found.nodes if node.op == "LayerNormalization")
+    gradient = xrt.gradient(function)
+    (node,) = (node for node in gradient.nodes if node.op == "LayerNormalization")
     assert len(node.outputs) == 3 and all(node.outputs)
-    assert not {"Sqrt", "Reciprocal"} & {node.op for node in found.nodes}
+    assert not {"Sqrt", "Reciprocal"} & {node.op for node in gradient.nodes}
 
 
 def test_casts_are_passed() -> None:
@@ -159,9 +159,9 @@ def test_an_older_opset_is_brought_to_a_newer_one() -> None:
     text = """<ir_version: 8, opset_import: ["" : 11]>
     main (double[2,3] x) => (double[2] y) { z = Unsqueeze <axes=[0]> (x)  y0 = ReduceSum <axes=[2], keepdims=0> (z)
     y = Squeeze <axes=[0]> (y0) }"""
-    found = xrt.gradient(load(parser.parse_model(text)))
-    assert found.opset() >= 18
-    np.testing.assert_array_equal(run(found, (DRAW.standard_normal((2, 3)),))[1], np.ones((2, 3)))
+    gradient = xrt.gradient(load(parser.parse_model(text)))
+    assert gradient.opset() >= 18
+    np.testing.assert_array_equal(run(gradient, (DRAW.standard_normal((2, 3)),))[1], np.ones((2, 3)))
 
 
 # ---------------------------------------------------------------------- laws
@@ -182,8 +182,8 @@ def test_the_gradient_of_a_cut_is_the_cut_gradient() -> None:
     head = make_function(first, (X, W))
     h, k = run(head, (X, W))
     seeds = run(xrt.gradient(make_function(second, (h, k))), (h, k))[1:]
-    found = run(xrt.gradient(head, of=("h", "k"), seeds=True), (X, W, *seeds))[2:]
-    for a, e in zip(found, expected, strict=True):
+    gradient = run(xrt.gradient(head, of=("h", "k"), seeds=True), (X, W, *seeds))[2:]
+    for a, e in zip(gradient, expected, strict=True):
         np.testing.assert_allclose(a, e, rtol=1e-12)
 
 
@@ -206,8 +206,8 @@ def test_an_operator_without_a_rule_is_named() -> None:
 
 def test_an_operator_without_a_rule_that_is_not_on_the_path_is_passed() -> None:
     function = make_function(lambda x, w: (ops.ReduceSum(w, keepdims=0), ops.Det(x)), (X[:3], W))
-    found = xrt.gradient(function, of=function.outputs[0].name, with_respect_to=("x", "w"))
-    np.testing.assert_array_equal(run(found, (X[:3], W))[2], np.zeros((3, 3)))
+    gradient = xrt.gradient(function, of=function.outputs[0].name, with_respect_to=("x", "w"))
+    np.testing.assert_array_equal(run(gradient, (X[:3], W))[2], np.zeros((3, 3)))
 
 
 def test_an_opaque_operator_is_named() -> None:
@@ -254,8 +254,8 @@ def test_the_gradient_nodes_of_onnx(name: str) -> None:
     with xrt.XRTModule(load(path), engine="toy") as m:
         for inputs, outputs in data_sets(path, model):
             results = m(*inputs)
-            for found, expected in zip(results, outputs, strict=True):
-                np.testing.assert_allclose(found, expected)
+            for value, expected in zip(results, outputs, strict=True):
+                np.testing.assert_allclose(value, expected)
 
 
 def test_a_gradient_node_reads_other_values_than_those_it_names() -> None:
@@ -338,9 +338,9 @@ def test_other_engines_give_the_gradients_of_the_reference(name: str, engine: st
     with xrt.XRTModule(function, engines, pins=pins) as m:
         results = m(*arrays)
         used = {launch.engine for launch in m.plan.launches}
-    assert engines[0] in {str(one).split("{")[0] for one in used}
-    for found, wanted in zip(results, expected, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * max(1.0, float(np.abs(wanted).max())))
+    assert engines[0] in {str(item).split("{")[0] for item in used}
+    for result, wanted in zip(results, expected, strict=True):
+        np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-5 * max(1.0, float(np.abs(wanted).max())))
 
 
 GENERATOR = np.random.default_rng(5)

@@ -369,17 +369,17 @@ def recurrent() -> Iterator[Case]:
 
             name = f"{op} {direction}{', reset last' if options else ''}"
             yield Case(name, layer, (f(t, n, size), *weights, *states), direction == "forward")
-    one = (f(1, 4 * h, size), f(1, 4 * h, h), f(1, 8 * h), f(1, n, h), f(1, n, h), f(1, 3 * h))
+    first = (f(1, 4 * h, size), f(1, 4 * h, h), f(1, 8 * h), f(1, n, h), f(1, n, h), f(1, 3 * h))
     lengths = np.asarray([2, 3], np.int32)
 
     def peephole(x: Any, w: Any, r: Any, b: Any, h0: Any, c0: Any, p: Any) -> Any:
         return ops.LSTM(x, w, r, b, lengths, h0, c0, p, hidden_size=h, outputs=3)
 
-    yield Case("LSTM with peepholes and lengths", peephole, (f(t, n, size), *one))
+    yield Case("LSTM with peepholes and lengths", peephole, (f(t, n, size), *first))
 
     def ends(x: Any, w: Any, r: Any, h0: Any, c0: Any) -> Any:
-        found = ops.LSTM(x, w, r, None, None, h0, c0, hidden_size=h, direction="bidirectional", layout=1, outputs=3)
-        return found[1:]
+        result = ops.LSTM(x, w, r, None, None, h0, c0, hidden_size=h, direction="bidirectional", layout=1, outputs=3)
+        return result[1:]
 
     both = (f(n, t, size), f(2, 4 * h, size), f(2, 4 * h, h), f(n, 2, h), f(n, 2, h))
     yield Case("LSTM of batches, its last states", ends, both, False)
@@ -389,12 +389,12 @@ def recurrent() -> Iterator[Case]:
     def chosen(x: Any, w: Any, r: Any) -> Any:
         return ops.LSTM(x, w, r, hidden_size=h, activations=functions, clip=0.9, input_forget=1, outputs=1)[0]
 
-    yield Case("LSTM with other functions", chosen, (f(t, n, size), one[0], one[1]), False)
+    yield Case("LSTM with other functions", chosen, (f(t, n, size), first[0], first[1]), False)
 
     def clipped(x: Any, w: Any, r: Any, b: Any) -> Any:
         return ops.LSTM(x, w, r, b, hidden_size=h, clip=0.5, outputs=1)[0]
 
-    positive = tuple(abs(values) for values in (f(6, n, size), *one[:3]))
+    positive = tuple(abs(values) for values in (f(6, n, size), *first[:3]))
     yield Case("LSTM with a cell above what its gates are clipped to", clipped, positive, False)
 
 
@@ -437,5 +437,5 @@ def test_a_gradient_in_float32(case: Case) -> None:
 
 
 def test_every_rule_has_a_case() -> None:
-    made = {node.op for case in [*CASES, *narrow()] for node in make_function(case.build, case.inputs, case.opset).nodes}
-    assert {*RULES, *DEFINITIONS} - ELSEWHERE - made == set()
+    results = {node.op for case in [*CASES, *narrow()] for node in make_function(case.build, case.inputs, case.opset).nodes}
+    assert {*RULES, *DEFINITIONS} - ELSEWHERE - results == set()

@@ -38,14 +38,14 @@ def draw(seed: int, *shape: int, scale: float = 1.0) -> np.ndarray[Any, Any]:
 def make_table(function: Function, *batches: Mapping[str, Any]) -> CalibrationTable:
     """Return the extremes of each value over the batches."""
     names, keys = list_calibrated_values(function), hash_values(function)
-    given = {value.name for value in function.inputs} | set(function.constants)
-    inner = [name for name in names if name not in given]
+    results = {value.name for value in function.inputs} | set(function.constants)
+    inner = [name for name in names if name not in results]
     observed = function.replace(outputs=tuple(function.value(name) for name in inner))
     ranges = {}
     for batch in batches:
-        found = dict(zip(inner, evaluate(observed, [batch[v.name] for v in function.inputs]), strict=True)) | dict(batch)
+        values = dict(zip(inner, evaluate(observed, [batch[v.name] for v in function.inputs]), strict=True)) | dict(batch)
         for name in names:
-            low, high = float(found[name].min()), float(found[name].max())
+            low, high = float(values[name].min()), float(values[name].max())
             low, high = (min(low, ranges[name].low), max(high, ranges[name].high)) if name in ranges else (low, high)
             ranges[name] = ValueRange(key=keys[name], low=low, high=high, least=low, most=high, name=name)
     return CalibrationTable(method="minmax", ranges=tuple(ranges.values()))
@@ -53,7 +53,7 @@ def make_table(function: Function, *batches: Mapping[str, Any]) -> CalibrationTa
 
 def count_ops(function: Function) -> dict[str, int]:
     """Return how many nodes there are of each operator."""
-    found: dict[str, int] = {}
+    results: dict[str, int] = {}
     for node in function.nodes:
-        found[node.op] = found.get(node.op, 0) + 1
-    return found
+        results[node.op] = results.get(node.op, 0) + 1
+    return results

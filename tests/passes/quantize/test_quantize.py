@@ -74,8 +74,8 @@ def test_a_product_equals_integer_arithmetic(product: str, options: str) -> None
     nodes, constants = PRODUCTS[product]
     x = draw(7, 9, 6)
     function = make_function(nodes, constants, x.shape)
-    made = quantize(function, make_table(function, {"x": x}), OPTIONS[options])
-    terms = {name: constant.array for name, constant in made.constants.items()}
+    quantized = quantize(function, make_table(function, {"x": x}), OPTIONS[options])
+    terms = {name: constant.array for name, constant in quantized.constants.items()}
     scale, zero = terms["x_scale"], int(terms["x_zero_point"])
     integers = np.clip(np.rint(x / scale) + zero, *find_limits(DType.of(terms["x_zero_point"]))).astype(np.int64) - zero
     is_turned = bool(nodes[0].attr("transB", 0))
@@ -88,31 +88,35 @@ def test_a_product_equals_integer_arithmetic(product: str, options: str) -> None
         assert terms["b_quantized"].dtype == np.int32
         total = total + terms["b_quantized"].astype(np.int64)
     factor = scale.astype(np.float64) * (w_scale.T if is_turned and w_scale.ndim else w_scale).astype(np.float64)
-    assert np.allclose(evaluate(made, [x])[0], total * factor, rtol=1e-5, atol=1e-5)
+    assert np.allclose(evaluate(quantized, [x])[0], total * factor, rtol=1e-5, atol=1e-5)
 
 
 def test_a_convolution_in_bytes_equals_integer_arithmetic_up_to_ties() -> None:
     function, x = two_convolutions(), draw(5, 2, 3, 8, 8)
-    made = quantize(function, make_table(function, {"x": x}))
-    terms = {name: constant.array for name, constant in made.constants.items()}
-    codes = made.replace(outputs=tuple(made.value(f"{name}_quantized") for name in ("x", "r")))
-    found, result = (array.astype(np.int64) for array in evaluate(codes, [x]))
-    centered = np.pad(found - int(terms["x_zero_point"]), ((0, 0), (0, 0), (0, 0), (0, 0)))
+    quantized = quantize(function, make_table(function, {"x": x}))
+    constants = {name: constant.array for name, constant in quantized.constants.items()}
+    codes = quantized.replace(outputs=tuple(quantized.value(f"{name}_quantized") for name in ("x", "r")))
+    actual, result = (array.astype(np.int64) for array in evaluate(codes, [x]))
+    centered = np.pad(actual - int(constants["x_zero_point"]), ((0, 0), (0, 0), (0, 0), (0, 0)))
     windows = np.lib.stride_tricks.sliding_window_view(centered, (3, 3), axis=(2, 3))
-    total = np.einsum("nchwij,ocij->nohw", windows, terms["w_quantized"].astype(np.int64))
-    total = total + terms["b_quantized"].astype(np.int64)[:, None, None]
-    factor = terms["x_scale"].astype(np.float64) * terms["w_scale"].astype(np.float64) / terms["r_scale"].astype(np.float64)
+    total = np.einsum("nchwij,ocij->nohw", windows, constants["w_quantized"].astype(np.int64))
+    total = total + constants["b_quantized"].astype(np.int64)[:, None, None]
+    factor = (
+        constants["x_scale"].astype(np.float64)
+        * constants["w_scale"].astype(np.float64)
+        / constants["r_scale"].astype(np.float64)
+    )
     exact = np.clip(total * factor[:, None, None], 0, 255)  # the zero point of what a Relu gives is 0
-    assert int(terms["r_zero_point"]) == 0
+    assert int(constants["r_zero_point"]) == 0
     off = result != np.rint(exact)
     assert np.all(np.abs(np.abs(exact - np.floor(exact))[off] - 0.5) < 1e-3) and off.mean() < 0.01
 
 
 def test_the_result_of_the_last_convolution_is_not_quantized() -> None:
     function, x = two_convolutions(), draw(5, 2, 3, 8, 8)
-    made = quantize(function, make_table(function, {"x": x}))
-    assert count_ops(made) == {"QuantizeLinear": 2, "DequantizeLinear": 5, "Conv": 2, "Relu": 1}
-    onnx.checker.check_model(to_model(made), full_check=True)
+    quantized = quantize(function, make_table(function, {"x": x}))
+    assert count_ops(quantized) == {"QuantizeLinear": 2, "DequantizeLinear": 5, "Conv": 2, "Relu": 1}
+    onnx.checker.check_model(to_model(quantized), full_check=True)
 
 
 def test_values_and_weights_with_several_readers_are_quantized_once() -> None:
@@ -124,9 +128,9 @@ def test_values_and_weights_with_several_readers_are_quantized_once() -> None:
         Node("Concat", ("p", "q"), ("y",)).with_attributes(axis=1),
     ]
     function = make_function(nodes, {"w": draw(1, 6, 6), "v": draw(2, 6, 6)}, (4, 6))
-    made = quantize(function, make_table(function, {"x": draw(3, 4, 6)}))
-    assert count_ops(made) == {"QuantizeLinear": 2, "DequantizeLinear": 4, "MatMul": 3, "Add": 1, "Concat": 1}
-    assert [node.inputs for node in made.nodes if node.op == "Add"] == [("x", "a")]  # computed in floats: it reads floats
+    quantized = quantize(function, make_table(function, {"x": draw(3, 4, 6)}))
+    assert count_ops(quantized) == {"QuantizeLinear": 2, "DequantizeLinear": 4, "MatMul": 3, "Add": 1, "Concat": 1}
+    assert [node.inputs for node in quantized.nodes if node.op == "Add"] == [("x", "a")]  # computed in floats: it reads floats
 
 
 def test_a_sum_between_convolutions_reads_and_gives_bytes() -> None:
@@ -139,17 +143,17 @@ def test_a_sum_between_convolutions_reads_and_gives_bytes() -> None:
     ]
     function = make_function(nodes, {"w": draw(1, 3, 3, 3, 3)}, (1, 3, 8, 8))
     table = make_table(function, {"x": draw(3, 1, 3, 8, 8)})
-    made = quantize(function, table)
-    (add,) = (node for node in made.nodes if node.op == "Add")
+    quantized = quantize(function, table)
+    (add,) = (node for node in quantized.nodes if node.op == "Add")
     assert add.inputs == ("a_dequantized", "b_dequantized")
-    assert made.constants["m_scale"] == made.constants["s_scale"] if "s_scale" in made.constants else True
-    assert {found.name for found in table.ranges} == {"x", "a", "b", "s"}
+    assert quantized.constants["m_scale"] == quantized.constants["s_scale"] if "s_scale" in quantized.constants else True
+    assert {key.name for key in table.ranges} == {"x", "a", "b", "s"}
 
 
 def test_patterns_select_nodes() -> None:
     function, table = two_convolutions(), make_table(two_convolutions(), {"x": draw(5, 2, 3, 8, 8)})
-    made = quantize(function, table, QuantizationOptions(exclude=("name:y",)))  # type: ignore[arg-type]
-    assert [name for name in made.constants if name.endswith("_quantized")] == ["w_quantized", "b_quantized"]
+    quantized = quantize(function, table, QuantizationOptions(exclude=("name:y",)))  # type: ignore[arg-type]
+    assert [name for name in quantized.constants if name.endswith("_quantized")] == ["w_quantized", "b_quantized"]
     assert quantize(function, table, QuantizationOptions(include=("MatMul",))) is function  # type: ignore[arg-type]
     assert NodePattern.parse(" name: /a/* | b").matches(Node("Conv", ("x",), ("y",), name="/a/c"))
     assert str(NodePattern.parse("Conv|Ge*")) == "Conv|Ge*"
@@ -174,16 +178,16 @@ def test_a_node_that_stays_has_a_reason(case: str) -> None:
 def test_a_product_of_two_computed_values_is_quantized_where_asked() -> None:
     function = make_function([Node("MatMul", ("x", "x"), ("y",))], {}, (4, 4))
     table = make_table(function, {"x": draw(1, 4, 4)})
-    made = quantize(function, table, QuantizationOptions(activation_products=True))
-    assert count_ops(made) == {"QuantizeLinear": 1, "DequantizeLinear": 1, "MatMul": 1}
+    quantized = quantize(function, table, QuantizationOptions(activation_products=True))
+    assert count_ops(quantized) == {"QuantizeLinear": 1, "DequantizeLinear": 1, "MatMul": 1}
 
 
 def test_an_older_opset_is_raised_and_a_too_small_range_is_not_used() -> None:
     function = make_function([Node("MatMul", ("x", "w"), ("y",))], {"w": draw(1, 6, 5)}, (3, 6), opset=9)
     table = make_table(function, {"x": draw(1, 3, 6)})
-    made = quantize(function, table)
-    assert made.opset() == 13
-    onnx.checker.check_model(to_model(made), full_check=True)
+    quantized = quantize(function, table)
+    assert quantized.opset() == 13
+    onnx.checker.check_model(to_model(quantized), full_check=True)
     tiny = make_table(function, {"x": draw(1, 3, 6, scale=1e-32)})
     assert count_ops(quantize(function, tiny)) == {"MatMul": 1}
 
@@ -193,9 +197,9 @@ def test_weights_of_channels_that_are_all_but_zero_keep_the_bias() -> None:
     weight[:, 2], weight[:, 3] = 0, weight[:, 3] * np.float32(1e-12)
     function = make_function([Node("Gemm", ("x", "w", "b"), ("y",))], {"w": weight, "b": np.ones(5, np.float32)}, (3, 6))
     x = draw(2, 3, 6)
-    made = quantize(function, make_table(function, {"x": x}))
-    assert count_ops(made)["DequantizeLinear"] == 3
-    assert np.allclose(evaluate(made, [x])[0][:, 2:4], 1, atol=1e-3)
+    quantized = quantize(function, make_table(function, {"x": x}))
+    assert count_ops(quantized)["DequantizeLinear"] == 3
+    assert np.allclose(evaluate(quantized, [x])[0][:, 2:4], 1, atol=1e-3)
 
 
 def test_tables_of_other_models_are_errors() -> None:
@@ -203,11 +207,11 @@ def test_tables_of_other_models_are_errors() -> None:
     other = make_function([Node("MatMul", ("x", "w"), ("y",))], {"w": draw(1, 6, 5)}, (3, 6))
     nodes = [Node("Exp", ("x",), ("e",)), Node("MatMul", ("e", "w"), ("y",))]
     inner = make_function(nodes, {"w": draw(1, 6, 5)}, (3, 6))
-    known = make_table(inner, {"x": draw(1, 3, 6)})
+    table = make_table(inner, {"x": draw(1, 3, 6)})
     with pytest.raises(CalibrationError, match="it was made of another model, or the weights have changed since"):
-        quantize(other, known)
-    own = make_table(function, {"x": draw(5, 2, 3, 8, 8)})
-    part = type(own)(method="minmax", ranges=own.ranges[:1])
+        quantize(other, table)
+    copy = make_table(function, {"x": draw(5, 2, 3, 8, 8)})
+    part = type(copy)(method="minmax", ranges=copy.ranges[:1])
     with pytest.raises(CalibrationError, match=r"no range for 1 of the values to quantize: 'r'\. Calibrate this model"):
         quantize(function, part)
 
@@ -240,12 +244,12 @@ def test_stored_weights_are_near_and_engines_agree(weights: Any, symmetric: bool
     nodes = [Node("MatMul", ("x", "w"), ("a",)), Node("Gemm", ("a", "v", "b"), ("y",)).with_attributes(transB=1)]
     function = make_function(nodes, {"w": draw(1, 80, 24), "v": draw(2, 7, 24), "b": draw(3, 7)}, (5, 80))
     options = QuantizationOptions(weights=weights, symmetric_weights=symmetric)
-    made = quantize_weights(function, options)
-    onnx.checker.check_model(to_model(made), full_check=True)
+    quantized = quantize_weights(function, options)
+    onnx.checker.check_model(to_model(quantized), full_check=True)
     x = draw(4, 5, 80)
-    exact, near = evaluate(function, [x])[0], evaluate(made, [x])[0]
+    exact, near = evaluate(function, [x])[0], evaluate(quantized, [x])[0]
     assert np.linalg.norm(near - exact) / np.linalg.norm(exact) < 0.02
-    with xrt.XRTModule(made, engine=engine) as module:
+    with xrt.XRTModule(quantized, engine=engine) as module:
         assert np.allclose(module(x), near, rtol=1e-3, atol=1e-2)
 
 
@@ -256,11 +260,11 @@ def test_batch_normalization_is_folded_into_the_convolution() -> None:
     nodes = [Node("Conv", ("x", "w"), ("c",)), Node("BatchNormalization", ("c", "s", "t", "m", "d"), ("y",))]
     constants = {"w": draw(1, 4, 3, 3, 3), "s": draw(2, 4), "t": draw(3, 4), "m": draw(4, 4), "d": np.abs(draw(5, 4))}
     function, x = make_function(nodes, constants, (1, 3, 6, 6)), draw(6, 1, 3, 6, 6)
-    made = fold_batch_normalization(function)
-    assert count_ops(made) == {"Conv": 1}
-    assert np.allclose(evaluate(made, [x])[0], evaluate(function, [x])[0], rtol=1e-4, atol=1e-4)
-    kept = function.replace(outputs=(*function.outputs, function.value("c")))
-    assert fold_batch_normalization(kept) is kept
+    result = fold_batch_normalization(function)
+    assert count_ops(result) == {"Conv": 1}
+    assert np.allclose(evaluate(result, [x])[0], evaluate(function, [x])[0], rtol=1e-4, atol=1e-4)
+    graph = function.replace(outputs=(*function.outputs, function.value("c")))
+    assert fold_batch_normalization(graph) is graph
 
 
 RANGES = st.tuples(*[st.floats(-1e6, 1e6, width=32)] * 2).map(sorted)
@@ -269,23 +273,23 @@ RANGES = st.tuples(*[st.floats(-1e6, 1e6, width=32)] * 2).map(sorted)
 @pytest.mark.slow
 @given(RANGES, st.sampled_from(["uint8", "int8"]), st.booleans())
 def test_parameters_of_any_range_have_zero_and_reach_both_ends(range_: list[float], text: str, symmetric: bool) -> None:
-    found = fit_activation(*range_, DType.parse(text), symmetric=symmetric)
-    if found is None:
+    result = fit_activation(*range_, DType.parse(text), symmetric=symmetric)
+    if result is None:
         assert max(map(abs, range_)) < 1e-27
         return
     ends = np.array([*range_, 0], np.float32)
-    back = (round_to_integers(ends, found, DType.parse(text)).astype(np.float64) - int(found.zero_point)) * float(found.scale)
-    assert back[2] == 0 and np.all(np.abs(back - ends) <= float(found.scale) * 1.01)
+    back = (round_to_integers(ends, result, DType.parse(text)).astype(np.float64) - int(result.zero_point)) * float(result.scale)
+    assert back[2] == 0 and np.all(np.abs(back - ends) <= float(result.scale) * 1.01)
 
 
 @pytest.mark.slow
 @given(RANGES, st.sampled_from(["uint8", "int8"]), st.booleans())
 def test_weights_of_any_range_are_within_half_a_step(range_: list[float], text: str, symmetric: bool) -> None:
     low, high = np.array(range_[:1]), np.array(range_[1:])
-    found = fit_weight(low, high, DType.parse(text), symmetric=symmetric)
+    result = fit_weight(low, high, DType.parse(text), symmetric=symmetric)
     ends = np.array([*range_, 0], np.float32)
-    back = (round_to_integers(ends, found, DType.parse(text)).astype(np.float64) - found.zero_point.astype(int)) * found.scale
-    assert back[2] == 0 and np.all(np.abs(back - ends) <= found.scale * 1.01)
+    back = (round_to_integers(ends, result, DType.parse(text)).astype(np.float64) - result.zero_point.astype(int)) * result.scale
+    assert back[2] == 0 and np.all(np.abs(back - ends) <= result.scale * 1.01)
 
 
 def test_keys_outlast_a_renaming_and_not_a_change() -> None:
@@ -316,10 +320,10 @@ FUSED: dict[str, tuple[tuple[Any, ...], tuple[int, ...], dict[str, int]]] = {
 def test_a_product_and_its_bias_become_a_gemm(case: str, order: tuple[str, str]) -> None:
     declared, shape, operators = FUSED[case]
     function = make_function([Node("MatMul", ("x", "w"), ("a",)), Node("Add", order, ("y",))], WEIGHTS, declared)
-    made, x = fuse_biases(function), draw(3, *shape)
-    assert count_ops(made) == operators
-    assert np.allclose(evaluate(made, [x])[0], evaluate(function, [x])[0], rtol=1e-5, atol=1e-5)
-    assert (made is function) is ("Add" in operators)
+    result, x = fuse_biases(function), draw(3, *shape)
+    assert count_ops(result) == operators
+    assert np.allclose(evaluate(result, [x])[0], evaluate(function, [x])[0], rtol=1e-5, atol=1e-5)
+    assert (result is function) is ("Add" in operators)
 
 
 def test_products_of_one_value_share_its_rows() -> None:
@@ -327,9 +331,9 @@ def test_products_of_one_value_share_its_rows() -> None:
     nodes += [Node("Add", (f"{name}a", "b"), (f"{name}b",)) for name in "wv"]
     nodes.append(Node("Sum", ("wb", "vb"), ("y",)))
     function = make_function(nodes, {**WEIGHTS, "v": draw(4, 6, 5)}, (2, 3, 6))
-    made, x = fuse_biases(function), draw(3, 2, 3, 6)
-    assert count_ops(made) == {"Reshape": 3, "Gemm": 2, "Add": 1}
-    assert np.allclose(evaluate(made, [x])[0], evaluate(function, [x])[0], rtol=1e-5, atol=1e-5)
+    result, x = fuse_biases(function), draw(3, 2, 3, 6)
+    assert count_ops(result) == {"Reshape": 3, "Gemm": 2, "Add": 1}
+    assert np.allclose(evaluate(result, [x])[0], evaluate(function, [x])[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("bias", ["one number", "a row for each", "also an output"])
@@ -353,15 +357,15 @@ def test_onnx_runtime_has_integer_kernels_for_all(name: str, tmp_path: Path) -> 
     sizes, kernels = MODELS[name]
     function = prepare(load(name, **sizes))
     batches = [sample_inputs(function, seed) for seed in range(2)]
-    made = quantize(function, xrt.calibrate(function, batches, engine="ort"))
+    quantized = quantize(function, xrt.calibrate(function, batches, engine="ort"))
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath, options.log_severity_level = str(tmp_path / "optimized.onnx"), 3
-    onnxruntime.InferenceSession(to_model(made).SerializeToString(), options)
-    found: dict[str, int] = {}
+    onnxruntime.InferenceSession(to_model(quantized).SerializeToString(), options)
+    results: dict[str, int] = {}
     for node in onnx.load(tmp_path / "optimized.onnx").graph.node:
-        found[node.op_type] = found.get(node.op_type, 0) + 1
-    assert {op: count for op, count in found.items() if op in ("QLinearConv", "QLinearAdd", "QGemm")} == kernels
-    assert not {"Conv", "FusedConv", "Gemm", "FusedGemm"} & set(found)
+        results[node.op_type] = results.get(node.op_type, 0) + 1
+    assert {op: count for op, count in results.items() if op in ("QLinearConv", "QLinearAdd", "QGemm")} == kernels
+    assert not {"Conv", "FusedConv", "Gemm", "FusedGemm"} & set(results)
 
 
 HIDDEN = 64
@@ -388,15 +392,15 @@ def run(function: Function, seeds: range) -> Any:
 
 def measure_quantized(function: Function, exact: Any) -> float:
     table = xrt.calibrate(function, [sample_inputs(function, seed) for seed in range(6)], engine="ort")
-    found = run(quantize(function, table), range(100, 103))
-    return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
+    result = run(quantize(function, table), range(100, 103))
+    return float(np.linalg.norm(result - exact) / np.linalg.norm(exact))
 
 
 def find_magnitudes(function: Function) -> dict[str, Any]:
     names = list_balanced_values(function)
     with xrt.XRTModule(function, engine="ort") as module:
-        found = [module(**sample_inputs(function, seed), fetch=names) for seed in range(6)]
-    return {name: np.max([np.abs(one[name]).reshape(-1, HIDDEN).max(axis=0) for one in found], axis=0) for name in names}
+        array = [module(**sample_inputs(function, seed), fetch=names) for seed in range(6)]
+    return {name: np.max([np.abs(item[name]).reshape(-1, HIDDEN).max(axis=0) for item in array], axis=0) for name in names}
 
 
 @pytest.mark.slow
@@ -407,7 +411,7 @@ def test_outlier_channels_cost_little_once_they_are_balanced() -> None:
     assert np.allclose(run(hard, range(100, 103)), exact, rtol=1e-4, atol=1e-4)
     balanced = balance_channels(hard, find_magnitudes(hard))
     assert np.allclose(run(balanced, range(100, 103)), exact, rtol=1e-4, atol=1e-4)
-    errors = [measure_quantized(one, exact) for one in (plain, hard, balanced)]
+    errors = [measure_quantized(item, exact) for item in (plain, hard, balanced)]
     assert errors[1] > 5 * errors[0] and errors[2] < 1.5 * errors[0]
 
 
@@ -431,9 +435,9 @@ def test_what_else_reads_the_value_keeps_it_as_it_is(case: str) -> None:
 
 def test_zeros_are_left_alone_and_a_strength_has_limits() -> None:
     function = make_function([NORMALIZED, PRODUCT], {"s": draw(1, 6), "t": draw(2, 6), "w": draw(3, 6, 5)}, (6, 6))
-    made = balance_channels(function, {"n": np.array([0, 1, 1e9, 1, 1e-9, 1])})
+    result = balance_channels(function, {"n": np.array([0, 1, 1e9, 1, 1e-9, 1])})
     x = draw(4, 6, 6)
-    assert np.allclose(evaluate(made, [x])[0], evaluate(function, [x])[0], rtol=1e-4, atol=1e-4)
+    assert np.allclose(evaluate(result, [x])[0], evaluate(function, [x])[0], rtol=1e-4, atol=1e-4)
     with pytest.raises(OptionError, match="strength must be from 0 to 1; got 2"):
         balance_channels(function, {}, 2)
 
@@ -472,17 +476,17 @@ def measure(exact: Any, near: Any) -> float:
 
 @pytest.mark.parametrize("function", FORMS, ids=NAMES)
 def test_a_dynamic_product_rounds_operands_by_the_ranges_of_the_call(function: Function) -> None:
-    made = infer_shapes(quantize_dynamically(function))
-    assert [node.op for node in made.nodes if "Quantize" in node.op or "Integer" in node.op] == [
+    result = infer_shapes(quantize_dynamically(function))
+    assert [node.op for node in result.nodes if "Quantize" in node.op or "Integer" in node.op] == [
         "DynamicQuantizeLinear",
         "MatMulInteger",
     ]
-    (exact,), (near,) = evaluate(function, [X]), evaluate(made, [X])
+    (exact,), (near,) = evaluate(function, [X]), evaluate(result, [X])
     assert 1e-4 < measure(exact, near) < 0.02
-    (scaled,) = evaluate(made, [X * np.float32(1000)])
+    (scaled,) = evaluate(result, [X * np.float32(1000)])
     bias = function.constants["b"].array if "b" in function.constants else 0.0
     assert measure(1000 * (exact - bias), scaled - bias) < 0.02
-    with xrt.XRTModule(made, engine="ort", strict=True) as module:
+    with xrt.XRTModule(result, engine="ort", strict=True) as module:
         assert measure(near, module(X)) < 1e-3
 
 
@@ -525,9 +529,9 @@ def test_factors_of_powers_of_two_change_no_digit() -> None:
     function = infer_shapes(
         product.replace(nodes=nodes, constants={**product.constants, "s": Constant(scale), "n": Constant(bias)})
     )
-    made = scale_channels(function, {"h": np.exp2(RANDOM.integers(-5, 6, INNER)).astype("float32")})
-    assert made.fingerprint != function.fingerprint
-    (exact,), (same,) = evaluate(function, [X]), evaluate(made, [X])
+    result = scale_channels(function, {"h": np.exp2(RANDOM.integers(-5, 6, INNER)).astype("float32")})
+    assert result.fingerprint != function.fingerprint
+    (exact,), (same,) = evaluate(function, [X]), evaluate(result, [X])
     np.testing.assert_array_equal(exact, same)
 
 
@@ -535,8 +539,8 @@ FORM = Form(families=("product", "window", "elementwise"), aliases=False, symbol
 ALL_PRODUCTS = QuantizationOptions(activation_products=True, include=("*",))  # type: ignore[arg-type]  # texts are read
 
 
-def is_near(found: list[Any], expected: list[Any]) -> bool:
-    return all(np.allclose(a, b, rtol=1e-4, atol=1e-4, equal_nan=True) for a, b in zip(found, expected, strict=True))
+def is_near(actual: list[Any], expected: list[Any]) -> bool:
+    return all(np.allclose(a, b, rtol=1e-4, atol=1e-4, equal_nan=True) for a, b in zip(actual, expected, strict=True))
 
 
 @pytest.mark.slow
@@ -544,18 +548,18 @@ def is_near(found: list[Any], expected: list[Any]) -> bool:
 def test_passes_before_quantization_change_no_result(function: Function, seed: int) -> None:
     function = infer_shapes(function)
     values = make_random_inputs(function, seed)
-    made = fuse_biases(fold_batch_normalization(function))
-    verify(made)
-    verify_types(infer_shapes(made))
-    assert is_near(evaluate(made, values), evaluate(function, values))
+    result = fuse_biases(fold_batch_normalization(function))
+    verify(result)
+    verify_types(infer_shapes(result))
+    assert is_near(evaluate(result, values), evaluate(function, values))
 
 
 @pytest.mark.slow
 def test_nodes_that_others_wait_for_stay() -> None:
-    terms = {"w": draw(1, 6, 5), "b": draw(2, 5)}
+    results = {"w": draw(1, 6, 5), "b": draw(2, 5)}
     nodes = [Node("MatMul", ("x", "w"), ("a",)), Node("Add", ("a", "b"), ("y",), name="add")]
     nodes.append(Node("Relu", ("x",), ("z",), control=("add",)))
-    function = make_function(nodes, terms, (3, 6), "y", "z")
+    function = make_function(nodes, results, (3, 6), "y", "z")
     assert fuse_biases(function) is function
     nodes = [Node("Conv", ("x", "v"), ("c",)), Node("BatchNormalization", ("c", "s", "s", "s", "s"), ("y",), name="norm")]
     nodes.append(Node("Relu", ("x",), ("z",), control=("norm",)))
@@ -566,16 +570,16 @@ def test_nodes_that_others_wait_for_stay() -> None:
 def quantize_by(function: Function, values: list[Any], options: QuantizationOptions = ALL_PRODUCTS) -> Function | None:
     """Return the Function quantized by the ranges of one call; None where a value is not finite or nothing can be quantized."""
     names, keys = list_calibrated_values(function, options), hash_values(function)
-    own = {value.name for value in (*function.inputs, *function.outputs)} | set(function.constants)
-    inner = [name for name in names if name not in own]
+    results = {value.name for value in (*function.inputs, *function.outputs)} | set(function.constants)
+    inner = [name for name in names if name not in results]
     wide = function.replace(outputs=(*function.outputs, *map(function.value, inner)))
-    found = dict(zip((v.name for v in wide.outputs), evaluate(wide, values), strict=True))
-    found |= dict(zip((v.name for v in function.inputs), values, strict=True))
-    found |= {name: constant.array for name, constant in function.constants.items()}
-    if not names or not all(np.isfinite(found[name]).all() for name in names):
+    mapping = dict(zip((v.name for v in wide.outputs), evaluate(wide, values), strict=True))
+    mapping |= dict(zip((v.name for v in function.inputs), values, strict=True))
+    mapping |= {name: constant.array for name, constant in function.constants.items()}
+    if not names or not all(np.isfinite(mapping[name]).all() for name in names):
         return None
     observer = Observer()
-    observer.add({keys[name]: (name, found[name]) for name in names})
+    observer.add({keys[name]: (name, mapping[name]) for name in names})
     return quantize(function, observer.make_table(), options)
 
 
@@ -584,12 +588,12 @@ def quantize_by(function: Function, values: list[Any], options: QuantizationOpti
 def test_a_quantized_graph_is_valid_and_runs(function: Function, seed: int) -> None:
     function = infer_shapes(function)
     values = make_random_inputs(function, seed)
-    for made in (quantize_by(function, values), quantize_weights(function)):
-        if made is not None:
-            verify(made)
-            verify_types(infer_shapes(made))
-            for found, value in zip(evaluate(made, values), function.outputs, strict=True):
-                assert isinstance(value.type, TensorType) and found.dtype == value.type.dtype.numpy
+    for item in (quantize_by(function, values), quantize_weights(function)):
+        if item is not None:
+            verify(item)
+            verify_types(infer_shapes(item))
+            for tensor, value in zip(evaluate(item, values), function.outputs, strict=True):
+                assert isinstance(value.type, TensorType) and tensor.dtype == value.type.dtype.numpy
 
 
 # OpenVINO gives a quantized product of a vector another shape; the product then runs on toy.
@@ -600,20 +604,20 @@ def test_engines_agree_on_quantized_graphs(engine: str) -> None:
     """Where a rounding step is between, a value may be one step off; what is compared is how far results are from each other."""
     # Without VNNI, kernels for uint8 by int8 saturate unless weights have 7 bits.
     options = replace(ALL_PRODUCTS, reduce_range=needs_reduced_range([registry.create(engine)]))
-    tried = 0
+    attempts = 0
     for seed in range(120):
         function = infer_shapes(make_seeded_function(seed, FORM))
         values = make_random_inputs(function, seed)
-        made = quantize_by(function, values, options)
-        if made is None or "QuantizeLinear" not in count_ops(made):
+        quantized = quantize_by(function, values, options)
+        if quantized is None or "QuantizeLinear" not in count_ops(quantized):
             continue
-        tried += 1
-        exact, near = evaluate(function, values), evaluate(made, values)
-        with xrt.XRTModule(made, engine=[engine, "toy"]) as module:
+        attempts += 1
+        exact, near = evaluate(function, values), evaluate(quantized, values)
+        with xrt.XRTModule(quantized, engine=[engine, "toy"]) as module:
             results = module(*values)
-        found = list(results) if len(made.outputs) > 1 else [results]
-        for a, b, c in zip(found, near, exact, strict=True):
+        items = list(results) if len(quantized.outputs) > 1 else [results]
+        for a, b, c in zip(items, near, exact, strict=True):
             if b.dtype.kind == "f":
                 step = np.abs(b.astype(np.float64) - c).max(initial=0.0) + np.abs(c).max(initial=0.0) / 64
                 assert np.abs(a.astype(np.float64) - b).max(initial=0.0) <= step, seed
-    assert tried >= 10
+    assert attempts >= 10

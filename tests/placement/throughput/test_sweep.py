@@ -84,30 +84,34 @@ def convex(split: Split, size: int) -> float:
     return 0.004 * size * (1.0 + 0.1 * math.log2(size)) / split.threads**0.7
 
 
-def check_law(found: ThroughputResult) -> None:
+def check_law(actual: ThroughputResult) -> None:
     """The chosen point has the highest measured rate within the bound, up to what counts as equal."""
-    within = [one.rate for one in found.candidates if one.rate is not None and one.p99 <= found.bound]
-    assert found.configuration is not None
-    assert found.configuration.rate >= 0.96 * max(within)
-    assert found.configuration.p99 <= found.bound
-    assert found.candidates[0].verdict == "chosen"
-    assert [one.verdict for one in found.candidates].count("chosen") == 1
+    within = [candidate.rate for candidate in actual.candidates if candidate.rate is not None and candidate.p99 <= actual.bound]
+    assert actual.configuration is not None
+    assert actual.configuration.rate >= 0.96 * max(within)
+    assert actual.configuration.p99 <= actual.bound
+    assert actual.candidates[0].verdict == "chosen"
+    assert [candidate.verdict for candidate in actual.candidates].count("chosen") == 1
 
 
 def test_a_model_whose_calls_cost_much_is_batched() -> None:
-    found = tune(SimulatedBench(flat))
-    check_law(found)
-    assert found.configuration is not None
-    assert (found.configuration.batch, found.configuration.instances, found.configuration.concurrency) == (32, 2, 64)
-    assert found.configuration.rate == pytest.approx(2 * 32 / flat(SPLITS[1], 32), rel=1e-5)
+    result = tune(SimulatedBench(flat))
+    check_law(result)
+    assert result.configuration is not None
+    assert (result.configuration.batch, result.configuration.instances, result.configuration.concurrency) == (32, 2, 64)
+    assert result.configuration.rate == pytest.approx(2 * 32 / flat(SPLITS[1], 32), rel=1e-5)
 
 
 def test_a_model_is_not_batched_where_that_does_not_pay() -> None:
-    found = tune(SimulatedBench(convex))
-    check_law(found)
-    assert found.configuration is not None
-    assert (found.configuration.batch, found.configuration.instances, found.configuration.concurrency) == (1, 2, 2)
-    declined = {(one.batch, one.concurrency): one.note for one in found.candidates if one.split == SPLITS[1] and not one.rate}
+    result = tune(SimulatedBench(convex))
+    check_law(result)
+    assert result.configuration is not None
+    assert (result.configuration.batch, result.configuration.instances, result.configuration.concurrency) == (1, 2, 2)
+    declined = {
+        (candidate.batch, candidate.concurrency): candidate.note
+        for candidate in result.candidates
+        if candidate.split == SPLITS[1] and not candidate.rate
+    }
     assert declined[8, 16] == "batches of 4 already take 21.1 ms"
     assert declined[32, 128] == "batches of 4 already take 21.1 ms"
 
@@ -115,25 +119,25 @@ def test_a_model_is_not_batched_where_that_does_not_pay() -> None:
 def test_a_point_over_the_bound_spares_the_deeper_one_of_the_same_batch() -> None:
     bench = SimulatedBench(lambda split, size: 0.01 * size)
     tune(bench, batches=(1, 2), splits=SPLITS[:1], bound=0.012)
-    assert [one[:3] for one in bench.loads] == [(SPLITS[0], 1, 1), (SPLITS[0], 1, 2), (SPLITS[0], 2, 2)]
+    assert [item[:3] for item in bench.loads] == [(SPLITS[0], 1, 1), (SPLITS[0], 1, 2), (SPLITS[0], 2, 2)]
 
 
 def test_a_tight_bound_takes_smaller_batches() -> None:
     bench = SimulatedBench(lambda split, size: 0.004 + 0.0005 * size, is_exact=True)
-    found = tune(bench, bound=0.012, budget=20.0)
-    check_law(found)
-    assert found.configuration is not None
-    assert found.configuration.batch == 8
-    assert found.configuration.sizes == (1, 2, 4, 8)
-    assert found.configuration.plans == ("one", "one", "one", "two")
+    result = tune(bench, bound=0.012, budget=20.0)
+    check_law(result)
+    assert result.configuration is not None
+    assert result.configuration.batch == 8
+    assert result.configuration.sizes == (1, 2, 4, 8)
+    assert result.configuration.plans == ("one", "one", "one", "two")
 
 
 def test_nothing_is_chosen_where_a_single_call_takes_too_long() -> None:
-    found = tune(SimulatedBench(convex), bound=0.001)
-    assert found.configuration is None
-    assert found.to_record() is None
-    assert found.headline == "nothing serves requests within a p99 of 1 ms; the fastest request takes 2.46 ms"
-    assert {one.verdict for one in found.candidates} == {"declined", "over"}
+    result = tune(SimulatedBench(convex), bound=0.001)
+    assert result.configuration is None
+    assert result.to_record() is None
+    assert result.headline == "nothing serves requests within a p99 of 1 ms; the fastest request takes 2.46 ms"
+    assert {candidate.verdict for candidate in result.candidates} == {"declined", "over"}
 
 
 def test_a_point_that_fails_leaves_the_measurements_of_the_others() -> None:
@@ -146,7 +150,7 @@ def test_a_point_that_fails_leaves_the_measurements_of_the_others() -> None:
     result = tune(SimulatedBench(run_out_of_memory))
     check_law(result)
     assert result.configuration is not None and result.configuration.batch == 8
-    failed = {one.batch: one.note for one in result.candidates if one.verdict == "declined"}
+    failed = {candidate.batch: candidate.note for candidate in result.candidates if candidate.verdict == "declined"}
     assert failed == {16: "no memory for 16 rows", 32: "no memory for 32 rows"}
     least = 1
     with pytest.raises(RunFailed, match="no memory for 1 rows"):
@@ -154,22 +158,22 @@ def test_a_point_that_fails_leaves_the_measurements_of_the_others() -> None:
 
 
 def test_requests_that_are_calls_are_tuned_for_instances_alone() -> None:
-    found = tune(SimulatedBench(convex, dim=""), batches=(1,))
-    check_law(found)
-    assert {one.batch for one in found.candidates} == {1}
+    result = tune(SimulatedBench(convex, dim=""), batches=(1,))
+    check_law(result)
+    assert {candidate.batch for candidate in result.candidates} == {1}
 
 
 def test_the_budget_is_divided_and_kept() -> None:
     bench = SimulatedBench(flat)
-    found = tune(bench, budget=4.8)
-    assert [one[3] for one in bench.loads] == [pytest.approx(0.2)] * 24
-    assert found.spent == bench.now == pytest.approx(4.8)
+    result = tune(bench, budget=4.8)
+    assert [item[3] for item in bench.loads] == [pytest.approx(0.2)] * 24
+    assert result.spent == bench.now == pytest.approx(4.8)
 
 
 def test_points_for_which_no_time_is_left_say_so() -> None:
-    found = tune(SimulatedBench(lambda split, size: 1.0 * size), bound=math.inf, budget=1.0)
-    assert [one.verdict for one in found.candidates] == ["chosen"] + ["declined"] * 23
-    assert found.candidates[1].note == "no time was left of budget=1 s"
+    result = tune(SimulatedBench(lambda split, size: 1.0 * size), bound=math.inf, budget=1.0)
+    assert [candidate.verdict for candidate in result.candidates] == ["chosen"] + ["declined"] * 23
+    assert result.candidates[1].note == "no time was left of budget=1 s"
 
 
 def test_an_interrupt_keeps_what_was_measured() -> None:
@@ -179,9 +183,9 @@ def test_an_interrupt_keeps_what_was_measured() -> None:
                 raise KeyboardInterrupt
             return super().run_load(split, batch, concurrency, seconds)
 
-    found = tune(Interrupted(flat))
-    assert found.is_interrupted
-    assert found.configuration is not None and found.configuration.batch == 1
+    result = tune(Interrupted(flat))
+    assert result.is_interrupted
+    assert result.configuration is not None and result.configuration.batch == 1
 
 
 @settings(max_examples=20, deadline=None)
@@ -200,12 +204,12 @@ def test_the_choice_has_the_highest_measured_rate(
     def service(split: Split, size: int) -> float:
         return (call + row * size) / split.threads**scaling
 
-    found = tune(SimulatedBench(service, noise, is_exact=is_exact, seed=seed), bound=bound, budget=5.0, batches=(1, 4, 16))
-    if found.configuration is not None:
-        check_law(found)
-        record = found.to_record()
+    result = tune(SimulatedBench(service, noise, is_exact=is_exact, seed=seed), bound=bound, budget=5.0, batches=(1, 4, 16))
+    if result.configuration is not None:
+        check_law(result)
+        record = result.to_record()
         assert record is not None
-        assert record.replace(rows=()) == found.configuration
+        assert record.replace(rows=()) == result.configuration
 
 
 def test_a_thread_budget_is_divided_without_a_rest_where_that_can_be() -> None:
@@ -233,11 +237,11 @@ def test_what_is_asked_for_is_checked() -> None:
 
 
 def test_a_result_prints_as_a_table() -> None:
-    found = tune(SimulatedBench(lambda split, size: 0.001 * size), batches=(1, 2), budget=5.0)
-    first, points, chosen, *others = str(found).splitlines()
-    assert found.configuration is not None
-    assert first == f"most requests per second within a p99 of 20 ms: {found.configuration}"
-    assert str(found.configuration) == "no batching, 2 instances of 1 thread, 2 in flight: 2000/s, p50 1 ms, p99 1.1 ms"
+    result = tune(SimulatedBench(lambda split, size: 0.001 * size), batches=(1, 2), budget=5.0)
+    first, points, chosen, *others = str(result).splitlines()
+    assert result.configuration is not None
+    assert first == f"most requests per second within a p99 of 20 ms: {result.configuration}"
+    assert str(result.configuration) == "no batching, 2 instances of 1 thread, 2 in flight: 2000/s, p50 1 ms, p99 1.1 ms"
     assert points == "  8 points, 5.0 of 5 s"
     assert chosen == "  chosen: batch 1, 2 instances of 1 thread, 2 in flight, on one, 2000/s, p50 1 ms, p99 1.1 ms"
     assert "  within: batch 2, 2 instances of 1 thread, 8 in flight, on one, 2000/s, p50 4 ms, p99 4.4 ms" in others
@@ -245,21 +249,21 @@ def test_a_result_prints_as_a_table() -> None:
 
 @pytest.mark.parametrize("bound", [0.02, math.inf])
 def test_a_placement_file_holds_the_configuration_and_its_search(bound: float, tmp_path: Path) -> None:
-    found = tune(SimulatedBench(flat, is_exact=True), bound=bound, budget=5.0)
-    record = found.to_record()
+    result = tune(SimulatedBench(flat, is_exact=True), bound=bound, budget=5.0)
+    record = result.to_record()
     assert record is not None
     write_placement(PlacementFile(serving=record), tmp_path / "m.lock")
     read = read_placement(tmp_path / "m.lock")
     assert read.serving == record
-    assert record.replace(rows=()) == found.configuration
-    assert len(record.rows) == len(found.candidates)
+    assert record.replace(rows=()) == result.configuration
+    assert len(record.rows) == len(result.candidates)
     assert parse_serving(spell_serving(record)) == record
     assert parse_serving(spell_serving(None)) is None
 
 
 def test_a_damaged_configuration_is_refused() -> None:
-    found = tune(SimulatedBench(flat, is_exact=True), budget=5.0)
-    text = dumps(PlacementFile(serving=found.to_record()))
+    result = tune(SimulatedBench(flat, is_exact=True), budget=5.0)
+    text = dumps(PlacementFile(serving=result.to_record()))
     with pytest.raises(PlacementFileError) as caught:
         loads(
             text.replace('"batch": 32', '"batch": 0', 1) if '"batch": 32' in text else text.replace('"batch": 16', '"batch": 0')
@@ -274,9 +278,9 @@ def test_a_page_lists_all_points() -> None:
     result = tune(SimulatedBench(convex), budget=20.0)
     page = render_throughput_page(result, "a <model>")
     assert "Throughput of a &lt;model&gt;" in page
-    for one in result.candidates:
-        assert f"batch {one.batch}, {one.split}" in page
-        assert f"batch {one.batch}, {one.split}" in result._repr_html_()
+    for candidate in result.candidates:
+        assert f"batch {candidate.batch}, {candidate.split}" in page
+        assert f"batch {candidate.batch}, {candidate.split}" in result._repr_html_()
 
 
 def test_a_sweep_without_a_choice_says_so() -> None:
