@@ -66,7 +66,7 @@ class StoredLaunch(NamedTuple):
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     computed: tuple[str, ...]
-    """Outputs that are defined by nodes."""
+    """The outputs that nodes compute; the others are inputs or constants that pass through."""
     weights: tuple[StoredWeight, ...]
 
 
@@ -92,7 +92,7 @@ class StoredProgram(NamedTuple):
     """Specs of all engines that took part, by priority."""
     implicit: str | None = None
     key: tuple[tuple[int, ...] | None, ...] | None = None
-    """What it depends on: None, or the shape of each input."""
+    """The shapes of the inputs that it is compiled for, None for an input without one. None: those that the model declares."""
     fetch: tuple[str, ...] = ()
     """Values that the call fetches instead of the model's outputs."""
     function: str = ""

@@ -81,6 +81,7 @@ class Token(NamedTuple):
 
     @property
     def description(self) -> str:
+        """The token as errors quote it, abbreviated."""
         if self.kind == "end":
             return "the end of the text"
         return repr(self.text if len(self.text) <= 40 else f"{self.text[:37]}...")

@@ -17,7 +17,7 @@ from xrt.operators.rewriting import NodeWriter, Write
 from xrt.operators.traits import is_training
 
 DECOMPOSITIONS: dict[str, tuple[int, Write]] = {}
-"""By operator of ai.onnx: the first opset whose form the rule reads and writes, and the rule."""
+"""By operator: the first opset for which the rule is valid, and the rule."""
 _Rule = TypeVar("_Rule", bound=Callable[[NodeWriter], "str | Sequence[str] | None"])
 
 
@@ -94,26 +94,26 @@ def _celu(w: NodeWriter) -> str:
 
 @decomposition("Softplus", since=7)
 def _softplus(w: NodeWriter) -> str:
-    """The sum max(x, 0) + log(1 + exp(-|x|)), which does not overflow as ONNX's body does."""
+    """Compute max(x, 0) + log(1 + exp(-|x|)). ONNX's body, log(1 + exp(x)), overflows."""
     small = w.op("Exp", w.op("Neg", w.op("Abs", w.x)))
     return w.op("Add", w.op("Relu", w.x), w.op("Log", w.op("Add", small, w.number(1))))
 
 
 @decomposition("Mish", since=18)
 def _mish(w: NodeWriter) -> str:
-    """The product x tanh(Softplus(x)), with the Softplus above."""
+    """Compute x tanh(Softplus(x)) with the Softplus above, which does not overflow."""
     return w.op("Mul", w.x, w.op("Tanh", _softplus(w)))
 
 
 @decomposition("Softsign", since=7)
 def _softsign(w: NodeWriter) -> str:
-    """The quotient x / (1 + |x|). ONNX's body begins at opset 18."""
+    """Compute x / (1 + |x|). ONNX has a body only from opset 18 on."""
     return w.op("Div", w.x, w.op("Add", w.op("Abs", w.x), w.number(1)))
 
 
 @decomposition("Swish", since=24)
 def _swish(w: NodeWriter) -> str:
-    """The product x Sigmoid(alpha x). ONNX's body computes alpha in float32."""
+    """Compute x Sigmoid(alpha x). ONNX's body computes alpha in float32."""
     return w.op("Mul", w.x, w.op("Sigmoid", w.op("Mul", w.x, w.number(w.attr("alpha", 1.0)))))
 
 

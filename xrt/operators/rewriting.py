@@ -13,7 +13,7 @@ from xrt.graph.node import rename_node
 
 
 def find_value(name: str, function: Function) -> Constant | None:
-    """The constant that a value is known to be without evaluation; None for other values."""
+    """The constant behind a value: an initializer, a Constant node or the Shape of a static tensor; None for other values."""
     producer = function.producer(name)
     return function.constants.get(name) if producer is None else find_constant(producer, function)
 
@@ -43,7 +43,7 @@ def _read_value(node: Node) -> Constant | None:
 
 @dataclass(slots=True)
 class NodeWriter:
-    """The replacement of one node under construction; values are referred to by name."""
+    """Builds the nodes and constants that replace one node. Its methods add to them and return names of values."""
 
     node: Node
     function: Function
@@ -143,7 +143,7 @@ class NodeWriter:
         return self.node.inputs[0]
 
     def define(self, results: str | Sequence[str]) -> None:
-        """Name values that were written as the results of the node, by position."""
+        """Make values the results of the node, by position: the readers of the node then read these values."""
         names = [results] if isinstance(results, str) else results
         for name, output in zip(names, self.node.outputs, strict=False):
             if not output or name == output:

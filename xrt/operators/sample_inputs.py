@@ -15,9 +15,9 @@ from xrt.graph import DType, FrozenDict, Function, MapType, OptionalType, Sequen
 from xrt.operators.traits import Trait, has_trait
 
 Array: TypeAlias = np.ndarray[Any, Any]
-# NumPy generates 8-byte numbers, which are then cast to the input's type.
+# Bytes per random number: NumPy generates 8-byte numbers, which are then cast to the input's type.
 DRAWN_BYTES = 8
-_LENGTH = 2  # elements of a sequence
+_SEQUENCE_LENGTH = 2
 
 
 def sample_inputs(function: Function, seed: int = 0, sizes: Mapping[str, int] = FrozenDict()) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def _sample(value: Value, type_: Type | None, sizes: Mapping[str, int], generato
     if isinstance(type_, OptionalType):
         return _sample(value, type_.element, sizes, generator, rows)
     if isinstance(type_, SequenceType):
-        return [_sample(value, type_.element, sizes, generator, rows) for _ in range(_LENGTH)]
+        return [_sample(value, type_.element, sizes, generator, rows) for _ in range(_SEQUENCE_LENGTH)]
     if isinstance(type_, TensorType) and type_.shape is not None:
         return _make_array(value, type_.with_shape(tuple(_choose_extent(dim, sizes) for dim in type_.shape)), generator, rows)
     kind = "a map" if isinstance(type_, MapType) else "of unknown type" if type_ is None else "of unknown rank"

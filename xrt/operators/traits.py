@@ -237,7 +237,7 @@ def has_trait(node: Node, trait: Trait) -> bool:
 
 
 def list_shape_operands(op_type: str) -> tuple[int, ...]:
-    """Positions of the inputs that determine the shape of the result, with the axes of reductions."""
+    """Positions of the inputs that determine the shape of the result; for reductions, the axes."""
     # Reductions have the axes as input 1, from opset 13 or 18 on.
     return (1,) if op_type.startswith("Reduce") else SHAPE_OPERANDS.get(op_type, ())
 

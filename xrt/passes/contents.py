@@ -148,6 +148,7 @@ def _compute_element(elements: Sequence[Any], dtype: DType, compute: Callable[..
 
 
 def _quotient(a: Any, b: Any) -> Any:
+    """Divide; integers are rounded towards zero, and None is returned if any divisor is zero."""
     if not np.issubdtype(a.dtype, np.integer):
         return np.divide(a, b)
     if not np.all(b):
@@ -157,6 +158,7 @@ def _quotient(a: Any, b: Any) -> Any:
 
 
 def _neutral(a: Any, b: Any, neutral: int) -> Any:
+    """The other element if one is the neutral element of the operation (0 of Add, 1 of Mul), else None."""
     return a if b == neutral else b if a == neutral else None
 
 

@@ -92,7 +92,7 @@ def infer_by_onnx(function: Function) -> Function:
 
 
 def _drop_claims(function: Function) -> Function:
-    """Drop the declared types of values that onnx can infer, so that a wrong declaration does not win."""
+    """Drop the declared types of values that onnx can infer: it trusts declarations, which may be wrong."""
     types = {name: type_ for name, type_ in function.types.items() if not _has_schema(name, function)}
     outputs = [Value(v.name) if _has_schema(v.name, function) else _as_defined(v, function) for v in function.outputs]
     return function.with_types(types, outputs, [node.map_bodies(_drop_claims) for node in function.nodes])
@@ -142,7 +142,7 @@ def _merge_body(body: Function, inferred: InferredTypes) -> Function:
 
 
 def _declares_more(function: Function, inferred: InferredTypes) -> bool:
-    """Whether a declared type of an inner value, in bodies too, is more precise than the inferred one."""
+    """Whether any declared type of an inner value, in bodies too, says more than the inferred one."""
     for name, declared in function.types.items():
         type_ = inferred.types.get(name)
         if _has_schema(name, function) and combine(type_, declared) != type_:
@@ -186,7 +186,10 @@ _FROM_TYPES = frozenset({"Shape", "Size"})
 
 
 def propagate_types(function: Function, knowledge: Knowledge) -> Function:
-    """Add types that follow from known contents, in bodies too; return `function` itself if none is new. Linear time."""
+    """Visit the nodes in order and add the types that follow from known contents, in bodies too.
+
+    Return `function` itself if no type is new. Linear time.
+    """
     nodes = []
     for node in function.nodes:
         knowledge.infer(node)

@@ -162,13 +162,15 @@ def extract_weights(data: Buffer) -> WeightlessModel:
     """
     if len(data) < LARGE_BYTES:
         return WeightlessModel(ModelProto.FromString(bytes(data)), {})
-    cutter = _WeightExtractor(Walk(data))
-    model = b"".join(cutter.message(ModelProto, 0, len(data), 0))
-    return WeightlessModel(ModelProto.FromString(model), cutter.spans)
+    extractor = _WeightExtractor(Walk(data))
+    model = b"".join(extractor.message(ModelProto, 0, len(data), 0))
+    return WeightlessModel(ModelProto.FromString(model), extractor.spans)
 
 
 @dataclass(slots=True)
 class _WeightExtractor:
+    """Copies a message except for large raw data, whose places it collects in `spans`."""
+
     walk: Walk
     spans: dict[str, Span] = field(default_factory=dict)
 

@@ -118,7 +118,7 @@ def _read(graph: GraphProto, function: Function, symbols: frozenset[str]) -> Inf
 
 
 # Inference gets the values of constants up to this size, such as shapes and axes.
-SMALL = 1024
+MOST_VALUES = 1024
 _NUMBERS = frozenset({AttrKind.FLOAT, AttrKind.INT, AttrKind.STRING, AttrKind.FLOATS, AttrKind.INTS, AttrKind.STRINGS})
 
 
@@ -146,7 +146,7 @@ def node_types(
     )
     operands = [(types.get(name), constants.get(name)) if name else (None, None) for name in node.inputs]
     # A copy, so that the cache does not keep the file or the weights that a small constant is a view of.
-    small = tuple((t, Constant(c.array.copy()) if c is not None and c.array.size <= SMALL else None) for t, c in operands)
+    small = tuple((t, Constant(c.array.copy()) if c is not None and c.array.size <= MOST_VALUES else None) for t, c in operands)
     # Tensors among the attributes may be large, and would stay in memory with the cache entry.
     infer = _infer_outputs if all(a.kind in _NUMBERS for a in node.attributes) else _infer_outputs.__wrapped__
     return infer(alone, small, tuple(opsets.items()))

@@ -339,7 +339,7 @@ def read_value(proto: ValueInfoProto) -> Value:
     return Value(text(proto.name, "the name of a value"), read_type(proto.type) if proto.HasField("type") else None)
 
 
-def read_border_value(proto: ValueInfoProto) -> Value:
+def read_boundary_value(proto: ValueInfoProto) -> Value:
     """Convert an input or output of a graph; raises ModelError for a negative extent other than `UNKNOWN`."""
     for kind in ("tensor_type", "sparse_tensor_type"):
         if proto.type.HasField(kind):

@@ -180,6 +180,8 @@ def _is_per_axis(function: Function) -> bool:
 
 @dataclass(slots=True)
 class _ConstantHoister:
+    """Moves large constants out of bodies, to the constants of the outermost Function."""
+
     fresh: FreshNames
     constants: dict[str, Constant] = field(default_factory=dict)
 
@@ -227,6 +229,7 @@ def normalize(function: Function) -> Function:
 
 
 def _needs_identity(function: Function, *, is_body: bool = False) -> bool:
+    """Whether an output is listed twice, or a body returns a value that it captures."""
     names = [value.name for value in function.outputs]
     return len(set(names)) < len(names) or (is_body and not set(names).isdisjoint(function.captures))
 

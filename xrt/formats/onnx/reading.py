@@ -26,7 +26,7 @@ from onnx import (
 from xrt.errors import ModelError, did_you_mean
 from xrt.formats.onnx.messages import (
     check_texts,
-    read_border_value,
+    read_boundary_value,
     read_graph_metadata,
     read_node_metadata,
     read_props,
@@ -256,7 +256,7 @@ def _find_dtype(name: str, constants: dict[str, Constant], graph: GraphProto) ->
     if name in constants:
         return constants[name].dtype
     declared = next((proto for proto in (*graph.input, *graph.value_info) if proto.name == name), None)
-    type_ = None if declared is None else read_border_value(declared).type
+    type_ = None if declared is None else read_boundary_value(declared).type
     return type_.dtype if isinstance(type_, TensorType) else None
 
 
@@ -274,8 +274,8 @@ class _Reader:
         constants = self.constants(graph)
         nodes = [node for proto in graph.node for node in self.nodes(proto, constants, graph)]
         check_texts((name for node in nodes for name in (node.name, *node.inputs, *node.outputs)), "the name of a value or node")
-        inputs = tuple(read_border_value(proto) for proto in graph.input if proto.name not in constants)
-        outputs = tuple(read_border_value(proto) for proto in graph.output)
+        inputs = tuple(read_boundary_value(proto) for proto in graph.input if proto.name not in constants)
+        outputs = tuple(read_boundary_value(proto) for proto in graph.output)
         if any(not value.name for value in (*inputs, *outputs)):
             raise ModelError(f"graph {graph.name!r} has an input or output without a name")
         output_names = {value.name for value in outputs}

@@ -104,7 +104,7 @@ TensorWriter = Callable[[Constant, str], TensorProto]
 
 @dataclass(frozen=True, slots=True)
 class GraphWriter:
-    """Writes Functions into messages."""
+    """Fills in ONNX messages from Functions; the options say how constants are written."""
 
     constants: TensorWriter = write_tensor
     """Writes constants of the main graph."""
