@@ -66,6 +66,18 @@ def test_threads_that_ask_at_once_share_one_compile() -> None:
     assert {id(lease.executable) for lease in leases} == {id(result[0])}
 
 
+def test_an_executable_that_cannot_tell_its_memory_is_closed() -> None:
+    class Mute(Counting):
+        def memory(self) -> Any:
+            raise RuntimeError("no figures")
+
+    cache, executable = CompileCache(), Mute()
+    with pytest.raises(RuntimeError, match=r"^no figures$"):
+        cache.lease(signature("a"), lambda: executable)
+    assert executable.closed == 1
+    assert cache.statistics.size == 0
+
+
 def test_a_failed_compile_is_raised_and_not_kept() -> None:
     cache = CompileCache()
 

@@ -255,7 +255,11 @@ class CompileCache:
         try:
             executable = make()
             leave_to_parent(executable)
-            entry.nbytes = count_bytes(executable)
+            try:
+                entry.nbytes = count_bytes(executable)
+            except BaseException:  # nobody else has a reference to it
+                executable.close()
+                raise
             entry.future.set_result(executable)
         except BaseException as error:  # noqa: BLE001  # raised again in all waiting threads
             with self._lock:
