@@ -104,10 +104,10 @@ def test_a_refusal_is_remembered_with_its_reason_and_nodes(engine: Saving, tmp_p
     results = []
     for item in (chain(1), function):
         cache = CompileCache(disk=open_disk_tier({}, tmp_path))
-        recipe = CompileRequest(item, refusing, CompileContext())
+        request = CompileRequest(item, refusing, CompileContext())
         signature = make_signature(item, refusing, CompileContext())
         with pytest.raises(CompileRefused) as caught:
-            cache.lease(signature, lambda recipe=recipe: refusing.compile(recipe.function, recipe.context), recipe=recipe)
+            cache.lease(signature, lambda request=request: refusing.compile(request.function, request.context), request=request)
         results.append((str(caught.value), caught.value.nodes))
     assert refusing.count("compile") == 1
     assert results[0] == ("it never does", (chain(1).nodes[0].name,))

@@ -42,7 +42,7 @@ class CompileRequest:
 
     @cached_property
     def is_kept(self) -> bool:
-        """Whether the engine can save executables, and loads this one faster than it compiles."""
+        """Whether to store the executable: the engine can save it, and loads it faster than it compiles."""
         return type(self.engine).save is not GraphCompiler.save and self.engine.is_worth_saving(self.function)
 
 
@@ -76,7 +76,7 @@ class DiskTier:
     def statistics(self) -> DiskStatistics:
         return replace(self._statistics, troubles=self.store.troubles)
 
-    def get_or_compile(self, signature: Signature, recipe: CompileRequest, make: Make, *, force: bool = False) -> Executable:
+    def get_or_compile(self, signature: Signature, request: CompileRequest, make: Make, *, force: bool = False) -> Executable:
         """Load the signature's executable or make and store it; return it prepared.
 
         Concurrent processes wait for the one that makes it. ``force`` makes it again and replaces the entry. Raises errors of
@@ -86,64 +86,64 @@ class DiskTier:
             return make()
         if dict(signature.ingredients).get("code") == CODE_UNKNOWN:
             return make()  # code changes cannot be detected, so nothing is stored
-        if not force and (executable := self._find(signature, recipe)) is not None:
+        if not force and (executable := self._find(signature, request)) is not None:
             return executable
-        if not recipe.is_kept:
-            return self._compile(signature, recipe, make)
+        if not request.is_kept:
+            return self._compile(signature, request, make)
         with self.store.lock(signature.key) as locked:
-            if locked and not force and (executable := self._find(signature, recipe)) is not None:
+            if locked and not force and (executable := self._find(signature, request)) is not None:
                 return executable  # compiled by another process meanwhile
-            return self._compile(signature, recipe, make)
+            return self._compile(signature, request, make)
 
     # ------------------------------------------------------------------ reading
 
-    def _find(self, signature: Signature, recipe: CompileRequest) -> Executable | None:
+    def _find(self, signature: Signature, request: CompileRequest) -> Executable | None:
         """Load the entry; None if there is no usable one. Raises a stored failure."""
         entry = self.store.entries.find(signature.key)
         if entry is None:
             return None
         if entry.failure is not None:
             self._count("failures")
-            raise entry.failure.error(recipe.function)
+            raise entry.failure.error(request.function)
         if entry.data is None:
             return None
         try:
             with self.store.make_working_directory() as folder:
-                context = replace(recipe.context, workdir=folder)
-                executable = prepare_or_close(recipe.engine.load(memoryview(entry.data), recipe.function, context))
+                context = replace(request.context, workdir=folder)
+                executable = prepare_or_close(request.engine.load(memoryview(entry.data), request.function, context))
         except Exception as error:  # noqa: BLE001  # engines may raise anything, and can still compile
             if stale := find_stale(error):
                 raise stale from None
-            self.store.trouble(f"engine {recipe.engine.spec!r} cannot load what it saved: {type(error).__name__}: {error}")
+            self.store.trouble(f"engine {request.engine.spec!r} cannot load what it saved: {type(error).__name__}: {error}")
             return None
         self._count("hits")
         return executable
 
     # ------------------------------------------------------------------ writing
 
-    def _compile(self, signature: Signature, recipe: CompileRequest, make: Make) -> Executable:
+    def _compile(self, signature: Signature, request: CompileRequest, make: Make) -> Executable:
         self._count("misses")
         try:
             executable = make()
         except (CompileRefused, CompileFailed) as error:
             if not _is_transient(error):
-                self._write(CacheEntry(signature, None, StoredFailure.of(error, recipe.function)))
+                self._write(CacheEntry(signature, None, StoredFailure.of(error, request.function)))
             raise
-        if recipe.is_kept:
-            self._save(signature, recipe, executable)
+        if request.is_kept:
+            self._save(signature, request, executable)
         return executable
 
-    def _save(self, signature: Signature, recipe: CompileRequest, executable: Executable) -> None:
+    def _save(self, signature: Signature, request: CompileRequest, executable: Executable) -> None:
         try:
             with self.store.make_working_directory() as folder:
-                data = recipe.engine.save(executable, replace(recipe.context, workdir=folder))
+                data = request.engine.save(executable, replace(request.context, workdir=folder))
                 self._write(CacheEntry(signature, data))
         except CompileRefused as error:
             _log.info("not kept on disk: %s", error)
         except OSError as error:
             self.store.trouble(str(error))
         except Exception:  # noqa: BLE001  # engines may raise anything, and the executable still runs
-            _log.warning("engine %r failed to save an executable", recipe.engine.spec, exc_info=True)
+            _log.warning("engine %r failed to save an executable", request.engine.spec, exc_info=True)
 
     def _write(self, entry: CacheEntry) -> None:
         size = len(entry.data or b"")

@@ -94,7 +94,7 @@ ENTRIES = Schema("entries", _KIND, _write, _read, suffix=".xrt", is_sharded=True
 
 @dataclass(frozen=True, slots=True)
 class CacheListing:
-    """An entry as shown in a list: ``entry`` has the types of its inputs, ``damage`` the reason if it is unreadable."""
+    """An entry as `xrt cache list` shows it. ``entry`` has the types of the region's inputs."""
 
     key: str
     size: int
@@ -106,6 +106,7 @@ class CacheListing:
     failure: str
     """Why the region did not compile; empty if it did."""
     damage: str = ""
+    """Why the file cannot be read; the fields of the signature are then empty."""
 
 
 def list_entries(store: Store) -> list[CacheListing]:

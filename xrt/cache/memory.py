@@ -129,14 +129,14 @@ class Tier(Protocol):
         """Counts since the creation of the tier."""
 
     def get_or_compile(
-        self, signature: Signature, recipe: CompileRequest, make: Callable[[], Executable], *, force: bool = False
+        self, signature: Signature, request: CompileRequest, make: Callable[[], Executable], *, force: bool = False
     ) -> Executable:
         """Load the signature's executable or make it; return it prepared."""
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """An executable, or the future of one, with its reference count; the cache counts as one holder."""
+    """An executable or its future, with the number of its holders: its leases, and the cache until it is evicted."""
 
     future: Future[Executable] = field(default_factory=Future)
     holders: int = 1
@@ -146,7 +146,7 @@ class _Entry:
 
     @property
     def executable(self) -> Executable | None:
-        """None until made or if that failed."""
+        """The executable; None until it is made, or if that failed."""
         return self.future.result() if self.future.done() and self.future.exception() is None else None
 
     @property
@@ -215,18 +215,18 @@ class CompileCache:
         make: Callable[[], Executable],
         *,
         force: bool = False,
-        recipe: CompileRequest | None = None,
+        request: CompileRequest | None = None,
     ) -> Lease:
         """Lease the signature's executable; call ``make`` if it is not cached.
 
         Concurrent requests wait for the first one. ``force`` makes it again. An exception of ``make`` is raised in all waiting
-        threads, and nothing is cached in memory. The disk tier is used only if ``recipe`` is given, which it needs to load and
+        threads, and nothing is cached in memory. The disk tier is used only if ``request`` is given, which it needs to load and
         save.
         """
         entry, is_maker = self._claim(signature.memory_key, force)
         if is_maker:
-            if self.disk is not None and recipe is not None:
-                make = partial(self.disk.get_or_compile, signature, recipe, make, force=force)
+            if self.disk is not None and request is not None:
+                make = partial(self.disk.get_or_compile, signature, request, make, force=force)
             self._make(signature.memory_key, entry, make)
         try:
             return Lease(self, entry)
@@ -235,7 +235,10 @@ class CompileCache:
             raise
 
     def _claim(self, key: str, force: bool) -> tuple[_Entry, bool]:
-        """The entry of a key with one more holder, and whether the caller must make it."""
+        """Return the entry of a key, with one more holder, and whether the caller must make its executable.
+
+        Of concurrent callers only the first one makes it; the others wait for the future.
+        """
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None and not force and not entry.is_orphaned:

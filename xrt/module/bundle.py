@@ -85,16 +85,16 @@ class BundleTier:
         return replace(behind, hits=behind.hits + self.loaded)
 
     def get_or_compile(
-        self, signature: Signature, recipe: CompileRequest, make: Callable[[], Executable], *, force: bool = False
+        self, signature: Signature, request: CompileRequest, make: Callable[[], Executable], *, force: bool = False
     ) -> Executable:
         """Load the executable from the bundle or the tier behind it, else compile it with ``make``; it is returned prepared."""
         section = self.sections.get(_drop_code_hash(signature.ingredients))
         if section is not None and not force:
             try:
                 with make_working_directory() as folder:
-                    context = replace(recipe.context, workdir=folder)
+                    context = replace(request.context, workdir=folder)
                     saved = self.file.read_compiled(section)
-                    executable = prepare_or_close(recipe.engine.load(saved, recipe.function, context))
+                    executable = prepare_or_close(request.engine.load(saved, request.function, context))
             except Exception as error:
                 if self.strict:
                     raise BundleError(f"{os.fspath(self.file.path)!r}: a compiled form cannot be loaded: {error}") from error
@@ -104,7 +104,7 @@ class BundleTier:
                 return executable
         if self.behind is None:
             return make()
-        return self.behind.get_or_compile(signature, recipe, make, force=force)
+        return self.behind.get_or_compile(signature, request, make, force=force)
 
 
 def _drop_code_hash(ingredients: Ingredients) -> Ingredients:
@@ -144,6 +144,7 @@ def load(
     check_isolated(settings.isolate.engines, specs)
     listed = [engine] if isinstance(engine, str | GraphCompiler) else engine
     listed_specs = [entry.spec if isinstance(entry, GraphCompiler) else entry for entry in listed]
+    # Before anything is created: a misspelled engine must not load the others first.
     for spec in listed_specs:
         if spec not in specs:
             raise OptionError(f"engine names {spec!r}; the bundle has {', '.join(specs)}.{did_you_mean(spec, specs)}")
@@ -152,6 +153,7 @@ def load(
         if missing and strict:
             raise BundleError(f"cannot load {os.fspath(path)!r} strictly: {'; '.join(missing.values())}")
         tier = BundleTier(file, open_cache(cache).disk, strict)
+        # Pins and isolation may use the name of an engine or its spec.
         absent = {*missing, *(spec.partition("{")[0] for spec in missing)}
         isolation = replace(settings.isolate, engines=tuple(entry for entry in settings.isolate.engines if entry not in absent))
         module = _make_module(tier, [spec for spec in specs if spec not in missing], absent, threads, check, isolation)
@@ -204,10 +206,12 @@ def _make_module(
         execution, shapes = ExecutionOptions(**facts["execution"]), read_shapes(facts["shapes"])
     except (ValueError, TypeError, KeyError, AttributeError) as error:  # an OptionError is a ValueError
         raise BundleError(f"cannot load {os.fspath(file.path)!r}: its options cannot be read: {error}") from error
+    # The machine that saved the bundle says little about this one, so its budget comes last.
     budgets = (threads, find_granted_threads(), execution.threads)
     execution = replace(execution, threads=next((budget for budget in budgets if budget is not None), None))
     options: dict[str, Any] = {item.name: getattr(part, item.name) for part in (clustering, execution) for item in fields(part)}
     options |= {"strict": facts["strict"], "fold_constants": facts["fold_constants"], "shapes": shapes}
+    # Each program counts at least `LEAST_BYTES`; loading all of them must not evict the first.
     cache = CompileCache(disk=tier, max_bytes=max(MOST_CACHED, 2 * count * LEAST_BYTES))
     source, listed = _make_source(file), [*specs] or REFERENCE
     module = XRTModule(source, listed, facts["device"], cache=cache, check=check, isolate=isolate, **options)
@@ -243,7 +247,10 @@ def _complete(program: StoredProgram, file: BundleFile, context: BuildContext) -
 
 
 def _restore_programs(module: XRTModule, tier: BundleTier) -> None:
-    """Add the saved programs to the module, except those on a missing engine."""
+    """Add the saved programs to the module, except those on a missing engine.
+
+    Regions that must be recompiled cause one FallbackWarning; with ``tier.strict`` they raise BundleError.
+    """
     recompiled: dict[str, str] = {}
     engines, file, name = module.programs.engines, tier.file, os.fspath(tier.file.path)
     context = module.programs.context
@@ -251,11 +258,13 @@ def _restore_programs(module: XRTModule, tier: BundleTier) -> None:
     def read_weight(weight: StoredWeight) -> Any:
         return np.frombuffer(file.read_weight(weight.digest), np.uint8)
 
+    # Saved in the order of the cache, so that the most recent one becomes most recent here, too.
     for program in file.record.programs:
         complete = partial(_complete, program, file, context)
         # Programs that need their nodes have a plan only.
         build = None if program.launches else complete()
         launches = program.launches if build is None else build.plan.launches
+        # An engine of this program is missing: a call plans it again.
         if not all(launch.engine in module.engines for launch in launches):
             continue
         if (key := module.sizes.restore_key(_list_types(program), engines)) is None:
@@ -382,6 +391,7 @@ def _list_weights(function: Function) -> Iterator[StoredWeight]:
 def _save_region(region: RegionToCompile, executable: Executable, compiled: dict[str, Buffer]) -> CompiledForm:
     """Add the compiled form of a region to ``compiled``; if the engine cannot save it, record the reason."""
     signature = region.signature
+    # Equal regions of several programs share a section.
     section, reason = f"compiled:{signature.key}", ""
     if section not in compiled:
         try:
@@ -418,6 +428,7 @@ def _make_module_example(
 
     None if nothing is compiled, or if the example fails and is not required.
     """
+    # Saving a loaded bundle again keeps the example that its author chose.
     if not (examples or kwargs) and module.bundle is not None:
         return read_example(module.bundle)
     compiled, count = module.programs.specializations.to_dict().items(), len(module.source.inputs)

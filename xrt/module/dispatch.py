@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The values of one call."""
+    """One call: its inputs as checked arrays in the model's order, its options, and its checks."""
 
     inputs: Sequence[Any]
     options: RunOptions = DEFAULT
@@ -62,6 +62,7 @@ class Call:
         return replace(self, inputs=inputs, options=replace(self.options, out=None))
 
     def _copy_updated(self, function: Function) -> dict[int, Any]:
+        # Inputs that the model only reads, such as large weights, need no copy.
         updated, copies = {name for name, _ in function.aliases}, {}
         for number, (declared, value) in enumerate(zip(function.inputs, self.inputs, strict=True)):
             if declared.name in updated:
@@ -70,7 +71,7 @@ class Call:
         return copies
 
     def on(self, program: Program) -> list[Any]:
-        """Run the call on a program."""
+        """Run the call on a program; return the outputs in the model's order."""
         return program.run(self.inputs, self.options, self.inspection)
 
     def restore(self, plan: Plan, error: RunFailed) -> None:
@@ -102,7 +103,7 @@ Rescue: TypeAlias = Callable[[tuple[Any, ...], Exception], Any]
 
 
 def reject_inputs(_: object) -> object:
-    """Match no inputs."""
+    """The call of a fast path without a program: matches no inputs."""
     return NO_MATCH
 
 
@@ -149,6 +150,7 @@ def make_signature_check(expected: tuple[tuple[Any, Any, Any], ...]) -> Callable
         if len(args) != count:
             return False
         for value, (kind, dtype, shape) in zip(args, expected, strict=True):
+            # Identity is faster than equality. NumPy's plain dtypes are singletons; another equal dtype takes the slow path.
             if type(value) is not kind or value.dtype is not dtype or value.shape != shape:
                 return False
         return True
@@ -191,6 +193,7 @@ def unpack_outputs(function: Function) -> Finish:
 
 def make_named_call(names: Sequence[str], call_positional: FastCall) -> Callable[[Mapping[str, Any]], Any]:
     """Make the call with inputs by name."""
+    # itemgetter of a single name returns the value and not a tuple.
     pick = itemgetter(*names) if len(names) > 1 else lambda kwargs: tuple(kwargs[name] for name in names)
     count = len(names)
 
@@ -208,6 +211,7 @@ def make_named_call(names: Sequence[str], call_positional: FastCall) -> Callable
 
 def make_signature_key(values: Sequence[Any]) -> object:
     """The types, dtypes and shapes of the inputs as a dict key; None if an input is not an array."""
+    # Host arrays are the usual case: a key without their type is faster to hash.
     if any(type(value) is not np.ndarray for value in values):
         if any(not hasattr(value, "dtype") or not hasattr(value, "shape") for value in values):
             return None
@@ -235,6 +239,7 @@ class Dispatcher:
     def select(self, build: Specialization) -> None:
         """Make this the specialization of the last call."""
         with self._lock:
+            # The prepared call of another specialization would run without becoming the last one again.
             if build is not self.last:
                 self.last = build
                 self._install(NOTHING)
@@ -244,6 +249,7 @@ class Dispatcher:
         path = self._specializations.find_prepared(make_signature_key(args))
         if path is None:
             return NO_MATCH
+        # Without the lock, so that threads that call with different sizes do not wait for each other.
         self.last = path.build
         self._install(path)
         if self._is_closed:  # by another thread in the meantime
@@ -253,8 +259,10 @@ class Dispatcher:
     def prepare(self, build: Specialization, values: Sequence[Any], wrap: Wrap | None) -> None:
         """Prepare the call for later inputs of these types and shapes. Inputs that are lists or dicts are never prepared.
 
-        ``wrap`` returns the inputs as the caller passes them, and the fast path for these, if they are converted further.
+        ``values`` are the program's inputs. If they differ from those that the caller passes, because they were padded, ``wrap``
+        converts the fast path to the caller's inputs: it returns an example of these, and the path.
         """
+        # Lists and dicts have no type that one comparison can check.
         if any(not hasattr(value, "dtype") for value in values):
             return
         program = build.program()
@@ -271,7 +279,7 @@ class Dispatcher:
         self._specializations.forget_calls()
 
     def close(self) -> None:
-        """Drop all prepared calls and prepare no more."""
+        """Drop all prepared calls, and prepare none from now on."""
         with self._lock:
             self._is_closed = True
             self.forget()
@@ -283,6 +291,7 @@ def _retry_on_failure(
 ) -> Any:
     """Retry a failed prepared call on another plan. The reference is weak, to avoid a cycle with the module."""
     launches, owner = program.plan.launches, dispatcher()
+    # The fast call of a single region raises the engine's own errors; programs of several regions raise RunFailed.
     failed = to_run_failed(launches[0], error) if len(launches) == 1 else error
     if owner is None or not isinstance(failed, RunFailed):
         raise failed
@@ -317,6 +326,7 @@ class IOBinding:
         def fail() -> None:
             raise InputError("the bound call is closed; bind the module's inputs again")
 
+        # The previous call holds the program and its arrays: replacing it releases both.
         self._call = fail
         self.inputs = self.outputs = self._returned = ()
 
@@ -351,6 +361,7 @@ def bind_io(program: Program, function: Function, values: Sequence[Any], out: An
 
     Raises InputError for a buffer that does not fit, or an output without a buffer whose size is known only at run time.
     """
+    # Reversed, so that the first of equal names counts: a value may be returned twice.
     outputs = {value.name: i for i, value in reversed(list(enumerate(function.outputs)))}
     inputs = {value.name: i for i, value in enumerate(function.inputs)}
     updates = {outputs[after]: inputs[before] for before, after in function.aliases}

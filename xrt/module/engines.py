@@ -38,6 +38,7 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
     engines, left_out = _create_engines(engine, context, settings, cache)
     if settings.choice.is_quantized and settings.max_error is None:
         engines = [candidate.lower_precision("int8") or candidate for candidate in engines]
+    # Plans refer to engines by spec, so that two equal ones could not be told apart.
     specs = [candidate.spec for candidate in engines]
     if (duplicate := next((spec for spec in specs if specs.count(spec) > 1), None)) is not None:
         raise OptionError(f"engine {duplicate!r} stands twice in the list {specs}; list each once")
@@ -56,6 +57,7 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
     if not settings.strict and all(candidate.name != IMPLICIT for candidate in engines):
         from xrt.engines.contract.proxy import ImplicitEngine
 
+        # A proxy, so that the reference engine is imported only if a node falls to it.
         reference, reference_context = ImplicitEngine(IMPLICIT), context.in_full_precision() if is_permission else context
         if parse_device_kind(device) in reference.devices and reference.unsupported_options(reference_context) is None:
             engines, implicit = [*engines, reference], reference.spec

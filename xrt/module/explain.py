@@ -83,6 +83,7 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """The explanation as dicts, lists and strings."""
+        # `asdict` would copy these records field by field; they have a documented form of their own.
         parts = {name: part and part.to_dict() for name, part in (("account", self.account), ("precision", self.precision))}
         data = asdict(replace(self, plan=None, account=None, precision=None)) | parts
         del data["plan"]
@@ -108,6 +109,7 @@ class Explanation:
         engines = (f"{spec} (fallback)" if spec == self.implicit else spec for spec in self.engines)
         where = f"; device {self.device}" if self.device != "cpu" else ""
         yield f"engines: {', '.join(engines)}; {self.threads} thread{'s' * (self.threads != 1)} for all together{where}"
+        # A remark that many regions share is printed once, after them.
         shared = _collect_shared_remarks(self.regions)
         for first, *others in group(self.regions, lambda r: (r.engine, r.device, r.nodes, r.operators, r.remarks)):
             yield from _describe_region(first, shared)
@@ -142,7 +144,7 @@ class Explanation:
 
 
 def _collect_shared_remarks(regions: Sequence[RegionReport]) -> dict[tuple[str, str], list[str]]:
-    """Names of the regions that share a remark, by engine and remark."""
+    """Group regions by (engine, remark); return the names of groups of at least `GROUPED`, whose remark is printed once."""
     names: dict[tuple[str, str], list[str]] = {}
     for region in regions:
         for remark in region.remarks:
@@ -183,6 +185,7 @@ def explain_module(module: XRTModule) -> Explanation:
     """Explain the last signature of a module: see `XRTModule.explain`."""
     build, programs, checks = module.specialization, module.programs, module.checks
     engines, tuned, program = programs.engines, build.tuned, build.compiled
+    # With "auto" the engines that were left out are listed on request only; other remarks always.
     notes = [line for line in engines.left_out if not (engines.is_auto and line.startswith("engine "))]
     return explain(
         build.plan,
@@ -354,6 +357,7 @@ class Memory:
 def measure_memory(plan: Plan, original: Function, program: Program | None) -> Memory:
     """Compute the memory of a plan; ``original`` is the unoptimized model, ``program`` is None before the compile."""
     used = _collect_constants([plan.function, *(launch.function for launch in plan.launches)])
+    # The original model keeps its constants in memory even where folding replaced them.
     everything = used | _collect_constants([original])
     types = [value.type for launch in plan.launches for value in launch.function.outputs]
     sizes = [type_.nbytes if isinstance(type_, TensorType) else None for type_ in types]
@@ -361,6 +365,7 @@ def measure_memory(plan: Plan, original: Function, program: Program | None) -> M
     for number, launch in enumerate(plan.launches):
         uses, same_as = None, ""
         if program is not None:
+            # Equal regions share one executable: its memory counts for the first of them.
             executable = program.executables[number]
             uses = executable.memory()
             if (name := first.setdefault(id(executable), launch.name)) != launch.name:
@@ -388,6 +393,7 @@ def _collect_constants(functions: Iterable[Function]) -> dict[object, Constant]:
                 values = attribute.value if attribute.kind.is_list else (attribute.value,)
                 constants += (value for value in values if isinstance(value, Constant))
             constants += _collect_constants(node.bodies).values()
+    # By address: several constants may be views of the same memory.
     return {(constant.array.ctypes.data, constant.array.nbytes): constant for constant in constants}
 
 

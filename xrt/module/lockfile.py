@@ -61,6 +61,7 @@ class LockedPlacement:
         """
         by_spec = {entry.spec if isinstance(entry, GraphCompiler) else str(entry): entry for entry in listed}
         specs = dict.fromkeys(run.engine for run in self.lock.plan)
+        # The caller's list is a limit: a lock never adds an engine to it.
         if by_spec and not by_spec.keys() >= specs.keys():
             return None
         try:
@@ -90,6 +91,7 @@ class LockedPlacement:
             axes, shapes = list(list_open_axes(declared.inputs)), read_shapes(self.lock, declared)
             dims = ((name, shapes.get(declared.inputs[place].name, ()), axis) for place, axis, name in axes)
             locked = FrozenDict({name: shape[axis] for name, shape, axis in dims if axis < len(shape)})
+            # A lock stores ranges of nodes, which are the same at all sizes of one symbolic model.
             is_same = self.lock.model.get(SYMBOLIC) == declared.fingerprint
             # A lock of another model, or of fixed sizes, holds at these sizes only.
             if is_same and locked.keys() == {name for _, _, name in axes} and locked != sizes:
@@ -154,6 +156,7 @@ def lock_module(
         why = "; ".join(tuned.notes) if tuned else "the module does not place by measurement; pass engine='auto'"
         raise LockError(f"there is nothing to lock: {why or 'the budget was too small for one measurement'}")
     setup = _make_setup(module, build.function, values, seconds, tuned.lowered)
+    # The error of a plan in lower precision was measured on the examples of its search: do not compare its results here.
     setup = replace(setup, lowered=build.plan if tuned.precision is not None and tuned.precision.precision != "fp32" else None)
     baseline = make_baseline(setup, build.plan, tuned.race)
     source = {"name": build.function.name[:LONGEST], **source}
@@ -178,6 +181,7 @@ def check_module(
     setup = _make_setup(module, module.specialize(values).function, values, seconds)
     request = setup.request
     reasons = list_mismatches(lock, request, for_check=True)
+    # Another model has other nodes. Other differences, of machine or versions, are reported but can be compared.
     if lock.model.get("fingerprint") != request.function.fingerprint:
         raise LockError(f"the lock is of another model: {'; '.join(reasons)}")
     plan = plan_from_ranges(lock.plan, replace(request, function=make_planned_function(request.function, lock.precision)))

@@ -37,6 +37,7 @@ def make_source(model: Any) -> ModelSource:
         return _load_file(Path(model))
     if is_of_torch(model):
         raise ModelError(f"a model of PyTorch's is exported first: {EXPORT_ADVICE}")
+    # A ModelProto is recognized by its field `graph`, so that onnx is not imported for other models.
     if isinstance(model, bytes | bytearray) or hasattr(model, "graph"):
         from xrt.formats import onnx
 
@@ -68,6 +69,7 @@ def _check_function(function: Function) -> Function:
 
     verify(function)
     inferred = passes.infer_shapes(function)
+    # `infer_shapes` returns its argument if no type was added, and those were verified when the Function was made.
     if inferred is not function:
         verify_types(inferred)
     return declare_states(inferred, list_states(inferred)) if STATE in inferred.metadata else inferred
@@ -85,6 +87,7 @@ def find_front_end(model: object) -> type | None:
 
 def is_of_torch(model: object) -> bool:
     """Whether the object or class is defined by PyTorch or derives from a PyTorch class. Does not import PyTorch."""
+    # By module name: importing PyTorch to ask takes seconds.
     kinds = model.__mro__ if isinstance(model, type) else type(model).__mro__
     return any(kind.__module__.partition(".")[0] == "torch" for kind in kinds)
 
@@ -98,6 +101,7 @@ def _load_file(path: Path) -> StaticModel:
     except ModelError as error:
         from xrt.formats.bundle import is_bundle
 
+        # Bundles have the suffix that their author chose, so the content decides.
         if not is_bundle(path):
             raise
         raise ModelError(
@@ -129,7 +133,7 @@ def check_declared(source: ModelSource, engines: EngineList, why_sizes: Callable
 
 
 class ShapePlaceholder:
-    """A placeholder with a shape, to specialize a model without values."""
+    """Stands for an input whose shape alone is known, where a Function is specialized for a stored key."""
 
     def __init__(self, shape: Any) -> None:
         self.shape = shape
@@ -143,14 +147,15 @@ class StaticModel:
     def __init__(self, function: Function, locations: tuple[str, ...] = ()) -> None:
         """``locations`` are the files of external data, as paths in the model file."""
         self._function, self._locations = _check_function(function), locations
-        self._set_ends(self._function.inputs, self._function.outputs)
+        self._declare(self._function.inputs, self._function.outputs)
 
-    def _set_ends(self, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> None:
+    def _declare(self, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> None:
         self.inputs, self.outputs = inputs, outputs
         self._is_static = all(isinstance(value.type, TensorType) and value.type.is_static for value in inputs)
 
     def key(self, values: Sequence[Any], dynamic: bool) -> object:
         """The properties of a call's inputs that the Function depends on; ``dynamic`` keeps symbolic extents symbolic."""
+        # One program for all inputs: nothing about them is part of the key.
         if dynamic or self._is_static:
             return None
         return tuple(getattr(value, "shape", None) for value in values)
@@ -179,7 +184,7 @@ class DeferredModel(StaticModel):
 
     def __init__(self, inputs: tuple[Value, ...], outputs: tuple[Value, ...], load: Callable[[], StaticModel]) -> None:
         self._load = functools.cache(load)
-        self._set_ends(inputs, outputs)
+        self._declare(inputs, outputs)
 
     def get_declared_function(self) -> Function:
         return self._load().get_declared_function()
@@ -190,7 +195,7 @@ class DeferredModel(StaticModel):
 
 
 class TracedModel:
-    """A model with one Function per combination of input types: the traces of an `xrt.Graph` in a bundle."""
+    """A model with one Function per combination of input types: here, the saved traces of an `xrt.Graph` in a bundle."""
 
     is_traced = True
     outputs: tuple[Value, ...] = ()

@@ -120,6 +120,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
     ) -> None:
         engine, settings = apply_constraints(engine, parse_options(options))
         store = open_cache(cache)
+        # A copy in another process, which may have another working directory, reads the same file.
         path = Path(model).absolute() if isinstance(model, str | os.PathLike) else None
         self.construction = Construction(engine, device, cache, options, path)
         self.programs = Programs(model, engine, device, settings, store)
@@ -216,6 +217,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         With ``fetch`` the call returns a dict of these values, which may be intermediate. ``out`` is one caller-owned
         buffer (or None) per output, written to and returned; for a single output it may be passed without a list.
         """
+        # Plain calls try the prepared call first. Positional and named inputs together are rare, so they take the slow path.
         if fetch is None and out is None and options is None:
             if not kwargs:
                 result = self.dispatcher.call(args)
@@ -234,6 +236,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         buffer per output (None: allocate one), on the module's device. Every call writes to the same buffers and returns them.
         Compiles immediately. Raises InputError like a call, and for arrays that cannot be bound.
         """
+        # A bound call reads the caller's arrays, which have the sizes of the call and not padded ones.
         values = self.check_inputs(args, kwargs, pads=False)
         arguments = inputs.bind(self.source.inputs, args, kwargs)
         check_bindable(self.source.inputs, arguments, values[: len(arguments)])
@@ -248,10 +251,12 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         if is_plain and not kwargs and (result := self.dispatcher.call_prepared(args)) is not NO_MATCH:
             return result
         path, device = self.dispatcher.path, self.programs.engines.context.device
+        # A call with options or buffers whose inputs match the last prepared call needs no further check of them.
         if fetch is None and not kwargs and path.build is not None and path.fits(args):
             build, program = path.build, path.program
             call = Call.of(args, options, out, build.function, device)
         else:
+            # The caller's buffers and the fetched values have the sizes of the call, so such a call is not padded.
             pads = fetch is None and out is None and getattr(options, "out", None) is None
             values = self.check_inputs(args, kwargs, pads=pads)
             build, program = self.specialize(values, _list_names(fetch)), None
@@ -266,6 +271,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         padded = call.inputs if isinstance(call.inputs, PaddedValues) else None
         if padded is not None:
             results = list(padded.padding.cut(results))
+        # A prepared call makes no checks.
         if is_plain and not self.checks.sees_every_call:
             self.dispatcher.prepare(build, call.inputs, None if padded is None else padded.make_path)
         if fetch is None:
@@ -340,8 +346,8 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         from xrt.module.tuning import tune
 
         throughput = {"p99": p99, "batches": batches, "instances": instances, "batch_dim": batch_dim, "seed": seed}
-        lowered = (max_error, calibrate, validate)
-        return tune(self, args, kwargs, objective, budget, progress, lowered, throughput)
+        precision_options = (max_error, calibrate, validate)
+        return tune(self, args, kwargs, objective, budget, progress, precision_options, throughput)
 
     # ------------------------------------------------------------------ sessions
 
@@ -492,8 +498,10 @@ class Construction:
 def describe_construction(module: XRTModule) -> tuple[Any, ...]:
     """The value of ``__reduce__`` for a module; raises TypeError if an argument cannot be pickled."""
     model, arguments = _find_model(module), module.construction
+    # A cache object holds executables and locks of this process; a directory is shared with the one that unpickles.
     if isinstance(arguments.cache, CompileCache):
         raise TypeError(f"a module with a CompileCache of its own cannot be pickled; give cache= a directory. {ADVICE}")
+    # A Function can always be pickled. Errors name the part, because pickle's own errors do not.
     parts = {"model": model if is_graph(model) else None, "engines": arguments.engine, "options": arguments.options}
     for name, part in parts.items():
         if reason := _why_not_picklable(part):

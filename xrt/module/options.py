@@ -150,6 +150,7 @@ def parse_options(options: Mapping[str, Any]) -> ModuleOptions:
             names = sorted(_KEYWORDS)
             nearest = did_you_mean(name, ("engine", "device", "cache", *names))
             raise OptionError(f"XRTModule has no option {name!r}.{nearest} It has: {', '.join(names)}")
+    # First, because it decides whether ``precision`` is an option of the module or of the compile.
     values, choice = _read_precision_options(options)
     clustering, execution, module = (
         {name: value for name, value in values.items() if _KEYWORDS[name][1] is owner} for owner in OWNERS
@@ -193,6 +194,7 @@ def _read_devices(value: Any) -> Mapping[str, str]:
 def _read_check(value: Any) -> Check:
     if value in ("first", "nan"):
         return value  # type: ignore[no-any-return]  # just these
+    # True is the number 1 to Python, and would check every call.
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1:
         return float(value)
     raise OptionError(f"check must be 'first', 'nan', a part of the calls (above 0, at most 1) or None; got {value!r}")
@@ -237,6 +239,7 @@ def _parse_precision(value: Any) -> PrecisionChoice:
     """Parse ``precision``: a name, a constraint such as ``"Softmax|LayerNormalization=fp32"``, or a list of these."""
     from xrt.graph import NodePattern
 
+    # An empty list would silently mean full precision.
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not texts or not all(isinstance(text, str) for text in texts):
         raise OptionError(f"precision is a name, a constraint such as 'Softmax=fp32', or a list of these; got {value!r}")
@@ -273,6 +276,7 @@ def _read_precision_options(options: Mapping[str, Any]) -> tuple[dict[str, Any],
     if out.get("max_error") is not None:
         return out, replace(choice, names=choice.names or LOWER_PRECISIONS)
     _check_without_budget(choice, out)
+    # A single lower precision for all nodes is a matter of the engines alone.
     if not choice.is_quantized and choice.names and not choice.exact_nodes:
         out["precision"] = choice.names[0]
     return out, choice

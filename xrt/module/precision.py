@@ -49,6 +49,7 @@ def make_lowering(settings: ModuleOptions, source: ModelSource) -> LoweringWithi
             "max_error= is kept by measuring the outputs on examples: pass validate=, a list of batches, and calibrate=, a list "
             "of others, for int8"
         )
+    # Errors measured on the examples that calibrated the ranges would look too small.
     if not validate.items:
         calibrate, validate = calibrate.split()
     if len(validate) < 2 and all(array.shape[:1] in ((), (1,)) for array in validate.items[0].values):
@@ -75,6 +76,7 @@ def keep_nodes_exact(engine: Any, settings: ModuleOptions) -> tuple[list[GraphCo
         raise OptionError("a constraint on precision is for an engine that computes in it; name one: engine='openvino'")
     (name, *_), listed = settings.choice.names, engine if isinstance(engine, list | tuple) else [engine]
     engines = [registry.create(candidate) for candidate in listed]
+    # In front of each engine its variant: nodes that a pin excludes from it fall to the engine itself.
     variants = [candidate.lower_precision(name) for candidate in engines]
     if not any(variants):
         raise OptionError(f"no engine of the list computes in {name} here: {', '.join(candidate.spec for candidate in engines)}")
@@ -116,6 +118,7 @@ def measure_ranges(declared: Function, settings: ModuleOptions, engines: EngineL
     from xrt.module.module import XRTModule
 
     listed = [engine for engine in engines.engines if engine.spec != engines.implicit]
+    # A cache of its own: executables with all values as outputs are of no use later.
     with XRTModule(prepare_for_quantization(declared), listed, cache=CompileCache()) as module:
         return module.calibrate(settings.calibrate)
 

@@ -130,9 +130,9 @@ class SavedSpecialization:
 
     plan: Plan
     whole: Callable[[], Function]
-    """Returns the planned Function; the specialization's may be folded, with the same inputs and outputs."""
+    """Returns the Function with its nodes; that of the specialization has one node per region."""
     complete: Callable[[], Specialization] | None = None
-    """Creates the full specialization from the model. If set, the regions of ``plan`` may lack nodes, and it is not shown."""
+    """Creates the specialization with all nodes, whose plan is shown, from the model; None if ``plan`` has the nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +200,12 @@ class Specialization:
         return self._plan if complete is None else complete.plan
 
     def _complete(self) -> Specialization | None:
-        """The full specialization, created from the model; None if this one is complete."""
+        """The specialization with all nodes, for a stored plan without them; None if this one has its nodes."""
         saved = self._saved
         return saved.complete() if saved and saved.complete and self._plan is saved.plan else None
 
     def full_function(self) -> Function:
-        """The planned Function; `function` has the same inputs and outputs, and may be folded."""
+        """The Function with its nodes. `function` is the same, or for a stored plan has one node per region."""
         return self._saved.whole() if self._saved else self.function
 
     @property
@@ -315,7 +315,7 @@ class Specialization:
             raise error from new[0].error
 
     def _partition(self, refused: tuple[Refusal, ...]) -> Plan:
-        """Plan without refused regions: the best measured plan, else by priority."""
+        """Plan without the nodes of refusals on their engines: the best of the measured plans, else by priority of engines."""
         from xrt.partition import partition
 
         exclusions, engines = [], self.engines
@@ -393,7 +393,7 @@ class Programs:
         self.settings, self.cache = settings, cache
         self.sizes = SizePolicy(settings.shapes, self.source, self.engines, self.stored, fold=settings.fold_constants)
         self.lowering: LoweringWithinBudget | None = None
-        """Finds plans within the module's error budget; None without one."""
+        """Searches for plans within the module's error budget; None without a budget."""
         if settings.max_error is not None:
             from xrt.module.precision import make_lowering  # slow to import, and rarely needed
 
@@ -430,13 +430,16 @@ class Programs:
     # ------------------------------------------------------------------ from values to a specialization
 
     def find(self, values: Any, fetch: tuple[str, ...] = (), place: Placer | None = None) -> Specialization:
-        """Find or plan the specialization for these values (None: declared types); ``place`` forces a new one."""
+        """Find or plan the specialization for the inputs of a call (None: declared types); ``place`` plans again with it."""
         if place is not None and values is not None:
             self.sizes.set_exact(values)
         return self.find_or_plan((self.sizes.get_key(values, self), fetch), values, place)
 
     def find_or_plan(self, key: tuple[object, tuple[str, ...]], values: Any, place: Placer | None = None) -> Specialization:
-        """Find or plan the specialization for a key (of the sizes, fetched names); ``values`` are inputs with this key."""
+        """Find or plan the specialization for a key: (properties of the inputs by `SizePolicy.get_key`, names of fetched values).
+
+        ``values`` are inputs of a call with this key; None plans for the declared types.
+        """
         build = self.specializations.get(key) if place is None else None
         if build is not None:
             return build
@@ -470,6 +473,7 @@ class Programs:
         if self.engines.is_auto:
             if values is not None and self.placer.model is not None:
                 sizes = read_sizes(source.inputs, values)
+            # If a lock does not apply, the placer returns all engines that the caller listed.
             self.engines, place = self.placer.choose(optimized, values, base.tuned if base else None, place, began, sizes)
         build = Specialization(optimized, self.context, original=function, place=place)
         build.sizes = sizes
@@ -503,7 +507,7 @@ class Programs:
         return program
 
     def compile_for_call(self, build: Specialization, values: Sequence[Any]) -> Program:
-        """`compile` during a call. The third one that serves a single set of sizes issues a SignatureWarning."""
+        """Compile during a call; the third compile for the sizes of one call issues a SignatureWarning, with advice."""
         is_new, program = build.compiled is None and not build.is_stored, self.compile(build)
         sizes, fetch = build.key
         if not is_new or sizes is None or fetch or self.source.is_traced or self.sizes.shapes == "each":
@@ -555,7 +559,7 @@ class Programs:
         return optimize(function, fold=self.settings.fold_constants, engines=self.engines)
 
     def adopt_decision(self, build: Specialization) -> None:
-        """Use a placement that was searched at some sizes of symbolic dims for all other sizes, too."""
+        """Use the placement that was searched at the sizes of ``build`` for all sizes, and drop plans of earlier placements."""
         if self.placer.model is None or not build.sizes or build.tuned is None:
             return
         self.placer.record(build.sizes, build.tuned)
@@ -588,7 +592,7 @@ def format_implicit_fallback(plan: Plan, implicit: str | None, refused: Iterable
 
 
 def warn_of_signatures(limit: int) -> None:
-    """Warn that a module evicts compiled programs."""
+    """Issue the SignatureWarning of a module that evicts compiled programs; ``limit`` is in bytes."""
     warn(
         f"what this module has compiled for its signatures holds more than the cache's max_bytes={limit}, or {THREADS} "
         f"threads, and it drops the least recently used; give inputs of fewer shapes, or engines that keep symbolic dims, or "
@@ -613,7 +617,7 @@ class SpecializationCache:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self.max_threads = THREADS
-        """Limit on the threads that all executables keep between calls."""
+        """Limit on the sum of the threads that executables own between calls."""
         self._entries: OrderedDict[object, Specialization] = OrderedDict()
         self._prepared: OrderedDict[object, FastPath] = OrderedDict()
         self._lock = renew_after_fork(RLock())

@@ -88,7 +88,7 @@ def round_up(size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """The padding of calls with one set of sizes."""
+    """Pads the inputs and cuts the outputs of calls with one set of sizes."""
 
     model: PaddedModel
     sizes: Sizes
@@ -108,7 +108,7 @@ class Padding:
         return [*arrays, *(np.array(self.sizes[name], np.int64) for name in self.model.padded.fed)]
 
     def cut(self, results: Sequence[Any]) -> Sequence[Any]:
-        """Cut the padding off the results of a call."""
+        """Cut outputs to the sizes before padding."""
         return results if self.sizes == self.padded else self.model.padded.cut(results, self.sizes, self.padded)
 
 
@@ -121,6 +121,7 @@ class PaddedValues(list[Any]):
 
     def make_path(self, path: FastPath) -> tuple[Sequence[Any], FastPath]:
         """Wrap a prepared call for padded inputs; return the inputs before padding, and the prepared call for these."""
+        # Only the padding, without `self`: a prepared call must not keep the arrays of the call that it was prepared for.
         padding = self.padding
         fits = make_signature_check(tuple((type(value), value.dtype, value.shape) for value in self.unpadded))
 
@@ -143,6 +144,7 @@ class PaddedModel:
         self.source = StaticModel(padded.function)
         """The model that is compiled; its additional inputs are sizes before padding."""
         self.open_axes = tuple(list_open_axes(source.inputs))
+        # Loops of a service repeat a few sizes, and the search evaluates the model's constraints many times.
         self._choose = lru_cache(MOST_REMEMBERED)(self._find_sizes)
 
     def choose(self, sizes: Sizes) -> Sizes:
@@ -220,19 +222,25 @@ class SizePolicy:
 
     def pad(self, values: list[Any], planner: Programs, *, pads: bool = True) -> list[Any]:
         """Pad the inputs of a call if their sizes are served by padding; ``pads=False`` leaves sizes unchanged."""
+        # Sizes with a static program of their own, as in a bundle, are served by it.
         if self.padding is not None and self.pads_all:
             return values if self.source.key(values, False) in self.exact else self.padding.pad(values, exact=not pads)
         if not pads or self.shapes != "auto" or not self.open_axes:
             return values
         sizes = self.source.key(values, False)
+        # These sizes have a program already, in this module or in the cache.
         if self._is_first(sizes, planner) or (self._stored is not None and self._stored.has(sizes)):
             return values
+        # One program for all sizes computes less than padding.
         if planner.engines.are_dynamic or not self.find_reason(values, planner):
             return values
         return values if (padding := self.find_padding(planner)) is None else padding.pad(values)
 
     def get_key(self, values: Any, planner: Programs) -> object:
-        """The properties of the inputs that a program depends on, as a key; None if one program serves all inputs."""
+        """The part of the inputs that selects their program, as a dict key: shapes, or types of a traced graph.
+
+        None if one program serves all inputs.
+        """
         if values is None and not self.source.is_traced:
             return None
         source, engines = self.get_source(values), planner.engines
@@ -259,6 +267,7 @@ class SizePolicy:
             return sizes in self.exact
         if self.shapes != "auto" or engines.are_dynamic or (engines.is_auto and not engines.can_be_dynamic):
             return False
+        # A stored program for all sizes serves the first call as well, and without a compile.
         if stored is None or not stored.has(None) or stored.has(sizes):
             self.exact = frozenset([sizes])
         return sizes in self.exact
@@ -282,6 +291,7 @@ class SizePolicy:
             return "engine='auto' measures at the sizes of a call"
         if self._why_each is not None or engines.are_dynamic:
             return self._why_each or ""
+        # Without symbolic dims there is one set of sizes, or each trace is a model of its own.
         if self.source.is_traced or self.source.key([None] * len(self.source.inputs), False) is None:
             return "the model has no symbolic dims"
         with planner.planning:
@@ -311,6 +321,7 @@ class SizePolicy:
         except PlanError as error:
             return str(error).splitlines()[0]
         engines = build.engines.by_spec
+        # The reference engine accepts any size, so only its nodes that another engine could run count against one program.
         behind = [engine.spec for engine in planner.engines.engines[1:] if engine.name == IMPLICIT]
         for launch in plan.launches:
             if launch.engine in behind:
@@ -370,6 +381,7 @@ class SizePolicy:
                 f"sizes of {name!r} cannot be padded without changing results: {reason}; "
                 "pass shapes='auto', or Buckets without it"
             )
+        # Without explicit buckets a dim that cannot be padded is only reported.
         self.refusals = tuple(f"no buckets for {name!r}: {reason}" for name, reason in padded.refusals.items())
         if not padded.dims:
             return None
@@ -386,7 +398,10 @@ class SizePolicy:
         return Buckets(self.padding.buckets) if self.padding is not None else self.shapes
 
     def restore_key(self, types: Sequence[Any], engines: EngineList) -> tuple[object] | None:
-        """The key of a saved program with inputs of these types, in a tuple; None if the program would serve other calls."""
+        """The key, in a tuple, under which a saved program with inputs of these types is looked up by `get_key`.
+
+        None for a program of certain sizes that would be looked up for all sizes.
+        """
         if self.source.is_traced:
             return (tuple(types),)
         if self.pads_all and len(types) == len(self.source.inputs):  # the program of the first sizes, without padding

@@ -74,6 +74,7 @@ def _pair_by_name(function: Function) -> Iterator[State]:
     if not before:
         names = ", ".join(value.name for value in function.inputs)
         raise ModelError(f"no input of {function.name!r} is named past* ({names}); give the pairs: xrt.stateful(model, {{...}})")
+    # Outputs without a partner are allowed: they are results of the call.
     for key, name in before.items():
         if key not in after:
             have = ", ".join(after.values()) or "none"
@@ -94,12 +95,13 @@ class StatefulFunction:
                 "xrt.stateful(model), or by the metadata 'xrt.state'"
             )
         self.others = tuple(value for value in function.inputs if value.name not in self.states)
+        """The inputs that a caller passes: those that are no state."""
         places = {value.name: place for place, value in reversed(list(enumerate(function.outputs)))}
         self.next_values = {name: places[state.output] for name, state in self.states.items()}
         """Output indices of the next values, by state name."""
         self.returned = tuple(place for place in range(len(function.outputs)) if place not in self.next_values.values())
         """Indices of the outputs that are no state."""
-        self.fixed = frozenset(before for before, _ in function.aliases if before in self.states)
+        self.in_place = frozenset(before for before, _ in function.aliases if before in self.states)
         """Names of the states that are updated in place."""
         self.capacity: Capacity | None = find_capacity(function)
 
@@ -122,6 +124,7 @@ class StatefulFunction:
         for name, array in arrays.items() if capacity.dim else ():
             dims = self._get_type(name).shape or ()
             if capacity.dim in dims and array.shape[dims.index(capacity.dim)] < needed:
+                # Doubling bounds the number of reallocations, and of compiles for further sizes, by a logarithm.
                 size = min(1 << (needed - 1).bit_length(), max(capacity.size, needed))
                 larger = tuple(size if dim == capacity.dim else n for dim, n in zip(dims, array.shape, strict=True))
                 reserved[name] = self._make_array(name, larger, array.dtype)
@@ -161,7 +164,7 @@ class StatefulFunction:
         if isinstance(dim, int) or dim in sizes:
             return dim if isinstance(dim, int) else sizes[dim]
         is_read = any(dim in _list_dims(value) for value in self.others)
-        if name not in self.fixed and not is_read and dim is not None:
+        if name not in self.in_place and not is_read and dim is not None:
             return 0  # it grows
         advice = f"call m.new_session(sizes={{{dim!r}: ...}})" if dim is not None else f"set session.state[{name!r}] to an array"
         why = "is known only in a call" if is_before_call and is_read else "no input tells"
@@ -188,7 +191,7 @@ class StatefulFunction:
 
 
 def _list_dims(value: Value, *, named: bool = True) -> tuple[Any, ...]:
-    """The named extents of a tensor, or all."""
+    """The symbolic extents of a tensor; with ``named=False`` all extents in order, numbers included."""
     shape = value.type.shape if isinstance(value.type, TensorType) else None
     return tuple(dim for dim in shape or () if not named or isinstance(dim, str))
 
@@ -211,10 +214,11 @@ class StatefulFunctions:
             return self._by_types[None]
 
     def find(self, module: XRTModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> StatefulFunction:
-        """The Function with state for the inputs of a call."""
+        """The Function with state for the inputs of a call; a graph is traced once per combination of their types."""
         if (declared := self._by_types.get(None) or self.find_declared(module)) is not None:
             return declared
         source, construction = module.source, module.construction
+        # The saved traces of a graph have no `build` that could be traced with the state as inputs.
         if not isinstance(source, TracedGraph):
             raise InputError("a bundle of traces of a graph makes no sessions; save a module of graph.trace(...)")
         module.programs.check_open()
@@ -231,6 +235,7 @@ class StatefulFunctions:
 @contextmanager
 def _delay_interrupt() -> Iterator[None]:
     """Delay the first Ctrl-C to the end of the block, so that it loses no state. A second one interrupts the block."""
+    # Python delivers signals to the main thread only.
     handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
     if not callable(handler):
         yield
@@ -306,14 +311,14 @@ class Session:
             stateful.module.compile(*values)
             self._compiled = stateful
 
-        with _delay_interrupt() if stateful.fixed else nullcontext():
+        with _delay_interrupt() if stateful.in_place else nullcontext():
             # Any exception may leave some arrays written and others not. Until the next state is complete, all states that are
             # updated in place count as lost.
-            self._lost, self._generation = stateful.fixed, get_generation()
+            self._lost, self._generation = stateful.in_place, get_generation()
             try:
                 results = stateful.module(*values) if options is None else stateful.module(*values, options=options)
             except XRTError as error:
-                self._lost = frozenset(name for name in stateful.fixed if error.updated is None or name in error.updated)
+                self._lost = frozenset(name for name in stateful.in_place if error.updated is None or name in error.updated)
                 raise
             results = (results,) if len(stateful.function.outputs) == 1 else results
             self._arrays, self._lost = {name: results[place] for name, place in stateful.next_values.items()}, frozenset()
@@ -368,8 +373,9 @@ class Session:
     def fork(self) -> Session:
         """Create an independent session that continues from this state. Arrays that are updated in place are copied."""
         with self._require_idle("forked"):
-            fixed = self._stateful.fixed if self._stateful is not None else frozenset()
-            arrays = {name: array.copy() if name in fixed else array for name, array in self._arrays.items()}
+            in_place = self._stateful.in_place if self._stateful is not None else frozenset()
+            # The other arrays are replaced in each call and never written to, so that both sessions can share them.
+            arrays = {name: array.copy() if name in in_place else array for name, array in self._arrays.items()}
             other = object.__new__(type(self))
             other.__dict__.update(self.__dict__, _busy=renew_after_fork(threading.Lock()), _arrays=arrays)
             return other

@@ -111,7 +111,7 @@ def restore(
     read_weight: Callable[[StoredWeight], Any],
     complete: Callable[[], Specialization],
 ) -> tuple[Plan, Specialization]:
-    """Create the plan and the specialization of a stored program, without reading the nodes.
+    """Create the plan and the specialization of a stored program. The nodes of a region are read when they are needed.
 
     ``read_weight`` returns the bytes of a large constant, ``complete`` the full specialization, with nodes and reasons. They must
     not reference the module, to avoid a cycle.
@@ -188,7 +188,7 @@ def _make_signature(path: Path, settings: ModuleOptions, engines: EngineList) ->
 
 
 class StoredPlans:
-    """The stored programs of one model file, for one list of engines and options; the origin of these programs."""
+    """The programs of one model file in the disk cache, for one list of engines and options: loads and stores them."""
 
     def __init__(self, path: Path, stamp: Stamp, signature: Signature, context: BuildContext) -> None:
         """``stamp`` identifies the file's state before the model is read."""

@@ -57,22 +57,23 @@ def tune(
     objective: Objective,
     budget: float | None,
     progress: ProgressCallback | bool | None,
-    lowered: Sequence[Any],
+    precision_options: Sequence[Any],
     throughput: Mapping[str, Any],
 ) -> TuningResult | ThroughputResult:
     """Search for a placement: see `XRTModule.tune`.
 
-    ``lowered`` is (max_error, calibrate, validate), which override the module's; ``throughput`` are the keywords for it.
+    ``precision_options`` is (max_error, calibrate, validate), which override the module's. ``throughput`` has the values of
+    `THROUGHPUT_KEYWORDS`, None where the caller passed none; they are refused for another objective.
     """
     throughput = {name: value for name, value in throughput.items() if value is not None}
     if objective not in ("latency", "throughput"):
         raise OptionError(f"objective must be 'latency' or 'throughput'; got {objective!r}")
     programs = module.programs
     lower = programs.lowering
-    if any(option is not None for option in lowered):
+    if any(option is not None for option in precision_options):
         from xrt.module.precision import make_lowering  # slow to import, and rarely needed
 
-        lower = make_lowering(override_budget(programs.settings, *lowered), programs.sizes.served)
+        lower = make_lowering(override_budget(programs.settings, *precision_options), programs.sizes.served)
     if objective == "throughput":
         shows = programs.settings.shows_progress if progress is None else progress
         return tune_throughput(module, args, kwargs, budget=budget, progress=shows, lower=lower, **throughput)
@@ -210,7 +211,7 @@ def tune_throughput(
 
 
 def _make_exact_module(module: XRTModule) -> XRTModule:
-    """Make a float32 module that places by list order."""
+    """Create a float32 module that places by list order: batches are compared with single requests at full precision."""
     from xrt.module.module import XRTModule  # which has this module among its parts
 
     listed = module.programs.engines
@@ -220,7 +221,7 @@ def _make_exact_module(module: XRTModule) -> XRTModule:
 
 
 def count_modules(module: XRTModule, calls: int) -> int:
-    """The number of modules that ``calls`` concurrent calls need, given the executables compiled so far.
+    """Count the modules that ``calls`` concurrent calls need, given the executables compiled so far.
 
     With several threads each call needs a module, because calls of one executable share its threads. With one thread a call
     computes in the calling thread, and one module suffices unless an executable limits its concurrent runs.
@@ -250,7 +251,7 @@ class RequestPool:
         source = module.source
         self.inputs = source.inputs
         self.dim, self.reason = "", "an xrt.Graph has no symbolic dim"
-        """The symbolic dim that counts requests; if it is empty, the reason."""
+        """The symbolic dim that counts requests; if there is none, it is empty, and the reason says why."""
         if not source.is_traced:
             self.dim, self.reason = find_batch_dim(source.inputs, source.outputs, batch_dim)
         elif batch_dim is not None:
@@ -259,7 +260,7 @@ class RequestPool:
             samples = sample_inputs(source.get_declared_function(), seed, {self.dim: POOL_SIZE} if self.dim else {})
             values = [samples[value.name] for value in self.inputs]
         self._values, self._rows = list(values), list[dict[int, Any]]()
-        """The inputs of a call; and for each request, its row by input index."""
+        """The inputs of a call; and per request, the row of each input that has the batch dim, by input index."""
         if self.dim:
             axes = list(list_open_axes(self.inputs))
             sizes = {**read_sizes(self.inputs, self._values), self.dim: POOL_SIZE}
@@ -320,7 +321,7 @@ class ModuleBench:
         self.is_exact = bool(pool.dim) and self._needs_sizes(module)
 
     def _needs_sizes(self, module: XRTModule) -> bool:
-        """Whether a batch size that was not tuned would need another program."""
+        """Whether a call with another batch size than the tuned ones would compile another program."""
         values = module.check_inputs(self._pool.join(0, 1), {}, pads=False)[: len(module.inputs)]
         reason = module.sizes.find_reason(values, module.programs)
         if reason and (padding := module.sizes.find_padding(module.programs)) is not None:

@@ -49,14 +49,19 @@ class OutputChecks:
 
     def instrument(self, call: Call, build: Specialization) -> Call:
         """Add the checks to a call: types always, results if a check is due."""
-        is_unproved = build.tuned is not None and not build.tuned.is_checked and not build.checked and not self.is_too_slow
-        if not self._is_due(first=not build.checked) and not is_unproved:
+        # A search without time left for a comparison leaves it to the first call, once per plan.
+        is_unverified = build.tuned is not None and not build.tuned.is_checked and not build.checked and not self.is_too_slow
+        if not self._is_due(first=not build.checked) and not is_unverified:
             return replace(call, inspection=OutputInspector(self._find_wrong_type))
         inspect = partial(self._find_fault, build.engines)
+        # A region that is found wrong runs again on another engine, on the inputs as they were before the call.
         return replace(call, inspection=OutputInspector(inspect, needs_inputs=True)).keep_inputs(build.function)
 
     def record(self, call: Call, build: Specialization) -> bool:
-        """Count a checked call with correct outputs; True if it is the first comparison of its plan, as the search made none."""
+        """Count a call whose outputs were compared and correct.
+
+        Return True if this is the first comparison of its plan, which the search did not compare: the result can be stored.
+        """
         if call.inspection is None or not call.inspection.needs_inputs or (self.check is None and self.is_too_slow):
             return False
         is_first, build.checked = not build.checked, True
@@ -69,6 +74,7 @@ class OutputChecks:
         """Whether to check a call; ``first``: no call of its plan has been checked yet."""
         if self.check is None:
             return False
+        # Spreads the share evenly: with 0.25 every fourth call, not a random quarter.
         share, number = _SHARES.get(self.check, self.check), next(self._numbers)
         return first or int(number * share) > int((number - 1) * share)
 
@@ -77,6 +83,7 @@ class OutputChecks:
         mismatch = find_type_mismatch(launch, results)
         if mismatch is None or (expected := self._evaluate(launch, inputs)) is None:
             return None
+        # If the reference agrees with the engine, the model declares a wrong type, which no other engine would mend.
         return None if _list_types(results) == _list_types(expected) else mismatch
 
     def _find_fault(self, engines: EngineList, launch: Launch, inputs: Sequence[Any], results: Sequence[Any]) -> str | None:
@@ -87,11 +94,12 @@ class OutputChecks:
         if (expected := self._evaluate(launch, inputs)) is None:
             return None
         if self.check == "nan":
-            return _find_strange_nan(launch, results, expected)
+            return _find_unexpected_nan(launch, results, expected)
 
         from xrt.verify import Verdict, judge_outputs
         from xrt.verify.comparison import find_precision
 
+        # Without aliases the reference, which runs on the same arrays, does not update them.
         function, engine = launch.function.replace(aliases=()), engines.on_host(launch)
         precision = "fp32" if engine is None else find_precision(engine, engines.context)
         judgement = judge_outputs(function, inputs, results, expected, self._run_reference, precision)
@@ -114,6 +122,7 @@ class OutputChecks:
         if not reason:
             run = partial(self._run_reference, function.replace(aliases=()), inputs)
             try:
+                # The caller who asks for a check waits for it; a call that is checked unasked must not hang.
                 return run() if self.check is not None else within(PATIENCE, run)
             except XRTError as error:
                 reason = f"the reference cannot run it: {error}"
@@ -147,8 +156,11 @@ def _why_not_comparable(function: Function) -> str:
     return f"node {random.name!r} ({random.op}) does not give the same twice" if random is not None else ""
 
 
-def _find_strange_nan(launch: Launch, results: Sequence[Any], expected: Sequence[Any]) -> str | None:
-    """Describe an output with a NaN where the reference has a number; if types or shapes differ, no NaN at all."""
+def _find_unexpected_nan(launch: Launch, results: Sequence[Any], expected: Sequence[Any]) -> str | None:
+    """Describe the first output with a NaN where the reference has none; None if there is none.
+
+    If types or shapes differ, a NaN of the reference anywhere accepts all of the output.
+    """
     for value, result, reference in zip(launch.function.outputs, results, expected, strict=True):
         are_alike = isinstance(result, np.ndarray) and isinstance(reference, np.ndarray) and result.shape == reference.shape
         if _has_nan(result) and ((np.isnan(result) & ~np.isnan(reference)).any() if are_alike else not _has_nan(reference)):
@@ -182,6 +194,7 @@ def verify(
 
     values = module.check_inputs(args, kwargs)
     if module.specialize(values).function.aliases:  # the model updates its inputs
+        # The run below would change the caller's arrays, and the comparison needs the values from before.
         args, kwargs = copy_values(module.check_inputs(args, kwargs, pads=False)[: len(module.source.inputs)]), {}
     module(*args, **kwargs)
     build, report = module.specialize(values), progress or ignore_progress

@@ -114,14 +114,14 @@ class RegionToCompile:
 
     def lease(self, cache: CompileCache) -> Lease:
         """Take the executable from the cache, or compile it."""
-        outcome, recipe = "hit", CompileRequest(self.launch.function, self.engine, self.context)
+        outcome, request = "hit", CompileRequest(self.launch.function, self.engine, self.context)
 
         def make() -> Executable:
             nonlocal outcome
             outcome = "miss"
-            return self._make(replace(self.context, is_kept=cache.disk is not None and recipe.is_kept))
+            return self._make(replace(self.context, is_kept=cache.disk is not None and request.is_kept))
 
-        lease = cache.lease(self.signature, make, recipe=recipe)
+        lease = cache.lease(self.signature, make, request=request)
         _unmap_constants(self.launch.function)
         _log.debug("cache %s for %s (%.12s)", outcome, self.launch.name, self.signature.key)
         return lease
@@ -304,10 +304,10 @@ class _Compilation:
         if key not in self.blamed:
             _log.info("%s: looking for the nodes to blame", region.launch.name)
             self.blamed[key] = find_culprits(describe_patterns(function), compiles)
-            recipe = CompileRequest(function, region.engine, region.context)
+            request = CompileRequest(function, region.engine, region.context)
             with suppress(CompileRefused):
                 # `force` replaces the stored refusal, which names no nodes.
-                self.cache.lease(region.signature, refuse, force=True, recipe=recipe)
+                self.cache.lease(region.signature, refuse, force=True, request=request)
         return tuple(function.nodes[at].name for at in self.blamed[key])
 
 
@@ -316,7 +316,7 @@ TRIALS = 16
 
 
 def find_culprits(patterns: Sequence[object], compiles: Callable[[Sequence[int]], bool], most: int = TRIALS) -> tuple[int, ...]:
-    """Find the positions of the nodes without which the region compiles; all nodes if that is unknown.
+    """Find the positions of the nodes to blame: without them the region compiles.
 
     ``compiles`` is called at most ``most`` times with ascending positions; the full region is known to fail. Bisect for the
     shortest prefix that fails: its last node is to blame. If the rest still fails, all nodes with the same entry in

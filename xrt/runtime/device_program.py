@@ -254,7 +254,7 @@ class CapturedCall:
 
 
 def why_not_capturable(program: MultiDeviceProgram) -> str:
-    """Why calls of the program cannot be recorded; empty if they may be."""
+    """Explain why calls of the program cannot be recorded as a device graph; empty if they may be."""
     plan = program.plan
     if plan.device == HOST:
         return "values come in and go out on the cpu"
@@ -273,7 +273,7 @@ def why_not_capturable(program: MultiDeviceProgram) -> str:
 
 
 NOWHERE = MemoryPlan(Arena(), {}, frozenset(), frozenset(), ())
-"""Values have no fixed place in a host block: each device has its own pool."""
+"""No value has a place in an arena: each device allocates from its own pool."""
 
 
 class MultiDeviceProgram(Program):
@@ -354,7 +354,7 @@ class MultiDeviceProgram(Program):
         return results
 
     def call(self, options: RunOptions = DEFAULT) -> DeviceCall:
-        """A new call without values."""
+        """Create the state of a call, with its streams and no values."""
         return DeviceCall(self._devices, self._streams(options), self._counter, self._recorder if options.profile else None)
 
     def _streams(self, options: RunOptions) -> dict[str, Stream]:
@@ -445,7 +445,7 @@ class MultiDeviceProgram(Program):
                 return
             with self._activate(entry.device, call):
                 args, results = copy_to_host(args, accelerator), copy_to_host(results, accelerator)
-        if (wrong := inspection.find(launch, args, results)) is not None:
+        if (wrong := inspection.check(launch, args, results)) is not None:
             raise RunFailed(wrong, launch.name)
 
     # ------------------------------------------------------------------ results
@@ -498,7 +498,7 @@ class MultiDeviceProgram(Program):
             self.home().wait([streams[self.plan.device]])
 
     def hold(self, call: DeviceCall) -> None:
-        """Keep sources and targets of copies alive until they are done."""
+        """Keep the arrays of a call's copies alive until the device has made them; `_release_finished` frees them."""
         for name, references in call.references.items():
             # A caller's stream needs an event even without copies: `close` waits for our own streams only.
             if references or call.streams[name] is not self._module_streams.on(name):

@@ -179,7 +179,7 @@ class ValueTable:
         """By output slot: the input slot whose array it is computed in."""
 
     def _last_uses(self) -> dict[int, int]:
-        """Last step that touches each slot. If a result may be a view of its inputs, these live until the end."""
+        """The last step that reads or writes each slot; the last of all steps for inputs of which a result may be a view."""
         last: dict[int, int] = {}
         for number, step in enumerate(self.steps):
             # A result that may be a view keeps the inputs of its step alive.
@@ -189,7 +189,7 @@ class ValueTable:
         return last
 
     def last_uses(self) -> list[tuple[int, ...]]:
-        """Per step, the slots that it touches last, except outputs and constants."""
+        """Per step, the slots whose values can be freed after it. Outputs and constants are never freed."""
         permanent = {*self.outputs, *self.constants}
         touched: dict[int, int] = {}
         for number, step in enumerate(self.steps):
@@ -261,7 +261,7 @@ class _MemoryPlanner:
             self.stored.update(slot for slot, least in pairs if least is not None and self._nbytes(slot) >= least)
 
     def _may_fix(self, slot: int) -> bool:
-        """Whether a bound launch may write the slot. Results returned to the caller must be fresh copies, so only small ones."""
+        """Whether a launch may write the slot at a fixed address. Outputs are copied from there, so only small ones."""
         if slot in self.caller_arrays or slot in self.slots.inplace:
             return slot in self.caller_arrays
         return slot in self.types and (slot not in self.outputs or self._is_small(slot))

@@ -83,7 +83,7 @@ def make_frame(slots: ValueTable, layout: MemoryPlan, caller_arrays: Mapping[int
 
 @dataclass(frozen=True, slots=True)
 class LaunchArrays:
-    """The arrays that a launch is prepared over."""
+    """Where a launch finds its inputs and leaves its outputs: slots of the frame, and arrays with fixed addresses."""
 
     slots: list[Any]
     read: Mapping[int, Any]
@@ -101,6 +101,7 @@ class LaunchArrays:
 
 
 def _prepare_bound(step: Step, arrays: LaunchArrays) -> Action:
+    """A launch with inputs and outputs at fixed addresses: the engine's bound call itself."""
     return step.executable.bind([arrays.read[slot] for slot in step.reads], [arrays.fixed[slot] for slot in step.writes])
 
 
@@ -165,7 +166,10 @@ def _prepare_plain(step: Step, arrays: LaunchArrays) -> Action:
 def _make_options(
     step: Step, options: RunOptions, buffers: Mapping[int, Array], updates: Mapping[int, Array] = FrozenDict()
 ) -> RunOptions:
-    """Options of one launch: buffers by output, those of the caller in front of them, and updated inputs in front of both."""
+    """The options of one launch, with an output buffer or None per output.
+
+    An input to update in place takes precedence over the caller's buffer, and that over a buffer at a fixed address.
+    """
     out: list[Any] = [buffers.get(index) for index in range(len(step.writes))]
     if options.out is not None:
         for index, place in step.returns:
@@ -183,14 +187,14 @@ def make_count_error(step: Step, count: int) -> RunFailed:
 
 
 OutputCheck: TypeAlias = Callable[[Launch, Sequence[Any], Sequence[Any]], str | None]
-"""Checks the outputs of a launch, given its inputs and outputs; returns a sentence that names the launch, or None."""
+"""Called with a launch, its inputs and its outputs; returns what is wrong, as a sentence that names the launch, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputInspector:
-    """A check after each launch of a call."""
+    """A check to run after each launch of a call; what it reports fails the launch."""
 
-    find: OutputCheck
+    check: OutputCheck
     needs_inputs: bool = False
     """Whether the check needs the inputs as before the launch, even if the launch may overwrite them."""
 
@@ -280,7 +284,7 @@ class Program:
 
     @property
     def arena(self) -> Arena:
-        """Places of values that cross regions; empty if no engine writes to given memory or sizes are unknown."""
+        """Offsets of the values between regions in one block; empty if no engine writes to given memory or sizes are unknown."""
         return self._layout.arena
 
     @property
@@ -395,7 +399,7 @@ class Program:
             if options.profile:
                 self._recorder.add(number, began, perf_counter())
             if inspection is not None:
-                wrong = inspection.find(step.launch, arguments, [slots[slot] for slot in step.writes])
+                wrong = inspection.check(step.launch, arguments, [slots[slot] for slot in step.writes])
                 if wrong is not None:
                     raise RunFailed(wrong, step.launch.name)
 
@@ -478,7 +482,7 @@ class Program:
         return call
 
     def _place_bound(self, inputs: Sequence[Any], buffers: Sequence[Any]) -> dict[int, Any]:
-        """The caller's arrays by slot in a bound call."""
+        """The arrays of a bound call by slot: the caller's inputs and buffers, and a temporary for an output that needs one."""
         slots = self._slots
         arrays = dict(zip(slots.inputs, inputs, strict=True))
         if slots.inplace and not may_overlap(slots.inplace.values(), inputs):
@@ -521,14 +525,15 @@ def _release(leases: Sequence[Lease]) -> None:
 
 
 def _permute_call(
-    call: Callable[..., Sequence[Any]], positions: tuple[int, ...], takes: int, results: tuple[int, ...], returns: int
+    call: Callable[..., Sequence[Any]], positions: tuple[int, ...], input_count: int, results: tuple[int, ...], output_count: int
 ) -> Callable[..., Sequence[Any]]:
-    """Permute the inputs and outputs of the program to those of its only region.
+    """Wrap the fast call of a program's only region to accept the program's inputs and return the program's outputs.
 
-    ``positions`` and ``results`` index the inputs that it reads and the outputs that are returned.
+    ``positions`` are the program's inputs that the region reads, in its order; ``results`` the region's outputs to return.
+    ``input_count`` is of the program, ``output_count`` of the region.
     """
-    if results == tuple(range(returns)):
-        return call if positions == tuple(range(takes)) else lambda *inputs: call(*[inputs[place] for place in positions])
+    if results == tuple(range(output_count)):
+        return call if positions == tuple(range(input_count)) else lambda *inputs: call(*[inputs[place] for place in positions])
 
     def run(*inputs: Any) -> Sequence[Any]:
         outputs = call(*[inputs[place] for place in positions])

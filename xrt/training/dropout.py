@@ -145,7 +145,10 @@ def _read_ratio(builder: Builder, node: Node, tensors: Mapping[str, Tensor], dty
 
 
 def _compare_places(x: Tensor, key: Tensor, call: Tensor, limit: Tensor) -> Tensor:
-    """Whether the hash of each position reaches the threshold. Positions are row plus column, to keep constants small."""
+    """The mask of ``x``: whether the hash of each element's position reaches the threshold ``limit``.
+
+    A position is the sum of a row and a column number, so that the constants have `ROW` elements instead of one per element.
+    """
     shape = x.tensor_type.shape
     sizes = None if shape is None else [dim for dim in shape if isinstance(dim, int)]
     # Dynamic shape: number the positions at run time, rounded up to whole rows.

@@ -28,7 +28,7 @@ Update: TypeAlias = "tuple[Tensor, Tensors]"
 
 @dataclass(frozen=True, eq=False)
 class StepContext:
-    """Values shared by the updates of all parameters."""
+    """The learning rate and step count of one update, and scalars computed from them once for all parameters."""
 
     rate: Tensor
     count: Tensor
@@ -62,7 +62,7 @@ class Optimizer:
     weight_decay: float = 0.0
     """Adds this multiple of the parameter to its gradient, unless the optimizer documents otherwise."""
     slots: ClassVar[tuple[str, ...]] = ()
-    """State per parameter, of its type and shape, initially zero."""
+    """Names of the states per parameter, such as moments; each has the parameter's type and shape, and starts at zero."""
 
     def list_slots(self) -> tuple[str, ...]:
         """The slots needed for these options."""
@@ -185,8 +185,8 @@ class StateRecorder:
 
     def add(self, name: str, before: Tensor, after: Tensor) -> None:
         """Record the next value of a state, which stays bit-identical while the condition is false."""
-        following = after if self.changes is None else emit("Where", self.changes, after, before)
-        self.builder.output(following, f"{name}_next")
+        next_value = after if self.changes is None else emit("Where", self.changes, after, before)
+        self.builder.output(next_value, f"{name}_next")
         self.states.append(State(name, f"{name}_next"))
 
 
@@ -252,10 +252,10 @@ def record_update(
     moments = {name: {slot: builder.input(f"{name}.{slot}", x.type) for slot in slots} for name, x in parameters.items()}
     for name, value in gradients.items():
         with builder.scope(f"{name}/update"):
-            following, changed = optimizer.update(at, parameters[name], value, moments[name])
-        recorder.add(name, parameters[name], following)
+            next_value, next_slots = optimizer.update(at, parameters[name], value, moments[name])
+        recorder.add(name, parameters[name], next_value)
         for slot, moment in moments[name].items():
-            recorder.add(f"{name}.{slot}", moment, changed[slot])
+            recorder.add(f"{name}.{slot}", moment, next_slots[slot])
     return recorder
 
 

@@ -222,7 +222,7 @@ def _prepend_loss(function: Function, loss: str | Loss | None) -> Function:
 
 
 def promote(function: Function, chosen: Mapping[str, Constant]) -> Function:
-    """Turn constants into inputs."""
+    """Convert constants to inputs behind the present ones."""
     inputs = (*function.inputs, *(Value(name, constant.type) for name, constant in chosen.items()))
     return function.replace(inputs=inputs, constants={n: c for n, c in function.constants.items() if n not in chosen})
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 Array = np.ndarray[Any, Any]
-TIMES = 10.0
-"""An engine's error against float64 may be this many times that of the float32 reference."""
-ROW = 16
+ERROR_FACTOR = 10.0
+"""An engine's result is a rounding difference if its error against float64 is at most this many times the float32 reference's."""
+LEAST_ROW = 16
 """From this many elements along the last axis, the reference's error is taken per row."""
 _NARROW = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_datatype")
@@ -49,7 +49,7 @@ class Float64Reference:
             return None
 
     def explains(self, results: Sequence[Any], expected: Sequence[Any], tolerances: Sequence[Tolerance]) -> bool:
-        """Whether each result is within its tolerance, or `TIMES` the error of the expected one, of the exact result."""
+        """Whether each result is within its tolerance, or `ERROR_FACTOR` the error of the expected one, of the exact result."""
         if self.outputs is None or len(results) != len(expected):
             return False
         return all(map(_is_near, results, expected, self.outputs, tolerances))
@@ -122,12 +122,13 @@ def _is_array_near(actual: Array, expected: Array, exact: Array, tolerance: Tole
     reference_error = np.where(is_number, reference_error, 0.0)
     # Per row, so that one row with cancellation does not loosen the bound of others. Not for short rows, whose reference may be
     # exact by chance.
-    is_row = actual.ndim > 1 and actual.shape[-1] >= ROW
-    allowed = TIMES * (reference_error.max(-1, keepdims=True) if is_row else reference_error.max(initial=0.0))
+    is_row = actual.ndim > 1 and actual.shape[-1] >= LEAST_ROW
+    allowed = ERROR_FACTOR * (reference_error.max(-1, keepdims=True) if is_row else reference_error.max(initial=0.0))
     return bool((is_same | (is_number & (error <= np.maximum(allowed, tolerance.compute_bound(exact))))).all())
 
 
-Evidence: TypeAlias = Callable[[Node, Mapping[str, Array]], Ambiguity | None]
+FindTies: TypeAlias = Callable[[Node, Mapping[str, Array]], Ambiguity | None]
+"""Finds the ties of a node's output, given the values that it reads by name; None if there are none."""
 
 
 def find_ambiguity(function: Function, inputs: Sequence[Any], run: Run) -> list[Ambiguity | None]:
@@ -137,12 +138,14 @@ def find_ambiguity(function: Function, inputs: Sequence[Any], run: Run) -> list[
     indistinguishable from an error. ``run`` is the reference.
     """
     makers = {v.name: function.producer(v.name) for v in function.outputs}
-    stepping = {name: node for name, node in makers.items() if node is not None and node.op in _EVIDENCE}
+    stepping = {name: node for name, node in makers.items() if node is not None and node.op in _TIES_BY_OPERATOR}
     if not stepping:
         return [None] * len(function.outputs)
     read = list(dict.fromkeys(name for node in stepping.values() for name in node.uses))
     values = dict(zip(read, run(expose_inner_values(function, read), inputs), strict=True))
-    ambiguities = {name: _EVIDENCE[node.op](node, values) for name, node in stepping.items() if _is_step(node, name, values)}
+    ambiguities = {
+        name: _TIES_BY_OPERATOR[node.op](node, values) for name, node in stepping.items() if _is_step(node, name, values)
+    }
     return [ambiguities.get(value.name) for value in function.outputs]
 
 
@@ -193,7 +196,7 @@ def _quantization(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
 
 _INTEGERS = (2, 3, 4, 5, 6, 7, 12, 13)
 """ONNX's integer types."""
-_EVIDENCE: dict[str, Evidence] = {
+_TIES_BY_OPERATOR: dict[str, FindTies] = {
     "Round": _rounding,
     "Floor": _truncation,
     "Ceil": _truncation,
@@ -246,10 +249,11 @@ def _describe_loss(comparisons: Sequence[Comparison]) -> str:
 
 
 class Verdict(StrEnum):
-    """The outcome of comparing results."""
+    """The outcome of comparing results with the reference's."""
 
     AGREES = "agrees"
     DECLINED = "declined"
+    """The engine does not support the Function, so there are no results."""
     ROUNDING = "rounding"
     """Beyond the tolerance, but within ten times the reference's own error against float64."""
     DISAGREES = "disagrees"

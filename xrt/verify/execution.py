@@ -18,7 +18,7 @@ Run: TypeAlias = Callable[[Function, Sequence[Any]], Sequence[Any]]
 
 
 class Stopped(Exception):
-    """The reference computation was cancelled."""
+    """Raised by a comparison whose caller no longer needs the verdict."""
 
 
 def compile_alone(

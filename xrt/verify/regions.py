@@ -295,10 +295,10 @@ def bisect_difference(
     values.update(zip((v.name for v in everything.outputs), reference(everything, list(inputs)), strict=True))
     search = _Search(name, plain, differ, values, progress)
     if search.difference(plain) is None:
-        search.opens = True  # an error inside may not reach the outputs
+        search.exposes_values = True  # an error inside may not reach the outputs
         if search.difference(everything) is None:
             return None
-    return search.culprit(search.with_one_output(search.part(search.minimize(plain.nodes))))
+    return search.describe(search.with_one_output(search.part(search.minimize(plain.nodes))))
 
 
 def bisect_plan(
@@ -330,32 +330,34 @@ def bisect_plan(
 
 @dataclass
 class _Search:
+    """The state of a bisection: the values of the reference, and the parts tried so far."""
+
     name: str
     function: Function
     differ: Difference
     values: Mapping[str, Any]
     """Every value as computed by the reference."""
     progress: Progress
-    opens: bool = False
+    exposes_values: bool = False
     """Whether all values of a part are outputs, not only those read outside."""
     runs: int = 0
-    seen: dict[tuple[str, ...], bool] = field(default_factory=dict)
-    """Whether the nodes with these names differ."""
+    outcomes: dict[tuple[str, ...], bool] = field(default_factory=dict)
+    """By the names of a part's nodes: whether the part differs."""
 
     def part(self, nodes: Sequence[Node]) -> Function:
         """The nodes as a Function with input types taken from the reference's values."""
         part = find_region(self.function, nodes)
-        part = expose_all_values(part) if self.opens else part
+        part = expose_all_values(part) if self.exposes_values else part
         return part.replace(inputs=tuple(Value(v.name, _infer_type(self.values[v.name], v.type)) for v in part.inputs))
 
     def differs(self, nodes: Sequence[Node]) -> bool:
-        """Whether these nodes differ given correct inputs. Cached."""
+        """Whether the engine differs on these nodes, given the reference's inputs; cached, and reported as progress."""
         # Delta debugging often tries the same set again.
         key = tuple(node.name for node in nodes)
-        if key not in self.seen:
-            self.seen[key] = self.difference(self.part(nodes)) is not None
-            self.progress(self.runs, min((len(k) for k, bad in self.seen.items() if bad), default=len(self.function.nodes)))
-        return self.seen[key]
+        if key not in self.outcomes:
+            self.outcomes[key] = self.difference(self.part(nodes)) is not None
+            self.progress(self.runs, min((len(k) for k, bad in self.outcomes.items() if bad), default=len(self.function.nodes)))
+        return self.outcomes[key]
 
     def difference(self, part: Function) -> str | None:
         """The difference on a part; None if it agrees or is declined."""
@@ -394,7 +396,7 @@ class _Search:
                 return alone
         return part
 
-    def culprit(self, part: Function) -> FailingSubgraph:
+    def describe(self, part: Function) -> FailingSubgraph:
         arguments = tuple(self.values[value.name] for value in part.inputs)
         expected = tuple(self.values[value.name] for value in part.outputs)
         return FailingSubgraph(self.name, part, arguments, expected, self.difference(part) or "", self.runs)
