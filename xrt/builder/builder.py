@@ -39,13 +39,15 @@ def finalize(builder: Builder) -> Function:
         if requested is not None and requested != tensor.name:
             builder.names.reserve(_check_free(builder, requested))
         if target in builder.states and any(value.name == name for value in outputs):
-            name = _copy_output(builder, tensor, None)  # a session returns one and keeps the other, so they must be distinct
+            # A session returns one value and stores the other, so they must not share a buffer.
+            name = _copy_output(builder, tensor, None)
         elif _can_be_called(builder, tensor, name, computed, renames):
             renames[tensor.name] = name
         else:
             name = _copy_output(builder, tensor, requested)
         if target is not None:
             aliases[target] = name
+        # An updated value that is an output already is not listed twice.
         if target is None or all(value.name != name for value in outputs):
             outputs.append(Value(name, tensor.type))
     function = _make_function(builder, tuple(outputs), {a: b for a, b in renames.items() if a != b})
@@ -61,6 +63,7 @@ def _list_outputs(builder: Builder) -> Iterable[tuple[Tensor, str | None, str | 
 
 
 def _with_updates(builder: Builder, function: Function, aliases: Mapping[str, str]) -> Function:
+    """Declare the aliases and states of a Function; raises ModelError for a state that is never updated."""
     if idle := [name for name in builder.states if name not in aliases]:
         raise ModelError(f"state {idle[0]!r} of graph {builder.name!r} gets no next value; call self.update({idle[0]}, value)")
     updated = function.replace(aliases=tuple((a, b) for a, b in aliases.items() if a not in builder.states))
@@ -70,6 +73,7 @@ def _with_updates(builder: Builder, function: Function, aliases: Mapping[str, st
 
 
 def _check_free(builder: Builder, name: str) -> str:
+    """Return the name; raise ModelError if it is empty or in use."""
     if not name or name in builder.names:
         raise ModelError(f"an output is to be named {name!r}, which another value of the graph is; choose another name")
     return name
@@ -141,6 +145,7 @@ def adopt(builder: Builder, title: str, function: Function, count: int) -> Funct
     for name in function.captures:
         if name not in visible:
             raise ModelError(f"{title} reads {name!r}, which neither it nor the graph defines.{did_you_mean(name, visible)}")
+    # ONNX scopes overlap: a name defined in a body must not occur in the graph around it.
     values = {n: builder.names.take(n) for n in list_definitions(function)}
     return rename_function(function, {a: b for a, b in values.items() if a != b}, {}).replace(opsets=dict(builder.opsets))
 
@@ -148,9 +153,9 @@ def adopt(builder: Builder, title: str, function: Function, count: int) -> Funct
 def record_function(
     builder: Builder, function: Function, inputs: Sequence[Tensor], outer: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Record the nodes of a Function on other inputs, with its name as prefix; return its values by name.
+    """Record the nodes of a Function with ``inputs`` as its inputs; return all its values by name.
 
-    ``outer`` has the values that it captures.
+    The names of the recorded nodes start with the name of the Function. ``outer`` maps captured names to tensors.
     """
     tensors = {name: outer[name] for name in function.captures}
     tensors.update((name, builder.constant(constant)) for name, constant in function.constants.items())
@@ -187,8 +192,8 @@ DEFAULT_OPSET = min(26, latest_version())
 
 From 27 on, common operators (Cast, Range, Mod) have versions for which no released engine has a kernel.
 """
-# Equal constants up to this size are shared; comparing larger ones means hashing them.
 SMALL = 64
+"""Equal constants of up to this number of elements are shared. Larger ones are not compared: that would hash their contents."""
 
 
 class Builder:
@@ -232,6 +237,7 @@ class Builder:
         self._shared: dict[object, tuple[Tensor, object]] = {}
         self._prefix: str = outer._prefix if outer else ""
         self._device: str = outer._device if outer else ""
+        # Not inherited: a control predecessor must be a node of the same graph, not of the graph around a body.
         self._after: tuple[str, ...] = ()
         self._function: Function | None = None
         self._tokens: list[Token[Builder | None]] = []
@@ -347,13 +353,13 @@ class Builder:
         hint = self._hints.get(id(value))
         return self.names.number(f"{self._prefix}constant") if hint is None else self.names.take(hint)
 
-    def know(self, arrays: Mapping[str, Any]) -> None:
+    def register_names(self, arrays: Mapping[str, Any]) -> None:
         """Register names for arrays that may become constants. The caller must keep the arrays alive during tracing."""
         for name, array in arrays.items():
             self._hints.setdefault(id(array), self._prefix + name)
 
     def symbol(self, item: Any) -> Tensor:
-        """Convert an operand to a tensor of this graph; raises ModelError if it belongs to another graph."""
+        """Convert an operand to a tensor of this graph or an enclosing one; raises ModelError for a tensor of another graph."""
         if not isinstance(item, Symbol):
             return self.constant(item)
         if not any(item.builder is builder for builder in self.lineage()):
@@ -363,7 +369,7 @@ class Builder:
         return item  # type: ignore[return-value]  # builders create only Tensors
 
     def find_constant(self, symbol: Symbol) -> Constant | None:
-        """The Constant behind a value; None if it is computed or an input."""
+        """The Constant that a tensor stands for; None for a computed value or an input."""
         return symbol.builder.constants.get(symbol.name)
 
     def lineage(self) -> Iterator[Builder]:
@@ -492,7 +498,7 @@ def _copy_if_writable(array: Any) -> Any:
 
 
 def _name_parameters(title: str, body: Callable[..., Any], inputs: Sequence[tuple[str, Type | None]]) -> list[str]:
-    """Names of a callable's parameters, one per input; the default names if it has no signature."""
+    """Names for the inputs of a body: the parameters of the callable, or the default names if it has no signature."""
     defaults = [name for name, _ in inputs]
     try:
         signature = inspect.signature(body)
@@ -503,5 +509,6 @@ def _name_parameters(title: str, body: Callable[..., Any], inputs: Sequence[tupl
     except TypeError as error:
         names = ", ".join(defaults) or "none"
         raise ModelError(f"{title} is called with {len(defaults)} arguments ({names}): {error}") from error
+    # The inputs that land in *args keep their default names.
     parameters = [k for k in bound.arguments if signature.parameters[k].kind is not inspect.Parameter.VAR_POSITIONAL]
     return [*parameters, *defaults[len(parameters) :]]

@@ -118,9 +118,10 @@ Parameter = tuple[str, Type | None]
 def _trace_until_stable(
     builder: Builder, body: Body, head: Sequence[Parameter], carried: Sequence[Type | None], tail: Sequence[Parameter], first: int
 ) -> Function:
-    """Trace the body until the types of its carried values reach a fixed point.
+    """Trace the body until the types of its carried values do not change between its inputs and outputs.
 
-    ``first`` is the index of the first carried output. Terminates because each round removes at least one extent or rank.
+    ``head`` and ``tail`` are the parameters before and after the carried values, ``first`` is the index of the first carried
+    output. Terminates because each round makes at least one extent or rank unknown.
     """
     while True:
         mark = builder.names.mark()

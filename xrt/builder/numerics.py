@@ -60,7 +60,7 @@ def _check_opset(symbol: str) -> None:
 def _cast_to_common(symbol: str, ufunc: np.ufunc, left: Operand, right: Operand) -> tuple[Tensor, Tensor, DType]:
     """Cast the operands to the types in which NumPy computes; also return the type of the left one."""
     first, second = _operand_types(symbol, ufunc, left, right)
-    # NumPy compares such a number exactly: uint8 < 300 is true, not an overflow.
+    # NumPy compares a number out of range exactly: uint8 < 300 is true, not an overflow.
     if symbol in _COMPARISONS and (_is_too_large(left, first) or _is_too_large(right, second)):
         first = second = DType.INT64
     return _convert(left, first), _convert(right, second), first
@@ -79,6 +79,7 @@ def _is_too_large(value: Operand, dtype: DType) -> bool:
 
 def _operand_types(symbol: str, ufunc: np.ufunc, left: Operand, right: Operand) -> tuple[DType, DType]:
     a, b = _get_resolvable(left, right), _get_resolvable(right, left)
+    # NumPy stores strings as objects, and would accept every operator on them.
     if DType.STRING.numpy in (a, b):
         return _string_types(symbol, left, right)
     try:
@@ -164,7 +165,7 @@ def _floor_divide(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
 
 
 def _has_passed(product: Tensor, dividend: Tensor, divisor: Tensor) -> Tensor:
-    """Whether the product is beyond the dividend, in the direction of the divisor's sign."""
+    """Whether quotient times divisor exceeds the dividend if the divisor is positive, or is below it if negative."""
     # With a constant divisor of one sign, one comparison is enough.
     constant = current("//").find_constant(divisor)
     if constant is not None and bool((constant.array > 0).all()):

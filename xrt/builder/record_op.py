@@ -65,12 +65,13 @@ _TEXTS = frozenset(d.text for d in DType)
 
 
 def natural_dtype(*values: Any) -> DType:
-    """Default element type of weak values without typed operands.
+    """Default element type of Python numbers, strings and lists where no operand has a fixed type.
 
     String, or the first of bool, int64, float32 and complex64 that can represent all values. (ONNX prefers float32 where NumPy
     uses float64.)
     """
     arrays = [_make_array(value) for value in values]
+    # An empty list is most often a list of axes or sizes; NumPy would make it float64.
     kinds = ["i" if array.size == 0 else array.dtype.kind for array in arrays]
     if any(kind not in _ORDER for kind in kinds):
         return DType.STRING
@@ -78,7 +79,7 @@ def natural_dtype(*values: Any) -> DType:
 
 
 def weak_dtype(formal: FormalParameter, bound: Mapping[str, str], values: Sequence[Any]) -> DType:
-    """Element type of weak values passed as inputs that must share one type.
+    """Element type of Python numbers, strings and lists passed as inputs that must share one type.
 
     In order of preference: the type bound by other inputs, the natural type if the operator allows it, and the first allowed
     type that can represent the values.

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from xrt.graph.types import DType
 
 
+# A context variable, not a global: graphs may be traced in several threads or tasks at once.
 recording: ContextVar[Builder | None] = ContextVar("recording", default=None)
 """The innermost active builder of this context."""
 
@@ -29,7 +30,7 @@ def current(operation: str) -> Builder:
 
 
 class Symbol:
-    """A named value of a builder, with its type if known."""
+    """A named value of a builder, with its type or None if the type is unknown."""
 
     __slots__ = ("builder", "name", "type")
 

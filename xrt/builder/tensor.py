@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def integers(items: Sequence[Any]) -> Any:
-    """Combine integers and 0-d tensors to one int64 operand."""
+    """Combine integers and 0-d tensors to one int64 vector: an array if all are integers, else a tensor."""
     if not any(isinstance(item, Symbol) for item in items):
         return np.asarray(items, np.int64)
     parts = [_make_row(item) for item in items]
@@ -147,7 +147,7 @@ def index(x: Tensor, key: Any) -> Tensor:
 
 
 def _shift_axis(axis: int, new_axes: Sequence[int]) -> int:
-    """The position of an axis after inserting ``new_axes``, which are positions in the result."""
+    """The position of an axis after axes were inserted at the positions ``new_axes`` of the result."""
     for place in sorted(new_axes):
         axis += place <= axis
     return axis
@@ -168,6 +168,7 @@ def _normalize_item(x: Tensor, item: Any) -> Any:
         return _check_kind(x, item, item.dtype)
     if isinstance(item, list | tuple | np.ndarray):
         array = np.asarray(item)
+        # NumPy makes float64 of an empty list, which is no index.
         array = array.astype(np.int64) if array.size == 0 and not isinstance(item, np.ndarray) else array
         return int(array) if array.ndim == 0 and array.dtype.kind in "iu" else _check_kind(x, array, DType.of(array))
     shown = f"{type(item).__name__} {item!r}"
@@ -202,7 +203,7 @@ def _assign_axes(x: Tensor, keys: Sequence[Any]) -> tuple[list[_Item], list[int]
     for item in _expand_ellipsis(x, keys):
         if item is None:
             new_axes.append(place)
-            place += 1
+            place += 1  # the inserted axis
             continue
         items += _expand_item(axis, item)
         axis += _count_axes(item)
@@ -212,7 +213,7 @@ def _assign_axes(x: Tensor, keys: Sequence[Any]) -> tuple[list[_Item], list[int]
 
 
 def _expand_ellipsis(x: Tensor, keys: Sequence[Any]) -> Sequence[Any]:
-    """Replace ``...`` by slices of whole axes; at the end it selects nothing, so that the rank may be unknown."""
+    """Replace ``...`` by slices over whole axes; raises ModelError for two of them or for more indices than axes."""
     ellipses = [place for place, item in enumerate(keys) if item is Ellipsis]
     covered, rank = sum(map(_count_axes, keys)), x.tensor_type.rank
     if len(ellipses) > 1:
@@ -221,6 +222,7 @@ def _expand_ellipsis(x: Tensor, keys: Sequence[Any]) -> Sequence[Any]:
         raise ModelError(f"{x.name!r} is {x.type} and takes {rank} indices; got {covered}")
     if not ellipses:
         return keys
+    # A trailing `...` is dropped, which needs no rank: `x[0, ...]` works for tensors of unknown rank.
     (place,) = ellipses
     rest = keys[place + 1 :]
     return [*keys[:place], *[slice(None)] * (x.ndim - covered if rest else 0), *rest]
@@ -348,6 +350,8 @@ def _operator(symbol: str) -> tuple[Method, Method]:
 
 
 def _reduction(op_type: str, doc: str) -> Callable[..., Tensor]:
+    """Make the method of a reduction."""
+
     def reduction(self: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
         return _reduce(self, op_type, axis, keepdims)
 

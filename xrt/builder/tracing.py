@@ -23,7 +23,7 @@ from xrt.graph.types import MapType, OptionalType, SequenceType, TensorType, Typ
 
 
 class Graph:
-    """Base class of graphs written in Python, with full type inference; implement ``build``.
+    """Base class of graphs written in Python, with full type inference. Subclasses implement ``build``.
 
     >>> from xrt import ops
     >>> from xrt.graph import DType, TensorType
@@ -57,14 +57,14 @@ class Graph:
         """Trace `build` to a Function. Inputs are types, or arrays that are used for their types."""
         versions = {**self.opsets, "": self.opset}
         builder = Builder(type(self).__name__, opsets=versions, inference=node_types)
-        builder.know(self._arrays())
+        builder.register_names(self._arrays())
         return _trace_build(builder, self.build, inputs, named)
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """Record this graph as part of the one being traced; names get the class name as prefix."""
         builder = current(f"{type(self).__name__}(...)")
         with builder.scope(_name_part(builder, type(self).__name__)):
-            builder.know(self._arrays())
+            builder.register_names(self._arrays())
             return self.build(*inputs, **named)
 
     def _arrays(self) -> Mapping[str, Any]:
@@ -132,6 +132,7 @@ def _make_inputs(builder: Builder, bound: inspect.BoundArguments) -> None:
 
 
 def _input(builder: Builder, name: str, argument: Any) -> Any:
+    """Declare an input for a type, a Value or an array; return any other argument unchanged."""
     if isinstance(argument, TensorType | SequenceType | OptionalType | MapType):
         return builder.input(name, argument)
     if isinstance(argument, Value):
@@ -142,6 +143,7 @@ def _input(builder: Builder, name: str, argument: Any) -> Any:
 
 
 def _name_outputs(title: str, result: Any) -> list[tuple[str | None, Any]]:
+    """Pair the results of ``build`` with their names, None where it chose none."""
     if isinstance(result, Mapping):
         return list(result.items())
     if isinstance(result, tuple | list):
@@ -152,7 +154,7 @@ def _name_outputs(title: str, result: Any) -> list[tuple[str | None, Any]]:
 
 
 def _name_part(builder: Builder, title: str) -> str:
-    """Name one use of a graph inside another: the lower-case class name and a number."""
+    """Make a unique prefix for one use of a graph inside another: the lower-case class name and a number."""
     return builder.parts.number(title.lower())
 
 

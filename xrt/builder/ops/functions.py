@@ -33,7 +33,7 @@ def names(domain: str) -> tuple[str, ...]:
 
 
 def newest(name: str, domain: str) -> Operator | None:
-    """The operator at the default opset, or at the newest one if it was introduced later."""
+    """The operator at the opset of traced graphs, or at the newest one if it was introduced later; None if unknown."""
     by_default = find_operator(name, DEFAULT_OPSET, domain) if not domain else None
     return by_default or find_operator(name, latest_version(domain), domain)
 
@@ -53,6 +53,7 @@ def _function(module: str, operator: Operator) -> Callable[..., Any]:
     def function(*inputs: Any, outputs: int | None = None, name: str | None = None, **attributes: Any) -> Any:
         return apply(op_type, inputs, attributes, domain=domain, outputs=outputs, name=name)
 
+    # help() and completion in notebooks read these.
     function.__name__ = function.__qualname__ = op_type
     function.__module__ = module
     function.__doc__ = _documentation(operator)

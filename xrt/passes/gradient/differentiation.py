@@ -50,6 +50,7 @@ def gradient(
     sources = _as_names(with_respect_to) or tuple(
         value.name for value in function.inputs if value.type is not None and may_have_gradient(value.type)
     )
+    # Graphs of thousands of nodes are many small objects, all alive: collections in between only cost time.
     with pause_gc(function.size):
         return _append_gradients(prepare(function, targets, sources), targets, sources, seeds)
 
@@ -79,6 +80,7 @@ def _append_gradients(function: Function, targets: Sequence[str], sources: Seque
 
 
 def _check_differentiable(option: str, name: str, tensor: Tensor | None, function: Function) -> None:
+    """Raise ModelError if a name passed as ``option`` is no floating point value of the Function."""
     if tensor is None:
         names = list(function.value_names())
         raise ModelError(f"{option} names {name!r}, which is no value of function {function.name!r}.{did_you_mean(name, names)}")
@@ -88,6 +90,7 @@ def _check_differentiable(option: str, name: str, tensor: Tensor | None, functio
 
 
 def _add_seed(builder: Builder, tensor: Tensor, is_input: bool) -> Tensor:
+    """The gradient that the sweep starts with: ones, or a new input."""
     if not is_input:
         with builder.scope(f"{tensor.name}/gradient"):
             return fill_like(tensor, 1)
@@ -96,7 +99,7 @@ def _add_seed(builder: Builder, tensor: Tensor, is_input: bool) -> Tensor:
 
 
 def _free_name(builder: Builder, base: str) -> str:
-    """A free name based on `base`; it is not reserved."""
+    """Find a name based on `base` that no value has. It is not reserved."""
     name, count = base, 1
     while name in builder.names:
         count += 1
@@ -115,6 +118,7 @@ def expand_gradient_nodes(function: Function) -> Function:
     to ``xs`` at that point. The subgraph in between is recomputed. Bodies are not searched. Raises ModelError as `xrt.gradient`
     does.
     """
+    # One after the other: a Gradient node may differentiate through the results of another one.
     while (node := next((node for node in function.nodes if node.op == GRADIENT), None)) is not None:
         function = _expand_node(function, node)
     return function

@@ -45,7 +45,7 @@ def continue_function(function: Function) -> tuple[Builder, dict[str, Tensor]]:
 
 
 DEFINITIONS: dict[str, Rule] = {}
-"""Decompositions by operator: they return the outputs of the node by position."""
+"""Decompositions for operators that ONNX defines in words only; each returns the outputs of the node, by position."""
 
 
 def define(alone: Function) -> Function:
@@ -55,6 +55,7 @@ def define(alone: Function) -> Function:
     with builder:
         tensors = {value.name: builder.input(value.name, value.type) for value in alone.inputs}
         tensors.update((name, builder.constant(constant)) for name, constant in alone.constants.items())
+        # Without outputs: a definition computes them, so there are no tensors for them yet.
         at = RuleContext(replace(node, outputs=()), tensors, (), frozenset(), builder)
         results = dict(zip(node.outputs, DEFINITIONS[node.op](at), strict=False))
         for name in node.defines:
@@ -111,7 +112,7 @@ OPSET = 18
 
 
 def prepare(function: Function, targets: Collection[str], sources: Collection[str]) -> Function:
-    """Decompose all nodes between `sources` and `targets` that have no rule.
+    """Decompose all nodes on a path from `sources` to `targets` that have no rule; all other nodes stay.
 
     Raises ModelError if the Function cannot be converted to `OPSET`.
     """
@@ -152,12 +153,13 @@ def _find_path(function: Function, targets: Collection[str], sources: Collection
 
 
 def _decompose(node: Node, function: Function) -> Function | None:
-    """Decompose one node; None if it has a rule or no decomposition."""
+    """Decompose one node; None if it has a rule, or no decomposition that can be differentiated."""
     if node.control or node.op in RULES or node.op in WITHOUT_GRADIENT or node.op in MISSING:
         return None
     if node.op in DEFINITIONS:
         return infer_shapes(define(as_function(node, function)))
     body = find_decomposition(node, function)
+    # A decomposition into operators of a newer opset cannot be inserted.
     if body is None or body.opset() > function.opset():
         return None
     try:
@@ -167,7 +169,7 @@ def _decompose(node: Node, function: Function) -> Function | None:
 
 
 def _fold(function: Function) -> Function:
-    """Fold Constant nodes and arithmetic on known shapes, which selects the branches of decompositions; compute nothing else."""
+    """Fold Constant nodes and arithmetic on known shapes, which selects branches of decompositions. No tensor is computed."""
     return fold_constants(function, _refuse_evaluation)
 
 
@@ -179,7 +181,7 @@ def _refuse_evaluation(function: Function, inputs: list[Any]) -> Sequence[Any]:
 
 
 def find_active(nodes: Iterable[Node], starts: Collection[str], tensors: MutableMapping[str, Tensor]) -> frozenset[str]:
-    """Values, `starts` included, that depend differentiably on `starts`. `nodes` is in topological order."""
+    """Names of the values that depend differentiably on `starts`, including these. `nodes` is in topological order."""
     active = set(starts)
     for node in nodes:
         if node.op not in WITHOUT_GRADIENT and not active.isdisjoint(node.uses):
@@ -195,7 +197,7 @@ def check_repeatable(node: Node, body: Function) -> None:
 
 
 class Sweep:
-    """Accumulates gradients by value; `run` propagates them from node outputs to node inputs."""
+    """The reverse sweep: collects the contributions to the gradient of each value, and propagates them through nodes."""
 
     def __init__(self, builder: Builder, tensors: MutableMapping[str, Tensor], active: frozenset[str]) -> None:
         self.builder = builder
@@ -220,6 +222,7 @@ class Sweep:
 
     def run(self, nodes: Sequence[Node]) -> None:
         """Backpropagate through topologically ordered nodes; raises ModelError for a node without a gradient."""
+        # In reverse order, all readers of a value have contributed before the node that computes it is visited.
         for node in reversed(nodes):
             if not self.active.isdisjoint(node.uses) and any(name in self._parts for name in node.outputs):
                 self._visit(node)

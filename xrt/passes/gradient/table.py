@@ -70,7 +70,7 @@ def join(*extents: Any) -> Any:
 
 
 def reshape(x: Tensor, shape: Any) -> Tensor:
-    """Reshape to exactly these extents, which may be zero."""
+    """Reshape to exactly these extents: 0 is an extent of zero, not a copy of the input's."""
     return emit("Reshape", x, shape, allowzero=None if isinstance(shape, np.ndarray) and shape.all() else 1)
 
 
@@ -128,7 +128,7 @@ def fill_like(x: Tensor, value: float) -> Tensor:
 
 
 def count(whole: Tensor, part: Tensor) -> Any:
-    """The ratio of the element counts of two tensors, as a scalar of their element type."""
+    """How many elements of `whole` there are per element of `part`, as a scalar of the element type of `whole`."""
     if whole.tensor_type.is_static and part.tensor_type.is_static:
         # The maximum avoids a division by zero for empty tensors.
         return number(math.prod(whole.shape) / max(math.prod(part.shape), 1), whole)  # type: ignore[arg-type]  # static
@@ -136,7 +136,7 @@ def count(whole: Tensor, part: Tensor) -> Any:
 
 
 def add_up(parts: Sequence[Tensor]) -> Tensor:
-    """Sum of tensors of equal shape."""
+    """Add tensors of equal shape; a single one is returned unchanged."""
     if len(parts) == 1:
         return parts[0]
     return emit("Add", *parts) if len(parts) == 2 else emit("Sum", *parts)
@@ -148,9 +148,9 @@ def reduce_sum(x: Tensor, axes: Sequence[int], *, keepdims: bool = False) -> Ten
 
 
 def sum_to(g: Tensor, like: Tensor) -> Tensor:
-    """Sum `g` over the axes along which ``like`` was broadcast: the gradient of broadcasting.
+    """Sum `g` over the axes along which ``like`` was broadcast, to the shape of ``like``: the gradient of broadcasting.
 
-    The axes are static if the types tell which extents are 1; otherwise they are computed from both shapes at run time.
+    If the types do not tell which extents are 1, the axes are computed from both shapes at run time.
     """
     source, target = g.tensor_type.shape, like.tensor_type.shape
     if source is None or target is None or len(source) < len(target):
@@ -160,6 +160,7 @@ def sum_to(g: Tensor, like: Tensor) -> Tensor:
     if any(_may_be_broadcast(a, b) is None for _, (a, b) in pairs):
         return _sum_to_at_run_time(g, like)
     axes = [axis for axis, (a, b) in pairs if _may_be_broadcast(a, b)]
+    # Two reductions: axes of extent 1 stay, leading axes that `like` lacks go.
     summed = reduce_sum(g, axes, keepdims=True)
     return reduce_sum(summed, range(lead))
 
@@ -174,6 +175,7 @@ def _may_be_broadcast(whole: Any, part: Any) -> bool | None:
 
 
 def _sum_to_at_run_time(g: Tensor, like: Tensor) -> Tensor:
+    """As `sum_to`, with the axes computed from the shapes in each call."""
     source, target = emit("Shape", g), emit("Shape", like)
     # Align the ranks with leading ones, then reduce where the extents differ.
     lead = emit("Sub", emit("Shape", source), emit("Shape", target))
@@ -204,6 +206,7 @@ def may_have_gradient(type_: Type | None) -> bool:
     """Whether values of the type can have a gradient: floats can, integers, booleans and strings cannot."""
     if isinstance(type_, SequenceType | OptionalType):
         return may_have_gradient(type_.element)
+    # A value of unknown type is treated as a float, so that no gradient is lost.
     return type_ is None or (isinstance(type_, TensorType) and type_.dtype.is_float)
 
 

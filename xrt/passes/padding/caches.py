@@ -40,7 +40,7 @@ class _Cache:
 
 
 class _CachePadder(Padder):
-    """Pads past entries to the capacity; new entries are written behind the valid ones."""
+    """Pads the past entries of a cache to its capacity. New entries are written behind the valid ones."""
 
     def __init__(self, function: Function, caches: Sequence[_Cache], added: Extent, capacity: int | str) -> None:
         super().__init__(function, frozenset({caches[0].dim}))
@@ -110,7 +110,7 @@ def make_static_caches(function: Function, states: Iterable[State], capacity: in
 
 
 def _find_cache(function: Function, state: State) -> _Cache | None:
-    """The cache of a state, or None if it does not grow by a Concat. Raises ModelError if it has other readers."""
+    """The cache of a state; None if the state does not grow by a Concat. Raises ModelError if its past has other readers."""
     before = function.get_type(state.input)
     node = function.producer(state.output)
     if node is None or node.op != "Concat" or not isinstance(before, TensorType) or before.shape is None:
@@ -146,6 +146,7 @@ def _find_added(function: Function, caches: Sequence[_Cache]) -> Extent:
 
 
 def _check_outputs(p: Padder, caches: Sequence[_Cache]) -> None:
+    """Raise ModelError if padding reaches an output that is no cache, or if a cache did not become a buffer."""
     cache_outputs = {cache.state.output for cache in caches}
     for value in p.function.outputs:
         state = p.states.get(value.name)

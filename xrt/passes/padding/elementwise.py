@@ -17,13 +17,13 @@ _MICROSOFT = ("com.microsoft.BiasGelu", "com.microsoft.FastGelu", "com.microsoft
 
 @rule(*sorted(list_operators(Trait.ELEMENTWISE)), *_MICROSOFT)
 def apply_elementwise(p: Padder, node: Node) -> None:
-    """Output axes are padded like those of the inputs; an axis padded in one is padded or broadcast in all."""
+    """Output axes are padded like those of the inputs. Along an axis, all inputs have the same padded extent or extent 1."""
     p.set(node.outputs[0], broadcast(p, node), p.zeros(node.inputs[0]) if has_trait(node, Trait.KEEPS_ZERO) else ())
 
 
 @rule("Div", "Mod")
 def apply_integer_division(p: Padder, node: Node) -> Node:
-    """As elementwise, with integer divisors masked by 1: a division by zero can crash the process."""
+    """As elementwise, with padding of integer divisors replaced by 1: a division by zero can crash the process."""
     apply_elementwise(p, node)
     dividend, divisor = node.inputs
     if not p.dtype(dividend).is_float:
@@ -42,6 +42,7 @@ def broadcast(p: Padder, node: Node, skip: int = 0) -> list[Axis]:
 
 def _join(p: Padder, node: Node, number: int, axes: Sequence[Axis]) -> Axis:
     """The axis that several axes broadcast to."""
+    # An axis of extent 1 broadcasts to any other.
     distinct = list(dict.fromkeys(axis for axis in axes if axis != ONE))
     if len(distinct) < 2:
         return distinct[0] if distinct else ONE
@@ -52,7 +53,7 @@ def _join(p: Padder, node: Node, number: int, axes: Sequence[Axis]) -> Axis:
 
 
 def _contract(p: Padder, left: str, left_axis: int, right: str, right_axis: int) -> tuple[str, str]:
-    """Mask the summed axis of both operands with zeros.
+    """Mask the contracted axis of both operands with zeros; return the operands.
 
     Masking one side is not enough: the padding of the other may be infinite or NaN.
     """
@@ -145,6 +146,7 @@ def apply_reduction(p: Padder, node: Node) -> Node | None:
         return replace(node, inputs=(masked, *node.inputs[1:]))
     total, dtype = multiply([axes[n][0] for n in over]), p.dtype(data)
     if dtype not in (DType.FLOAT32, DType.FLOAT64):
+        # The sum of many numbers of half precision overflows where their mean does not.
         raise p.refuse(f"the sum of a mean in {dtype} may not be in its range", total)
     # The axes moved from an attribute to an input.
     if p.function.opsets.get("", 0) >= SUM_AXES_OPSET:
@@ -165,6 +167,7 @@ def _read_axes(p: Padder, node: Node) -> list[int]:
 
 
 def _find_neutral(node: Node, dtype: DType) -> Any:
+    """The number that does not change the reduction of a node; raises Unpaddable for a type without extremes, such as bool."""
     number = NEUTRAL[node.op_type]
     if not isinstance(number, str):
         return number

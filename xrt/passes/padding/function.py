@@ -39,13 +39,17 @@ SIZED = frozenset(SHAPE_OPERANDS).difference(PADDED_SHAPES, ("Squeeze", "Unsquee
 """Operators that must not read padded sizes: no rule follows these. Squeeze and Unsqueeze read axes."""
 
 
-def follow(p: Padder, node: Node) -> bool:
-    """Propagate symbolic integers through a node; return whether they describe its output fully."""
+def propagate_sizes(p: Padder, node: Node) -> bool:
+    """Compute the contents of a node's output if it is integer arithmetic on sizes; return whether it was.
+
+    Such a node stays as it is, and its readers use the recorded extents.
+    """
     if node.domain or not (node.op_type in _ARITHMETIC or node.op_type in MOVES):
         return False
     try:
         elements = _ARITHMETIC[node.op_type](p, node) if node.op_type in _ARITHMETIC else _propagate_move(p, node)
     except (Unpaddable, IndexError, ValueError, TypeError, AttributeError):
+        # The table has no checks of its own: a node that it does not cover is left to the rules.
         return False
     if elements is None or elements.size > MOST_ELEMENTS or all(extent is None for extent in elements.flat):
         return False
@@ -56,7 +60,7 @@ def follow(p: Padder, node: Node) -> bool:
 
 
 def _propagate_move(p: Padder, node: Node) -> Contents | None:
-    """Contents of the output of a node that only moves elements, by the rules of shape inference."""
+    """Compute the contents of the output of a node that only moves elements, with the rules of shape inference."""
     if len(node.outputs) != 1:
         return None
     # The shape of a padded input is not that of its type.
@@ -242,7 +246,10 @@ def decompose_without_rule(function: Function) -> Function:
 
 
 def _name_original(refusal: PaddingRefusal, decomposed: Function, function: Function) -> PaddingRefusal:
-    """Name the node of the model instead of a node of its decomposition, whose values are called ``<output>/replaced/...``."""
+    """Name the node of the model in a refusal, instead of the node of its decomposition.
+
+    The values of a decomposition are called ``<output>/replaced/...``.
+    """
     value = next((name for node in decomposed.nodes if node.name == refusal.node for name in node.defines), "")
     node = function.producer(value) or function.producer(value.partition("/replaced/")[0])
     if node is None or (node.name, node.op) == (refusal.node, refusal.op):
@@ -261,10 +268,11 @@ def _list_open(function: Function) -> dict[str, None]:
 
 
 def _check_inputs(function: Function, dims: Sequence[str]) -> dict[str, PaddingRefusal]:
-    """Refusals of dims of inputs that cannot be padded, such as inputs updated in place: padding would copy them."""
+    """The refusals, by dim, of inputs that cannot be padded: those updated in place and those that are no tensors."""
     updated = {before for before, _ in function.aliases}
     out: dict[str, PaddingRefusal] = {}
     for value in function.inputs:
+        # A caller sees updates in its own buffer, and padding would make a copy.
         reason = "" if isinstance(value.type, TensorType) else f"input {value.name!r} is {value.type}, which is not padded"
         if value.name in updated:
             reason = f"input {value.name!r} is updated in place, and padding is a copy"
@@ -275,12 +283,13 @@ def _check_inputs(function: Function, dims: Sequence[str]) -> dict[str, PaddingR
 
 
 def _find_output_state(p: Padder, value: Value) -> object:
-    """State of an output; a refusal if it cannot be cropped."""
+    """The state of an output; a PaddingRefusal if the output cannot be cropped to its true size."""
     state, node = p.states.get(value.name), p.function.producer(value.name)
     name, op = (node.name, node.op) if node else ("", "")
     if state is SIZE:
         return PaddingRefusal(name, op, "its result is a size", p.dims)
     for axis in state.axes if isinstance(state, PaddedTensor) else ():
+        # Cropping happens outside of the program, with sizes computed from those of the inputs.
         if p.is_padded(axis) and not all(p.is_known(part) for part in axis):
             dims = frozenset().union(*(part.atoms for part in axis)) & p.dims
             return PaddingRefusal(name, op, f"the extent {'*'.join(map(str, axis))} of its result is known only in a call", dims)
@@ -301,7 +310,7 @@ def _visit_node(p: Padder, node: Node) -> Node:
     refusal = next((state for state in states if isinstance(state, PaddingRefusal)), None)
     if refusal is None:
         try:
-            if follow(p, node):
+            if propagate_sizes(p, node):
                 return node
             return _apply_rule(p, node) if states else _record_extents(p, node)
         except Unpaddable as error:
@@ -315,7 +324,7 @@ def _visit_node(p: Padder, node: Node) -> Node:
 
 
 def _record_extents(p: Padder, node: Node) -> Node:
-    """Record the extents of outputs that padding does not affect, if they have names."""
+    """Record the extents of outputs that padding does not affect, where a rule can derive them; return the node unchanged."""
     rule = RULES.get(node.op)
     if rule is not None and not node.bodies:
         with suppress(Unpaddable, IndexError, ValueError, TypeError, AttributeError, KeyError):

@@ -63,7 +63,7 @@ def apply_concat(p: Padder, node: Node) -> None:
             raise p.refuse(f"its inputs have different extents along axis {number}", *distinct)
         else:
             axes.append(next((axis for axis in distinct if axis[0].number is not None), distinct[0]))
-    # Along the concatenated axis the padding is that of the last input.
+    # Only the last input is padded along the concatenated axis, so there the padding of the result is that of this input.
     zeros = frozenset.intersection(*(p.zeros(name) for name in node.inputs)) | (p.zeros(node.inputs[-1]) & {place})
     p.set(node.outputs[0], axes, zeros)
 
@@ -208,7 +208,7 @@ Target: TypeAlias = Sequence["Extent | None"]
 
 
 class _Parts:
-    """The unmatched input extents, outermost first."""
+    """The input extents of a Reshape that are not yet matched to output extents, outermost first."""
 
     def __init__(self, p: Padder, axes: Sequence[Axis]) -> None:
         self._p = p
@@ -227,7 +227,10 @@ class _Parts:
         return _merge(self._p, matched)
 
     def _match(self, part: Extent, extent: Extent, last: bool) -> tuple[Extent, Extent]:
-        """Match one part: the extent still to match, and the matched portion. The unmatched portion is put back."""
+        """Match one input extent with an output extent; return the extent still to match and the matched portion.
+
+        The unmatched portion of the part goes back to `remaining`. Raises Unpaddable if padding would tear the part.
+        """
         if (rest := extent.divide(part)) is not None:
             return rest, part
         rest = part.divide(extent)
@@ -262,6 +265,7 @@ def _join_clean(p: Padder, parts: Sequence[Extent]) -> list[Extent]:
 def _merge(p: Padder, parts: Sequence[Extent]) -> Axis:
     """Merge extents to one axis; a single Extent if the valid part is still a leading block."""
     joined = _join_clean(p, parts)
+    # Padding of the outermost extent alone follows all valid elements.
     if not any(map(p.is_padded, joined[1:])):
         return (multiply(tuple(joined)),)
     return tuple(joined)
@@ -317,7 +321,7 @@ _ALL = 2**31 - 1
 
 
 def _count_from_start(p: Padder, indices: str, extent: Extent) -> str:
-    """Resolve negative indices, which count from the end without padding."""
+    """Make negative indices, which count from the true end, count from the start; require that known ones are in range."""
     contents = p.contents(indices)
     if contents is not None and all(isinstance(index, Extent) and (index.number or 0) >= 0 for index in contents.flat):
         for index in contents.flat:
@@ -330,6 +334,7 @@ def _count_from_start(p: Padder, indices: str, extent: Extent) -> str:
 
 
 def _add_where_negative(p: Padder, indices: str, size: str) -> str:
+    """Emit ``indices + size`` where an index is negative, the index elsewhere."""
     dtype = p.dtype(indices)
     is_negative = p.node("Less", indices, p.constant(np.zeros((), dtype.numpy)))
     counted = p.node("Add", indices, p.node("Cast", size, to=dtype.onnx))
@@ -504,7 +509,7 @@ def _slice_unpadded(p: Padder, node: Node, axis: Axis, place: int, cut: tuple[Ex
 
 
 def _count_bounds(p: Padder, axis: Axis, start: Extent | None, end: Extent | None, step: int) -> tuple[Extent, Extent]:
-    """Convert negative slice bounds to offsets from the start. They must lie within the axis at its true and its padded size."""
+    """Convert slice bounds to non-negative offsets; require that they lie within the axis at its true and its padded size."""
     if len(axis) != 1 or start is None or end is None or step < 1:
         raise p.refuse("it cuts at places that are not known, or backwards", axis)
     (extent,) = axis

@@ -32,7 +32,9 @@ Monomial: TypeAlias = tuple[Atom, ...]
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A polynomial with integer coefficients over dim names and quotients, in normal form.
+    """A symbolic size: a polynomial with integer coefficients over dim names and quotients, in normal form.
+
+    The normal form makes equal polynomials compare equal, so that extents can be keys.
 
     >>> s = Extent.of("s")
     >>> str((s + Extent.of(3)) * Extent.of(2) - s)
@@ -73,7 +75,7 @@ class Extent:
         return exact if exact is not None else Extent.of(Quotient(self, divisor))
 
     def divide(self, other: Extent) -> Extent | None:
-        """Exact division, if the divisor or the quotient is a monomial; None if it is not provably exact."""
+        """Divide exactly; None unless the division is provably exact and divisor or quotient has a single term."""
         if not other.terms:
             return None
         if len(other.terms) == 1:
@@ -103,7 +105,7 @@ class Extent:
         return frozenset(names)
 
     def at(self, sizes: Mapping[str, int]) -> int:
-        """Evaluate for these sizes of the dims; raises KeyError for a missing dim."""
+        """The number for these sizes of the dims; raises KeyError for a missing dim."""
         return sum(factor * math.prod(_evaluate(atom, sizes) for atom in monomial) for monomial, factor in self.terms)
 
     def substitute(self, change: Callable[[str], Extent | None]) -> Extent:
@@ -146,7 +148,7 @@ def _substitute(atom: Atom, change: Callable[[str], Extent | None]) -> Extent:
 
 
 def _divide_term(term: tuple[Monomial, int], other: tuple[Monomial, int]) -> tuple[Monomial, int] | None:
-    """Divide two terms; None if that is not exact."""
+    """Divide one term by another; None if that is not exact."""
     remaining, (atoms, divisor) = list(term[0]), other
     if divisor == 0 or term[1] % divisor:
         return None
@@ -183,7 +185,7 @@ class PaddingRefusal:
 
 
 class Unpaddable(Exception):  # internal to this package
-    """Internal: an operator cannot be padded along ``dims``; if empty, along any dim of its inputs."""
+    """Raised by rules: an operator cannot be padded along ``dims``; if empty, along any dim of its inputs."""
 
     def __init__(self, reason: str, dims: frozenset[str] = frozenset()) -> None:
         super().__init__(reason)
@@ -191,7 +193,7 @@ class Unpaddable(Exception):  # internal to this package
 
 
 class _Size:
-    """Marks integers that are sizes: their contents are known, and padding changes them."""
+    """State of an integer tensor that holds sizes: its elements are known as Extents, and padding changes them."""
 
     def __repr__(self) -> str:
         return "SIZE"
@@ -228,7 +230,7 @@ OPSET = 11
 
 
 class Padder:
-    """A Function being padded along `dims`."""
+    """Collects the padded version of a Function: the states of its values, and the nodes and constants that rules add."""
 
     def __init__(self, function: Function, dims: frozenset[str]) -> None:
         self.function = function
@@ -261,7 +263,7 @@ class Padder:
         return any(part.atoms & self.dims for part in parts)
 
     def refuse(self, reason: str, *axes: Axis | Extent) -> Unpaddable:
-        """Make the exception for the dims of these axes."""
+        """Make the exception that refuses the padded dims of these axes; the caller raises it."""
         parts = [part for axis in axes for part in (axis if isinstance(axis, tuple) else (axis,))]
         return Unpaddable(reason, frozenset().union(*(part.atoms for part in parts)) & self.dims)
 
@@ -272,7 +274,7 @@ class Padder:
         return axis[0]
 
     def match(self, *shapes: Sequence[Axis], skip: int | None = None) -> None:
-        """Raise Unpaddable if operands differ along a padded axis; the axis `skip` is ignored."""
+        """Raise Unpaddable if operands have different extents along a padded axis; the axis `skip` is not compared."""
         for number, axes in enumerate(zip(*shapes, strict=True)):
             if number != skip and len(set(axes)) > 1 and any(map(self.is_padded, axes)):
                 raise self.refuse(f"its operands differ along axis {number}", *axes)
@@ -283,7 +285,7 @@ class Padder:
             raise Unpaddable("a parameter is padded")
 
     def open_input(self, value: Value) -> None:
-        """Register an input, whose dims are padded with zeros."""
+        """Register an input. The caller pads its dims with zeros."""
         if not isinstance(value.type, TensorType) or value.type.shape is None:
             return
         axes = self._list_declared_axes(value.name, value.type)
@@ -328,7 +330,7 @@ class Padder:
         return state.zeros if isinstance(state, PaddedTensor) else frozenset()
 
     def set(self, name: str, axes: Iterable[Axis], zeros: Iterable[int] = ()) -> None:
-        """Record the extents of an output; nothing for an omitted one."""
+        """Record the extents of an output, and the axes whose padding is zero. An omitted output ("") is skipped."""
         if not name:
             return
         extents = tuple(axes)
@@ -344,7 +346,7 @@ class Padder:
             self._unaffected[name] = extents
 
     def unknown(self, name: str, axis: int) -> Axis:
-        """A fresh unknown extent of an output axis without padding."""
+        """Make a new symbol for the unknown extent of an output axis that is not padded."""
         atom = f"{name}[{axis}]"
         self._sources[atom] = (name, axis)
         return (Extent.of(atom),)
@@ -422,7 +424,7 @@ class Padder:
         return self._emitted[key]
 
     def value(self, extent: Extent) -> str:
-        """Emit the extent without padding as an int64 scalar."""
+        """Emit the true value of an extent, without padding, as an int64 scalar."""
         total = ""
         for monomial, factor in extent.terms:
             names = [self._emit_atom(atom) for atom in monomial]
@@ -434,6 +436,7 @@ class Padder:
 
     def _emit_atom(self, atom: str | Quotient) -> str:
         if isinstance(atom, Quotient):
+            # ONNX's Div rounds towards zero, which is the floor here: extents are not negative.
             return self.node("Div", self.value(atom.dividend), self.constant(np.int64(atom.divisor)))
         if atom in self.dims:
             return self.fed.setdefault(atom, SIZE_INPUT + atom)
@@ -442,23 +445,23 @@ class Padder:
         return self.length(*self._sources[atom])
 
     def length(self, name: str, axis: int) -> str:
-        """Emit the extent of a value with padding as an int64 scalar."""
+        """Emit the extent of a tensor as it is in the call, padding included, as an int64 scalar."""
         return self.node("Gather", self.node("Shape", name), self.constant(np.int64(axis)), axis=0)
 
     def vector(self, elements: Iterable[Extent]) -> str:
-        """Emit the extents without padding as an int64 vector."""
+        """Emit the true values of extents, without padding, as an int64 vector."""
         parts = [self.node("Reshape", self.value(extent), self.constant(np.array([1], np.int64))) for extent in elements]
         return self.node("Concat", *parts, axis=0)
 
     def exact(self, name: str) -> str:
-        """Emit the sizes in `name` without padding."""
+        """Emit the true values of the sizes that `name` holds; raises Unpaddable if some are unknown."""
         extents = self._contents[name]
         if any(extent is None for extent in extents.flat):
             raise Unpaddable(f"{name!r} holds sizes that are known in part")
         return self.emit_sizes(name, extents.flat)
 
     def emit_sizes(self, name: str, sizes: Iterable[Extent]) -> str:
-        """Emit sizes, without padding, in the shape and element type of a value that holds sizes."""
+        """Emit the true values of `sizes` in the shape and element type of the tensor `name`."""
         shape, dtype = self._contents[name].shape, self.dtype(name)
         emitted = self.node("Reshape", self.vector(sizes), self.constant(np.array(shape, np.int64)))
         emitted = emitted if dtype is DType.INT64 else self.node("Cast", emitted, to=dtype.onnx)
@@ -470,11 +473,11 @@ class Padder:
         return self.node("Range", self.constant(np.int64(0)), count, self.constant(np.int64(1)))
 
     def positions(self, start: Extent, count: Extent) -> str:
-        """Emit `count` consecutive int64 numbers from `start`, both without padding."""
+        """Emit `count` consecutive int64 numbers from `start` on; both are true values, without padding."""
         return self.node("Add", self.count_up(self.value(count)), self.value(start))
 
     def shape_operand(self, name: str) -> str:
-        """The shape operand for an operator that creates a tensor of padded size; by default the one that the model computes."""
+        """The shape operand of an operator whose result is padded: by default the sizes that the model computes."""
         return name
 
     # ------------------------------------------------------------------ masks
@@ -492,12 +495,12 @@ class Padder:
 
     def mask(self, name: str, axis: int, fill: Any) -> str:
         """Replace the padding of an axis by `fill`."""
-        # The padding is zero already.
         if fill == 0 and axis in self.zeros(name):
             return name
         shape = [1] * len(self.axes(name))
         shape[axis] = -1
         flags = self.node("Reshape", self.find_valid(name, axis), self.constant(np.array(shape, np.int64)))
+        # Where, not Mul by zero: the padding may hold NaN or infinities.
         number = self.constant(np.asarray(fill).astype(self.dtype(name).numpy))
         masked = self.node("Where", flags, name, number)
         state = self.states[name]

@@ -13,6 +13,7 @@ from xrt.passes.padding.padder import ONE, Axis, Extent, Padder, Unpaddable, rul
 
 
 def _read_window(p: Padder, node: Node, kernel: Sequence[int]) -> Window:
+    """The window of a node with explicit padding; raises Unpaddable if `auto_pad` pads by an amount that depends on the size."""
     window, axes = make_window(node, kernel), p.axes(node.inputs[0])[2:]
     if not window.auto_pad.startswith("SAME"):
         zeros = (0,) * len(axes)
@@ -27,7 +28,7 @@ def _read_window(p: Padder, node: Node, kernel: Sequence[int]) -> Window:
 
 
 def _slide_window(p: Padder, name: str, window: Window, fill: float) -> tuple[str, list[Axis]]:
-    """Mask the input if windows reach behind its end; return it and the spatial axes of the output."""
+    """Mask the input with `fill` if windows reach behind its end; return it and the spatial axes of the output."""
     axes = p.axes(name)
     if p.is_padded(axes[1]):
         raise p.refuse("its channels are padded", axes[1])
@@ -61,6 +62,7 @@ def apply_conv(p: Padder, node: Node) -> Node:
 
 
 def _check_pool(p: Padder, node: Node) -> Window:
+    """The window of a pool; raises Unpaddable for modes whose result depends on the size of the input."""
     is_spatial = any(map(p.is_padded, p.axes(node.inputs[0])[2:]))
     if is_spatial and (node.attr("ceil_mode", 0) or len(node.outputs) > 1):
         raise p.refuse("it rounds up (ceil_mode), or gives indices", *p.axes(node.inputs[0])[2:])

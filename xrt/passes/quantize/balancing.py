@@ -19,6 +19,7 @@ from xrt.passes.quantize.weights import Emission, find_inner_axis
 Array: TypeAlias = np.ndarray[Any, Any]
 
 STRENGTH = 0.5
+"""Default share of the differences that moves into the weights, the value of the paper for most models."""
 LARGEST_FACTOR = 1e4
 
 
@@ -63,6 +64,7 @@ def scale_channels(function: Function, factors: Mapping[str, Array]) -> Function
     changed: dict[str, Node] = {}
 
     def scale(node: Node, slot: int, by: Array) -> Node:
+        # A new constant: other nodes may read the old one.
         array = function.constants[node.inputs[slot]].array
         name = emission.add_constant(f"{node.name}_balanced_{slot}", (array * by).astype(array.dtype))
         return replace(node, inputs=(*node.inputs[:slot], name, *node.inputs[slot + 1 :]))

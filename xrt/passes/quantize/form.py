@@ -138,7 +138,7 @@ def fit_table(table: CalibrationTable, prepared: Function, original: Function) -
     missing = [name for name in needed if table.find(keys[name]) is None]
     if not missing:
         return table
-    ranges, inputs = _bind_what_fits(table, original), {value.name for value in prepared.inputs}
+    ranges, inputs = _find_ranges(table, original), {value.name for value in prepared.inputs}
     if not any(name in ranges for name in missing) and all(name in missing or name in inputs for name in needed):
         raise CalibrationError(
             f"the calibration table has ranges of {len(table)} values, and none is computed in this model: it was made of "
@@ -150,7 +150,8 @@ def fit_table(table: CalibrationTable, prepared: Function, original: Function) -
     return table
 
 
-def _bind_what_fits(table: CalibrationTable, function: Function) -> dict[str, ValueRange]:
+def _find_ranges(table: CalibrationTable, function: Function) -> dict[str, ValueRange]:
+    """The ranges of the values of a Function that the table has, by name."""
     return {name: range_ for name, key in hash_values(function).items() if (range_ := table.find(key)) is not None}
 
 

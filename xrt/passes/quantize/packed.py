@@ -151,10 +151,11 @@ ZERO_POINTS, GROUPS = 3, 4
 
 
 def unpack_weights(function: Function) -> Function:
-    """Replace MatMulNBits with constant weights by MatMul, Cast and Add. Bodies are not searched."""
+    """Replace MatMulNBits of constant weights by a float32 MatMul, with Cast and Add as needed. Bodies are not searched."""
     packed = {node.name for node in function.nodes if _is_packed(node, function)}
     if not packed:
         return function
+    # Node names as well: a new node is called like its output.
     names = FreshNames()
     for name in (*function.value_names(), *(node.name for node in function.nodes)):
         names.reserve(name)

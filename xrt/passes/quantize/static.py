@@ -176,7 +176,7 @@ def _is_unscaled(node: Node) -> bool:
 
 
 def _find_rows(node: Node) -> int:
-    """The axis of the weight along which the output channels, and so the elements of the bias, lie."""
+    """The axis of a weight with one entry per output channel, and so per element of the bias."""
     return 1 if node.op == "Gemm" and not node.attr("transB", 0) else 0
 
 
@@ -193,6 +193,7 @@ def fuse_biases(function: Function) -> Function:
     """
     if function.opset() < BROADCASTING_OPSET:
         return function
+    # Nodes that others wait for (control dependencies) are not replaced.
     emission, awaited = Emission(function), {name for node in function.nodes for name in node.control}
     nodes: list[Node] = []
     fused: set[str] = set()
@@ -210,7 +211,7 @@ def fuse_biases(function: Function) -> Function:
 
 
 def _find_product(node: Node, function: Function) -> Node | None:
-    """Find the MatMul whose only reader is this Add of a constant bias, or None."""
+    """Find the MatMul that an Add of a constant bias can be fused with, or None."""
     if node.op != "Add" or node.control:
         return None
     for value, other in (node.inputs, node.inputs[::-1]):
@@ -221,6 +222,7 @@ def _find_product(node: Node, function: Function) -> Node | None:
 
 
 def _can_fuse(product: Node, bias: Constant, function: Function) -> bool:
+    """Whether a node is a MatMul with a constant float32 matrix and one reader, and the bias has one element per column."""
     if product.op != "MatMul" or product.control or len(function.users(product.outputs[0])) != 1:
         return False
     weight, shape = function.constants.get(product.inputs[1]), _get_shape(product.inputs[0], function)
@@ -230,14 +232,16 @@ def _can_fuse(product: Node, bias: Constant, function: Function) -> bool:
         return False
     if bias.shape != (*[1] * (len(bias.shape) - 1), weight.shape[1]) or shape is None or len(shape) < 2:
         return False
+    # Reshape can infer one extent, and cannot infer it next to an extent of 0.
     unknown = sum(not isinstance(dim, int) for dim in shape[:-1])
     return len(bias.shape) <= len(shape) and (len(shape) == 2 or (unknown <= 1 and 0 not in shape))
 
 
 def _fuse(product: Node, node: Node, emission: Emission, rows: dict[str, str]) -> Node:
-    """Make the Gemm of a product and its bias, with the leading axes flattened to rows; return what replaces the Add.
+    """Make the Gemm of a product and its bias; return the node that replaces the Add.
 
-    ``rows`` holds the flattened values, which all readers share.
+    For activations of higher rank that is a Reshape, and a Reshape to rows and the Gemm are added to the emission. ``rows`` maps
+    activations to their rows, which all products share.
     """
     function, (value, matrix) = emission.function, product.inputs
     shape = _get_shape(value, function) or ()

@@ -57,7 +57,7 @@ def fit_activation(low: float, high: float, dtype: DType, *, symmetric: bool) ->
 def fit_weight(
     low: Array, high: Array, dtype: DType, *, symmetric: bool, reduce_range: bool = False, floor: Array | float = 0.0
 ) -> Parameters:
-    """Fit scales and zero points to weight extremes, given per channel, per block or as 0-d; each scale is at least ``floor``.
+    """Fit scales and zero points to the extremes of weights, per channel, per block or 0-d; each scale is at least ``floor``.
 
     Symmetric types do not use the smallest integer. All-zero channels get the scale of the widest channel.
     """
@@ -77,6 +77,7 @@ def fit_weight(
 
 def round_to_integers(x: Array, parameters: Parameters, dtype: DType) -> Array:
     """Quantize, rounding ties to even and saturating; the parameters broadcast to `x`."""
+    # In float32, as engines quantize; the zero point is added in float64, where the sum cannot round.
     scaled = np.rint(x.astype(np.float32) / parameters.scale).astype(np.float64) + parameters.zero_point.astype(np.float64)
     return np.clip(scaled, *find_limits(dtype)).astype(np.int32).astype(dtype.numpy)
 
@@ -147,7 +148,7 @@ def require_opset(function: Function) -> Function:
 
 
 class Emission:
-    """Rewrites a Function: emits each quantized form once and shares it between readers."""
+    """Rewrites a Function: collects new nodes and constants, and emits each quantized form once for all of its readers."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
@@ -198,7 +199,7 @@ class Emission:
         return self._shielded[value]
 
     def finish(self, nodes: Iterable[Node]) -> Function:
-        """Build the Function with these nodes, and remove dead ones."""
+        """Build the Function of `nodes` and the emitted nodes, and remove dead ones."""
         function = self.function.replace(nodes=(*nodes, *self.nodes), constants=self.constants, types=self.types)
         return drop_dead_nodes(function)
 
@@ -211,7 +212,7 @@ class Emission:
         return fresh
 
     def reserve(self, name: str, type_: Type) -> str:
-        """Reserve a fresh name based on `name` for a value of this type."""
+        """Reserve and return a fresh name based on `name`, for a value of this type that the caller computes."""
         fresh = self._names.take(name)
         self.types[fresh] = type_
         return fresh

@@ -107,7 +107,7 @@ def subtract(at: RuleContext) -> Gradients:
 def multiply(at: RuleContext) -> Gradients:
     """d(a b) = b da + a db; d(a a) = 2 a da."""
     a, b = at.input(0), at.input(1)
-    # A square needs one product instead of two.
+    # Both operands are the same value: one product instead of two and a sum.
     if a.name == b.name:
         return (at.g * a * 2,)
     return sum_to(at.g * b, a) if at.wants(0) else None, sum_to(at.g * a, b) if at.wants(1) else None
@@ -286,7 +286,7 @@ def _swap(x: Tensor) -> Tensor:
 
 
 def _as_rows(x: Tensor) -> Tensor:
-    """Flatten a stack of matrices to one matrix."""
+    """Reshape (..., rows, columns) to (all rows, columns)."""
     columns = extent(x, -1)
     # Reshape cannot infer -1 next to an extent of 0.
     if isinstance(columns, np.ndarray) and columns.all():
@@ -307,6 +307,7 @@ def multiply_matrices(at: RuleContext) -> Gradients:
         g = add_axes(g, -2)
     first = second = None
     if at.wants(0):
+        # sum_to drops batch axes along which `a` was broadcast, reshape_to the axis added to a vector.
         first = reshape_to(sum_to(emit("MatMul", g, _swap(right)), left), a)
     # A weight shared by the batch: one large product instead of a batched product and a sum.
     if at.wants(1) and ranks[1] == 2 and ranks[0] > 2:
@@ -348,6 +349,7 @@ def contract(at: RuleContext) -> Gradients:
 
 
 def _contract_others(at: RuleContext, subscripts: list[str], result: str, operands: list[Tensor], index: int) -> Tensor:
+    """The gradient of one factor of an Einsum."""
     others = [k for k in range(len(operands)) if k != index]
     letters = set(result).union(*(subscripts[k] for k in others))
     target = "".join(letter for letter in subscripts[index] if letter in letters)
@@ -360,7 +362,7 @@ def _contract_others(at: RuleContext, subscripts: list[str], result: str, operan
 
 
 def _read_equation(at: RuleContext, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """Index strings of the operands and the result, with ellipses replaced by letters."""
+    """Read the equation of an Einsum: the indices of each operand and of the result, with letters for ellipses."""
     equation = at.attr("equation").replace(" ", "")
     left, arrow, right = equation.partition("->")
     subscripts = left.split(",")

@@ -30,9 +30,10 @@ Gradients = Sequence["Tensor | None"]
 def _repeat_backward(
     at: RuleContext, body: Function, inputs: Sequence[Tensor], arriving: Sequence[Tensor | None], sources: Sequence[str]
 ) -> list[Tensor]:
-    """Recompute a body in the current builder and return the gradients of the inputs and captures in `sources`.
+    """Recompute a body in the current builder and differentiate it; return the gradients of `sources`.
 
-    ``arriving`` has the gradients of its outputs.
+    ``sources`` are names of inputs and captured values of the body. ``arriving`` has the gradient of each of its outputs, or
+    None.
     """
     builder = current("the gradient of a body")
     start = len(builder.nodes)
@@ -87,7 +88,7 @@ def _find_carried(
     carried: Sequence[str],
     rows: Sequence[str],
 ) -> list[int]:
-    """Indices of carried values that can have a gradient, directly or through other carried values."""
+    """Indices of the carried values that have a gradient, directly or through other carried values."""
     chosen = {index for index, name in enumerate(carried) if name in at.active}
     captured = [name for name in body.captures if name in at.active]
     while True:
@@ -103,15 +104,19 @@ def _find_carried(
 
 
 def _stack_carried(at: RuleContext, values: Sequence[Value]) -> list[Tensor]:
-    """Add stacked per-iteration values of these body inputs to the node's outputs. Tensors of known rank only."""
+    """Add outputs to the node that stack the values of these body inputs over all iterations; return them.
+
+    Refuses the node if one of them is no tensor of known rank.
+    """
     body: Function = at.attr("body")
     for value in values:
         if not isinstance(value.type, TensorType) or value.type.shape is None:
             at.refuse(f"{value.name!r} is {value.type or 'of unknown type'} in its body, and only a tensor of known rank is kept")
     if not values:
         return []
-    copies = [at.builder.fresh(f"{value.name}_kept") for value in values]
-    stacks = [at.builder.fresh(f"{value.name}_turns") for value in values]
+    # A body must not return an input directly: ONNX expects its outputs to be computed inside.
+    copies = [at.builder.fresh(f"{value.name}_copy") for value in values]
+    stacks = [at.builder.fresh(f"{value.name}_steps") for value in values]
     nodes = tuple(Node("Identity", (v.name,), (copy,), name=copy) for v, copy in zip(values, copies, strict=True))
     outputs = tuple(Value(copy, value.type) for value, copy in zip(values, copies, strict=True))
     changes: dict[str, Any] = {"body": body.replace(nodes=body.nodes + nodes, outputs=body.outputs + outputs)}
@@ -123,13 +128,17 @@ def _stack_carried(at: RuleContext, values: Sequence[Value]) -> list[Tensor]:
     return [at.tensors[name] for name in stacks]
 
 
-def _get_final(at: RuleContext, index: int, initial: str) -> Tensor:
-    """Gradient of a carried value's final value; zeros if none arrives."""
+def _end_gradient(at: RuleContext, index: int, initial: str) -> Tensor:
+    """The gradient of a carried value after the last iteration; zeros if none arrives.
+
+    ``initial`` names its value before the first one, whose shape the zeros have if the output is omitted.
+    """
     gradient = at.gradients[index]
     return zeros_like(at.tensors[at.node.outputs[index] or initial]) if gradient is None else gradient
 
 
 def _stack_type(type_: Type | None) -> Type | None:
+    """The type of values of this type stacked over an unknown number of iterations."""
     shape = type_.shape if isinstance(type_, TensorType) else None
     return type_.with_shape((None, *shape)) if isinstance(type_, TensorType) and shape is not None else type_
 
@@ -149,25 +158,29 @@ def loop(at: RuleContext) -> Gradients:
     chosen = _find_carried(at, body, body.inputs[2:], body.outputs[1 : 1 + len(carried)], carried, ())
     captured = [name for name in at.node.captures if name in at.active]
     scans = at.gradients[len(carried) :]
-    starts = [*(_get_final(at, index, carried[index]) for index in chosen), *(zeros_like(at.tensors[name]) for name in captured)]
+    starts = [
+        *(_end_gradient(at, index, carried[index]) for index in chosen),
+        *(zeros_like(at.tensors[name]) for name in captured),
+    ]
     # The iteration number is stored too: its length is the trip count.
     stacks = _stack_carried(at, [original.inputs[0], *original.inputs[2:]])
-    turns = emit("Squeeze", emit("Shape", stacks[0], start=0, end=1), [0])
-    last = turns - 1
+    trip_count = emit("Squeeze", emit("Shape", stacks[0], start=0, end=1), [0])
+    last = trip_count - 1
     sources = [*(body.inputs[2 + index].name for index in chosen), *captured]
 
-    def backward(turn: Tensor, go: Tensor, *gradients: Tensor) -> list[Tensor]:
-        place, yes = last - turn, current("a condition").symbol(np.asarray(True))
-        operands = [_reshape_scalar(body.inputs[0], place), _reshape_scalar(body.inputs[1], yes)]
+    def backward(iteration: Tensor, condition: Tensor, *gradients: Tensor) -> list[Tensor]:
+        # The body has run in each of these iterations, so the condition that it received was true.
+        place, true = last - iteration, current("a condition").symbol(np.asarray(True))
+        operands = [_reshape_scalar(body.inputs[0], place), _reshape_scalar(body.inputs[1], true)]
         operands += [emit("Gather", stack, place) for stack in stacks[1:]]
         arriving: list[Tensor | None] = [None] * len(body.outputs)
         for index, gradient in zip(chosen, gradients, strict=False):
             arriving[1 + index] = gradient
         for index, scan in enumerate(scans):
             arriving[1 + len(carried) + index] = None if scan is None else emit("Gather", scan, place)
-        return [go, *_differentiate_step(at, body, operands, arriving, sources, gradients[len(chosen) :])]
+        return [condition, *_differentiate_step(at, body, operands, arriving, sources, gradients[len(chosen) :])]
 
-    results: Any = apply("Loop", (turns, None, *starts), {"body": backward}, outputs=len(starts))
+    results: Any = apply("Loop", (trip_count, None, *starts), {"body": backward}, outputs=len(starts))
     at.captured.update(zip(captured, results[len(chosen) :], strict=True))
     input_gradients: list[Tensor | None] = [None] * len(at.node.inputs)
     for index, result in zip(chosen, results, strict=False):
@@ -183,7 +196,10 @@ def _differentiate_step(
     sources: Sequence[str],
     sums: Sequence[Tensor],
 ) -> list[Tensor]:
-    """Gradients of one iteration; gradients of captures are added to the running `sums`."""
+    """Differentiate one iteration: return the gradients of `sources`, those of captured values added to the running `sums`.
+
+    The captured values are the last ``len(sums)`` of the sources.
+    """
     gradients = _repeat_backward(at, body, inputs, arriving, sources)
     count = len(sources) - len(sums)
     return [*gradients[:count], *(add_up(pair) for pair in zip(sums, gradients[count:], strict=True))]
@@ -201,7 +217,10 @@ def scan(at: RuleContext) -> Gradients:
     carried = at.node.inputs[:states]
     chosen = _find_carried(at, body, body.inputs[:states], body.outputs[:states], carried, active_rows)
     captured = [name for name in at.node.captures if name in at.active]
-    starts = [*(_get_final(at, index, carried[index]) for index in chosen), *(zeros_like(at.tensors[name]) for name in captured)]
+    starts = [
+        *(_end_gradient(at, index, carried[index]) for index in chosen),
+        *(zeros_like(at.tensors[name]) for name in captured),
+    ]
     arriving_scans = [(index, g) for index, g in enumerate(at.gradients[states:]) if g is not None]
     input_layout, output_layout = _read_layout(at, "input", count), _read_layout(at, "output", len(at.node.outputs) - states)
     stacks = _stack_carried(at, original.inputs[:states])

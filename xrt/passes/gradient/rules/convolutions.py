@@ -49,19 +49,20 @@ def read_window(at: RuleContext, kernel: Sequence[int], inputs: Tensor) -> Windo
 
 
 def _drop_padding(window: Window) -> Window:
-    nothing = (0,) * len(window.kernel)
-    return replace(window, begins=nothing, ends=nothing)
+    zeros = (0,) * len(window.kernel)
+    return replace(window, begins=zeros, ends=zeros)
 
 
-def fit(whole: Tensor, like: Tensor, begins: Sequence[int], leasts: Sequence[int]) -> Tensor:
+def fit(whole: Tensor, like: Tensor, begins: Sequence[int], min_sizes: Sequence[int]) -> Tensor:
     """Crop or zero-pad the spatial axes of `whole` to the extents of `like`, starting at `begins`.
 
-    `whole` has at least ``leasts`` elements along these axes.
+    ``min_sizes`` are lower bounds of the spatial extents of `whole`.
     """
     axes = np.arange(2, 2 + len(begins))
-    if any(begin > least for begin, least in zip(begins, leasts, strict=True)):  # `whole` may end before `begins`
-        nothing = (0,) * len(begins)
-        longer = _fit_end(whole, like, nothing, begins, axes)
+    if any(begin > size for begin, size in zip(begins, min_sizes, strict=True)):
+        # `whole` may end before `begins`, and Pad must not crop more than there is: extend the end, then cut.
+        zeros = (0,) * len(begins)
+        longer = _fit_end(whole, like, zeros, begins, axes)
         return emit("Slice", longer, integers(*begins), integers(*(np.iinfo(np.int64).max,) * len(begins)), axes)
     return _fit_end(whole, like, begins, begins, axes)
 
@@ -85,14 +86,14 @@ MOST_PRODUCTS = 25
 def differentiate_weights(x: Tensor, g: Tensor, window: Window, group: int) -> Tensor:
     """Gradient of the weights (M, C / group, ...) from the input (N, C, ...) and the gradient (N, M, ...)."""
     elements, channels = math.prod(window.kernel), (x.shape[1], g.shape[1])
-    if not _knows_places(x, g, len(window.kernel)) or not all(isinstance(count, int) for count in channels):
+    if not _has_static_extents(x, g, len(window.kernel)) or not all(isinstance(count, int) for count in channels):
         return _convolve_exchanged(x, g, window, group)
     if group == channels[0] == channels[1] and group > 1 and elements <= MOST_PRODUCTS:
         return _multiply_elements(x, g, window)
     return _convolve_exchanged(x, g, window, group)
 
 
-def _knows_places(x: Tensor, g: Tensor, axes: int) -> bool:
+def _has_static_extents(x: Tensor, g: Tensor, axes: int) -> bool:
     """Whether the spatial extents of input and output are static and the output is not empty."""
     shapes = x.tensor_type.shape, g.tensor_type.shape
     if any(shape is None or len(shape) != 2 + axes or not all(isinstance(n, int) for n in shape[2:]) for shape in shapes):
@@ -104,7 +105,10 @@ def _knows_places(x: Tensor, g: Tensor, axes: int) -> bool:
 
 
 def _convolve_exchanged(x: Tensor, g: Tensor, window: Window, group: int) -> Tensor:
-    """Convolve X with G: batch and channels are exchanged, and so are strides and dilations."""
+    """Convolve X with G: batch and channels are exchanged, and so are strides and dilations.
+
+    Returns the gradient of the weights, (M, C / group, ...).
+    """
     spatial = range(2, 2 + len(window.kernel))
     exchanged = [1, 0, *spatial]
     rows = transpose(x, exchanged)
@@ -135,7 +139,7 @@ def _convolve_exchanged(x: Tensor, g: Tensor, window: Window, group: int) -> Ten
 
 def _count_unread(x: Tensor, g: Tensor, window: Window) -> list[int] | None:
     """Number of elements at the end of each padded axis that no window reads; None if an extent is unknown."""
-    if not _knows_places(x, g, len(window.kernel)):
+    if not _has_static_extents(x, g, len(window.kernel)):
         return None
     sizes = zip(x.shape[2:], window.begins, window.ends, strict=True)
     read = zip(g.shape[2:], window.strides, window.spans, strict=True)
@@ -190,10 +194,10 @@ def convolve_transposed(at: RuleContext) -> Gradients:
     x, w, group = at.input(0), at.input(1), at.attr("group", 1)
     window = _read_transposed_window(at, _read_kernel(at, w))
     options: dict[str, Any] = {"strides": window.strides, "dilations": window.dilations}
-    # The output is the full extent of all window, cropped at the begins and possibly zero-padded at the ends.
+    # The output is the extent of all windows together, cropped at the begins, and cropped or zero-padded at the ends.
     padded = _pad_to_full(at.g, x, window)
     first = emit("Conv", padded, w, group=group, **options) if at.wants(0) else None
-    # `whole` is not cropped, so no padding is left.
+    # In the padded gradient nothing is cropped any more, so its windows have no padding.
     second = differentiate_weights(padded, x, _drop_padding(window), group) if at.wants(1) else None
     third = reduce_sum(at.g, [0, *range(2, 2 + len(window.kernel))]) if at.wants(2) else None
     return first, second, third
@@ -209,7 +213,7 @@ def _read_kernel(at: RuleContext, weights: Tensor) -> tuple[int, ...]:
 
 
 def _apply_transpose(g: Tensor, weights: Tensor, like: Tensor, window: Window, group: int) -> Tensor:
-    """Transposed convolution in the shape of the convolution's input."""
+    """The transposed convolution of `g`, in the shape of the convolution's input `like`."""
     options: dict[str, Any] = {"strides": window.strides, "dilations": window.dilations, "group": group}
     results, sizes = g.tensor_type.shape, like.tensor_type.shape
     if results is not None and sizes is not None and all(isinstance(d, int) for d in (*results[2:], *sizes[2:])):
@@ -219,6 +223,7 @@ def _apply_transpose(g: Tensor, weights: Tensor, like: Tensor, window: Window, g
                 sizes[2:], results[2:], window.strides, window.spans, window.begins, window.ends, strict=True
             )
         ]
+        # ONNX allows an output_padding below the stride only. Then no crop or pad is needed behind the ConvTranspose.
         if all(0 <= rest < stride for rest, stride in zip(over, window.strides, strict=True)):
             pads = (*window.begins, *window.ends)
             return emit("ConvTranspose", g, weights, pads=pads, output_padding=over if any(over) else None, **options)
@@ -263,7 +268,7 @@ def average_channels(at: RuleContext) -> Gradients:
 
 
 @rule("GlobalMaxPool")
-def choose_largest_of_channels(at: RuleContext) -> Gradients:
+def choose_global_maximum(at: RuleContext) -> Gradients:
     """The gradient goes to the maximum; ties share it equally."""
     mask = cast(emit("Equal", at.x, at.y), at.x.dtype)
     ties = emit("ReduceSum", mask, np.arange(2, at.rank(at.x)), keepdims=1)
@@ -271,7 +276,7 @@ def choose_largest_of_channels(at: RuleContext) -> Gradients:
 
 
 @rule("MaxPool")
-def choose_largest(at: RuleContext) -> Gradients:
+def choose_maximum(at: RuleContext) -> Gradients:
     """The gradient of each window goes to the index of its maximum, the second output of MaxPool."""
     if at.attr("storage_order", 0):
         at.refuse("it counts places by columns (storage_order=1); count them by rows")
@@ -323,7 +328,7 @@ def _spread_windows(g: Tensor, like: Tensor, window: Window) -> Tensor:
     if isinstance(channels, int):
         ones: Any = np.ones((channels, 1, *window.kernel), g.dtype.numpy)
         spread = emit("ConvTranspose", g, ones, group=channels, **options)
-    else:  # merge channels into the batch
+    else:  # the group must be a number: merge the channels into the batch
         spatial = [extent(g, axis) for axis in range(2, 2 + len(window.kernel))]
         merged = emit("Reshape", g, join(integers(-1, 1), *spatial))
         spread = emit("ConvTranspose", merged, np.ones((1, 1, *window.kernel), g.dtype.numpy), **options)

@@ -68,14 +68,14 @@ def sum_tiles(at: RuleContext) -> Gradients:
 
 
 @rule("Concat")
-def cut_apart(at: RuleContext) -> Gradients:
+def split_gradient(at: RuleContext) -> Gradients:
     """Split the gradient."""
     axis, operands = at.attr("axis"), [at.input(i) for i in range(len(at.node.inputs))]
     return split(at.g, join(*(extent(operand, axis) for operand in operands)), axis, len(operands))
 
 
 @rule("Split")
-def put_together(at: RuleContext) -> Gradients:
+def concatenate_gradients(at: RuleContext) -> Gradients:
     """Concatenate the gradients."""
     parts = [at.gradient(index) if name else at.refuse("an output is left out") for index, name in enumerate(at.node.outputs)]
     return (parts[0] if len(parts) == 1 else emit("Concat", *parts, axis=at.attr("axis", 0)),)
@@ -104,17 +104,17 @@ def _read_pads(at: RuleContext) -> tuple[Any, ...]:
 
 
 @rule("Slice")
-def put_back(at: RuleContext) -> Gradients:
+def pad_slice(at: RuleContext) -> Gradients:
     """Zero-pad the gradient to the input."""
-    pads = _known_pads(at)
+    pads = _find_static_pads(at)
     if pads is not None:
         return (emit("Pad", at.g, integers(*pads)),)
     rest = [at.optional(i) for i in range(1, len(at.node.inputs))]
     return (_sum_sources(at, lambda places: emit("Slice", places, *rest)),)
 
 
-def _known_pads(at: RuleContext) -> list[int] | None:
-    """Zeros before and after the slice per axis, if bounds are constant and steps are 1; else None."""
+def _find_static_pads(at: RuleContext) -> list[int] | None:
+    """Number of elements before and behind the slice, per axis; None unless bounds and extents are constant and steps are 1."""
     shape, bounds = at.x.tensor_type.shape, [at.constant(i) for i in (1, 2)]
     if shape is None or bounds[0] is None or bounds[1] is None:
         return None
@@ -129,7 +129,7 @@ def _known_pads(at: RuleContext) -> list[int] | None:
         if step != 1 or not isinstance(size, int):
             return None
         first, last, _ = slice(start, end).indices(size)
-        # An empty slice has last < first.
+        # An empty slice may have last < first.
         before[axis], after[axis] = first, size - max(first, last)
     return [*before, *after]
 
@@ -164,16 +164,16 @@ def keep_triangle(at: RuleContext) -> Gradients:
 
 
 @rule("Compress")
-def fill_gaps(at: RuleContext) -> Gradients:
+def scatter_compressed(at: RuleContext) -> Gradients:
     """Scatter the gradient to the positions of the kept elements."""
     axis = at.attr("axis")
     return (_sum_sources(at, lambda places: emit("Compress", places, at.input(1), axis=axis)),)
 
 
 def _sum_sources(at: RuleContext, move: Any) -> Tensor:
-    """Sum the gradients of all copies of each input element.
+    """Sum the gradients of all copies of each input element, for an operator that only moves elements.
 
-    `move` applies the operator to the linear indices of the input, which yields the source of each output element.
+    `move` applies the operator to the linear indices of the input: it returns, per output element, the index of its source.
     """
     return sum_at_places(at.g, move(list_places(at.x)), at.x)
 
@@ -199,7 +199,7 @@ def gather(at: RuleContext) -> Gradients:
     """
     rank, axes = at.rank(at.x), at.rank(at.input(1))
     axis = at.attr("axis", 0) % rank
-    gradient = _put_back(at, axis)
+    gradient = _invert_constant_gather(at, axis)
     if gradient is not None:
         return (gradient,)
     rows = transpose(at.g, [*range(axis, axis + axes), *range(axis), *range(axis + axes, axes + rank - 1)])
@@ -211,7 +211,7 @@ def gather(at: RuleContext) -> Gradients:
     return (transpose(scattered, np.argsort(order).tolist()),)
 
 
-def _put_back(at: RuleContext, axis: int) -> Tensor | None:
+def _invert_constant_gather(at: RuleContext, axis: int) -> Tensor | None:
     """The gradient for a constant permutation or a single constant index; None for other indices."""
     rows, shape = at.constant(1), at.x.tensor_type.shape
     size = None if shape is None else shape[axis]
@@ -222,6 +222,7 @@ def _put_back(at: RuleContext, axis: int) -> Tensor | None:
     if len(places) == size and np.array_equal(np.sort(places), np.arange(size)):
         back = integers(*np.argsort(places).tolist())
         return emit("Gather", at.g, back, axis=axis) if rows.ndim else add_axes(at.g, axis)
+    # A single row, as in x[:, 0]: zeros around it are cheaper than a scatter.
     if len(places) != 1:
         return None
     first = int(places[0])

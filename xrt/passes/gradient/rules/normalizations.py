@@ -45,7 +45,7 @@ def normalize_batch(at: RuleContext) -> Gradients:
     gradients[1] = cast(reduce_sum(at.g * normal, axes), at.input(1).dtype) if at.wants(1) else None
     gradients[2] = cast(reduce_sum(at.g, axes), at.input(2).dtype) if at.wants(2) else None
     if in_training:
-        gradients[0] = _batch_input(at, normal, centered, scale * inverse, axes) if at.wants(0) else None
+        gradients[0] = _differentiate_batch_input(at, normal, centered, scale * inverse, axes) if at.wants(0) else None
         for place in (3, 4):
             running = at.gradients[place - 2] if place - 2 < len(at.gradients) else None
             # The updated statistic is momentum * old + (1 - momentum) * batch.
@@ -59,7 +59,8 @@ def normalize_batch(at: RuleContext) -> Gradients:
     return gradients
 
 
-def _batch_input(at: RuleContext, normal: Tensor, centered: Tensor, factor: Tensor, axes: list[int]) -> Tensor:
+def _differentiate_batch_input(at: RuleContext, normal: Tensor, centered: Tensor, factor: Tensor, axes: list[int]) -> Tensor:
+    """The gradient of the input of a BatchNormalization in training mode."""
     g = at.g
     gradient = (g - emit("ReduceMean", g, axes, keepdims=1) - normal * emit("ReduceMean", g * normal, axes, keepdims=1)) * factor
     share = 1 - at.attr("momentum", 0.9)
@@ -94,7 +95,7 @@ def normalize_layer(at: RuleContext) -> Gradients:
 
 
 @rule("Dropout")
-def drop_out(at: RuleContext) -> Gradients:
+def dropout(at: RuleContext) -> Gradients:
     """In training, kept elements are divided by 1 - ratio and the others are 0; the mask is an output."""
     flag = at.constant(2)
     if at.optional(2) is None or (flag is not None and not flag.any()):
@@ -131,7 +132,7 @@ def _sum(at: RuleContext, x: Tensor) -> Tensor:
 
 
 def _check_reduces(at: RuleContext) -> None:
-    """Refuse a reduction over no axes (noop_with_empty_axes): ONNX versions disagree on its result."""
+    """Refuse a node that reduces no axes (noop_with_empty_axes=1): versions of ONNX disagree on its result."""
     if _is_copy(at):
         at.refuse("it reduces no axes (noop_with_empty_axes=1)")
 
@@ -143,13 +144,13 @@ def sum_elements(at: RuleContext) -> Gradients:
 
 
 @rule("ReduceMean")
-def take_mean(at: RuleContext) -> Gradients:
+def average_elements(at: RuleContext) -> Gradients:
     """Each element gets the gradient of its mean, divided by the element count."""
     return (expand_to(_restore_axes(at, at.g) / count(at.x, at.y), at.x),)
 
 
 @rule("ReduceL2")
-def take_l2_norm(at: RuleContext) -> Gradients:
+def reduce_l2(at: RuleContext) -> Gradients:
     """d/dx sqrt(sum x^2) = x / sqrt(sum x^2); 0 at 0."""
     _check_reduces(at)
     g, y = _restore_axes(at, at.g), _restore_axes(at, at.y)
@@ -160,14 +161,14 @@ def take_l2_norm(at: RuleContext) -> Gradients:
 
 
 @rule("ReduceLogSumExp")
-def take_log_of_sum_of_exponentials(at: RuleContext) -> Gradients:
+def reduce_log_sum_exp(at: RuleContext) -> Gradients:
     """d/dx log sum exp x = exp(x - log sum exp x)."""
     _check_reduces(at)
     return (_restore_axes(at, at.g) * emit("Exp", at.x - _restore_axes(at, at.y)),)
 
 
 @rule("ReduceMax", "ReduceMin")
-def take_extreme(at: RuleContext) -> Gradients:
+def reduce_extreme(at: RuleContext) -> Gradients:
     """The gradient goes to the extreme element; ties share it equally."""
     mask = cast(emit("Equal", at.x, _restore_axes(at, at.y)), at.x.dtype)
     return (_restore_axes(at, at.g) / _sum(at, mask) * mask,)

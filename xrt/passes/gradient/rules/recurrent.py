@@ -101,6 +101,7 @@ class _Cell:
 
 
 def _split(x: Tensor, parts: int) -> Sequence[Tensor]:
+    """Split the last axis into equal parts."""
     pieces: Any = apply("Split", (x,), {"axis": -1, "num_outputs": parts}, outputs=parts)
     return tuple(pieces)
 
@@ -162,7 +163,7 @@ def _define_direction(at: RuleContext) -> Gradients:
         if lengths is None:
             return [*new, emit("Identity", new[0])]
         alive = emit("Unsqueeze", emit("Less", values[count + 1], lengths.astype("int64")), integers(1))
-        # Behind its length a sequence keeps its state and outputs zeros.
+        # Beyond its length a sequence keeps its state and outputs zeros.
         next_states = [emit("Where", alive, after, before) for after, before in zip(new, old, strict=True)]
         return [*next_states, emit("Where", alive, new[0], number(0, x))]
 
@@ -178,12 +179,16 @@ def _scan(body: Callable[..., list[Tensor]], states: Sequence[Tensor], rows: Seq
 
 
 def _make_cell(at: RuleContext, hidden: int) -> tuple[_Cell, Tensor]:
-    """The cell, and the input products of the whole sequence, biases included."""
+    """Make the cell of one direction, and the products of the whole sequence with the input weights, biases added.
+
+    The products are (time, batch, gates * hidden).
+    """
     weights, recurrent = (transpose(_squeeze(at.input(k)), [1, 0]) for k in (1, 2))
     inputs, bias, peepholes, candidate_bias = emit("MatMul", at.x, weights), at.optional(3), at.optional(_PEEPHOLES), None
     if bias is not None:
         input_bias, state_bias = _split(_squeeze(bias), 2)
         if at.attr("linear_before_reset"):
+            # The reset gate scales the candidate's recurrent bias too, so this one is added in each step.
             *early, candidate_bias = _split(state_bias, _GATES[at.node.op])
             state_bias = emit("Concat", *early, zeros(integers(hidden), at.x.dtype), axis=0)
         inputs = inputs + (input_bias + state_bias)
@@ -192,13 +197,15 @@ def _make_cell(at: RuleContext, hidden: int) -> tuple[_Cell, Tensor]:
     products = split(recurrent, integers(*sizes), -1, len(sizes))
     names, limit = at.attr("activations") or _ACTIVATIONS[at.node.op], at.attr("clip")
     # The last activation of an LSTM reads the cell, which no engine clips: only sums of products are clipped.
-    activations = [_read_activation(at, name, None if place == 2 else limit) for place, name in enumerate(names)]
+    activations = [_make_activation(at, name, None if place == 2 else limit) for place, name in enumerate(names)]
     parts = () if peepholes is None else tuple(_split(_squeeze(peepholes), 3))
     flags = bool(at.attr("input_forget")), bool(at.attr("linear_before_reset"))
     return _Cell(products, candidate_bias, parts, tuple(activations), *flags), inputs
 
 
-def _read_activation(at: RuleContext, name: str, limit: float | None) -> Callable[[Tensor], Tensor]:
+def _make_activation(at: RuleContext, name: str, limit: float | None) -> Callable[[Tensor], Tensor]:
+    """Make the function of an activation, with clipping of its input to ``limit``; refuses the node for other activations."""
+    # As in ONNX Runtime, the case of these names does not matter.
     supported = {simple.lower(): simple for simple in _SIMPLE}
     if name.lower() not in supported or at.attr("activation_alpha") or at.attr("activation_beta"):
         at.refuse(f"its activation {name!r} has parameters, or is not one of {', '.join(_SIMPLE)}")
@@ -223,12 +230,12 @@ def _read_direction(at: RuleContext) -> int:
 
 
 def _squeeze(x: Tensor, axis: int = 0) -> Tensor:
-    """Drop the axis of directions."""
+    """Drop the axis of directions, which has extent 1."""
     return emit("Squeeze", x, integers(axis))
 
 
 def _read_state(state: Tensor | None, x: Tensor, hidden: int) -> Tensor:
-    """A state, or the gradient of one, as (batch, hidden); zeros by default."""
+    """An initial state as (batch, hidden); zeros if the layer has none."""
     if state is not None:
         return _squeeze(state)
     return zeros(join(extent(x, 1), integers(hidden)), x.dtype)
