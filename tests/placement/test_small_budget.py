@@ -13,11 +13,12 @@ import pytest
 
 from tests.module.test_faults import chain
 from tests.placement.searching import PAIR, SLOW_COS, SLOW_EXP, TOY, tuned
-from tests.placement.uneven import Uneven, simulate_time
+from tests.placement.uneven import CALL, SimulatedClock, Uneven, simulate_time
 from xrt.engines import CompileContext, Executable, GraphCompiler
-from xrt.errors import PlacementWarning, RunFailed
+from xrt.errors import CompileFailed, PlacementWarning, RunFailed
 from xrt.graph import Function, Node
-from xrt.measure.timing import median_interval
+from xrt.measure.timing import median_interval, time_call
+from xrt.partition.cost_table import MeasuredCost
 from xrt.partition.partitioner import plan_from_assignment
 from xrt.placement import CandidateComparison, CostStore, TuningBudget
 from xrt.placement.race import Entrant, StoppingRule, select_winner
@@ -113,6 +114,83 @@ def test_mixtures_leave_time_for_the_race(monkeypatch: pytest.MonkeyPatch) -> No
     assert {candidate.note for candidate in result.race.contenders if not candidate.is_single} == {
         "the search ended before its turn in the race"
     }
+
+
+@dataclass(frozen=True)
+class Importing(Stuck):
+    """An engine whose library is being imported until it is released; it supports no node."""
+
+    name: ClassVar[str] = "importing"
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        RELEASED.wait()
+        return "it supports nothing"
+
+
+def sample_first_as(factor: float, clock: SimulatedClock) -> Callable[..., list[float]]:
+    """Return a sampler of one simulated call, whose first sample is so many times too long; the second releases `Importing`."""
+    count = itertools.count(1)
+
+    def sample(call: Callable[[], object], *given: Any) -> list[float]:
+        _, seconds = time_call(call, clock)
+        number = next(count)
+        if number == 2:
+            RELEASED.set()
+        return [seconds * (factor if number == 1 else 1.0)]
+
+    return sample
+
+
+@pytest.mark.slow
+def test_an_engine_that_was_timed_during_imports_races_and_its_cost_is_that_of_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import made the quicker engine three times slower in its worker: it was not raced, and that time was stored."""
+    clock = simulate_time(monkeypatch)
+    monkeypatch.setattr("xrt.placement.profiler.sample_call_times", sample_first_as(3.0, clock))
+    quick, other = Uneven(slow="Exp", seconds=0.004), Uneven(slow="Exp", seconds=0.005)
+    found = tuned(PAIR, quick, other, Importing(), budget=20.0, bounds=TuningBudget(wholes=0.1), clock=clock)
+    assert found.race.winner is not None and found.race.winner.title == quick.spec
+    (launch,) = found.plan.launches
+    cost = found.table.region(launch.function.shape_key, quick.spec)
+    assert isinstance(cost, MeasuredCost) and cost.seconds == pytest.approx(0.004 + CALL, rel=0.05)
+
+
+@pytest.mark.slow
+def test_engines_race_where_a_call_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six rounds of them did not fit into the budget, so that one call in each worker decided."""
+    clock = simulate_time(monkeypatch)
+    monkeypatch.setattr("xrt.placement.profiler.sample_call_times", sample_first_as(1.4, clock))
+    quick, other = Uneven(slow="Exp", seconds=0.4), Uneven(slow="Exp", seconds=0.5)
+    found = tuned(PAIR, quick, other, budget=20.0, clock=clock)
+    assert found.race.winner is not None and found.race.winner.title == quick.spec
+    assert found.race.rounds >= 2 and found.spent <= found.budget
+
+
+@dataclass(frozen=True)
+class Once(GraphCompiler):
+    """An engine that compiles a model for its measurement, and not for the race."""
+
+    name: ClassVar[str] = "once"
+    count: ClassVar[Iterator[int]]
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        return TOY.why_not(node, function)
+
+    def version(self) -> str:
+        return "1"
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        if len(function.nodes) > 1 and next(self.count):
+            raise CompileFailed("it compiles only once")
+        return TOY.compile(function, context)
+
+
+@pytest.mark.slow
+def test_an_engine_that_fails_in_this_process_does_not_win_by_its_time_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Once, "count", itertools.count(), raising=False)
+    monkeypatch.setattr("xrt.placement.autotune.choose_requests", lambda *given, **options: ())
+    found = tuned(PAIR, Once(), SLOW_EXP, budget=20.0, clock=simulate_time(monkeypatch))
+    assert (found.how, found.race.winner and found.race.winner.title) == ("measured", SLOW_EXP.spec)
+    assert [one.note for one in found.race.contenders if one.title == "once"] == ["it compiles only once"]
 
 
 def endless(*given: Any, **options: Any) -> Any:

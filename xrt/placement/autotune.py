@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from xrt.engines.contract.proxy import load_engine
 from xrt.errors import InputError, OptionError, PlacementWarning, PlanError, XRTError, warn
 from xrt.graph import FrozenDict, Function
+from xrt.measure.timing import median_interval
 from xrt.operators.sample_inputs import sample_inputs
 from xrt.partition import Plan, partition
 from xrt.partition.cost_table import LAUNCH, CostTable, MeasuredCost
@@ -81,6 +82,10 @@ ProgressCallback: TypeAlias = Callable[[Progress], object]
 
 LEAST = 0.1
 """Minimum seconds for a necessary step, even if the budget is spent."""
+FEWEST = 2
+"""Rounds for which a single engine joins the race: too few for an interval, but a worker has timed a slow model only once."""
+DISTURBED = 2.0
+"""A time may be this many times too long if libraries were imported meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +158,11 @@ def tune(
         search.profiler.table = load_cost_table(store, request.engines, request.context, request.devices)
     tuned = replace(_run(search), is_explicit=request.retune)
     if store is not None:
+        # A later search must not exclude an engine by a time that an import made too long.
+        costs = tuned.table.regions.items()
+        table = CostTable({part: cost for part, cost in costs if isinstance(cost, str) or part not in search.disturbed})
         for engine in unwrap(request.engines):
-            store.keep(tuned.table, [engine], request.contexts[engine.spec])
+            store.keep(table, [engine], request.contexts[engine.spec])
         store_decision(tuned, request, store)
     warn_unmeasured(tuned, request.function)
     return tuned
@@ -248,6 +256,9 @@ def propose_mixtures(search: Search) -> Sequence[Plan]:
     device, to_beat = search.request.device_map, predict_cost(search.function, best, search.table).seconds
     if (1 - GAIN) * to_beat < 2 * LAUNCH:
         return ()
+    if end <= search.clock():  # an abandoned planner would run on and disturb the race
+        search.notes.append("the budget left no time to look for mixtures")
+        return ()
     try:
         while True:
             ask = partial(choose_requests, search.function, engines, search.table, limit=RANKED, device=device, to_beat=to_beat)
@@ -286,10 +297,12 @@ def race_plans(search: Search, mixtures: Sequence[Plan]) -> None:
 def _race_unproved_plans(search: Search) -> None:
     """Run plans in this process until one succeeds: workers took too long to start, and a plan must be chosen."""
     candidates = search.get_candidates()
-    plans = {make_partition_key(plan): plan for plan in (candidates.priority, *candidates.wholes)}
+    costs = [(plan, alone(plan, search.table)) for plan in (candidates.priority, *candidates.wholes)]
+    costs.sort(key=lambda pair: pair[1].seconds if isinstance(pair[1], MeasuredCost) else math.inf)
+    plans = {make_partition_key(plan): plan for plan, _ in costs}
     has_tried = False
     for key, plan in plans.items():
-        if is_refuted(plan, search.table) or (has_tried and search.remaining <= 0):
+        if key in search.failed or is_refuted(plan, search.table) or (has_tried and search.remaining <= 0):
             continue
         has_tried = True  # run at least one plan
         search.excluded = [result for result in search.excluded if make_partition_key(result.plan) != key]
@@ -324,6 +337,12 @@ class Search:
     """Plans outside the race, with their verdicts."""
     baselines: set[Any] = field(default_factory=set)
     """Partition keys of the plans that mixtures must beat."""
+    failed: set[Any] = field(default_factory=set)
+    """Partition keys of the plans that failed or were wrong in this process."""
+    late: set[Any] = field(default_factory=set)
+    """Partition keys of the plans that could not be compiled in time in this process."""
+    disturbed: set[tuple[str, str]] = field(default_factory=set)
+    """Shape keys and engines of the parts that were timed while another engine was starting."""
     rounds: int = 0
 
     def __post_init__(self) -> None:
@@ -355,7 +374,7 @@ class Search:
 
     def report_stage(self, stage: str, best: tuple[str, float] | None = None) -> None:
         """Report the stage and the best plan so far."""
-        fastest = self.get_candidates().best_alone(self.table) if best is None and self._candidates else None
+        fastest = self.find_best_alone() if best is None and self._candidates else None
         title, seconds = best or ((describe_plan(fastest[0]), fastest[1].seconds) if fastest else ("", None))
         self.report(Progress(stage, title, seconds, self.clock() - self.began, self.request.budget))
 
@@ -402,6 +421,8 @@ class Search:
         self.profiler.runners = self.inquiry.runners
 
         def report(region: ProfilingRequest) -> None:
+            if self.inquiry.pending:
+                self.disturbed.add((region.key, region.spec))
             self.report_stage(f"measuring {format_count(len(region.function.nodes), 'node')} on {region.spec}")
 
         return self.profiler.measure(regions, until, report)
@@ -419,11 +440,14 @@ class Search:
         for plan, reason in costs:
             if isinstance(reason, str):
                 self.exclude(plan, reason)
-        limit = self.bounds.slow * measured[0][1].seconds if measured else math.inf
+        leading = []
         for plan, cost in measured:
-            if cost.low > limit:
+            slack = DISTURBED if _get_part(plan) in self.disturbed else 1.0
+            if cost.low <= slack * self.bounds.slow * measured[0][1].seconds:
+                leading.append(plan)
+            else:
                 self.exclude(plan, "measured alone, and not compared with the others", cost)
-        return [plan for plan, cost in measured if cost.low <= limit]
+        return leading
 
     def list_leaders(self) -> Sequence[GraphCompiler]:
         """The engines to combine in mixtures: the fastest on the whole model, and the partial one that supports most nodes."""
@@ -445,14 +469,22 @@ class Search:
 
     @property
     def has_measured(self) -> bool:
-        """Whether a complete plan was measured."""
-        return any(entrant.has_run for entrant in self.entrants) or self.get_candidates().best_alone(self.table) is not None
+        """Whether a plan that has run in this process was measured, in the race or alone."""
+        ran = [entrant for entrant in self.entrants if not entrant.failure]
+        return any(entrant.rounds or isinstance(alone(entrant.plan, self.table), MeasuredCost) for entrant in ran)
+
+    def find_best_alone(self) -> tuple[Plan, MeasuredCost] | None:
+        """The fastest engine by its measured cost, with that cost; one that was late here only if there is no other."""
+        costs = [(plan, alone(plan, self.table)) for plan in self.get_candidates().wholes]
+        measured = [(plan, cost) for plan, cost in costs if isinstance(cost, MeasuredCost)]
+        sound = [(plan, cost) for plan, cost in measured if make_partition_key(plan) not in self.failed]
+        return min(sound, key=lambda pair: (make_partition_key(pair[0]) in self.late, pair[1].seconds), default=None)
 
     def find_leader(self) -> Plan | None:
         """The plan of the lowest predicted time of those ready to race, else the fastest engine alone."""
         if self.entrants:
             return min(self.entrants, key=lambda entrant: entrant.expected).plan
-        best = self.get_candidates().best_alone(self.table)
+        best = self.find_best_alone()
         return best[0] if best is not None else None
 
     def estimate_race(self, *plans: Plan) -> float:
@@ -463,8 +495,9 @@ class Search:
 
     def prepare(self, plan: Plan, until: float, limit: float = math.inf) -> None:
         """Check a plan in workers and here, and let it race; exclude it if it fails or its regions exceed ``limit`` seconds."""
-        # Leave time for the race, unless there is no other plan to race.
-        latest = self.end - self.estimate_race(plan) if self.entrants else self.end
+        # Leave time for the race, unless there is no other plan to race. Single engines, which have no limit, race in any case.
+        share = 1.0 if math.isfinite(limit) else (FEWEST + 1) / (self.bounds.rules.least + 1)
+        latest = self.end - share * self.estimate_race(plan) if self.entrants else self.end
         if self.entrants and self.clock() >= min(until, latest):
             self.exclude_late(plan)
             return
@@ -498,7 +531,7 @@ class Search:
             self.exclude(plan, note)
 
     def _predict(self, plan: Plan) -> float:
-        seconds, best = predict_cost(self.function, plan, self.table).seconds, self.get_candidates().best_alone(self.table)
+        seconds, best = predict_cost(self.function, plan, self.table).seconds, self.find_best_alone()
         return seconds if math.isfinite(seconds) else best[1].seconds if best is not None else 0.0
 
     def compile(self, plan: Plan, seconds: float) -> None:
@@ -522,9 +555,11 @@ class Search:
                 entrant = within_or_stopped(seconds, work, late=lambda late: late.close() if isinstance(late, Entrant) else None)
         except OutOfTime:
             self.exclude(plan, f"it was not ready to be called within {seconds:.3g} s")
+            self.late.add(make_partition_key(plan))
             return
         if isinstance(entrant, CandidateResult):
             self.excluded.append(entrant)
+            self.failed.add(make_partition_key(plan))
             return
         entrant.is_simple, entrant.expected = make_partition_key(plan) in self.baselines, self._predict(plan)
         self.entrants.append(entrant)
@@ -537,6 +572,13 @@ class Search:
                 self.entrants, until=self.end, rules=self.bounds.rules, clock=self.clock, watch=self._watch
             )
         for entrant in self.entrants:
+            if entrant.failure:
+                self.failed.add(make_partition_key(entrant.plan))
+            elif entrant.rounds and len(entrant.plan.launches) == 1:
+                # Times in this process, beside the other engines, replace those of a worker.
+                cost, part = MeasuredCost(*median_interval(entrant.rounds)), _get_part(entrant.plan)
+                self.profiler.table = self.table.with_region(*part, cost)
+                self.disturbed.discard(part)
             if entrant.has_run and not entrant.is_out and self.remaining > PROFILED * entrant.median:
                 entrant.profile(self.inputs)
 
@@ -554,7 +596,7 @@ class Search:
             self.exclude_late(entrant.plan)
         least = self.bounds.rules.least
         race = select_winner(self.entrants, self.excluded, self.rounds, least)
-        spent, best = self.clock() - self.began, self.get_candidates().best_alone(self.table)
+        spent, best = self.clock() - self.began, self.find_best_alone()
         if race.winner is None and best is not None:
             race = pick_winner_from_profile(race, *best)
         unmeasured = self._list_unmeasured(race)
@@ -564,7 +606,8 @@ class Search:
         else:
             candidates = self._find_participants(race)
             plans = candidates.priority, *candidates.wholes
-            plan = next((plan for plan in plans if not is_refuted(plan, self.table)), plans[0])
+            sound = (plan for plan in plans if make_partition_key(plan) not in self.failed and not is_refuted(plan, self.table))
+            plan = next(sound, plans[0])
             plan, how = with_reasons(plan, unmeasured), "priority"
         return TuningResult(
             plan,
@@ -624,6 +667,11 @@ class Search:
             return unready or reason.removeprefix(NOT_MEASURED)
         of = format_count(len(nodes), "node")
         return f"it does not take {len(declined)} of {of}, first {node.name!r} ({node.op}): {reason}"
+
+
+def _get_part(plan: Plan) -> tuple[str, str]:
+    """The shape key and the engine of the first region, under which the cost of a single engine is stored."""
+    return plan.launches[0].function.shape_key, plan.launches[0].engine
 
 
 # ---------------------------------------------------------------------- stored costs

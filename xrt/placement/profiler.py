@@ -6,6 +6,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -258,7 +259,7 @@ def choose_runner(engine: GraphCompiler, limits: WorkerLimits) -> Runner:
 PATIENCE = 3.0
 """Seconds until the next engine starts even if the previous one has not answered; TVM, the slowest, is imported in 2.3 s."""
 END_PATIENCE = 0.2
-"""Seconds that a search waits for each worker to end."""
+"""Seconds that a search waits for its workers to end."""
 
 
 @dataclass(eq=False)
@@ -404,10 +405,9 @@ class Inquiry:
         self._may_ask.set()
         with self._changed:
             self._changed.notify_all()
-        for entry in self._queried.values():
-            if entry.is_ready and entry.runner is not None:
-                with suppress(OutOfTime):
-                    within(END_PATIENCE, entry.runner.close)
+        # At once: one after the other, the workers of a busy machine would take more than the reserve of the budget.
+        runners = [entry.runner for entry in self._queried.values() if entry.is_ready and entry.runner is not None]
+        wait([begin(runner.close, "xrt-end") for runner in runners], END_PATIENCE)
 
 
 _log = logging.getLogger(__name__)

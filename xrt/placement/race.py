@@ -306,11 +306,6 @@ class Candidates:
     def is_allowed(self, plan: Plan) -> bool:
         return is_allowed(plan, self.engines, self.request.clustering)
 
-    def best_alone(self, table: CostTable) -> tuple[Plan, MeasuredCost] | None:
-        """The single-region plan with the lowest measured cost, with that cost, or None."""
-        measured = [(plan, cost) for plan in self.wholes if isinstance(cost := alone(plan, table), MeasuredCost)]
-        return min(measured, key=lambda pair: pair[1].seconds, default=None)
-
 
 def alone(plan: Plan, table: CostTable) -> RegionCost | None:
     """The measured cost of a single-region plan; None for other plans, or if it is unknown."""
