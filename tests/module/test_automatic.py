@@ -40,6 +40,14 @@ def automatic(cache: Path, *engines: Any, function: Function = PAIR, **options: 
     return xrt.XRTModule(function, engine=[*engines, "auto"], cache=cache, **{"budget": 30, "threads": 1, **options})
 
 
+def test_the_budget_covers_the_constructor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter((0.0, 5.0))
+    monkeypatch.setattr("xrt.module.programs.perf_counter", lambda: next(times))
+    with automatic(tmp_path, "toy") as m:
+        m(X)
+        assert m.tuned is not None and m.tuned.spent >= 5.0
+
+
 def test_a_wrong_engine_is_not_served_although_there_was_no_time_to_compare(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

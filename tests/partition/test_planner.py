@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests.module.test_faults import chain
 from tests.partition.drawn import function, graphs, node, palette, quotient, run
 from tests.partition.synthetic import run_search
 from xrt.engines import CompileContext, create
@@ -28,6 +29,7 @@ from xrt.partition.clustering import (
     minimize_cut,
 )
 from xrt.placement import ProfilingRequest, predict_cost, propose_plans
+from xrt.processes.background import OutOfTime
 
 TERMS = {"x": "x", "y": "y"}
 
@@ -36,6 +38,13 @@ def by_hash(piece: ProfilingRequest) -> RegionCost:
     """Return a cost that looks like chance and is the same everywhere; one piece in eight cannot be measured."""
     number = int(shape_key(piece.function)[:8], 16) ^ sum(map(ord, piece.spec))
     return "it failed" if number % 8 == 0 else MeasuredCost.exactly((number % 997 + 1) * 1e-6)
+
+
+def test_a_planner_that_is_abandoned_ends() -> None:
+    """It ran on while the engines raced, and took the time of the interpreter from them."""
+    asked = iter((False, False, True))
+    with pytest.raises(OutOfTime):
+        propose_plans(chain("Exp", "Cos"), [create("toy")], CostTable(), is_stopped=lambda: next(asked))
 
 
 # ------------------------------------------------------------------ laws

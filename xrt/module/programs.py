@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from threading import Lock, RLock
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from xrt.cache.memory import LEAST_BYTES, THREADS, close_in_background, count_bytes
@@ -389,6 +390,7 @@ class Programs:
 
     def __init__(self, model: Any, engine: Any, device: str, settings: ModuleOptions, cache: CompileCache) -> None:
         """Open the model on the listed engines, or on its default engine (None)."""
+        began = perf_counter()
         self.engines, self.stored, self.source = open_model(model, engine, device, settings, cache)
         self.settings, self.cache = settings, cache
         self.sizes = SizePolicy(settings.shapes, self.source, self.engines, self.stored, fold=settings.fold_constants)
@@ -408,6 +410,8 @@ class Programs:
         self._is_undecided = engine is None and self.source.is_traced
         self._has_warned = False
         self._compiles = 0  # calls that compiled a program for their sizes only
+        # The budget of the first search covers it.
+        self._construction_seconds = perf_counter() - began
 
     @property
     def context(self) -> BuildContext:
@@ -457,7 +461,7 @@ class Programs:
     def _plan(self, key: tuple[object, tuple[str, ...]], values: Any, place: Placer | None) -> Specialization:
         fetch = key[1]
         base = self.find(values) if fetch and self.engines.is_auto else None
-        began = self.placer.clock() if self.engines.is_auto else 0.0
+        began = self.placer.clock() - self._construction_seconds if self.engines.is_auto else 0.0
         source = self.sizes.get_source(values)
         declared = values is None or (key[0] is None and not source.is_traced)
         function = source.get_declared_function() if declared else source.function(values, False)
@@ -477,6 +481,7 @@ class Programs:
             self.engines, place = self.placer.choose(optimized, values, base.tuned if base else None, place, began, sizes)
         build = Specialization(optimized, self.context, original=function, place=place)
         build.sizes = sizes
+        self._construction_seconds = 0.0
         return build
 
     def _quantize(self, optimized: Function, function: Function) -> Function:

@@ -63,7 +63,7 @@ from xrt.placement.result import (
     with_reasons,
 )
 from xrt.placement.search import GAIN, RANKED, ProfilingRequest
-from xrt.processes.background import OutOfTime, within, within_or_stopped
+from xrt.processes.background import OutOfTime, within_or_stopped
 from xrt.runtime import on_device, to_host
 from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
 
@@ -256,19 +256,19 @@ def propose_mixtures(search: Search) -> Sequence[Plan]:
     device, to_beat = search.request.device_map, predict_cost(search.function, best, search.table).seconds
     if (1 - GAIN) * to_beat < 2 * LAUNCH:
         return ()
-    if end <= search.clock():  # an abandoned planner would run on and disturb the race
+    if end <= search.clock():
         search.notes.append("the budget left no time to look for mixtures")
         return ()
     try:
         while True:
             ask = partial(choose_requests, search.function, engines, search.table, limit=RANKED, device=device, to_beat=to_beat)
-            requests = within(end - search.clock(), ask)
+            requests = within_or_stopped(end - search.clock(), lambda is_stopped, ask=ask: ask(is_stopped=is_stopped))
             fresh = [piece for piece in requests if not search.profiler.is_known(piece)]
             if not fresh or not search.measure(fresh, until):
                 break
         search.report_stage("planning")
-        propose = partial(propose_plans, search.function, engines, search.table)
-        plans = within(end - search.clock(), partial(propose, device=device, to_beat=to_beat))
+        propose = partial(propose_plans, search.function, engines, search.table, device=device, to_beat=to_beat)
+        plans = within_or_stopped(end - search.clock(), lambda is_stopped: propose(is_stopped=is_stopped))
     except OutOfTime:
         search.notes.append("the budget ended while the planner was looking for mixtures")
         return ()

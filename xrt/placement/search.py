@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from itertools import chain, islice, pairwise, zip_longest
 from operator import or_
@@ -26,6 +26,7 @@ from xrt.partition.cost_table import BOUNDARY, LAUNCH, CostTable, MeasuredCost
 from xrt.partition.fold import extract_subgraph
 from xrt.partition.partitioner import plan_from_assignment
 from xrt.partition.support_matrix import DeviceMap, EligibleEngines
+from xrt.processes.background import OutOfTime
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
@@ -72,6 +73,8 @@ class PlanningGraph:
     engines: tuple[str, ...]
     supported: tuple[int, ...]
     """Per engine, the mask of the nodes it supports."""
+    is_stopped: Callable[[], bool] = lambda: False
+    """Whether the search has abandoned the planner, which then ends with OutOfTime: it would disturb the race."""
 
     @classmethod
     def of(cls, function: Function, engines: Sequence[GraphCompiler], device: str | DeviceMap = "cpu") -> PlanningGraph:
@@ -268,6 +271,8 @@ class CostModel:
 
     def seconds(self, region: Region, estimate: float | None = None) -> float:
         """The seconds of a region: measured, else ``estimate`` or the model's estimate; infinite if it is impossible."""
+        if self.graph.is_stopped():
+            raise OutOfTime("the planner was abandoned")
         if not self.graph.supports(region):
             return math.inf
         cost = self.find(region)
@@ -510,13 +515,14 @@ def propose_plans(
     limit: int = RANKED,
     device: str | DeviceMap = "cpu",
     to_beat: float = math.inf,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> tuple[Plan, ...]:
     """Propose the plan of each engine alone and at most ``limit`` mixtures, cheapest first.
 
     With ``to_beat``, the seconds of a plan, only plans that are predicted to be `GAIN` faster. Plans with an impossible region
-    are left out. Empty if no engine supports some node.
+    are left out. Empty if no engine supports some node. Raises OutOfTime soon after ``is_stopped()`` is true.
     """
-    graph = PlanningGraph.of(function, engines, device)
+    graph = replace(PlanningGraph.of(function, engines, device), is_stopped=is_stopped)
     ranked = _Ranking.of(graph, table).within((1 - GAIN) * to_beat)
     mixtures = [p for p in ranked if len(p) > 1][:limit]
     plans = [_make_plan(graph, p, engines, device) for p in (*mixtures, *(p for p in ranked if len(p) == 1))]
@@ -559,13 +565,15 @@ def choose_requests(
     limit: int = 96,
     device: str | DeviceMap = "cpu",
     to_beat: float = math.inf,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> tuple[ProfilingRequest, ...]:
     """Choose the parts to measure next, most useful first, equal parts once; empty if nothing would help.
 
     First the whole model on each engine that supports it. Then, alternately, regions of the best plans, and parts with the
-    largest potential savings. With ``to_beat``, the seconds of a plan, only parts that may save `GAIN` of it.
+    largest potential savings. With ``to_beat``, the seconds of a plan, only parts that may save `GAIN` of it. Raises OutOfTime
+    soon after ``is_stopped()`` is true.
     """
-    graph = PlanningGraph.of(function, engines, device)
+    graph = replace(PlanningGraph.of(function, engines, device), is_stopped=is_stopped)
     wholes = [region for e in range(len(engines)) if graph.supports(region := (e, graph.whole))]
     if requests := tuple(_list_unmeasured(graph, table, wholes)):
         return requests  # the next requests depend on their costs
