@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from xrt.engines.contract.proxy import load_engine
 from xrt.errors import InputError, OptionError, PlacementWarning, PlanError, XRTError, warn
@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from xrt.placement.profiler import Reference
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 ProgressCallback: TypeAlias = Callable[[Progress], object]
 """Receives the state of a search."""
@@ -259,16 +260,19 @@ def propose_mixtures(search: Search) -> Sequence[Plan]:
     if end <= search.clock():
         search.notes.append("the budget left no time to look for mixtures")
         return ()
+
+    def run_planner(planner: Callable[..., T], **options: Any) -> T:
+        work = partial(planner, search.function, engines, search.table, device=device, to_beat=to_beat, **options)
+        return within_or_stopped(end - search.clock(), lambda is_stopped: work(is_stopped=is_stopped))
+
     try:
         while True:
-            ask = partial(choose_requests, search.function, engines, search.table, limit=RANKED, device=device, to_beat=to_beat)
-            requests = within_or_stopped(end - search.clock(), lambda is_stopped, ask=ask: ask(is_stopped=is_stopped))
+            requests = run_planner(choose_requests, limit=RANKED)
             fresh = [piece for piece in requests if not search.profiler.is_known(piece)]
             if not fresh or not search.measure(fresh, until):
                 break
         search.report_stage("planning")
-        propose = partial(propose_plans, search.function, engines, search.table, device=device, to_beat=to_beat)
-        plans = within_or_stopped(end - search.clock(), lambda is_stopped: propose(is_stopped=is_stopped))
+        plans = run_planner(propose_plans)
     except OutOfTime:
         search.notes.append("the budget ended while the planner was looking for mixtures")
         return ()
