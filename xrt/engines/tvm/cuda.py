@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 # ---------------------------------------------------------------------- from CUDA C++ to machine code
 
+# NVRTC has no C++ standard library, and TVM's sources include parts of NVIDIA's. The few declarations that they use are enough.
+
 LIBRARY = "libnvrtc.so.13"
 PIP = "pip install nvidia-cuda-nvrtc"
 HEADERS_PIP = "pip install nvidia-cuda-runtime"
@@ -103,6 +105,7 @@ both devices agree."""
 
 def source_with_prelude(source: str) -> str:
     """Define max and min after CUDA's headers, which declare functions of these names."""
+    # A macro before the headers would rewrite the names in their own declarations.
     headers = [f"#include <{name}>\n" for name in _list_float_headers(source)]
     place = max((source.index(header) + len(header) for header in headers), default=0)
     return source[:place] + _MIN_MAX_MACROS + source[place:]
@@ -115,6 +118,7 @@ def _list_float_headers(source: str) -> tuple[str, ...]:
 def binary(source: str, architecture: str) -> bytes:
     """Compile CUDA C++ to machine code for an architecture (``sm_90``); raises CompileRefused if NVRTC is missing or fails."""
     library = _load_nvrtc()
+    # "-default-device", as in TVM's own call of NVRTC: functions without an annotation are code for the device.
     flags = ["-default-device", f"--gpu-architecture={architecture}", *_make_include_flags(source)]
     program = _Program(library, source_with_prelude(source))
     try:
@@ -152,6 +156,7 @@ def folders(name: str) -> Iterator[Path]:
 
 @lru_cache(maxsize=1)
 def _load_nvrtc() -> ctypes.CDLL:
+    # The bare name comes last: the system's loader looks for it in its own folders.
     for path in (*(str(folder / LIBRARY) for folder in folders("lib") if (folder / LIBRARY).is_file()), LIBRARY):
         try:
             return ctypes.CDLL(path)
@@ -179,6 +184,7 @@ class _Program:
         return self._read("CUBIN")
 
     def _read(self, kind: str) -> bytes:
+        # NVRTC has a pair of functions for each kind of result: one for the size, one that fills a buffer of this size.
         size = ctypes.c_size_t()
         self._check(getattr(self._library, f"nvrtcGet{kind}Size")(self._handle, ctypes.byref(size)))
         content = ctypes.create_string_buffer(size.value)
@@ -211,6 +217,7 @@ def load_runtime() -> None:
     """Load TVM's CUDA runtime; raises CompileRefused with the loader's message if the driver or a library is missing."""
     if tvm.get_global_func("device_api.cuda", allow_missing=True) is not None:
         return
+    # TVM's library depends on CUDA's runtime by name alone: load that of NVIDIA's wheel first, where the loader does not look.
     for folder in folders("lib"):
         with suppress(OSError):
             ctypes.CDLL(str(folder / _CUDART), ctypes.RTLD_GLOBAL)
@@ -242,6 +249,7 @@ def use_nvrtc(compiler: Callable[[str], bytes]) -> Iterator[None]:
             refused.append(error)
             raise
 
+    # The registry is global to the process; callers hold `compiler_lock`.
     before = tvm.get_global_func(_COMPILER)
     tvm_ffi.register_global_func(_COMPILER, compile_source, override=True)
     try:
@@ -282,6 +290,7 @@ def lift_allocations(module: IRModule) -> AllocationFree:
     bindings = [binding for block in main.body.blocks for binding in block.bindings]
     blocks = {binding.var: _make_block_parameter(binding) for binding in bindings if get_operator_name(binding) == _STORAGE}
     outputs = [binding.var for binding in bindings if get_operator_name(binding) == RESULT]
+    # Operators that allocate or free memory disappear: the caller of the program owns all of it.
     inner = [_rewrite_binding(binding, blocks) for binding in bindings if get_operator_name(binding) not in _MEMORY_OPERATORS]
     parameters = [*main.params, *blocks.values(), *outputs]
     body = relax.SeqExpr([relax.BindingBlock(inner)], main.body.body)
@@ -347,6 +356,7 @@ class DeviceProgram:
 
 def make_target(architecture: str, host: Target) -> Target:
     """The target for an architecture (``sm_90``), with its host target."""
+    # dlight's rules read these limits, which a target made from an architecture alone lacks; they hold from `OLDEST` on.
     limits = {
         "max_shared_memory_per_block": 49152,
         "max_threads_per_block": 1024,
@@ -363,6 +373,7 @@ def build(module: IRModule, weights: Sequence[Constant], target: Target, opt_lev
     """
     with target, tvm.transform.PassContext(opt_level=opt_level), use_nvrtc(lambda source: _compile_source(source, architecture)):
         fused = tvm.transform.Sequential(FUSION)(legalize(_rename_parameters(module), target))
+        # Constants become parameters before the memory is planned: inside the program they would be in host memory.
         free, constants = lift_constants(dlight.ApplyDefaultSchedule(*_list_schedule_rules())(_remove_pragmas(fused)))
         lifted = lift_allocations(tvm.transform.Sequential(PLANNING)(free))
         code = relax.build(tvm.transform.Sequential(LOWERING)(lifted.module), target, relax_pipeline=None)
@@ -473,6 +484,7 @@ class TvmOnDevice(Executable):
         """Enqueue the work on the stream of the options, which is the thread's current one; without one, wait for the results."""
         if options.stream is not None:
             return self._launch(inputs, options.stream)
+        # No stream: the caller is not aware of the device, so the results must be complete on return.
         with self._accelerator.activate(self._stream):
             results = self._launch(inputs, self._stream)
         self._accelerator.wait([self._stream])
@@ -482,6 +494,7 @@ class TvmOnDevice(Executable):
         if self._closed:
             raise RunFailed(f"the executable of {self.function.name!r} is closed")
         program, empty = self.program, self._accelerator.xp.empty
+        # In the order of the program's parameters: inputs, constants, workspace, results.
         arrays = [*map(self._align, inputs), *self._constants]
         arrays += [empty((nbytes,), np.dtype(np.uint8)) for nbytes in program.workspace]
         first_result = len(arrays)
@@ -492,6 +505,7 @@ class TvmOnDevice(Executable):
                 main(*map(share_program, arrays))
         except Exception as cause:
             raise RunFailed(f"TVM failed while it ran {self.function.name!r}: {summarize_error(cause)}") from cause
+        # A machine whose call failed is not used again.
         self._idle.append(main)
         return _collect_results(arrays, program.results, first_result)
 
@@ -536,6 +550,7 @@ class TvmOnDevice(Executable):
 
 def share_program(array: Any) -> Tensor:
     """View the array as a TVM tensor; types that DLPack may not support on the other side are passed as raw bits."""
+    # The kinds of NumPy; the types of ml_dtypes, such as bfloat16, are of kind "V".
     if array.dtype.kind in "biuf":
         return tvm_ffi.from_dlpack(array.__dlpack__(stream=_NO_WAIT))
     bits = array.view(np.dtype(f"u{array.dtype.itemsize}"))
@@ -546,7 +561,7 @@ _view = tvm.get_global_func("runtime.TVMTensorCreateView")
 
 
 def _collect_results(arrays: Sequence[Any], results: Sequence[int], first_result: int) -> list[Any]:
-    """Return one array per result; copy inputs, and arrays that were returned before."""
+    """List one array per result; copy inputs, constants, and arrays that an earlier result returned already."""
     seen: set[int] = set()
     returned = []
     for position in results:

@@ -73,12 +73,14 @@ class RelaxExecutable(Executable):
         if out is not None and self._can_fill(out, inputs):
             self._call(DESTINATION, [*tensors, *map(to_tensor, out)])
             return out
+        # A buffer that the code cannot fill, such as one that overlaps an input, gets a copy of the result.
         results = self._copy_shared_results(self._call("main", tensors))
         return results if out is None else _copy_to_buffers(results, out)
 
     def fast_call(self) -> Callable[..., Sequence[Any]]:
         if self.program.fresh != (True,) or self._is_open:
             return super().fast_call()
+        # The common case, a single result in new memory: there is nothing to copy.
         call, constants = self._call, self._constants
 
         def run(*inputs: Any) -> Sequence[Any]:
@@ -92,6 +94,7 @@ class RelaxExecutable(Executable):
         if not all(map(_is_shared, inputs)) or not self._can_fill(outputs, inputs):
             return super().bind(inputs, outputs)
         tensors = [*map(to_tensor, inputs), *self._constants, *map(to_tensor, outputs)]
+        # A separate machine: calls of `run` at the same time must not share it.
         main, threads = self._make_machine()[DESTINATION], self._threads
 
         def run() -> None:

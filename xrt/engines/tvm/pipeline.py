@@ -125,9 +125,11 @@ class _ConstantLifter(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         self.lifted: dict[bytes, tuple[relax.Var, Constant]] = {}
 
     def visit_generic_const_(self, literal: Any) -> Any:
+        # Shapes and scalars of the program itself stay.
         if not isinstance(literal.value, Tensor):
             return literal
         constant = Constant(np.array(literal.value.numpy()))
+        # Equal constants share one parameter.
         if constant.digest not in self.lifted:
             self.lifted[constant.digest] = relax.Var(f"constant_{len(self.lifted)}", literal.ty), constant
         return self.lifted[constant.digest][0]
@@ -167,12 +169,15 @@ def build(
     is_open = not all(tensor_type(parameter.ty).is_static for parameter in module["main"].params)
     with target, tvm.transform.PassContext(opt_level=opt_level):
         fused = tvm.transform.Sequential(FUSION)(legalize(module, target))
+        # Read before planning, which replaces calls by allocations that calls fill.
         fresh = fresh_results(fused["main"])
+        # Read before scheduling, so that only remainders of the operators count, not those of fused and split loops.
         wrapping = find_wrapping_functions(fused)
         scheduled = dlight.ApplyDefaultSchedule(CpuSchedule(threads))(_drop_alignment(fused))
         lifted, constants = lift_constants(compile_without_vectorizer(scheduled, wrapping, target))
         planned = tvm.transform.Sequential(PLANNING)(lifted)
         workspace = None if is_open else _count_storage(planned["main"])
+        # The machine allocates results of symbolic sizes, so that no array can be passed for them.
         extended, fills = (planned, False) if is_open else add_destination_variant(planned)
         code = relax.build(tvm.transform.Sequential(LOWERING)(extended), target, relax_pipeline=None)
     return TvmProgram(code, (*weights, *constants), fresh, fills, workspace)
@@ -244,11 +249,13 @@ def add_destination_variant(module: IRModule) -> tuple[IRModule, bool]:
 
     There is none if ``main`` does not allocate a result, returns it twice, or if NumPy and DLPack do not share its type.
     """
+    # Two functions of a module must not share variables.
     copy = relax.utils.copy_with_new_vars(module["main"])
     bindings = [binding for block in copy.body.blocks for binding in block.bindings]
     storage = {binding.var: binding.var for binding in bindings if get_operator_name(binding) == RESULT}
     values = {binding.var: binding.value for binding in bindings if binding.var not in storage}
     results = [find_result_origin(field, values) for field in list_tuple_fields(copy.body.body, values)]
+    # The last condition: a result that is allocated but not returned would have no parameter to be written to.
     if (
         len(set(results)) < len(results)
         or not all(r in storage and _is_shared(r) for r in results)

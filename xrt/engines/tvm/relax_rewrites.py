@@ -46,6 +46,7 @@ def _erf(call: Call, builder: BlockBuilder) -> Any:
     (x,) = call.args
     if infer_scalar_dtype(x) != "float32":
         return call
+    # The polynomial limits its argument, which loses NaN.
     return relax.op.where(relax.op.isnan(x), x, builder.call_te(topi.fast_erf, x))
 
 
@@ -65,6 +66,7 @@ def _gelu(call: Call, builder: BlockBuilder) -> Any:
     (x,) = call.args
     if infer_scalar_dtype(x) != "float32":
         return call
+    # x * (1 + erf(x / sqrt(2))) / 2
     erf = builder.call_te(topi.fast_erf, builder.normalize(relax.op.multiply(x, scalar(0.5**0.5, x))))
     return relax.op.multiply(relax.op.multiply(x, scalar(0.5, x)), relax.op.add(erf, scalar(1, x)))
 
@@ -168,12 +170,14 @@ def _power(call: Call, builder: BlockBuilder) -> Any:
 def _left_shift(call: Call, builder: BlockBuilder) -> Any:
     value, amount = call.args
     clamped = _clamp_shift(amount)
+    # Shifted by the width or more, no bit is left.
     return relax.op.where(relax.op.equal(amount, clamped), relax.op.left_shift(value, clamped), scalar(0, value))
 
 
 def _right_shift(call: Call, builder: BlockBuilder) -> Any:
     value, amount = call.args
     clamped = _clamp_shift(amount)
+    # Shifted by the width or more, only copies of the sign are left; unsigned integers have none.
     sign = (
         relax.op.right_shift(value, scalar(_count_bits(value) - 1, value))
         if infer_scalar_dtype(value).startswith("int")

@@ -75,6 +75,7 @@ def _total(node: Any, count: Callable[[Any], int], totals: dict[int, int]) -> in
 
 
 def _iter_operands(node: Any) -> Iterator[Any]:
+    # The operands of a load are its indices, which are no work of the block.
     if isinstance(node, TensorLoad):
         return
     for name in _FIELDS:
@@ -140,6 +141,7 @@ class LoopNest:
         """Fuse loops over contiguous elements, tile transposed accesses, and parallelize the outermost loop."""
         runs = self._group_loops()
         loops = self._fuse_runs(runs)
+        # A reduction here fits neither tiles nor split rows: leave its inner loops to LLVM.
         if self.spatial < len(self.kinds):
             self._parallelize(loops[0])
         else:
@@ -184,6 +186,7 @@ class LoopNest:
         body = self.schedule.get(self.block).body
         if operations(body) < LONG or not is_arithmetic(body):
             return loop
+        # Registers per interleaved vector: three for an expression of one operand, six for one of several.
         vectors = self.machine.accumulators // (3 if loads(body) == 1 else 6)
         wide = self.machine.lanes(self._widest)
         lanes = _find_divisor(self.work, vectors * wide)
@@ -253,8 +256,10 @@ class LoopNest:
         last = self.spatial - 1
         reads = [read for read in self.schedule.get(self.block).reads if _runs_along(read, self.variables[last])]
         reuse = self._find_reuse_axis(reads)
+        # A sum along contiguous elements fills no tile: see `split_rows`.
         if not reads or (reuse is None and any(_runs_along(r, v) for r in reads for v in self.variables[self.spatial :])):
             return False
+        # Rows times vectors must fit in the registers, and divide the extents: a remainder would need a second loop nest.
         lanes = _find_divisor(self.extents[last], self.machine.lanes(self._bits))
         vectors = _find_divisor(self.extents[last] // lanes, 2 if reuse is not None else 4)
         rows = _find_divisor(self.extents[reuse], min(8, self.machine.accumulators // vectors)) if reuse is not None else 1
@@ -285,6 +290,7 @@ class LoopNest:
         schedule.vectorize(lane)
         for loop in (*inner, vector):
             schedule.unroll(loop)
+        # Set the accumulators to zero before the loop, not in its first iteration.
         schedule.decompose_reduction(self.block, reduced[0])
 
     # ------------------------------------------------------------------ sums along contiguous elements
@@ -292,6 +298,7 @@ class LoopNest:
     def split_rows(self) -> bool:
         """Sum each row in several vector accumulators that are added at the end. Return whether the nest fits."""
         schedule, reads = self.schedule, self.schedule.get(self.block).reads
+        # Four vectors: consecutive additions to one register would wait for each other.
         width = _find_divisor(self.extents[-1], min(self.extents[-1] // 2, 4 * self.machine.lanes(self._bits)))
         if width < 4 or not any(_is_consecutive(read, self.variables[-1]) for read in reads):
             return False
@@ -342,6 +349,7 @@ def move_block(schedule: s_tir.Schedule, block: SBlockInfo) -> bool:
 
     LLVM turns the buffer of one element into a register.
     """
+    # The shortest of the nests: the readers share its loops.
     loops = min((schedule.get_loops(reader) for reader in schedule.get_consumers(block.block_rv)), key=len)
     while loops and schedule.get(loops[-1]).kind == ForKind.VECTORIZED:
         loops.pop()
@@ -393,6 +401,7 @@ def _schedule_block(schedule: s_tir.Schedule, block: SBlockInfo, machine: CpuMod
         return schedule
     if nest.is_large_reduction:
         for transform in (LoopNest.tile, LoopNest.split_rows):
+            # On a copy: a transformation that fails in the middle leaves its first steps.
             trial = schedule.copy()
             with suppress(s_tir.ScheduleError):
                 if transform(LoopNest(trial, block, machine)):
@@ -411,6 +420,7 @@ def _inline_producers(schedule: s_tir.Schedule, blocks: Sequence[SBlockInfo]) ->
     for block in blocks[:-1]:
         if not block.is_injective():
             continue
+        # Computed anew for each block: inlining the previous ones has made the expressions of their readers longer.
         usage = _Usage.of(schedule, block, remaining)
         if usage.is_worth_inlining(budget) and _inline(schedule, block):
             budget -= max(usage.extra, 0)
@@ -507,5 +517,6 @@ def _can_move(schedule: s_tir.Schedule, block: SBlockInfo, blocks: Sequence[SBlo
 def _count_elements(block: SBlockInfo) -> int:
     size = 1
     for extent in block.dom():
+        # A symbolic extent counts as 1: the blocks that are compared have the same symbolic dims.
         size *= extent if isinstance(extent, int) else 1
     return size

@@ -40,6 +40,7 @@ def link(code: Any, folder: Path) -> bytes:
         raise CompileRefused("TVM needs a C compiler to export code, and there is none; install gcc or clang")
     if reason := _why_not_in_memory():
         raise CompileRefused(f"LLVM ends the process where it cannot write a file, and {reason}")
+    # Written here rather than by `Module.export_library`, which lets LLVM write the files itself: see `_why_not_in_memory`.
     objects = []
     for index, module in enumerate(_iter_modules(getattr(code, "mod", code))):
         objects.append(folder / f"{index}.o")
@@ -106,6 +107,7 @@ def pack(
 
 def _describe_constants(constants: tuple[Constant, ...], function: Function) -> tuple[list[dict[str, Any]], list[bytes]]:
     """The header entry of each constant, and the bytes of constants that are not in the Function."""
+    # Reversed, so that the first of equal constants is stored.
     places = {constant.digest: place for place, constant in reversed(list(enumerate(_list_constants(function))))}
     entries: list[dict[str, Any]] = []
     parts: list[bytes] = []
@@ -141,6 +143,7 @@ def unpack(data: memoryview, function: Function, folder: Path | None) -> tuple[A
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(bytes(data[8:start]))
     end = start + header["library"]
+    # The system's loader needs a file. It stays mapped when the folder is removed.
     (folder / _LIBRARY).write_bytes(data[start:end])
     code = load_module(str(folder / _LIBRARY))
     stored = data[end + -end % ALIGNMENT :]

@@ -54,6 +54,7 @@ def _why_not_open(node: Node, function: Function) -> str | None:
 
 
 def _answer(node: Node, function: Function) -> str | None:
+    # The version of the operator, not of the model's opset: nodes of equal definition share an answer.
     version, used = since_version(node, function), list_used_outputs(node, function)
     query = NodeQuery.of(node, function, limit=INLINE, version=version, outputs=used)
     reason = _check_conversion(query)
@@ -96,6 +97,7 @@ def _check_device_build(query: NodeQuery) -> str | None:
     try:
         with compiler_lock:
             imported = import_function(query.to_function(), polynomials=False)
+            # Later architectures support all that the oldest one does.
             build(imported.module, imported.weights, device_target(OLDEST, make_target(None, 3)), 3)
     except CompileRefused as refused:
         return f"TVM cannot take this {query.op_type} on CUDA: {refused}"
