@@ -36,9 +36,11 @@ _NO_RULE = "it has no rule to lower this"
 def summarize_error(output: str) -> str:
     """The first error in the compiler's output, without positions in a file that does not exist."""
     lines = output.splitlines()
+    # Without an error of MLIR, the first line is the linker's or the loader's.
     errors = [line for line in lines if "error: " in line or "ERROR: " in line] or [line for line in lines if line.strip()]
     text = errors[0].strip() if errors else "it gives no reason"
     unknown = re.search(r'failed to legalize operation \'torch\.operator\'.*name = "onnx\.(\w+)"', text)
+    # The message would be the whole operator with its types.
     if unknown:
         return f"{_NO_RULE} {unknown[1]}"
     text = re.sub(r"^.*?(?:error|ERROR): ", "", text)
@@ -104,6 +106,7 @@ def compile_module(text: str, settings: CompilerFlags, folder: Path | None) -> b
 
     Raises CompileRefused with the reason if the compiler fails, crashes or exceeds the time limit.
     """
+    # The module goes in and comes out by pipes: the process leaves no file but those of its linker.
     process = _run(text, settings.flags, settings.limit, folder, BINARY)
     if process.returncode:
         raise CompileRefused(f"IREE cannot compile it: {_explain_failure(process)}")
@@ -116,6 +119,7 @@ def lower_module(texts: Sequence[str], names: Sequence[str]) -> list[str | None]
     All modules are lowered in one call; those that fail are lowered again, one by one, for their reasons.
     """
     lowered: set[str] = set()
+    # A crash or the time limit in this call decides nothing: each module is then lowered alone.
     if len(texts) > 1:
         with suppress(CompileRefused):
             process = _run("\n// -----\n".join(texts), (*_LOWERING, "--split-input-file"), QUERY_SECONDS, None, OPT)
@@ -142,6 +146,7 @@ def _why_not_lowered(text: str) -> str | None:
         if not process.returncode:
             return None
         reason = _explain_failure(process)
+        # Known shapes do not help: this saves the slower of the two trials.
         if reason.startswith(_NO_RULE):
             break
     return reason
@@ -167,6 +172,7 @@ def _run(text: str, flags: Sequence[str], limit: float, folder: Path | None, bin
         raise CompileRefused(f"IREE's compiler did not end within {limit:g} s") from None
 
 
+# The compiler names the files of its phases after its input, which is "-".
 _FROM_STDIN = "_stdin_."
 """Prefix of the compiler's file names, from the name of its input."""
 

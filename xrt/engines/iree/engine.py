@@ -79,6 +79,7 @@ class Iree(GraphCompiler):
         return executable.code
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
+        # The module has no weights: they are those of the preprocessed Function, in order of first use.
         prepared = preprocess(function)
         return IreeExecutable(data, prepared, self._get_device(prepared, context))
 

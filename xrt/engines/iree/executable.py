@@ -56,6 +56,7 @@ class _BufferSpec:
 
     @classmethod
     def of(cls, type_: Type | None) -> _BufferSpec:
+        # Only a Function that is compiled without `why_not` gets here with such a type.
         if not isinstance(type_, TensorType) or type_.shape is None:
             raise CompileRefused(f"a value of type {type_} cannot be passed to {LIBRARY}")
         return cls(type_.shape, type_.dtype.numpy, ELEMENTS[type_.dtype].hal, type_.dtype.numpy.isbuiltin == 1)
@@ -84,6 +85,7 @@ class IreeExecutable(Executable):
         self._shapes = [spec.shape for spec in self._outputs]
         constants = [constant.array for constant in list_parameters(function).values()]
         self._weights = [array if _is_readable(array) else _copy(array) for array in constants]
+        # Copies of all inputs: which of them the compiled code overwrites is not known.
         self._prepare_input = _copy if any(node.op_type in OVERWRITING for node in function.nodes) else _make_usable
         self._copied = sum(new.nbytes for new, old in zip(self._weights, constants, strict=True) if new is not old)
         self._modules: list[Any] = []
@@ -105,6 +107,7 @@ class IreeExecutable(Executable):
         return [create_io_parameters_module(self._device.instance, index.create_provider(SCOPE))]
 
     def _make_context(self) -> Invoke:
+        # A context has the state of one module, so that calls at the same time need one each; the weights are shared.
         context, main = VmContext(self._device.instance, self._modules), self._main
         invoke = context.invoke
         return lambda arguments, results: invoke(main, arguments, results)
@@ -164,6 +167,7 @@ class IreeExecutable(Executable):
             if not fits:
                 expected = ", ".join(map(str, self.function.inputs))
                 raise RunFailed(f"{LIBRARY} takes {expected}, with elements, and is given {list(array.shape)}")
+        # `why_not_sized` has declined outputs with other dims than those of the inputs.
         return [tuple(dim if isinstance(dim, int) else sizes[dim] for dim in shape) for shape in self._shapes]
 
     def _call(self, arrays: Sequence[Array]) -> None:
@@ -182,6 +186,7 @@ class IreeExecutable(Executable):
         ]
 
     def _invoke(self, views: Sequence[Any]) -> None:
+        # In a forked child the pool has no threads, and a call would wait for them forever.
         if not self.survives_fork and (reason := why_left_behind(self._device.generation)):
             raise RunFailed(f"{LIBRARY} cannot run {self.function.name!r}: {reason}")
         arguments, results = VmVariantList(len(views)), VmVariantList(0)
@@ -276,6 +281,7 @@ class IreeDevice:
 @cache
 def _make_shared_device(threads: int, generation: int) -> IreeDevice:
     device = IreeDevice(threads)
+    # A forked child must not release it: that would wait for threads that it does not have.
     leave_to_parent(device)
     return device
 
@@ -292,11 +298,13 @@ def _make_pool(threads: int) -> Any:
     try:
         return create_hal_driver("local-task").create_default_device()
     finally:
+        # Other users of IREE in this process get its default again.
         parse_flags("--task_topology_group_count=0")
 
 
 def is_small(function: Function) -> bool:
     """Whether a Function is so little work that the calling thread is faster than a pool. False for symbolic dims."""
+    # The size of a call may be anything.
     if not all(isinstance(value.type, TensorType) and value.type.is_static for value in function.inputs):
         return False
     return sum(_count_operations(node, function) for node in function.nodes) <= SMALL_WORK
@@ -313,6 +321,7 @@ def _count_terms(node: Node, function: Function) -> int:
     extents = _list_extents(node.inputs[1], function) if node.op_type in _PRODUCTS and len(node.inputs) > 1 else ()
     if not extents:
         return 1
+    # MatMul sums over the second last axis of its right operand; weights of Conv, and mostly of Gemm, have their outputs first.
     return extents[-2:][0] if node.op_type == "MatMul" else max(prod(extents[1:]), 1)
 
 

@@ -203,6 +203,7 @@ class _ModuleWriter:
         operands = [self.values[name] if name else _LEFT_OUT for name in node.inputs]
         in_types = [value_type(self.function.get_type(name)) if name else "!torch.none" for name in node.inputs]
         out_types = [value_type(self.function.get_type(name)) if name else "!torch.none" for name in node.outputs]
+        # MLIR needs a name for every result, also for one that the node leaves out.
         results = [self.bind(name) if name else f"%unused{len(self.lines)}_{k}" for k, name in enumerate(node.outputs)]
         attributes = ", ".join(f"torch.onnx.{a.name} = {_format_attribute(a)}" for a in node.attributes)
         dictionary = f" {{{attributes}}}" if attributes else ""
@@ -253,6 +254,7 @@ _WRITERS: Mapping[AttrKind, Callable[[Any], str]] = {
 def _write(w: NodeWriter) -> str | Sequence[str] | None:
     if w.node.op in LOWERED:
         return write_decomposition(w)
+    # Older forms of an operator have other inputs and attributes than the rule reads.
     since, rule = _REWRITTEN.get(w.node.op, (0, None))
     return None if rule is None or w.opset < since else rule(w)
 
@@ -274,6 +276,7 @@ def _write_indexed(w: NodeWriter, extents: Array) -> str:
 
 def _normalize_indices(w: NodeWriter, extents: Array) -> str:
     indices, constant = w.node.inputs[1], w.find_input(1)
+    # The usual case: nothing to normalize.
     if constant is not None and bool(((constant >= 0) & (constant < extents)).all()):
         return indices
     integer = w.dtype(indices).numpy
@@ -297,6 +300,7 @@ def _conv(w: NodeWriter) -> str | None:
     if not unread.any() or (ends < 1).any():
         return None
     axes = np.arange(2, 2 + len(ends))
+    # Padding is removed first, by the attribute; only elements of the input need a Slice.
     name = w.x if padding.sum() == unread.sum() else w.op("Slice", w.x, *map(w.constant, (axes * 0, ends, axes)))
     pads = Attribute.of("pads", [*fronts.tolist(), *(backs - padding).tolist()])
     others = (attribute for attribute in w.node.attributes if attribute.name != "pads")
@@ -305,6 +309,7 @@ def _conv(w: NodeWriter) -> str | None:
 
 def _count_unread(w: NodeWriter, extents: Array) -> Array:
     """Number of elements behind the only window of each axis; 0 if there are several windows."""
+    # The kernel's extents are those of its weights: the attribute may be absent.
     window = np.array(w.extents(w.node.inputs[1])[2:])
     strides, dilations = (np.array(w.attr(name) or np.ones_like(window)) for name in ("strides", "dilations"))
     behind = extents - (window - 1) * dilations - 1
@@ -338,6 +343,7 @@ def preprocess(function: Function) -> Function:
     """
     # Nothing here has side effects, so control edges order nothing.
     free = function.replace(nodes=tuple(replace(node, control=()) for node in function.nodes))
+    # Types first, since upgrades and decompositions depend on them, and again after each step that adds nodes.
     expanded = decompose_nodes(infer_shapes(upgrade_opset(infer_shapes(free), OPSET)), _find_expansion)
     folded = infer_shapes(fold_constants(infer_shapes(expanded), evaluate))
     rewritten = rewrite_nodes(infer_shapes(write_convolutions_as_products(folded)), _write)

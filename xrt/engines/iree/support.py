@@ -64,9 +64,11 @@ class _Answers:
     def answer(self, node: Node, function: Function) -> str | None:
         """The answer for a node. The compiler is a process, so a miss also queries other kinds of nodes of the Function."""
         query = _make_query(node, function)
+        # Held while the compiler runs: a second thread most often has the same nodes to ask for.
         with self._lock:
             if query not in self._answers:
                 supported = (n for n in function.nodes if _SUPPORT.why_not_by_rules(n, function) is None)
+                # Without duplicates and in order, the node's own query first.
                 kinds = dict.fromkeys((query, *(_make_query(n, function) for n in supported)))
                 self._store_answers([query, *(k for k in kinds if k not in self._answers and k != query)][:AT_ONCE])
             return self._answers[query]

@@ -133,6 +133,7 @@ class OrtOnDevice(Executable):
             raise RunFailed(f"the executable of {self.function.name!r} is closed")
         accelerator, stream = self._accelerator, self._stream
         caller_stream = stream if options.stream is None else options.stream
+        # Copies of inputs that are not contiguous must live until the run is enqueued.
         arguments = dict(zip((value.name for value in self.function.inputs), map(self._make_contiguous, inputs), strict=True))
         results = {value.name: self._allocate(value) for value in self.function.outputs}
         try:

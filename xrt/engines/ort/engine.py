@@ -216,6 +216,7 @@ class Ort(GraphCompiler):
         """Serialize the optimized model; optimizes the Function again unless `compile` kept it."""
         if not isinstance(executable, OrtExecutable):
             raise CompileRefused("there is no session to save")
+        # `optimize_model` optimizes for the CPU alone.
         if self.providers != ("CPUExecutionProvider",):
             raise CompileRefused(f"only sessions of CPUExecutionProvider are saved, not of {', '.join(self.providers)}")
         if executable.saved is not None:
@@ -322,6 +323,7 @@ class Ort(GraphCompiler):
 
             if has_vector_products(function):
                 settings[_DISABLED] = ";".join(filter(None, (settings.get(_DISABLED), "MatmulTransposeFusion")))
+        # The user's entries come last in `settings` and win, except for the list of disabled optimizers, which grows.
         for key, value in settings.items():
             options.add_session_config_entry(key, value)
         return options

@@ -205,6 +205,7 @@ class OrtExecutable(Executable):
 
     def _compute(self, feed: Mapping[str, Any], buffers: Mapping[str, Array]) -> list[Any]:
         """Compute all outputs; those in ``buffers`` (which must satisfy `_can_fill`) are written there."""
+        # Binding takes longer than a call, but only it can write to a buffer or return types that NumPy lacks.
         if not self._needs_binding and not buffers:
             return self._call(self._names, {name: _to_value(value, self._inputs[name]) for name, value in feed.items()}, None)
         session = self._get_session()
@@ -251,6 +252,7 @@ class ParallelOrtExecutable(OrtExecutable):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        # Every call goes through `run`, which checks for a fork: the forms below that bypass it are switched off.
         self._generation = get_generation()
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:

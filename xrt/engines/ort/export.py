@@ -80,6 +80,7 @@ def _write_sum_as_product(writer: NodeWriter) -> str | None:
         return None
     shape, count, dtype = writer.extents(writer.x), axes.array.size, type_.dtype
     rows, rest = math.prod(shape[:count]), shape[count:]
+    # A sum over all axes is no product with a matrix, and an empty tensor has no rows.
     if not 0 < count < len(shape) or 0 in shape or not LEAST <= rows <= MOST:
         return None
     if sorted(int(axis) % len(shape) for axis in axes.array.reshape(-1)) != list(range(count)):

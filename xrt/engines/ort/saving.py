@@ -307,12 +307,14 @@ def pack_weights(export: ExportedModel, options: SessionOptions, folder: Path, f
     with (folder / _FILE).open("rb") as source:
         entries = {name: _mark_entries(dict(source_entries[name]), forms[name], source, file) for name in source_entries}
     model = write_entries(export.model, entries)
+    # A load replaces whatever looks like a mark: in the rest of the model nothing may.
     marks = sum(len(_MARKS.findall(text.encode())) for tensor in entries.values() for _, text in tensor)
     return model if len(_MARKS.findall(model)) == marks else None
 
 
 def _mark_entries(entry: Mapping[str, str], forms: Sequence[str], source: BinaryIO, file: BinaryIO) -> list[tuple[str, str]]:
     """The external-data entries of one initializer with marks; copies its packed buffers from the library's file."""
+    # Packed buffers are appended to the file of the saved session, part 0; plain weights stay where they are.
     part = 0 if entry["location"] == _WEIGHTS else int(entry["location"].removeprefix(_name_constant(""))) + 1
     entries = [("location", _NAME), ("offset", _mark(part, int(entry.get("offset", "0")))), ("length", entry["length"])]
     for count, form in enumerate(forms):

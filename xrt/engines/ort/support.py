@@ -65,6 +65,7 @@ def _answer(query: NodeQuery, providers: tuple[str, ...]) -> str | None:
     except ValueError as error:  # ModelError, or an attribute that is not valid UTF-8
         return str(error)
     reason = why_not_opened(model, providers)
+    # The library names the operator without types: name those of the node.
     missing = re.search(r"implementation for ([\w.]+)\(\d+\)|Type Error: .* of operator \((\w+)\)", reason or "")
     if missing is None:
         return reason

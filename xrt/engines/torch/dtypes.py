@@ -53,6 +53,7 @@ _NUMPY: dict[DType, np.dtype[Any]] = {
 
 def get_torch_dtype(dtype: DType) -> torch.dtype:
     """The torch.dtype that represents an element type; raises KeyError if there is none."""
+    # PyTorch's uint64 has few kernels.
     if dtype is DType.UINT64:
         return torch.int64
     return DIRECT.get(dtype) or COMPLEX.get(dtype) or _WIDENED.get(dtype) or _CODES[dtype]
@@ -66,6 +67,7 @@ def from_numpy(dtype: DType) -> Callable[[np.ndarray[Any, Any]], torch.Tensor]:
     if dtype in _WIDENED:
         wider = _NUMPY[dtype]
         return lambda array: torch.from_numpy(array.astype(wider))
+    # NumPy's bfloat16 is of ml_dtypes, which `torch.from_numpy` does not know: share the bits.
     if dtype is DType.BFLOAT16:
         return lambda array: _share(array.view(np.int16)).view(torch.bfloat16)
     if dtype is DType.UINT64:
@@ -77,6 +79,7 @@ def from_numpy(dtype: DType) -> Callable[[np.ndarray[Any, Any]], torch.Tensor]:
 
 def _share(array: np.ndarray[Any, Any]) -> torch.Tensor:
     """View an array as a tensor; copy if strides are negative or no multiple of the item size."""
+    # PyTorch counts strides in elements, and has no negative ones.
     if any(stride < 0 or stride % array.itemsize for stride in array.strides):
         return torch.from_numpy(array.copy())
     if not array.flags.writeable:

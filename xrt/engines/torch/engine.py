@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from xrt.graph import Function, Node
 
 
+# PyTorch takes seconds to import, and the first node imports it. Whether it is missing must be known now.
 if find_spec("torch") is None:
     raise ModuleNotFoundError("No module named 'torch'", name="torch")
 Mode: TypeAlias = Literal["eager", "inductor"]
@@ -61,6 +62,7 @@ class Torch(GraphCompiler):
         if self.mode == "inductor":
             from xrt.engines.torch.inductor import compile_function
 
+            # The process of the compile ends with it; its library is loaded as if it had been saved.
             return self.load(compile_function(function, context), function, context)
         try:
             with shield():

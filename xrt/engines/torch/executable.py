@@ -44,6 +44,7 @@ def _find_thread_setters() -> tuple[Callable[[int], Any], Callable[[int], Any]]:
 
 def call_within(threads: int, call: Callable[..., Any], *arguments: Any) -> Any:
     """Call with a thread budget; with one thread in a forked child, where OpenMP's threads are gone."""
+    # For the calling thread alone: others may be in calls with other budgets.
     before, budget = torch.get_num_threads(), 1 if _FORKED[0] else threads
     if before == budget:
         return call(*arguments)
@@ -101,6 +102,7 @@ class TorchExecutable(Executable):
 
     def _compute(self, tensors: list[Any]) -> list[Any]:
         """Compute the results, each in separate memory."""
+        # Kernels such as Identity and Reshape return their input; results belong to the caller, who may write to them.
         addresses = {*self.program.constants, *find_addresses(tensors)}
         return [_make_unshared(result, addresses) for result in self.program(tensors)]
 
@@ -131,6 +133,7 @@ def _make_unshared(value: Any, addresses: set[int]) -> Any:
         return value
     tensor = value.contiguous()
     storage = tensor.untyped_storage()
+    # A view of a larger storage would keep all of it alive.
     if storage.data_ptr() in addresses or storage.nbytes() > tensor.nbytes:
         tensor = tensor.clone()
     addresses.add(tensor.untyped_storage().data_ptr())

@@ -161,6 +161,7 @@ def why_not_traced(isolated: Function) -> str | None:
     except Exception as error:  # noqa: BLE001  # PyTorch raises many kinds of errors here
         cause = error.__cause__ or error
         return f"mode=inductor does not take this {node.op}: {_UNKNOWN.get(type(cause).__name__) or summarize_error(cause)}"
+    # The trace has fixed a symbolic dim to the size of the example: the code would be right for that size alone.
     if shapes.replacements:
         return f"mode=inductor does not take this {node.op}: what it does depends on sizes that only a call shows"
     return None
@@ -239,6 +240,7 @@ def compile_library(function: Function, threads: int, folder: Path) -> Path:
     examples = tuple(hints.make_example(value.type) for value in function.inputs)
     shapes = [_name_dims(value.type, dims) for value in function.inputs]
     module = ProgramModule(make_program(function))
+    # Bounds the folding of constants too.
     torch.set_num_threads(threads)
     with torch.no_grad():
         program = torch.export.export(module, examples, dynamic_shapes=(tuple(shapes),), strict=False)
@@ -278,6 +280,7 @@ def main(handle: str) -> None:
     def answer(request: Request) -> Message:
         message = request.message
         function = read_function(request.memory, message["function"])
+        # Everything that Inductor writes is removed with the folder.
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = message["folder"]
         return {"library": str(compile_library(function, message["threads"], Path(message["folder"])))}
 

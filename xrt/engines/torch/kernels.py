@@ -83,6 +83,7 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
     """
     if not is_whole(a):
         return torch.div(a, b)
+    # Divisors that would raise or crash are replaced by 1, and their quotients set afterwards.
     is_zero = b == 0
     if not a.dtype.is_signed:
         return torch.div(a, b.masked_fill(is_zero, 1), rounding_mode="trunc").masked_fill_(is_zero, 0)
@@ -99,6 +100,7 @@ def power(base: Tensor, exponent: Tensor) -> Tensor:
         return torch.pow(base, exponent if is_whole(exponent) else exponent.to(base.dtype))
     if not is_whole(exponent):
         return torch.pow(base.double(), exponent.double()).to(base.dtype)
+    # Both are computed: PyTorch raises for negative exponents of integers, and float64 is inexact from 2**53 on.
     powers = torch.pow(base, exponent.clamp(min=0)).to(base.dtype)
     truncated = torch.pow(base.double(), exponent.double()).to(base.dtype)
     return torch.where(exponent < 0, truncated, powers)
@@ -155,6 +157,7 @@ def gemm(at: TorchKernelContext) -> Run:
     def run(a: Tensor, b: Tensor, c: Tensor = None) -> Tensor:
         if c is None or not is_plain or not a.dtype.is_floating_point:
             return general(a, b, c)
+        # Narrow floats are added in float32 and rounded once, as in ONNX's definition.
         wide_a, wide_b = widen(TORCH, a), widen(TORCH, b)
         y = torch.addmm(widen(TORCH, c), wide_a.T if transpose_a else wide_a, wide_b.T if transpose_b else wide_b)
         return y.to(a.dtype)
@@ -162,6 +165,7 @@ def gemm(at: TorchKernelContext) -> Run:
     return run
 
 
+# PyTorch has a single function for each of these.
 ops("Relu", priority=2)(lambda node, at: torch.relu)
 ops("Identity", priority=2)(lambda node, at: lambda x: x)
 ops("Where", priority=2)(lambda node, at: torch.where)
@@ -188,6 +192,7 @@ def constant(at: TorchKernelContext) -> Run:
     value = find_constant(at.node, at.function)
     if value is None:
         raise at.refuse("holds no numbers")
+    # Shared by all calls; `make_program` reads its address, so that no result shares its memory.
     tensor = from_numpy(value.dtype)(value.array)
     return lambda: tensor
 
@@ -300,6 +305,7 @@ def conv_transpose(at: TorchKernelContext) -> Run:
         pads = [-begin for begin in trims[:count]]
         output_padding = [pad + end for pad, end in zip(pads, trims[count:], strict=True)]
         limits = zip(pads, output_padding, window.strides, window.dilations, strict=True)
+        # PyTorch has no negative padding, and output padding only below a stride or dilation: else crop or pad the full result.
         if all(pad >= 0 and 0 <= end < max(s, d) for pad, end, s, d in limits):
             y = TRANSPOSE[count](x, w, None, window.strides, pads, output_padding, group, window.dilations)
         else:
@@ -344,6 +350,7 @@ class LibraryLayer:
     def __call__(self, x: Tensor, w: Tensor, r: Tensor, bias: Tensor, initial: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Compute Y and the last states in the node's layout."""
         x = x.transpose(0, 1) if self._batch_first else x
+        # PyTorch has no layer that only runs backwards: reverse the sequence before and after.
         backwards = self._direction == "reverse"
         x = x.flip(0) if backwards else x
         shape = (r.shape[0], x.shape[1], r.shape[-1])
@@ -382,6 +389,7 @@ def _find_function(at: TorchKernelContext) -> Callable[..., Any] | None:
     if op == "RNN":
         by_name: dict[str, Callable[..., Any]] = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}
         return by_name.get((names or {"tanh"}).pop()) if len(names) < 2 else None
+    # PyTorch's LSTM and GRU have fixed activations, and its GRU applies the reset after the product.
     directions = 2 if at.attr("direction", "forward") == "bidirectional" else 1
     activations = [name.lower() for name in at.attr("activations") or _USUAL[op] * directions]
     if activations != _USUAL[op] * directions or at.attr("input_forget", 0):
@@ -434,6 +442,7 @@ def convert(x: Tensor, source: DType | None, to: DType, saturate: bool = True) -
         return x
     if to is DType.UINT64 and not x.dtype.is_floating_point and not _is_coded(source):
         return x.to(torch.int64)
+    # Integers keep their lowest bits, which decoding to float64 would round.
     if source is DType.UINT64 and to.is_integer:
         return _narrow(x, to)
     x = decode(x, source)
@@ -442,6 +451,7 @@ def convert(x: Tensor, source: DType | None, to: DType, saturate: bool = True) -
     if _is_coded(to):
         return _encode(x, to, saturate)
     if to is DType.UINT64:
+        # PyTorch converts floats only to signed integers: values from 2**63 on are converted without that bit.
         high = x >= 2.0**63
         return torch.where(high, (x - 2.0**63).to(torch.int64) ^ torch.iinfo(torch.int64).min, x.to(torch.int64))
     if to.is_integer and (to.bits < 8 or to in MASKS):
@@ -458,6 +468,7 @@ def _narrow(x: Tensor, to: DType) -> Tensor:
     if to.bits >= 8:
         return x.to(get_torch_dtype(to))
     low = x & ((1 << to.bits) - 1)
+    # Extend the sign: XOR and subtraction of the highest bit.
     if to.text.startswith("int"):
         half = 1 << (to.bits - 1)
         low = (low ^ half) - half
@@ -504,6 +515,7 @@ def _quantize(ratio: Tensor, zero: Tensor, to: DType, saturate: bool = True) -> 
     if not to.is_integer:
         shifted = ratio if zero is None else ratio + decode(zero, to).to(ratio.dtype)
         return convert(shifted, None, to, saturate)
+    # In float64, where the sum with a zero point of 32 bits is exact.
     wide = torch.round(ratio).double() + (0 if zero is None else zero.double())
     return wide.clamp(*get_integer_limits(to)).to(torch.int32).to(get_torch_dtype(to))
 

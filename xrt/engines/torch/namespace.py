@@ -65,6 +65,7 @@ class TorchNamespace:
     equal = staticmethod(torch.eq)
 
     def __getattr__(self, name: str) -> Any:
+        # Stored, so that the next access does not come here.
         value = getattr(torch, name)
         setattr(self, name, value)
         return value
@@ -216,6 +217,7 @@ class TorchNamespace:
         return x if axis == () or not x.ndim else torch.amin(x, _list_axes(x, axis), keepdims)
 
     def prod(self, x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        # PyTorch multiplies along one axis at a time; from the last one, so that the others keep their positions.
         for index in sorted(_list_axes(x, axis), reverse=True):
             x = torch.prod(x, index, keepdims, dtype=x.dtype)
         return x
@@ -253,6 +255,7 @@ class TorchNamespace:
 
     def unique(self, x: Tensor, *returned: bool, axis: int | None = None) -> tuple[Tensor, ...]:
         values, inverse, counts = torch.unique(x, sorted=True, return_inverse=True, return_counts=True, dim=axis)
+        # PyTorch does not return first positions: the least position per value.
         first = torch.zeros(len(counts), dtype=torch.int64)
         flat = inverse.reshape(-1)
         first.scatter_reduce_(0, flat, torch.arange(len(flat)), "amin", include_self=False)
@@ -273,6 +276,7 @@ class TorchNamespace:
         if call is None:
             return convolve(self, x, w, window, group)
         place = window.over(x.shape[2:])
+        # PyTorch's padding is the same at both ends of an axis.
         even = place.begins == place.ends and all(n >= 0 for n in place.begins)
         pads = place.begins if even else (0,) * len(place.begins)
         return call(x if even else self.around(place, x, 0), w, bias, window.strides, pads, window.dilations, group)
@@ -284,6 +288,7 @@ class TorchNamespace:
 
     def sum_windows(self, x: Tensor, place: Placement) -> Tensor:
         padded, window = self.around(place, x, 0), place.window
+        # A mean with a divisor of 1 is a sum; PyTorch has no dilated means.
         if len(place.extents) == 2 and set(window.dilations) == {1}:
             return functional.avg_pool2d(padded, window.kernel, window.strides, divisor_override=1)
         total: Any = sum(padded[picked] for _, picked in place.offsets())
@@ -322,6 +327,7 @@ def _mirror(places: Tensor, extent: int, mode: str) -> Tensor:
         return places.remainder(extent)
     if extent == 1:
         return torch.zeros_like(places)
+    # Reflection has a period of twice the extent without the ends, which are not repeated.
     around = places.remainder(2 * extent - 2)
     return torch.minimum(around, 2 * extent - 2 - around)
 

@@ -53,6 +53,7 @@ class TensorProgram:
         slots = list(self.template)
         for slot, value in zip(self.inputs, inputs, strict=True):
             slots[slot] = value
+        # The index of the step that runs, for the error message.
         completed = 0
         try:
             for run, arguments, results, dead in self.steps:
@@ -77,6 +78,7 @@ class TensorProgram:
 
 def make_program(function: Function, packed: list[torch.Tensor] | None = None) -> TensorProgram:
     """Build the program of a closed Function in linear time; raises CompileRefused for a node without a kernel."""
+    # Slots 0 and 1 are `UNWANTED` and `ABSENT`.
     slots = {name: i for i, name in enumerate(function.value_names(), start=2)}
     slots[""] = ABSENT
     template: list[Any] = [None] * (len(slots) + 1)
@@ -93,6 +95,7 @@ def make_program(function: Function, packed: list[torch.Tensor] | None = None) -
     steps = []
     for node, dead in zip(function.nodes, _list_last_uses(function), strict=True):
         run = _make_kernel(TorchKernelContext(node, function, TORCH, make_inner, copies))
+        # A result must not share the memory of a constant node's tensor either.
         if node.op_type == "Constant":
             shared.update(find_addresses([run()]))
         steps.append(_make_step(run, node, slots, dead))

@@ -34,6 +34,7 @@ def _why_not_type(node: Node, name: str, type_: Type) -> str | None:
     dtype = type_.dtype
     if dtype in DIRECT or (dtype in MASKS and node.domain != DOMAIN) or (node.op_type in CONTROL and dtype not in _NO_TENSORS):
         return None
+    # FLOAT8E8M0 is only read: casts to it have rounding modes, which this engine does not implement.
     if (
         dtype not in _NO_TENSORS
         and (dtype is not DType.FLOAT8E8M0 or name in node.inputs)
@@ -42,6 +43,7 @@ def _why_not_type(node: Node, name: str, type_: Type) -> str | None:
         return None
     if dtype is DType.UINT64 and node.op_type in IN_UINT64:
         return None
+    # No kernel of ONNX's operators reads complex tensors; opaque calls do.
     if dtype in COMPLEX and node.domain == DOMAIN:
         return None
     return f"{name!r} is {dtype}, in which this engine does not compute {node.op}"

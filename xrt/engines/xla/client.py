@@ -35,6 +35,7 @@ class ForkGuard:
     @contextmanager
     def hold(self) -> Iterator[None]:
         """Block forks inside this context, and until every thread that it started has registered."""
+        # Waits for the end of a fork in another thread, which holds the condition.
         with self._condition:
             self._inside.append(threading.get_ident())
         previous = _list_threads()
@@ -53,6 +54,7 @@ class ForkGuard:
         """Wait until no other thread is in a `hold` block, and block new ones until `open` is called."""
         thread_id = threading.get_ident()
         self._condition.acquire()
+        # The forking thread itself may be in a block: it cannot wait for its own end.
         self._condition.wait_for(lambda: all(thread == thread_id for thread in self._inside))
 
     def open(self) -> None:
@@ -78,6 +80,7 @@ def _wait_until_asleep(threads: set[int]) -> None:
     end, previous = time.monotonic() + SETTLING, None
     while threads and time.monotonic() < end:
         states = {thread: state for thread in threads if (state := _read_state(thread))}
+        # Equal counts of context switches: no thread ran between the two looks.
         asleep = all(state[0].startswith("S") for state in states.values())
         if asleep and states == previous:
             return
@@ -136,6 +139,7 @@ def get_client_device(threads: int) -> Any:
     One client per budget is created and kept: its threads sleep when idle. It computes synchronously, whereas JAX's default
     client returns before results are ready.
     """
+    # Read once: in a forked child the global is another object.
     current = clients
     with current.lock:
         if threads not in current.devices:

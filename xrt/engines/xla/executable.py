@@ -85,13 +85,16 @@ class XlaProgram:
 def compile_program(function: Function, threads: int) -> XlaProgram:
     """Compile a Function for a thread budget; raises CompileRefused, and any error of JAX and XLA."""
     if not client.clients.can_compile:
+        # Its compiler would abort the process, which cannot be caught.
         reason = "XLA has compiled in the process that this one was forked from, and cannot do so in both"
         raise CompileRefused(reason) from OSError("forked")  # an OSError is not cached on disk: it concerns this process only
+    # Before the compile, so that a child forked in the middle of it does not compile either.
     client.clients.has_compiled = True
     device = get_client_device(threads)
     arguments = Arguments.of(function, device)
     with client.fork_guard.hold(), configure_tracing(device):
         compiled = _lower_function(function, arguments, device).compile(compiler_options=OPTIONS)
+        # JAX converts 64-bit inputs at each call unless the setting is on in the calling thread, too; setting it takes time.
         call = _enable_x64(compiled) if _has_wide(function) else compiled
     return XlaProgram(call, device, arguments, compiled.runtime_executable(), bool(_list_donated(function)))
 
@@ -112,6 +115,7 @@ def _lower_function(function: Function, arguments: Arguments, device: Any) -> An
         inputs = [values[value.name] for value in function.inputs]
         return tuple(map(jnp.asarray, lower(function, inputs, {name: values[name] for name in arguments.names})))
 
+    # Unused inputs stay arguments: calls pass all inputs by position.
     jitted = jax.jit(main, keep_unused=True, in_shardings=target, out_shardings=target, donate_argnums=_list_donated(function))
     return jitted.lower(*map(_make_spec, function.inputs), *arguments.arrays)
 
@@ -198,6 +202,7 @@ class XlaExecutable(Executable):
         """The serialized program, if it was loaded rather than compiled."""
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        # The fork handler replaces the clients: those of the parent have no threads here.
         program = self.program if self._clients is client.clients else self._reload()
         try:
             results = program.call(*map(_align, inputs), *program.arguments.arrays)
@@ -227,6 +232,7 @@ class XlaExecutable(Executable):
         program, shared = self.program, _share_inputs(inputs, self.program)
         if shared is None:
             return super().bind(inputs, outputs)
+        # The ordinary call also serves after a fork and after a reload, whose buffers are others.
         call, operands, fallback = program.call, (*shared, *program.arguments.arrays), super().bind(inputs, outputs)
 
         def run() -> None:
@@ -252,6 +258,7 @@ class XlaExecutable(Executable):
 
     def _reload(self) -> XlaProgram:
         """Reload the program on a client of this process, which was forked from the one that compiled it."""
+        # One thread reloads; the others wait and find the program replaced.
         with client.clients.moving:
             if self._clients is not client.clients:
                 data = memoryview(export_program(self.program))

@@ -35,6 +35,7 @@ class LoweringContext(NodeContext):
         """The elements of the input at this position; raises CompileRefused if they are known only at run time."""
         if isinstance(operand, np.ndarray):
             return operand
+        # No elements: nothing is unknown.
         if not operand.size:
             return np.zeros(operand.shape, operand.dtype)
         name = _find_input_name(self.node, self.function, position)
@@ -73,6 +74,7 @@ def lower(function: Function, inputs: Sequence[Operand], outer: Mapping[str, Ope
     """
     values: dict[str, Operand] = dict(zip((value.name for value in function.inputs), inputs, strict=True))
     scope = ChainMap(values, outer)  # type: ignore[arg-type]  # only the first map is ever written to
+    # Constants in `outer` are arguments of the code; as a known array they would be copied into it.
     for name, constant in function.constants.items():
         if name not in outer:
             values[name] = constant.array

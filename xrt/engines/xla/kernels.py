@@ -152,6 +152,7 @@ class JaxNamespace:
             following = advance(part, states)
             if lengths is None:
                 return following, following[0]
+            # Sequences that have ended keep their states and output zeros.
             alive = (time < lengths)[:, None]
             states = tuple(jnp.where(alive, new, old) for new, old in zip(following, states, strict=True))
             return states, jnp.where(alive, states[0], 0)
@@ -363,6 +364,7 @@ def if_(at: LoweringContext, condition: Operand) -> tuple[Operand, ...]:
     then, otherwise = at.body("then_branch"), at.body("else_branch")
     if isinstance(condition, np.ndarray):
         return tuple((then if condition.reshape(()) else otherwise)([]))
+    # Both branches are traced; known results become arrays, because their types must agree.
     branches = (lambda: tuple(map(jnp.asarray, then([]))), lambda: tuple(map(jnp.asarray, otherwise([]))))
     return tuple(jax.lax.cond(condition.reshape(()), *branches))
 
@@ -378,13 +380,14 @@ class _UndecidedError(Exception):
 def loop(at: LoweringContext, trips: Operand = None, condition: Operand = None, *carried: Operand) -> tuple[Operand, ...]:
     """Run the body while its condition holds, at most ``trips`` times: final carried values, then stacked scan outputs."""
     iterate = _Iteration(at, len(carried))
+    # A condition that is false at the start: no iterations, whatever the trip count.
     if isinstance(condition, np.ndarray) and not condition.reshape(()):
         trips, condition = np.array(0), None
     if isinstance(trips, np.ndarray) and (condition is None or isinstance(condition, np.ndarray)):
         try:
             return iterate.trace_counted(int(trips.reshape(())), carried)
         except _UndecidedError:
-            pass
+            pass  # the body computes its condition: trace it again, as a while loop
     return iterate.trace_while(trips, condition, carried)
 
 
@@ -398,6 +401,7 @@ class _Iteration:
 
     def trace_counted(self, trips: int, carried: Sequence[Operand]) -> tuple[Operand, ...]:
         """Trace a loop with a known trip count; raises _UndecidedError if the body's condition may end it earlier."""
+        # No iterations go to `scan`, which traces the body once for the types of the stacked outputs.
         if 0 < trips <= UNROLLED:
             return self._unroll(trips, list(carried))
         last, stacks = jax.lax.scan(self._step, tuple(map(jnp.asarray, carried)), jnp.arange(trips), length=max(trips, 0))

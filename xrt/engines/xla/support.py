@@ -39,6 +39,7 @@ def _check_conversion(query: NodeQuery) -> str | None:
     (node,) = function.nodes
     inputs = [jax.ShapeDtypeStruct(v.type.shape, v.type.dtype.numpy) for v in function.inputs if isinstance(v.type, TensorType)]
     try:
+        # Only shapes and types: nothing is compiled or computed.
         with configure_tracing(get_client_device(1)):
             results = jax.eval_shape(lambda *operands: [jnp.asarray(x) for x in lower(function, operands, {})], *inputs)
     except CompileRefused as refused:
