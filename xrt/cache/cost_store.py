@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 def _parse_status(row: Any) -> EngineStatus:
     texts = [row[name] for name in ("name", "state", "distribution", "pip", "version", "available", "cause", "lacks")]
     devices = row["devices"]
+    # Records of earlier versions lack this field.
     texts.append(row.get("precisions", ""))
     are_texts = isinstance(devices, list) and all(isinstance(text, str) for text in (*texts, *devices))
     if not are_texts or row["state"] not in get_args(State):
@@ -102,12 +103,14 @@ class CostStore:
 
 def hash_installed() -> str:
     """Hash of the installed distributions and their versions."""
+    # Names and versions instead of stamps of files: an update of a package changes its version.
     distributions = sorted(f"{distribution.name} {distribution.version}" for distribution in metadata.distributions())
     return hashlib.sha256("\n".join([sys.version, *sys.path, *distributions]).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _list_keys(engines: Sequence[GraphCompiler], context: CompileContext) -> list[tuple[str, str]]:
     """Spec and key of each engine whose code changes can be detected; for others nothing may be stored."""
+    # One key per engine, so that a new version of one library keeps the measurements of the others.
     signatures = {engine.spec: make_engine_key(engine, context) for engine in engines}
     return [(spec, item.key) for spec, item in signatures.items() if dict(item.ingredients)["code"] != CODE_UNKNOWN]
 

@@ -66,12 +66,14 @@ def _read(path: Path) -> CacheEntry:
             signature = Signature(tuple((str(name), str(value)) for name, value in pairs))
         case _:
             raise CacheError("its entry has no signature or no failure")
+    # A file that was copied or renamed by hand must not be loaded for another region.
     if signature.key != path.stem:
         raise CacheError("it is the entry of another signature")
     match failure:
         case None:
             return CacheEntry(signature, container.section(_EXECUTABLE))
         case {"kind": str(kind), "reason": str(reason), "nodes": list(nodes)} if kind in ("CompileRefused", "CompileFailed"):
+            # Positions beyond the Function's nodes are dropped in `error`, where the Function is known.
             places = tuple(place for place in nodes if type(place) is int and place >= 0)
             return CacheEntry(signature, None, StoredFailure(kind, reason, places))
     raise ValueError(f"{failure!r:.200} is no failure")

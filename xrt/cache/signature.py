@@ -49,6 +49,7 @@ class Signature:
         """SHA-256 (hex) over the length-prefixed ingredients."""
         hasher = hashlib.sha256()
         for name, value in self.ingredients:
+            # With the lengths, no two lists of ingredients have the same text.
             hasher.update(f"{name}:{len(value)}:{value};".encode())
         return hasher.hexdigest()
 
@@ -66,6 +67,7 @@ def make_signature(function: Function, engine: GraphCompiler, context: CompileCo
 
     ``version`` is the engine's version, if already known. Hashes each constant once.
     """
+    # Another order of ingredients would change the key of every stored file.
     form, *others = make_engine_key(engine, context, version).ingredients
     entry = ", ".join(str(value.type) for value in function.inputs)
     return Signature((form, ("function", function.fingerprint), ("entry", entry), *others), _locate_constants(function))
@@ -73,6 +75,7 @@ def make_signature(function: Function, engine: GraphCompiler, context: CompileCo
 
 def _locate_constants(function: Function) -> str:
     arrays = (constant.array for constant in function.read_constants())
+    # An owned constant cannot change, so equal content is enough; a borrowed one may, after the compile.
     return " ".join(f"{array.ctypes.data:x}" for array in arrays if is_borrowed(array))
 
 
@@ -105,6 +108,7 @@ def make_context_key(context: CompileContext) -> tuple[tuple[str, str], ...]:
 @lru_cache(maxsize=1)
 def describe_machine() -> str:
     """The CPU and its instruction sets, on which compiled code depends."""
+    # NumPy detects what the processor supports, on every platform and without a further dependency.
     extensions = np.show_config(mode="dicts")["SIMD Extensions"]
     sets = " ".join([*extensions.get("baseline", ()), *extensions.get("found", ())])
     return f"{platform.system()} {platform.machine()} {sets}; {_describe_cpu()}"
@@ -127,6 +131,7 @@ def _describe_cpu() -> str:
                 facts[key.strip()] = value.strip()
     except OSError:
         return ""
+    # x86 processors have a model name; ARM ones are told by implementer and part.
     name = " ".join(facts[key] for key in _NAMES if key in facts)
     flags = sorted(flag for key in _FLAGS for flag in facts.get(key, "").split())
     return f"{name} {hashlib.sha256(' '.join(flags).encode()).hexdigest()[:12]}".strip()
@@ -146,6 +151,7 @@ def hash_sources(module: str) -> str:
 
 def _find_source(module: str) -> tuple[str | None, bool]:
     """A module's file, and whether it is part of a package."""
+    # `find_spec` fails for modules without a spec, such as ``__main__``.
     if (loaded := sys.modules.get(module)) is not None:
         return getattr(loaded, "__file__", None), bool(getattr(loaded, "__package__", ""))
     spec = find_spec(module)

@@ -129,10 +129,10 @@ def make_fast_path(build: Specialization, program: Program, values: Sequence[Any
     """Prepare the call of a specialization for inputs like these arrays; ``rescue`` is called if the program raises."""
     expected = tuple((type(value), value.dtype, value.shape) for value in values)
     fits = make_signature_check(expected)
-    texts = [place for place, value in enumerate(values) if value.dtype.hasobject]
+    texts = [index for index, value in enumerate(values) if value.dtype.hasobject]
     if texts:  # the elements of an object array may not be strings
         of_types = fits
-        fits = lambda args: of_types(args) and all(type(text) is str for at in texts for text in args[at].flat)  # noqa: E731
+        fits = lambda args: of_types(args) and all(type(text) is str for index in texts for text in args[index].flat)  # noqa: E731
     # The executable's run method if the program is a single region, else the program's, which names the failing region.
     run: Callable[..., Sequence[Any]] = program.fast_call or (lambda *args: program.run(args))
     finish = unpack_outputs(program.plan.function)
@@ -375,12 +375,12 @@ def bind_io(program: Program, function: Function, values: Sequence[Any], out: An
         types = {name: sized.get_type(name) for name in sized.value_names()}
     targets = check_buffers(out, sized.outputs, sized.inputs, values, home) if out is not None else (None,) * len(sized.outputs)
     buffers, returned = list(targets), list(targets)
-    for place, value in enumerate(sized.outputs):
-        if targets[place] is None and place in updates:
-            buffers[place] = values[updates[place]] if home == "cpu" else None  # an input on a device is updated itself
-            returned[place] = values[updates[place]]
-        elif targets[place] is None:
-            buffers[place] = returned[place] = _allocate_output(value, program)
+    for index, value in enumerate(sized.outputs):
+        if targets[index] is None and index in updates:
+            buffers[index] = values[updates[index]] if home == "cpu" else None  # an input on a device is updated itself
+            returned[index] = values[updates[index]]
+        elif targets[index] is None:
+            buffers[index] = returned[index] = _allocate_output(value, program)
     return IOBinding(program.bind(values, buffers, types), tuple(values), tuple(returned))
 
 

@@ -155,6 +155,7 @@ def parse_options(options: Mapping[str, Any]) -> ModuleOptions:
     clustering, execution, module = (
         {name: value for name, value in values.items() if _KEYWORDS[name][1] is owner} for owner in OWNERS
     )
+    # None is passed to a reader only where it is not the default: it then means something.
     for name, read in _READERS.items():
         if name in module and (module[name] is not None or _KEYWORDS[name][0].default is not None):
             module[name] = read(module[name])
@@ -329,6 +330,7 @@ def override_budget(settings: ModuleOptions, max_error: Any, calibrate: Any, val
     """Replace the error budget and its examples for one search; raises OptionError for examples without a budget."""
     if max_error is None and settings.max_error is None:
         raise OptionError("calibrate= and validate= have examples for an error budget; pass max_error= too")
+    # A table passed here replaces the module's; batches are measured again.
     table = _load_table(calibrate)
     return replace(
         settings,

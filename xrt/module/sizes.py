@@ -97,14 +97,14 @@ class Padding:
     def pad(self, values: Sequence[Any]) -> list[Any]:
         """Pad inputs with zeros, or with empty texts, and add the sizes that the padded model reads."""
         arrays, axes = list(values), self.model.open_axes
-        shapes = {place: list(values[place].shape) for place, _, _ in axes}
-        for place, axis, name in axes:
-            shapes[place][axis] = self.padded[name]
-        for place, shape in shapes.items():
-            value = values[place]
+        shapes = {index: list(values[index].shape) for index, _, _ in axes}
+        for index, axis, name in axes:
+            shapes[index][axis] = self.padded[name]
+        for index, shape in shapes.items():
+            value = values[index]
             if value.shape != tuple(shape):
-                arrays[place] = np.full(shape, "", object) if value.dtype.hasobject else np.zeros(shape, value.dtype)
-                arrays[place][tuple(map(slice, value.shape))] = value
+                arrays[index] = np.full(shape, "", object) if value.dtype.hasobject else np.zeros(shape, value.dtype)
+                arrays[index][tuple(map(slice, value.shape))] = value
         return [*arrays, *(np.array(self.sizes[name], np.int64) for name in self.model.padded.fed)]
 
     def cut(self, results: Sequence[Any]) -> Sequence[Any]:

@@ -48,10 +48,12 @@ def make_timed_call(
     supports them, so that no allocation is measured. Inputs that ``function`` updates are updated as in a program, on copies: in
     place if the engine supports it, else by copying the result.
     """
+    # Uploads and downloads would hide the differences between engines.
     if isinstance(executable, HostAdapter):
         return executable.make_timed_call(inputs)
     if function is not None and (updates := _list_updates(function)):
         return _make_updating_call(executable, inputs, like, len(function.outputs), updates)
+    # A plan would call this region bound, so it is timed in that form.
     if like is not None and executable.supports_io_binding() and all(map(_may_be_bound, like)):
         return executable.bind([_to_c_order(value) for value in inputs], [np.empty(value.shape, value.dtype) for value in like])
     call = executable.fast_call()
@@ -72,6 +74,7 @@ def _make_updating_call(
         # Timing must not change the caller's arrays.
         arguments[place] = np.array(arguments[place], order="C")
     pairs = frozenset(executable.inplace_pairs())
+    # As in a program: the engine writes to the input's array if it can, else the result is copied to it.
     inplace = {result: arguments[place] for place, result in updates if (place, result) in pairs}
     copied = [(arguments[place], result) for place, result in updates if result not in inplace]
     if not copied and like is not None and executable.supports_io_binding() and all(map(_may_be_bound, like)):
@@ -151,5 +154,6 @@ class HostAdapter(Executable):
         return self.inner.memory()
 
     def close(self) -> None:
+        # Queued work may still use the executable's memory.
         self.where.wait([self.stream])
         self.inner.close()

@@ -93,6 +93,7 @@ class SGD(Optimizer):
         # Plain SGD needs no state.
         if not self.momentum:
             return parameter - at.rate_for(parameter) * gradient, {}
+        # PyTorch does not scale the gradient by 1 - momentum.
         velocity = slots["momentum"] * self.momentum + gradient
         direction = gradient + velocity * self.momentum if self.nesterov else velocity
         return parameter - at.rate_for(parameter) * direction, {"momentum": velocity}
@@ -132,6 +133,7 @@ class AdamW(Adam):
     def update(self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Tensors) -> Update:
         ratio, factor, moments = self.find_ratio(at, gradient, slots)
         rate = at.rate_for(parameter)
+        # Decoupled: the decay does not pass through the moments, so it is the same for all parameters.
         return parameter * (1 - rate * self.weight_decay) - rate * factor * ratio, moments
 
 
@@ -185,6 +187,7 @@ class StateRecorder:
 
     def add(self, name: str, before: Tensor, after: Tensor) -> None:
         """Record the next value of a state, which stays bit-identical while the condition is false."""
+        # Where selects and does not blend: NaN in the value that is not chosen stays out.
         next_value = after if self.changes is None else emit("Where", self.changes, after, before)
         self.builder.output(next_value, f"{name}_next")
         self.states.append(State(name, f"{name}_next"))
@@ -196,6 +199,7 @@ def accumulate(
     """Accumulate gradients over `count` calls; return their means. Later states change only in the last call."""
     builder = recorder.builder
     calls = builder.input(CALLS, TensorType(DType.INT64, ()))
+    # In the graph and not in Python, so that one program serves all calls.
     is_last = emit("Equal", calls + 1, np.array(count))
     recorder.add(CALLS, calls, emit("Where", is_last, np.array(0), calls + 1))
     means = {}
@@ -246,6 +250,7 @@ def record_update(
         gradients = accumulate(recorder, parameters, gradients, accumulation_steps)
     if clip_norm is not None:
         gradients = _clip(gradients, clip_norm)
+    # Bias corrections need the number of this step, which starts at 1.
     at = StepContext(rate, steps + 1)
     recorder.add(STEP, steps, at.count)
     slots = optimizer.list_slots()

@@ -191,6 +191,7 @@ def step(
         recorder = record_update(
             builder, {name: tensors[name] for name in chosen}, values, optimizer, clip_norm, accumulation_steps
         )
+    # The builder records nodes only; aliases and metadata, which hold the model's states, are carried over.
     built = builder.function().replace(aliases=differentiated.aliases, doc=differentiated.doc, metadata=differentiated.metadata)
     return declare_states(infer_shapes(drop_dead_nodes(built)), [*list_states(differentiated), *dropout_states, *recorder.states])
 
@@ -200,6 +201,7 @@ def _find_loss(function: Function, loss: str | Loss | None, dropout_states: Sequ
     if isinstance(loss, str):
         return loss
     next_states = {state.output for state in (*list_states(function), *dropout_states)}
+    # Next values of states are outputs too, but never the loss.
     names = [value.name for value in function.outputs if value.name not in next_states]
     return names[0] if isinstance(loss, Loss) or len(names) == 1 else None
 

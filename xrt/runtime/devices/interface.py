@@ -188,11 +188,13 @@ def make_out_of_memory_error(device: Device, error: BaseException, who: str, nby
     if requested is None:
         return None
     memory = device.memory()
+    # The library's figure first: it may have asked for more than the array, such as scratch memory.
     amount = _format(requested or nbytes) if requested or nbytes else "an amount of memory that it does not tell"
     shortage = OutOfDeviceMemory(
         f"{who} asked {device.name} for {amount}; {_format(memory.free)} of {_format(memory.total)} are free. The module can "
         f"be called again: give it smaller inputs, let go of other arrays on the device, or place some nodes on the cpu"
     )
+    # Set here, because callers raise this error or the original one in one expression.
     shortage.__cause__ = error
     return shortage
 

@@ -43,6 +43,7 @@ def from_dlpack(source: Any) -> np.ndarray[Any, Any]:
         return np.from_dlpack(source)
     except (BufferError, RuntimeError, TypeError) as error:
         array = _read_small_floats(source)
+        # The importer's own error says more than that the type is unknown.
         if array is None:
             raise error
         return array
@@ -95,6 +96,7 @@ def device(name: str) -> Device:
     """The accelerator of that name, opened on first use; raises DeviceError, with the reason, if it is unavailable."""
     name = normalize_device(name)
     with _lock:
+        # Under the lock, so that concurrent first uses open the device once.
         if name not in _opened:
             _opened[name] = _makers[parse_device_kind(name)](parse_device_index(name))
         return _opened[name]
@@ -165,6 +167,7 @@ class Streams:
 
     def on(self, name: str) -> Stream:
         """The stream of a device."""
+        # First without the lock, since every call of a program asks for its streams.
         stream = self._by_device.get(name)
         if stream is None:
             with self._lock:
