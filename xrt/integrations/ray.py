@@ -1,4 +1,4 @@
-"""Run XRT's modules on Ray, with the CPUs that Ray assigns to each process.
+"""Modules on Ray, each with as many threads as Ray assigns CPUs to its process.
 
 `Predictor` and `predict` are for Ray Data, `run_cluster_job` for ``xrt batch --address``, `deployment` for Ray Serve.
 """
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from xrt.integrations.batch.tables import Chunk
 
 AHEAD = 2
-"""Submitted tasks per task that can run."""
+"""Tasks to submit per task that can run, so that no CPU waits for the next one to arrive."""
 SHARE = 2
 """Each new task gets 1 / (SHARE * workers) of the remaining chunks."""
 MOST_CHUNKS = 8
 """Maximum chunks per task: the unit of recomputation after a loss, and of progress reports."""
 WAITING = 2
-"""Requests queued in each proxy per ongoing request of a replica, before Ray answers 503."""
+"""Requests that each of Ray's proxies queues per request that a replica processes, before it answers 503."""
 Columns: TypeAlias = "dict[str, np.ndarray[Any, Any]]"
 
 
@@ -47,11 +47,13 @@ def count_granted_threads() -> int | None:
     Ray does not set CPU affinity; it limits only thread pools that read ``OMP_NUM_THREADS``.
     """
     ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():  # Ray's own processes have imported it
+    # Ray's actors and tasks have imported it; in any other process this must not import it.
+    if ray is None or not ray.is_initialized():
         return None
     context = ray.get_runtime_context()
-    if context.worker.mode != ray.WORKER_MODE:
+    if context.worker.mode != ray.WORKER_MODE:  # the driver, which may use the whole machine
         return None
+    # A fraction of a CPU still needs a thread.
     return max(1, int(context.get_assigned_resources().get("CPU", 0)))
 
 
@@ -59,15 +61,15 @@ def count_granted_threads() -> int | None:
 
 
 class Predictor:
-    """A callable class for `map_batches`: loads a bundle or an ONNX file once and adds the model's outputs to batches.
+    """A class for `ray.data.Dataset.map_batches`: loads a bundle or an ONNX file once, and adds the model's outputs to batches.
 
     ``model`` is a path that exists on every machine of the cluster. The thread budget is Ray's ``num_cpus`` unless ``threads`` is
-    set. ``columns`` maps inputs to columns if names differ, ``outputs`` names or maps the outputs, ``keep`` lists the columns to
-    pass on (default: all that are no input), and ``batch`` limits the rows per call. Rows may differ in size along dynamic axes.
-    With ``on_error="column"`` rows that fail get a reason in the column ``error``. ``engine`` and ``options`` are as in
-    `xrt.load` or XRTModule.
+    set. ``columns`` maps inputs to columns if names differ, ``outputs`` lists the outputs or maps them to columns, ``keep`` lists
+    the columns to pass on (default: those that fill no input), and ``batch`` limits the rows per call. Rows may have different
+    shapes along dynamic axes. With ``on_error="column"`` rows that fail get a reason in the column ``error``. ``engine`` and
+    ``options`` are as in `xrt.load` or XRTModule.
 
-    Raises OptionError for an invalid option; a call raises InputError or EngineError with the row.
+    Raises OptionError for an invalid option; a call raises InputError or EngineError that names the row.
     """
 
     def __init__(
@@ -106,22 +108,23 @@ class Predictor:
 
 
 def predict(batch: Columns, *, model: str, **options: Any) -> Columns:
-    """Add the model's outputs to a batch, in a task of `map_batches`; ``options`` are those of `Predictor`.
+    """Add the model's outputs to a batch: a function for `ray.data.Dataset.map_batches` with the ``options`` of `Predictor`.
 
-    The model is loaded once per process and reused by later tasks until its file changes. Tasks do not depend on a particular
-    machine, so a lost machine blocks nothing even if the job uses all CPUs; actors of `Predictor` need a spare CPU to restart.
+    The model is loaded once per process and reused by later tasks until its file changes. After the loss of a machine its tasks
+    run on any other, even if the job uses all CPUs; an actor of `Predictor` needs a free CPU to restart.
     """
     threads = count_granted_threads()
+    # The processes of Ray serve several jobs, with other options, CPUs and versions of the file.
     key = f"{model!r} {stamp_model(model)} {options!r} {threads}"
     return load_once(key, lambda: Predictor(model, **{"threads": threads, **options}))(batch)  # type: ignore[no-any-return]
 
 
 _LOADED: dict[str, Any] = {}
-"""The models of this process, by what they depend on; the last one loaded is the last item."""
+"""The models of this process by a text of all that they depend on, in the order in which they were loaded."""
 
 
 def load_once(key: str, load: Callable[[], Any]) -> Any:
-    """Load a model, or return the one that was loaded with this key; a process keeps two."""
+    """Load a model, or return the one that was loaded with this key. Of older models only the last one stays in memory."""
     model = _LOADED.get(key)
     if model is None:
         for old in list(_LOADED)[:-1]:
@@ -146,15 +149,18 @@ def run_cluster_job(
     """Compute the missing parts of a job with Ray tasks of ``num_cpus`` CPUs each.
 
     The folder, the model and the row files must have the same paths on every machine. At most ``workers`` tasks run at a time, by
-    default as many as the cluster has CPUs for. ``address`` is passed to `ray.init` unless Ray is connected. Raises BatchJobError
-    if the cluster cannot be reached or is lost, and otherwise like `xrt.integrations.batch.run_job`.
+    default as many as the cluster has CPUs for, and a few more wait for these. ``address`` is passed to `ray.init` unless Ray is
+    connected. Raises BatchJobError if the cluster cannot be reached or is lost, and otherwise like
+    `xrt.integrations.batch.run_job`.
     """
+    # Imported here, as it needs pyarrow, which the rest of this module does not.
     from xrt.integrations.batch.job import claim_folder
 
     ray = import_ray()
     with claim_folder(folder, job, rows) as (path, missing, report):
         if not missing:
             return report
+        # A connection of the caller stays open.
         is_local_cluster = not ray.is_initialized()
         if is_local_cluster:
             try:
@@ -198,26 +204,28 @@ def _run(
                 submitted += count
             if not running:
                 return report
-            done, _ = ray.wait(list(running))
+            done, _ = ray.wait(list(running))  # at least one
             for reference in done:
                 running.discard(reference)
                 for chunk_report in _get_reports(ray, reference):
                     report = report.add(chunk_report)
                     progress(report)
-    finally:
+    finally:  # after an error or Ctrl-C, the cluster must not go on with the job
         for reference in running:
             ray.cancel(reference, force=True)
 
 
 def count_next_chunks(remaining: int, workers: int) -> int:
-    """The number of remaining chunks for the next task."""
+    """The number of chunks for the next task, of ``remaining`` ones, if ``workers`` tasks can run."""
     return min(MOST_CHUNKS, -(-remaining // (SHARE * workers)))
 
 
 def _get_reports(ray: Any, reference: Any) -> list[ChunkReport]:
+    """The reports of a task that has ended; raises its XRTError, or BatchJobError."""
     try:
         return ray.get(reference)  # type: ignore[no-any-return]  # untyped
     except ray.exceptions.RayTaskError as error:
+        # As if the row had failed here: Ray wraps it, with a traceback of its own.
         if isinstance(error.cause, XRTError):
             raise error.cause from None
         raise BatchJobError(f"a part of the job failed: {error}") from error
@@ -226,6 +234,7 @@ def _get_reports(ray: Any, reference: Any) -> list[ChunkReport]:
 
 
 def _run_in_task(job: BatchJob, folder: str, chunks: Sequence[Chunk]) -> list[ChunkReport]:
+    """Compute chunks in a task, with a model that the process loads once."""
     from xrt.integrations.batch.job import run_chunk
 
     threads = count_granted_threads()
@@ -279,10 +288,10 @@ def deployment(
         from ray.serve.config import RequestRouterConfig
         from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
-        # Consistent hashing moves few sessions when replicas come and go.
+        # When replicas come and go, consistent hashing moves few sessions to another one.
         of_ray.setdefault("request_router_config", RequestRouterConfig(request_router_class=ConsistentHashRouter))
     server = serve.deployment(
-        serve.ingress(None)(ModelReplica),
+        serve.ingress(None)(ModelReplica),  # None: each replica builds its application
         name=name,
         max_ongoing_requests=ongoing,
         max_queued_requests=queued,
@@ -293,6 +302,7 @@ def deployment(
 
 
 def _check_names(options: Mapping[str, Any], function: Any) -> None:
+    """Raise OptionError for an option that is no parameter of a function of Ray Serve."""
     from xrt.serve.served_model import ServingOptions
 
     parameters = [name for name in inspect.signature(function).parameters if not name.startswith("_")]
@@ -320,6 +330,7 @@ class ModelReplica:
 
         from xrt.serve import app
 
+        # Instances run at once, so they share the CPUs.
         granted, instances = count_granted_threads() or 1, options.get("instances") or 1
         self._application = app(
             model,
@@ -333,6 +344,7 @@ class ModelReplica:
         self._check()
 
     def __serve_build_asgi_app__(self) -> Any:
+        """The hook by which Ray Serve gets the ASGI application of a replica."""
         return self._application
 
     async def check_health(self) -> None:
@@ -340,6 +352,7 @@ class ModelReplica:
         self._check()
 
     def _check(self) -> None:
+        # In __init__ it keeps the replica out of service, later it has it replaced.
         if reason := self._application.explain_not_ready():
             raise RuntimeError(f"the replica is not ready: {reason}")
 

@@ -1,4 +1,4 @@
-"""A batch job on one machine: its description, the computation of a part, the results folder, and the worker threads."""
+"""A batch job: its description, the computation of a part, the folder of its results, and the threads that run it here."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from xrt.integrations.batch.tables import Chunk, RowFile, list_chunks, list_row_
 from xrt.runtime import available_cores
 
 ERRORS = "xrt_errors"
-"""Schema metadata key: the number of rows without outputs in a part."""
+"""Key in the schema metadata of a part: its number of rows without outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
-    """The description of a job; together with the row files it determines the results."""
+    """The arguments of a job. Together with the row files they determine the results, and are in the manifest of the folder."""
 
     model: str
     """Absolute path of a bundle or an ONNX file, valid on every machine of the job."""
     engine: tuple[str, ...] = ()
+    # The next four are as in `RowModel`.
     columns: Mapping[str, str] = field(default_factory=dict)
     outputs: tuple[str, ...] | None = None
     keep: tuple[str, ...] | None = None
@@ -83,13 +84,17 @@ class JobReport:
 
 
 def run_chunk(job: BatchJob, model: RowModel, folder: str, chunk: Chunk) -> ChunkReport:
-    """Compute the rows of a chunk and write its part. Repeating it replaces the part by an equal one."""
+    """Compute the rows of a chunk and write its part atomically. Repeating it replaces the part by an equal one.
+
+    Raises InputError or EngineError, with a note on the rows, if a row fails and that is an error.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     from xrt.integrations.batch.tables import from_arrow, to_arrow
 
     table = read_chunk(chunk)
+    # Convert only the columns that the model reads; the others are passed on as Arrow columns.
     used = {row_input.column for row_input in model.inputs}
     columns = {name: from_arrow(table.column(name)) for name in table.column_names if name in used}
     passed_columns = model.list_kept(table.column_names)
@@ -104,6 +109,7 @@ def run_chunk(job: BatchJob, model: RowModel, folder: str, chunk: Chunk) -> Chun
     part = table.select(passed_columns)
     for name, column in result_columns.items():
         part = part.append_column(name, column)
+    # Stored in the part: a job that is resumed counts the errors without reading rows.
     part = part.replace_schema_metadata({**(part.schema.metadata or {}), ERRORS: str(len(errors))})
     replace_file(Path(folder, chunk.part), lambda file: pq.write_table(part, file, write_page_checksum=True))
     return ChunkReport(chunk, len(errors), model.module.engines[0])
@@ -126,8 +132,9 @@ def count_part_errors(part: Path, chunk: Chunk) -> int | None:
 
 
 MANIFEST = "_xrt_batch.json"
-"""Table readers skip names that begin with an underscore."""
+"""Describes the job of a folder. Table readers skip names that begin with an underscore."""
 FORMAT = 2
+"""Version of the manifest; a folder with another one is not resumed."""
 _AFTER_DAMAGE = "remove the folder to run the whole job again, or use another one"
 
 
@@ -153,18 +160,19 @@ def claim_folder(
 
 
 def _find_missing(folder: Path, job: BatchJob, files: Sequence[RowFile]) -> tuple[list[Chunk], JobReport]:
+    """The chunks without a valid part, and the report of the others; writes the manifest of a new job. Raises BatchJobError."""
     chunks = list_chunks(files, job.part_rows)
-    wanted = _describe(job, files, chunks)
+    description = _describe(job, files, chunks)
     manifest = folder / MANIFEST
     parts = {part.name: part for part in folder.glob("part-*.parquet")}
     if not parts:  # a job that wrote no parts may be replaced
-        replace_file(manifest, lambda file: file.write(json.dumps(wanted, indent=1).encode()))
+        replace_file(manifest, lambda file: file.write(json.dumps(description, indent=1).encode()))
     # Without the manifest it is unknown whether the parts belong to this job.
     elif not manifest.exists():
         raise BatchJobError(f"{folder} has parts, and no {MANIFEST} says of which job; use another folder")
     else:
-        _check_equal(folder, _read_manifest(manifest), wanted)
-    remove_dead_temporaries(folder)
+        _check_equal(folder, _read_manifest(manifest), description)
+    remove_dead_temporaries(folder)  # of a process that was killed while it wrote
     errors = {chunk: count_part_errors(parts[chunk.part], chunk) for chunk in chunks if chunk.part in parts}
     # Damaged parts are computed again, like missing ones.
     missing = [chunk for chunk in chunks if errors.get(chunk) is None]
@@ -174,6 +182,7 @@ def _find_missing(folder: Path, job: BatchJob, files: Sequence[RowFile]) -> tupl
 
 
 def _read_manifest(path: Path) -> Mapping[str, Any]:
+    """Read the manifest of a folder; raises BatchJobError if it is damaged."""
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -184,14 +193,17 @@ def _read_manifest(path: Path) -> Mapping[str, Any]:
 
 
 def _describe(job: BatchJob, files: Sequence[RowFile], chunks: Sequence[Chunk]) -> dict[str, Any]:
+    """The manifest of a job: all that its results depend on."""
     status = Path(job.model).stat()
     model = {"path": job.model, "bytes": status.st_size, "modified": status.st_mtime_ns}
-    settled = {name: value for name, value in asdict(job).items() if name not in ("model", "batch")}
-    description = {"format": FORMAT, "model": model, **settled, "rows": [asdict(file) for file in files], "parts": len(chunks)}
+    # The batch changes no result, as the rows of a call must not depend on each other.
+    arguments = {name: value for name, value in asdict(job).items() if name not in ("model", "batch")}
+    description = {"format": FORMAT, "model": model, **arguments, "rows": [asdict(file) for file in files], "parts": len(chunks)}
     return json.loads(json.dumps(description))  # type: ignore[no-any-return]  # normalize to what reading it returns
 
 
 def _check_equal(folder: Path, stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Raise BatchJobError with the first argument in which two manifests differ."""
     for name in current:
         if stored.get(name) != current[name]:
             old, new = (t if len(t := json.dumps(job.get(name))) <= 200 else f"{t[:197]}..." for job in (stored, current))
@@ -229,6 +241,6 @@ def run_job(
                 for done in as_completed([pool.submit(run_chunk, job, model, path, chunk) for chunk in missing]):
                     report = report.add(done.result())
                     progress(report)
-            finally:
+            finally:  # after an error no other chunk begins
                 pool.shutdown(cancel_futures=True)
         return report

@@ -1,4 +1,4 @@
-"""A model as a function of columns: match rows to inputs, group them by size, run, and split outputs into rows."""
+"""A model as a function of columns: match columns to inputs, group rows by shape, run the groups, split outputs into rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from xrt.runtime import to_host
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 Column: TypeAlias = "Array | list[Array | None]"
-"""All rows as one array, or a list of arrays with None for a row without value."""
+"""The values of all rows: one array, or a list with an array for each row, and None for a row that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class RowInput:
     """The column that fills it."""
     dtype: DType
     shape: tuple[Dim, ...]
-    """The shape of one row."""
+    """The shape of one row; dynamic extents may differ from row to row."""
 
     def __str__(self) -> str:
         return f"{self.name!r} takes rows of {TensorType(self.dtype, self.shape)}"
@@ -43,11 +43,12 @@ class RowInput:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows of equal shapes, ready for one call."""
+    """Rows of equal shapes, which one call can compute."""
 
     indices: Array
     """Row numbers, ascending."""
     values: Mapping[str, Array]
+    """The rows of each input, by its name."""
 
     def select(self, rows: Any) -> RowGroup:
         """Some rows of the group; a slice copies nothing."""
@@ -64,7 +65,11 @@ class RowGroup:
 
 
 def group_rows(columns: Mapping[str, Column], errors: Mapping[int, str], count: int) -> Iterator[RowGroup]:
-    """Yield the rows without errors grouped by shape, in order of first appearance; not copied if all rows are one array."""
+    """Yield the rows without errors, grouped by shape in the order of the first row of each.
+
+    ``columns`` has the values by input, ``errors`` the reasons of failed rows, and ``count`` is the number of rows. Nothing is
+    copied if each column is one array and no row has failed.
+    """
     ragged = [column for column in columns.values() if isinstance(column, list)]
     if not ragged and not errors:
         if count:
@@ -91,8 +96,8 @@ def match_columns(inputs: Sequence[Value], columns: Mapping[str, str] | None = N
     Raises OptionError for an unknown input, and for an input without a row axis.
     """
     names = [value.name for value in inputs]
-    chosen = columns or {}
-    for name in chosen:
+    column_names = columns or {}
+    for name in column_names:
         if name not in names:
             raise OptionError(f"columns names {name!r}; the model's inputs are {', '.join(names)}.{did_you_mean(name, names)}")
     rows = []
@@ -102,7 +107,7 @@ def match_columns(inputs: Sequence[Value], columns: Mapping[str, str] | None = N
             raise OptionError(
                 f"input {value} has no axis of rows, so a column cannot fill it; fix it in the model, as a constant"
             )
-        rows.append(RowInput(value.name, chosen.get(value.name, value.name), type_.dtype, type_.shape[1:]))
+        rows.append(RowInput(value.name, column_names.get(value.name, value.name), type_.dtype, type_.shape[1:]))
     return tuple(rows)
 
 
@@ -120,7 +125,10 @@ def find_fixed_batch(inputs: Sequence[Value]) -> int | None:
 
 
 def gather_rows(inputs: Sequence[RowInput], columns: Mapping[str, Array]) -> tuple[dict[str, Column], dict[int, str]]:
-    """Convert columns to model inputs, and list why rows cannot be converted; raises InputError for a missing column."""
+    """Convert columns to the types of the inputs; return them by input, and by row why it cannot be converted.
+
+    Raises InputError for a missing column.
+    """
     for row_input in inputs:
         if row_input.column not in columns:
             column_names = f"{', '.join(columns) or 'none'}.{did_you_mean(row_input.column, columns)}"
@@ -132,72 +140,82 @@ def gather_rows(inputs: Sequence[RowInput], columns: Mapping[str, Array]) -> tup
     return {row_input.name: _convert(row_input, columns[row_input.column], errors) for row_input in inputs}, errors
 
 
-def _convert(wanted: RowInput, column: Array, errors: dict[int, str]) -> Column:
+def _convert(row_input: RowInput, column: Array, errors: dict[int, str]) -> Column:
     """Convert a column for an input, and record rows that do not fit in ``errors``."""
+    # Convert all rows at once if possible, as one Python call per row costs more than the conversion.
     if column.dtype != object:
         with suppress(InputError):  # the failing rows are found below
-            return _fit(wanted, column, column.shape[:1])
+            return _fit(row_input, column, column.shape[:1])
     items: list[Array | None] = []
     for row, value in enumerate(column):
         try:
-            items.append(_fit(wanted, _as_array(wanted, value), ()))
+            items.append(_fit(row_input, _as_array(row_input, value), ()))
         except InputError as error:
             errors.setdefault(row, str(error))
             items.append(None)
     return items
 
 
-def _as_array(wanted: RowInput, value: Any) -> Array:
+def _as_array(row_input: RowInput, value: Any) -> Array:
+    """The value of one row as an array of any type; raises InputError for lists that are not regular."""
     if value is None:
-        raise InputError(f"input {wanted}; got nothing")
-    if wanted.dtype is DType.STRING:
+        raise InputError(f"input {row_input}; got nothing")
+    if row_input.dtype is DType.STRING:
         return np.asarray(value, dtype=object)
     try:
         array = np.asarray(value)
     except ValueError as error:  # lists of unequal lengths
-        raise InputError(f"input {wanted}; got lists of unequal lengths") from error
+        raise InputError(f"input {row_input}; got lists of unequal lengths") from error
+    # Arrow has a matrix as an array of arrays.
     if array.dtype == object:
         try:
             array = np.stack([np.asarray(item) for item in array]) if array.ndim else array
         except ValueError as error:
-            raise InputError(f"input {wanted}; got parts of unequal shapes") from error
+            raise InputError(f"input {row_input}; got parts of unequal shapes") from error
     return array
 
 
-def _fit(wanted: RowInput, array: Array, rows: tuple[int, ...]) -> Array:
-    """Reshape and cast an array to the input's type; not copied if it has it already."""
+def _fit(row_input: RowInput, array: Array, rows: tuple[int, ...]) -> Array:
+    """Reshape and cast an array to the input's type, without a copy if it has that; ``rows`` are its leading extents.
+
+    Raises InputError for a shape or values that do not fit.
+    """
     inner = array.shape[len(rows) :]
-    fixed_shape = [dim for dim in wanted.shape if isinstance(dim, int)]
-    if len(inner) != len(wanted.shape) or any(isinstance(b, int) and a != b for a, b in zip(inner, wanted.shape, strict=True)):
-        if len(fixed_shape) < len(wanted.shape) or math.prod(fixed_shape) != math.prod(inner):
-            raise InputError(f"input {wanted}; got {array.dtype}{list(inner)}")
-        array = array.reshape((*rows, *fixed_shape))  # a row that was stored flat
-    return _cast(wanted, array)
+    fixed_shape = [dim for dim in row_input.shape if isinstance(dim, int)]
+    shape = row_input.shape
+    if len(inner) != len(shape) or any(isinstance(b, int) and a != b for a, b in zip(inner, shape, strict=True)):
+        if len(fixed_shape) < len(shape) or math.prod(fixed_shape) != math.prod(inner):
+            raise InputError(f"input {row_input}; got {array.dtype}{list(inner)}")
+        array = array.reshape((*rows, *fixed_shape))  # many tables have an image as a flat list
+    return _cast(row_input, array)
 
 
-def _cast(wanted: RowInput, array: Array) -> Array:
-    target = wanted.dtype.numpy
+def _cast(row_input: RowInput, array: Array) -> Array:
+    """Cast to the input's element type; raises InputError if that would change more than the rounding of a number."""
+    target = row_input.dtype.numpy
     if array.dtype == target:
-        if wanted.dtype is DType.STRING and not all(isinstance(text, str) for text in array.flat):
-            raise InputError(f"input {wanted}; got something else than texts")
+        if row_input.dtype is DType.STRING and not all(isinstance(text, str) for text in array.flat):
+            raise InputError(f"input {row_input}; got something else than texts")
         return array
     kinds = array.dtype.kind, target.kind
-    if wanted.dtype is DType.STRING and kinds[0] in "UT":
+    if row_input.dtype is DType.STRING and kinds[0] in "UT":
         return array.astype(object)
-    # Casts that lose information by kind (float to int, number to bool) are rejected.
-    is_number = array.dtype.kind in "biuf" and (target.kind in "biufc" or wanted.dtype.is_float)
+    # A cast to a poorer kind is rejected, whatever the values: floats to integers, numbers to booleans.
+    is_number = array.dtype.kind in "biuf" and (target.kind in "biufc" or row_input.dtype.is_float)
     if not is_number or (kinds[0] == "f" and target.kind in "biu") or (kinds[0] != "b" and target.kind == "b"):
-        raise InputError(f"input {wanted}; {array.dtype} is another kind of value")
+        raise InputError(f"input {row_input}; {array.dtype} is another kind of value")
     if kinds[0] in "iu" and target.kind in "iu" and array.size:
         bounds = np.iinfo(target)
         if int(array.min()) < bounds.min or int(array.max()) > bounds.max:
-            raise InputError(f"input {wanted}; got numbers from {array.min()} to {array.max()}, which {wanted.dtype} cannot hold")
+            raise InputError(
+                f"input {row_input}; got numbers from {array.min()} to {array.max()}, which {row_input.dtype} cannot hold"
+            )
     with np.errstate(over="ignore"):
         converted = array.astype(target)
     # Rounding is fine, overflow is not.
-    if wanted.dtype.is_float and np.count_nonzero(np.isinf(converted)) > np.count_nonzero(np.isinf(array)):
+    if row_input.dtype.is_float and np.count_nonzero(np.isinf(converted)) > np.count_nonzero(np.isinf(array)):
         large = array[np.isinf(converted) & ~np.isinf(array)].flat[0]
-        raise InputError(f"input {wanted}; got {large}, which {wanted.dtype} cannot hold")
+        raise InputError(f"input {row_input}; got {large}, which {row_input.dtype} cannot hold")
     return converted
 
 
@@ -206,7 +224,7 @@ ERROR = "error"
 
 
 def split_outputs(outputs: Sequence[Value], results: Any, rows: int) -> list[Array]:
-    """Convert outputs to arrays with one item per row; raises OptionError for an output without a row axis."""
+    """Convert the results of a call to arrays with one item per row; raises OptionError for an output without a row axis."""
     arrays = []
     for value, result in zip(outputs, results if isinstance(results, tuple) else (results,), strict=True):
         item = to_host(result)
@@ -216,23 +234,26 @@ def split_outputs(outputs: Sequence[Value], results: Any, rows: int) -> list[Arr
             raise OptionError(
                 f"output {value.name!r} has no item for each row: {shape} for {rows} rows; name the outputs to keep"
             )
-        arrays.append(_as_objects(item) if isinstance(item, list) else item)
+        arrays.append(as_objects(item) if isinstance(item, list) else item)
     return arrays
 
 
-def _as_objects(items: Sequence[Any]) -> Array:
+def as_objects(items: Sequence[Any]) -> Array:
+    """An array of objects, also if the items are arrays of one shape, which `numpy.array` would join."""
     array = np.empty(len(items), object)
     array[:] = items
     return array
 
 
 def collect_column(value: Value, parts: Sequence[tuple[Array, Array]], count: int) -> Array:
-    """The results of groups of rows, each with its row numbers, as one array, or as an object array if their shapes differ.
+    """One output of all ``count`` rows, from the row numbers and results of each group.
 
-    Rows without results are NaN if the type has it, else zero or an empty array.
+    It is an object array if the shapes of the results differ. Rows without results are NaN if the type has it, else zero or an
+    empty array.
     """
-    if len(parts) == 1 and len(parts[0][0]) == count:
+    if len(parts) == 1 and len(parts[0][0]) == count:  # no copy in the usual case
         return parts[0][1]
+    # All rows may have failed: then the declared type decides, so that all parts of a job have the same columns.
     if parts:
         shapes = {(array.shape[1:], array.dtype) for _, array in parts}
     elif isinstance(value.type, TensorType) and value.type.shape is not None:
@@ -245,7 +266,7 @@ def collect_column(value: Value, parts: Sequence[tuple[Array, Array]], count: in
         for indices, array in parts:
             column[indices] = array
         return column
-    column = _as_objects([np.zeros([0] * (parts[0][1].ndim - 1), parts[0][1].dtype)] * count)
+    column = as_objects([np.zeros([0] * (parts[0][1].ndim - 1), parts[0][1].dtype)] * count)
     for indices, array in parts:
         for row, item in zip(indices, array, strict=True):
             column[row] = item
@@ -254,7 +275,7 @@ def collect_column(value: Value, parts: Sequence[tuple[Array, Array]], count: in
 
 OnError: TypeAlias = Literal["raise", "column"]
 USUAL_BATCH = 32
-"""Rows per call of a model that was not tuned for throughput."""
+"""Rows per call of a model with dynamic rows that was not tuned for throughput."""
 
 
 def open_model(path: str | os.PathLike[str], *, engine: Any = (), threads: int | None = None, **options: Any) -> XRTModule:
@@ -266,7 +287,7 @@ def open_model(path: str | os.PathLike[str], *, engine: Any = (), threads: int |
 
 
 def stamp_model(path: str | os.PathLike[str]) -> Stamp:
-    """Identify the state of a model's file; empty if it is missing, which `open_model` reports."""
+    """A value that changes with the contents of a model's file; empty if there is no file, which `open_model` reports."""
     try:
         return make_stamp(Path(path).stat())
     except OSError:
@@ -313,7 +334,7 @@ class RowModel:
         self._names = _name_outputs(module.outputs, outputs)
         self._keep, self._on_error = keep, on_error
         self._has_independent_rows = batch == 1
-        """Set after the first check; calls of one row need none."""
+        """True after the first check that passed; calls of one row need none."""
 
     @property
     def outputs(self) -> tuple[Value, ...]:
@@ -321,11 +342,11 @@ class RowModel:
         return tuple(Value(self._names[value.name], value.type) for value in self.module.outputs if value.name in self._names)
 
     def __call__(self, columns: Mapping[str, Array]) -> dict[str, Array]:
-        """The kept columns and the outputs. Raises InputError or EngineError with the row."""
+        """The columns to pass on, and the outputs as columns; raises InputError or EngineError that names the row."""
         results, errors = self.predict(columns)
         count = len(next(iter(columns.values()))) if columns else 0
         passed_columns = {name: columns[name] for name in self.list_kept(list(columns))}
-        reasons = {ERROR: _as_objects([errors.get(row) for row in range(count)])} if self._on_error == "column" else {}
+        reasons = {ERROR: as_objects([errors.get(row) for row in range(count)])} if self._on_error == "column" else {}
         return {**passed_columns, **results, **reasons}
 
     def list_kept(self, columns: Sequence[str]) -> list[str]:
@@ -354,10 +375,11 @@ class RowModel:
         for group in group_rows(rows, dict(errors), count):
             for part in group.split(self.batch):
                 self._run(part, results, errors)
-        places = enumerate(self.outputs)
-        return {v.name: collect_column(v, [(rows, arrays[n]) for rows, arrays in results], count) for n, v in places}, errors
+        outputs = enumerate(self.outputs)
+        return {v.name: collect_column(v, [(rows, arrays[n]) for rows, arrays in results], count) for n, v in outputs}, errors
 
     def _run(self, group: RowGroup, results: list[tuple[Array, list[Array]]], errors: dict[int, str]) -> None:
+        """Add the results of a group to ``results``, or if rows fail in it and that is no error, their reasons to ``errors``."""
         try:
             outputs = self._call(group)
             if not self._has_independent_rows:
@@ -365,6 +387,7 @@ class RowModel:
             results.append((group.indices, outputs))
         except (InputError, EngineError) as error:
             if self._on_error == "raise":
+                # Of a larger group it is not known which row failed.
                 if len(group.indices) == 1:
                     error.add_note(f"in row {group.indices[0]}")
                 raise
@@ -382,42 +405,45 @@ class RowModel:
         count = len(group.indices)
         if count == 1 or not any((array[1:] != array[:1]).any() for array in group.values.values()):
             return
-        for place in (0, count - 1):
+        for row in (0, count - 1):
             try:
-                alone = self._call(group.select([place]))
-                reason = next(filter(None, map(_find_difference, self.outputs, alone, [all_[[place]] for all_ in together])), "")
+                alone = self._call(group.select([row]))
+                reason = next(filter(None, map(_find_difference, self.outputs, alone, [all_[[row]] for all_ in together])), "")
             except (InputError, EngineError) as error:
                 reason = f"alone it fails: {error}"
             if reason:
                 cure = "write a model with an open batch" if self._fixed else "pass batch=1 (--batch 1)"
                 raise OptionError(
-                    f"the rows of a call change each other: row {group.indices[place]} alone and with {count - 1} others, "
+                    f"the rows of a call change each other: row {group.indices[row]} alone and with {count - 1} others, "
                     f"{reason}; {cure}, so that each row has a call of its own"
                 )
         self._has_independent_rows = True
 
     def _call(self, group: RowGroup) -> list[Array]:
+        """Call the module with a group; the selected outputs, with one item per row."""
         rows = len(group.indices)
         values = [group.values[row_input.name] for row_input in self.inputs]
         if missing := (self._fixed or rows) - rows:  # fill a fixed batch with copies of the last row
             values = [np.concatenate([array, np.repeat(array[-1:], missing, axis=0)]) for array in values]
         outputs = split_outputs(self.module.outputs, self.module(*values), rows + missing)
-        chosen = [array for value, array in zip(self.module.outputs, outputs, strict=True) if value.name in self._names]
-        return [array[:rows] for array in chosen] if missing else chosen
+        selected = [array for value, array in zip(self.module.outputs, outputs, strict=True) if value.name in self._names]
+        return [array[:rows] for array in selected] if missing else selected
 
 
 def _name_outputs(declared: Sequence[Value], columns: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
+    """The column of each output to return; raises OptionError for an unknown output or a column with two."""
     names = [value.name for value in declared]
-    chosen = dict(columns) if isinstance(columns, Mapping) else {name: name for name in (names if columns is None else columns)}
-    for name in chosen:
+    mapping = dict(columns) if isinstance(columns, Mapping) else {name: name for name in (names if columns is None else columns)}
+    for name in mapping:
         if name not in names:
             raise OptionError(f"outputs names {name!r}; the model's outputs are {', '.join(names)}.{did_you_mean(name, names)}")
-    if len(set(chosen.values())) < len(chosen):
-        raise OptionError(f"outputs gives two outputs one column: {', '.join(chosen.values())}; give each its own")
-    return chosen
+    if len(set(mapping.values())) < len(mapping):
+        raise OptionError(f"outputs gives two outputs one column: {', '.join(mapping.values())}; give each its own")
+    return mapping
 
 
 def _find_difference(value: Value, alone: Array, together: Array) -> str:
+    """Describe the difference of an output; empty if it is within the tolerance."""
     if isinstance(value.type, TensorType):
         return compare(alone, together, tolerance_for(together.dtype, "network"), name=value.name).message
     return compare(alone.tolist(), together.tolist(), name=value.name).message

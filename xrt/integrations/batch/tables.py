@@ -16,6 +16,7 @@ import pyarrow.dataset as ds
 from xrt.errors import InputError
 from xrt.graph import DType, MapType, SequenceType, TensorType, Type, Value
 from xrt.graph.constants import Stamp, make_stamp
+from xrt.integrations.batch.model import as_objects
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -36,25 +37,20 @@ def from_arrow(column: Any) -> Array:
         return _from_lists(array)
     is_number = types.is_integer(array.type) or types.is_floating(array.type) or types.is_boolean(array.type)
     if array.null_count or not is_number:
-        return _as_objects(array.to_pylist())
+        return as_objects(array.to_pylist())
     return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 
 def _from_lists(array: Any) -> Array:
+    """Convert a column of lists, like `from_arrow`."""
+    # Convert the elements of all lists at once, and divide them: a list at a time takes far longer.
     if not array.null_count and (inner := from_arrow(array.flatten())).dtype != object:
         size = array.type.list_size if pa.types.is_fixed_size_list(array.type) else None
         lengths = np.full(len(array), size) if size is not None else array.value_lengths().to_numpy(zero_copy_only=False)
         if len(set(lengths.tolist())) <= 1:
             return inner.reshape(len(array), int(lengths[0]) if len(lengths) else 0, *inner.shape[1:])
-        return _as_objects(np.split(inner, np.cumsum(lengths)[:-1]))
-    return _as_objects([from_arrow(row.values) if row.is_valid else None for row in array])
-
-
-def _as_objects(items: Sequence[Any]) -> Array:
-    array = np.empty(len(items), object)
-    for place, item in enumerate(items):
-        array[place] = item
-    return array
+        return as_objects(np.split(inner, np.cumsum(lengths)[:-1]))
+    return as_objects([from_arrow(row.values) if row.is_valid else None for row in array])
 
 
 def to_arrow(value: Value, column: Array, missing: Sequence[int] = ()) -> Any:
@@ -65,6 +61,7 @@ def to_arrow(value: Value, column: Array, missing: Sequence[int] = ()) -> Any:
     mask = np.zeros(len(column), bool)
     mask[list(missing)] = True
     type_ = _arrow_type(value.type)
+    # Strings, maps, sequences, and rows of different shapes.
     if column.dtype == object:
         items = [None if gone or item is None else _to_plain(item) for item, gone in zip(column, mask, strict=True)]
         return pa.array(items, type_)
@@ -73,6 +70,7 @@ def to_arrow(value: Value, column: Array, missing: Sequence[int] = ()) -> Any:
 
 
 def _to_plain(item: Any) -> Any:
+    """The value of a row as Python lists and numbers; a map is a list of pairs, which is pyarrow's form."""
     if isinstance(item, Mapping):
         return [(_to_plain(key), _to_plain(value)) for key, value in item.items()]
     if isinstance(item, list | tuple):
@@ -90,6 +88,7 @@ def _arrow_type(type_: Type | None) -> Any:
 
 
 def _item_type(type_: Type | None) -> Any:
+    """The Arrow type of a value; None if its rank is not known, and pyarrow then infers the type from the data."""
     if isinstance(type_, SequenceType):
         element = _item_type(type_.element)
         return None if element is None else pa.list_(element)
@@ -105,13 +104,14 @@ def _item_type(type_: Type | None) -> Any:
 
 
 def _element_type(dtype: DType) -> Any:
+    """The Arrow type of a tensor's elements; float32 for a float type that Arrow lacks."""
     if dtype is DType.STRING:
         return pa.string()
     return pa.from_numpy_dtype(np.dtype(np.float32) if dtype.numpy.kind == "V" else dtype.numpy)
 
 
 def _nest(array: Array, mask: Array, leaves: Any) -> Any:
-    """Nest flat values into lists for each axis but the first; null rows are masked."""
+    """Nest ``leaves``, the elements of ``array`` in row-major order, into lists by all axes but the first; nulls are masked."""
     if array.ndim == 1:
         return pa.array(array, mask=mask) if mask.any() else leaves
     nested = leaves
@@ -126,7 +126,7 @@ def _nest(array: Array, mask: Array, leaves: Any) -> Any:
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".arrow": "ipc", ".feather": "feather"}
 """File suffix to format."""
 USUAL_BYTES = 32 << 20
-"""Target size of a part in bytes: recomputed after a kill, and held in memory by each worker."""
+"""Target size of the rows of a part in bytes: they are computed again after a kill, and each worker has them in memory."""
 MOST_ROWS = 16384
 """Maximum number of rows of a part."""
 USUAL_PARTS, FEW_ROWS = 64, 256
@@ -140,6 +140,7 @@ class RowFile:
     path: str
     rows: int
     bytes: int
+    """The size of the file."""
     modified: int
     """Modification time in nanoseconds."""
 
@@ -170,9 +171,11 @@ def list_row_files(paths: Sequence[str]) -> tuple[RowFile, ...]:
 
 
 def _expand(path: Path) -> list[Path]:
+    """The absolute path of a row file, or those of the row files in a folder; raises InputError."""
     if not path.exists():
         raise InputError(f"there are no rows at {path}: no such file or folder")
     if path.is_dir():
+        # Hidden files, and those that begin with an underscore, are metadata by the convention of Hive and Spark.
         files = sorted(file for file in path.rglob("*") if file.suffix in FORMATS and not file.name.startswith((".", "_")))
         if not files:
             raise InputError(f"folder {path} has no file of rows; these end in {', '.join(FORMATS)}")
@@ -183,6 +186,7 @@ def _expand(path: Path) -> list[Path]:
 
 
 def _describe(path: Path) -> RowFile:
+    """Count the rows of a file; raises InputError if it cannot be read."""
     try:
         rows = _open(os.fspath(path)).count_rows()
     except (pa.ArrowException, OSError) as error:
@@ -192,6 +196,7 @@ def _describe(path: Path) -> RowFile:
 
 
 def _open(path: str) -> Any:
+    """The file as a fragment of an Arrow dataset."""
     (fragment,) = ds.dataset(path, format=FORMATS[Path(path).suffix]).get_fragments()
     return fragment
 
@@ -225,6 +230,7 @@ def read_chunk(chunk: Chunk) -> Any:
     return pa.concat_tables(tables)
 
 
+# The stamp is in the keys of both caches, so that a file that changed is read again.
 @lru_cache(maxsize=64)
 def _list_groups(path: str, stamp: Stamp) -> tuple[tuple[int | None, int], ...]:
     """Row groups of a file with their numbers of rows; other formats have one group."""
