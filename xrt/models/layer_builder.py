@@ -1,4 +1,4 @@
-"""A builder of networks whose layers draw their weights from a seed."""
+"""Builds networks layer by layer, with random weights from a seed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPSET = 20
 """LayerNormalization needs 17; all engines support 20."""
 
 HE = math.sqrt(2)
-"""The gain that compensates for a ReLU (He et al. 2015)."""
+"""The gain of a layer before a ReLU, which removes half of the variance (He et al. 2015)."""
 
 
 def get_value_shape(x: Tensor) -> tuple[int, ...]:
@@ -29,15 +29,15 @@ def get_value_shape(x: Tensor) -> tuple[int, ...]:
 
 
 def _pair(extent: int | tuple[int, int]) -> tuple[int, int]:
-    """Expand one number to both axes of an image."""
+    """The extents of both axes of an image, from one number or from both."""
     return (extent, extent) if isinstance(extent, int) else extent
 
 
 class LayerBuilder:
-    """Records layers; a context manager, so that operators on its tensors find the graph.
+    """Records layers into a Function; use it as a context manager, in which operators on its tensors are recorded, too.
 
-    Weights have a standard deviation of 1 / sqrt(fan-in), so that activations keep their scale. The same seed and calls give
-    the same bytes.
+    Weights have a standard deviation of gain / sqrt(fan-in), so that activations keep their scale from layer to layer. The same
+    seed and calls give the same bytes.
     """
 
     def __init__(self, name: str, seed: int) -> None:
@@ -66,7 +66,8 @@ class LayerBuilder:
     # ------------------------------------------------------------------ weights
 
     def normal(self, *shape: int, deviation: float = 1.0) -> Tensor:
-        """A constant of normally distributed numbers."""
+        """A float32 constant of normally distributed numbers with mean 0."""
+        # In place: weights have up to hundreds of megabytes.
         values = self._random.standard_normal(shape, dtype=np.float32)
         values *= np.float32(deviation)
         return self.constant(values)
@@ -80,7 +81,7 @@ class LayerBuilder:
     # ------------------------------------------------------------------ layers
 
     def linear(self, x: Tensor, columns: int, gain: float = 1.0) -> Tensor:
-        """A fully connected layer with bias, on the last axis."""
+        """A fully connected layer with bias along the last axis, which has the extent ``columns`` afterwards."""
         rows = get_value_shape(x)[-1]
         weight = self.normal(rows, columns, deviation=gain / math.sqrt(rows))
         return emit("Add", emit("MatMul", x, weight), self.normal(columns, deviation=0.1))
@@ -97,8 +98,10 @@ class LayerBuilder:
         gain: float = 1.0,
     ) -> Tensor:
         """A 2-D convolution with bias; the default padding keeps the size at stride 1."""
+        # Each group reads its share of the input channels.
         window, strides, depth = _pair(kernel), _pair(stride), get_value_shape(x)[1] // group
         weight = self.normal(channels, depth, *window, deviation=gain / math.sqrt(depth * math.prod(window)))
+        # ONNX lists the padding before both axes, then the padding after them.
         pads = [length // 2 if padding is None else padding for length in window] * 2
         bias = self.normal(channels, deviation=0.1)
         return emit("Conv", x, weight, bias, kernel_shape=window, strides=strides, pads=pads, group=group)
@@ -106,12 +109,13 @@ class LayerBuilder:
     def upsample(self, x: Tensor, channels: int) -> Tensor:
         """Double the height and width with a transposed convolution without overlap."""
         in_channels = get_value_shape(x)[1]
+        # Stride and kernel are equal: each output pixel has one input pixel, whose channels are the fan-in.
         weight = self.normal(in_channels, channels, 2, 2, deviation=1 / math.sqrt(in_channels))
         bias = self.normal(channels, deviation=0.1)
         return emit("ConvTranspose", x, weight, bias, kernel_shape=[2, 2], strides=[2, 2])
 
     def add_recurrent(self, x: Tensor, hidden: int) -> Tensor:
-        """A bidirectional GRU over (time, batch, features); the directions are added."""
+        """A bidirectional GRU on (time, batch, features), to (time, batch, hidden): the directions are added."""
         inner, outer = 1 / math.sqrt(hidden), 1 / math.sqrt(get_value_shape(x)[-1])
         weights = (self.normal(2, 3 * hidden, n, deviation=d) for n, d in ((get_value_shape(x)[-1], outer), (hidden, inner)))
         bias = self.normal(2, 6 * hidden, deviation=0.1)
@@ -127,13 +131,13 @@ class LayerBuilder:
         return emit("LayerNormalization", x, scale, self.normal(width, deviation=0.1), axis=-1, epsilon=1e-5)
 
     def gelu(self, x: Tensor) -> Tensor:
-        """Exact GELU, in the operators that exporters emit."""
+        """GELU by the error function, in the operators that exporters emit, so that engines find their pattern."""
         return x * 0.5 * (emit("Erf", x * math.sqrt(0.5)) + 1.0)
 
     def embed(self, ids: Tensor, entries: int, width: int, deviation: float = 1.0) -> Tensor:
-        """An embedding lookup."""
+        """Look up ``ids`` in a random table of ``entries`` vectors of ``width`` numbers."""
         return emit("Gather", self.normal(entries, width, deviation=deviation), ids, axis=0)
 
     def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        """Reshape; 0 copies an extent, -1 is inferred."""
+        """Reshape as ONNX does: an extent of 0 is copied from the input, one of -1 is inferred."""
         return emit("Reshape", x, self.constant(np.array(shape, np.int64)))

@@ -1,4 +1,4 @@
-"""The nine light models of the ``onnx`` package, real architectures with constant fills, and random weights for them."""
+"""The light models of the ``onnx`` package: real architectures whose weights are constant fills, and random weights for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from xrt.graph import Constant, DType, Function, Node
 
 @dataclass(frozen=True, slots=True)
 class ActivationStatistics:
-    """Mean and variance of a value's elements."""
+    """Expected mean and variance of a value's elements, for normally distributed model inputs."""
 
     mean: float
     variance: float
@@ -33,19 +33,20 @@ UNIT = ActivationStatistics(0.0, 1.0)
 
 
 def propagate_statistics(node: Node, statistics: Mapping[str, ActivationStatistics]) -> ActivationStatistics:
-    """Moments of a node's outputs from those of its inputs; operators without a rule keep them."""
+    """The moments of a node's outputs from those of its inputs by name; without a rule, those of its first input."""
     inputs = [statistics[name] for name in node.uses if name in statistics]
     rule = _RULES.get(node.op_type)
     return UNIT if not inputs else inputs[0] if rule is None else rule(node, inputs)
 
 
 def _unit(node: Node, inputs: Sequence[ActivationStatistics]) -> ActivationStatistics:
-    """Weighted operators: their weights are scaled to give unit variance."""
+    """For operators with weights, which `_product` scales for outputs of unit variance."""
     return UNIT
 
 
 def _relu(node: Node, inputs: Sequence[ActivationStatistics]) -> ActivationStatistics:
     """Moments of a rectified normal distribution."""
+    # Not 0: z divides by it.
     mean, deviation = inputs[0].mean, math.sqrt(inputs[0].variance) or 1e-6
     z = mean / deviation
     density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
@@ -56,17 +57,19 @@ def _relu(node: Node, inputs: Sequence[ActivationStatistics]) -> ActivationStati
 
 
 def _max_pool(node: Node, inputs: Sequence[ActivationStatistics]) -> ActivationStatistics:
-    """Neighbors are correlated, so the maximum lies between one element and the maximum of independent ones."""
+    """Moments of the maximum of a window, estimated between those of one element and of independent elements."""
+    # Neighbors are correlated. The factors need not be exact: they only keep activations of deep networks in range.
     deviation = math.sqrt(inputs[0].variance)
     return ActivationStatistics(inputs[0].mean + 0.8 * deviation, 0.7 * inputs[0].variance)
 
 
 def _sum(node: Node, inputs: Sequence[ActivationStatistics]) -> ActivationStatistics:
+    """Moments of a sum of independent values."""
     return ActivationStatistics(sum(m.mean for m in inputs), sum(m.variance for m in inputs))
 
 
 def _concat(node: Node, inputs: Sequence[ActivationStatistics]) -> ActivationStatistics:
-    """An equally weighted mixture of the parts."""
+    """Moments of a mixture of the parts with equal weights, though their sizes may differ."""
     mean = sum(m.mean for m in inputs) / len(inputs)
     return ActivationStatistics(mean, sum(m.square for m in inputs) / len(inputs) - mean**2)
 
@@ -90,8 +93,8 @@ Maker: TypeAlias = Callable[[np.random.Generator, tuple[int, ...], ActivationSta
 def fill_random_weights(function: Function, seed: int = 0) -> Function:
     """Replace the float32 weights by random ones; the same seed and Function give the same bytes.
 
-    A weight is a constant, or a static ``ConstantOfShape``, that an operator reads as a weight, possibly reshaped. Scalars and
-    other values are unchanged.
+    A weight is a constant, or a ``ConstantOfShape`` of a constant shape, that one of the operators in `_MAKERS` reads as a
+    weight, possibly after a Reshape. Scalars and all other values are unchanged.
     """
     weights = {name: Constant(array) for name, array in _draw(function, np.random.default_rng(seed))}
     nodes = tuple(node for node in function.nodes if node.outputs[0] not in weights)
@@ -102,12 +105,12 @@ def fill_random_weights(function: Function, seed: int = 0) -> Function:
 
 
 def _draw(function: Function, generator: np.random.Generator) -> Iterator[tuple[str, Array]]:
-    """Yield name and value of each new weight in topological order."""
+    """Yield name and value of each new weight, in topological order: a weight depends on the statistics of its node's inputs."""
     weights = _find_weights(function)
     statistics = {value.name: UNIT for value in function.inputs}
     drawn_names: set[str] = set()
     for node in function.nodes:
-        if node.outputs[0] in weights:
+        if node.outputs[0] in weights:  # a fill, or a reshaped weight
             continue
         input_statistics = next((statistics[name] for name in node.inputs if name in statistics), UNIT)
         for slot, name in enumerate(node.inputs):
@@ -121,13 +124,15 @@ def _draw(function: Function, generator: np.random.Generator) -> Iterator[tuple[
 
 @dataclass(frozen=True, slots=True)
 class _Weight:
+    """A value that may be replaced by random numbers."""
+
     name: str
     """The value to replace."""
     shape: tuple[int, ...]
 
 
 def _find_weights(function: Function) -> dict[str, _Weight]:
-    """Map the name of each weight, and of each reshaped weight, to the original weight."""
+    """Candidates for weights by the name of the value that an operator reads, which may be a reshaped weight."""
     weights = {
         name: _Weight(name, constant.shape)
         for name, constant in function.constants.items()
@@ -146,7 +151,7 @@ def _find_weights(function: Function) -> dict[str, _Weight]:
 
 
 def _product(generator: np.random.Generator, shape: tuple[int, ...], statistics: ActivationStatistics, node: Node) -> Array:
-    """Scale for unit variance of the outputs."""
+    """Weights of a product, scaled for outputs of unit variance."""
     if node.op_type == "Conv":
         fan_in = math.prod(shape[1:])
     else:
@@ -163,6 +168,7 @@ def _mean(generator: np.random.Generator, shape: tuple[int, ...], statistics: Ac
     return _normal(generator, shape, statistics.mean, 0.1 * math.sqrt(statistics.variance))
 
 
+# A batch normalization should normalize: its mean and variance are near those of its input.
 def _variance(generator: np.random.Generator, shape: tuple[int, ...], statistics: ActivationStatistics, node: Node) -> Array:
     return _near_one(generator, shape, statistics, node) * np.float32(statistics.variance)
 
@@ -191,7 +197,7 @@ _MAKERS: dict[tuple[str, int], Maker] = {
     ("Mul", 1): _near_one,
     ("Add", 1): _small,
 }
-"""By operator and input position."""
+"""How to draw a weight, by the operator that reads it and the position among its inputs."""
 _PREFIX = "light_"
 
 

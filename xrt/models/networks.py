@@ -24,10 +24,12 @@ _BLOCKS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3
 
 def mobile_features(net: LayerBuilder, image: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """MobileNet v2 features at 1/16 of the image size, expanded, and the last ones at 1/32; `width` is in percent."""
+    # The first convolution and four of the groups halve the size: 1/32 at the end.
     x = relu6(net.convolution(image, _scale_channels(32, width), 3, stride=2, gain=HE))
     sixteenth = x
     for expansion, channels, repeats, stride in _BLOCKS:
         for step in (stride, *[1] * (repeats - 1)):
+            # No ReLU after the projection in `_project`: it would lose information of the few channels there.
             wide = x if expansion == 1 else relu6(net.convolution(x, get_value_shape(x)[1] * expansion, 1, gain=HE))
             sixteenth = wide if step == 2 else sixteenth  # the input of the last stride-2 block has 1/16 of the size
             x = _project(net, x, wide, _scale_channels(channels, width), step)
@@ -53,12 +55,12 @@ def relu6(x: Tensor) -> Tensor:
 
 
 def _scale_channels(channels: int, width: int) -> int:
-    """Scale the channel count, rounded to a multiple of 8."""
+    """``width`` percent of a number of channels, rounded to a multiple of 8 as in MobileNet."""
     return max(8, round(channels * width / 800) * 8)
 
 
 def mobilenet(seed: int = 0, *, image: int = 224, width: int = 100, classes: int = 1000, batch: int = 1) -> Function:
-    """A network with the shape of MobileNet v2; `width` is in percent."""
+    """An image classifier with the shape of MobileNet v2 (Sandler et al. 2018); `width` is in percent."""
     with LayerBuilder("mobilenet", seed) as net:
         _, x = mobile_features(net, net.input("image", batch, 3, image, image), width)
         flat = emit("Flatten", emit("GlobalAveragePool", x))
@@ -68,7 +70,7 @@ def mobilenet(seed: int = 0, *, image: int = 224, width: int = 100, classes: int
 def mlp(
     seed: int = 0, *, layers: int = 4, features: int = 1024, hidden: int = 4096, classes: int = 1000, batch: int = 1
 ) -> Function:
-    """A multilayer perceptron with ReLU."""
+    """A multilayer perceptron with ReLU: `layers` fully connected layers, `features` inputs and `classes` outputs."""
     with LayerBuilder("mlp", seed) as net:
         x = net.input("x", batch, features)
         for _ in range(layers - 1):
@@ -117,7 +119,7 @@ def gather_softmax(
 
 
 def reductions(seed: int = 0, *, batch: int = 64, rows: int = 256, columns: int = 256) -> Function:
-    """Sum, mean, max, min and L2 norm of one tensor over its last, middle and first axis."""
+    """Mean and L2 norm of a tensor over its last axis, maximum and sum over the middle one, and minimum over the first."""
     with LayerBuilder("reductions", seed) as net:
         x = net.input("x", batch, rows, columns)
         kinds = (("ReduceMean", -1), ("ReduceMax", 1), ("ReduceSum", 1), ("ReduceL2", -1), ("ReduceMin", 0))
@@ -175,6 +177,7 @@ def detector(
         offsets, logits = (_predict(net, maps, columns) for columns in (4, classes))
         boxes = _decode_boxes(net, offsets, _anchors([get_value_shape(x)[2] for x in maps]))
         shares = emit("Softmax", logits, axis=-1).transpose(0, 2, 1)
+        # Class 0 is the background, which is no detection.
         selected, scores, labels = _select_detections(net, boxes, shares[:, 1:], detections)
         return net.finish(boxes=selected, scores=scores, labels=labels)
 
@@ -190,6 +193,7 @@ def _preprocess(net: LayerBuilder, picture: Tensor, image: int) -> Tensor:
 
 
 def _extract_maps(net: LayerBuilder, image: Tensor, width: int) -> list[Tensor]:
+    """The six feature maps, from 1/16 of the image size on."""
     maps = list(mobile_features(net, image, width))
     for channels in _EXTRA:
         x = relu6(net.convolution(maps[-1], channels // 2, 1, gain=HE))
@@ -198,7 +202,7 @@ def _extract_maps(net: LayerBuilder, image: Tensor, width: int) -> list[Tensor]:
 
 
 def _predict(net: LayerBuilder, maps: Sequence[Tensor], columns: int) -> Tensor:
-    """`columns` predictions per anchor: (1, anchors, columns)."""
+    """Predict `columns` numbers per anchor, from all maps: (1, anchors, columns)."""
     heads = (net.convolution(depthwise(net, x), _ANCHORS * columns, 1) for x in maps)
     return emit("Concat", *(net.reshape(x.transpose(0, 2, 3, 1), (1, -1, columns)) for x in heads), axis=1)
 
@@ -214,6 +218,7 @@ def _anchors(cells: Sequence[int]) -> Array:
 
 
 def _anchors_of_map(cells: int, size: float, larger: float) -> Iterator[tuple[float, ...]]:
+    """Yield the anchors of a map with `cells` rows and columns; `larger` is the size of the anchors of the next map."""
     between = math.sqrt(size * larger)
     shapes = [*((size / math.sqrt(ratio), size * math.sqrt(ratio)) for ratio in _RATIOS), (between, between)]
     centres = [(cell + 0.5) / cells for cell in range(cells)]
@@ -222,6 +227,7 @@ def _anchors_of_map(cells: int, size: float, larger: float) -> Iterator[tuple[fl
 
 def _decode_boxes(net: LayerBuilder, offsets: Tensor, anchors: Array) -> Tensor:
     """Corners (y, x, y, x) from offsets relative to the anchors (in tenths) and log sizes."""
+    # The factors 0.1 and 0.2 are the variances of SSD, by which the training scales its targets.
     centres, sizes = net.constant(anchors[:, :2].copy()), net.constant(anchors[:, 2:].copy())
     centre = offsets[:, :, :2] * 0.1 * sizes + centres
     half = emit("Exp", offsets[:, :, 2:] * 0.2) * sizes * 0.5
@@ -229,20 +235,18 @@ def _decode_boxes(net: LayerBuilder, offsets: Tensor, anchors: Array) -> Tensor:
 
 
 def _select_detections(net: LayerBuilder, boxes: Tensor, shares: Tensor, count: int) -> tuple[Tensor, ...]:
-    """Boxes, scores and labels of the best detections after non-maximum suppression.
-
-    Its result count depends on the data, so pad it with `count` empty detections before TopK; a Reshape makes the extent
-    static, which shape inference cannot.
-    """
+    """Boxes, scores and labels of the `count` best detections after non-maximum suppression."""
+    # The number of its results depends on the data: `count` empty detections are added, so that TopK has enough. Shape inference
+    # does not know that, and the Reshape makes the extent static.
     limits = (net.constant(np.array([count])), np.float32(_OVERLAP), np.float32(_SCORE))
     places = emit("NonMaxSuppression", boxes, shares, limits[0], *(net.constant(np.array([x])) for x in limits[1:]))
     scores = emit("Concat", emit("GatherND", shares, places), net.constant(np.zeros(count, np.float32)), axis=0)
     places = emit("Concat", places, net.constant(np.zeros((count, 3), np.int64)), axis=0)
     best, order = (net.reshape(x, (count,)) for x in apply("TopK", (scores, net.constant(np.array([count]))), {"axis": 0}))
     rows = emit("Gather", places, order, axis=0)
-    chosen = emit("Gather", emit("Squeeze", boxes, net.constant(np.array([0]))), rows[:, 2], axis=0)
-    # Class 0 is the background.
-    return chosen, best, rows[:, 1] + 1
+    best_boxes = emit("Gather", emit("Squeeze", boxes, net.constant(np.array([0]))), rows[:, 2], axis=0)
+    # Labels count from 1, as the background was cut off.
+    return best_boxes, best, rows[:, 1] + 1
 
 
 # ---------------------------------------------------------------------- recommendation
@@ -262,7 +266,7 @@ def dlrm(
 ) -> Function:
     """A recommender with the shape of DLRM (Naumov et al. 2019): dense features, embedding bags, pairwise products.
 
-    Layers as for the Criteo terabyte data, whose tables have millions of entries.
+    The layers are those for the Criteo terabyte data, whose tables have millions of entries instead of `entries`.
     """
     with LayerBuilder("dlrm", seed) as net:
         x = net.input("dense", batch, dense)
@@ -275,6 +279,7 @@ def dlrm(
 
 
 def _perceptron(net: LayerBuilder, x: Tensor, widths: tuple[int, ...]) -> Tensor:
+    """Fully connected layers of these widths, each with ReLU."""
     for columns in widths:
         x = emit("Relu", net.linear(x, columns, gain=HE))
     return x
@@ -290,6 +295,7 @@ def _multiply_pairs(net: LayerBuilder, features: Tensor, count: int) -> Tensor:
     """Products of all pairs of vectors: (batch, count * width) to (batch, pairs)."""
     vectors = net.reshape(features, (0, count, -1))
     products = emit("MatMul", vectors, vectors.transpose(0, 2, 1))
+    # The products are symmetric: only those below the diagonal are kept.
     rows, columns = np.tril_indices(count, -1)
     return emit("Gather", net.reshape(products, (0, -1)), net.constant(rows * count + columns), axis=1)
 
@@ -298,9 +304,9 @@ def _multiply_pairs(net: LayerBuilder, features: Tensor, count: int) -> Tensor:
 
 
 def unet(seed: int = 0, *, image: int = 128, channels: int = 32, depth: int = 4, classes: int = 2, batch: int = 1) -> Function:
-    """A segmentation network with the shape of U-Net (Ronneberger et al. 2015).
+    """A segmentation network with the shape of U-Net (Ronneberger et al. 2015): class probabilities of each pixel.
 
-    Half of the channels, padded convolutions as in later variants, and a smaller image.
+    It has half of the channels, convolutions with padding as in later variants, and a smaller image.
     """
     if image % 2**depth:
         raise OptionError(f"an image of {image} does not halve depth={depth} times; choose a multiple of {2**depth}")
@@ -345,7 +351,8 @@ def speech(
 ) -> Function:
     """A speech recognizer from waveform to letters with the shape of Deep Speech 2 (Amodei et al. 2015).
 
-    20 ms windows every 10 ms, two convolutions over time and frequency, and bidirectional GRUs with half of the original units.
+    It has 20 ms windows every 10 ms, two convolutions over time and frequency, and bidirectional GRUs with half of the original
+    units. The output has log probabilities of the letters: (batch, frames, letters).
     """
     with LayerBuilder("speech", seed) as net:
         x = _normalize_over_time(net, _log_mel(net, net.input("waveform", batch, samples), window, hop, mels))
@@ -361,6 +368,7 @@ def speech(
 
 def _log_mel(net: LayerBuilder, waveform: Tensor, window: int, hop: int, mels: int) -> Tensor:
     """Log mel spectrogram: (batch, frames, mels)."""
+    # As in librosa and PyTorch: frames are centred, with the signal reflected at its ends.
     edge = window // 2
     padded = emit("Pad", waveform, net.constant(np.array([0, edge, 0, edge])), mode="reflect")
     hann = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(window) / window)).astype(np.float32)
@@ -373,6 +381,7 @@ def _log_mel(net: LayerBuilder, waveform: Tensor, window: int, hop: int, mels: i
 
 def _mel_filters(window: int, mels: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
     """Triangular filters with half overlap, evenly spaced on the mel scale: (frequencies, mels)."""
+    # The mel scale of HTK (O'Shaughnessy 1987), up to half of the sampling rate.
     highest = 2595 * math.log10(1 + _RATE / 2 / 700)
     corners = 700 * (10 ** (np.linspace(0, highest, mels + 2) / 2595) - 1)
     frequencies = np.linspace(0, _RATE / 2, window // 2 + 1)[:, None]

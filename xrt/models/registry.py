@@ -1,4 +1,4 @@
-"""All shipped models by name: the light ones, and those written in code with adjustable sizes."""
+"""All shipped models by name: the light models of the ``onnx`` package, and models written in code, whose sizes can be chosen."""
 
 from __future__ import annotations
 

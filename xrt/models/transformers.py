@@ -1,4 +1,4 @@
-"""Transformers written in code: BERT, GPT and ViT shapes, and GPT-2 and Llama decoders with KV caches as state."""
+"""Transformers written in code: the shapes of BERT, GPT and ViT, and decoders of GPT-2 and Llama with KV caches as state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _HIDDEN_FROM = -1e4
-"""Added to the scores of masked tokens; their weight is zero in float16, too."""
+"""Added to the scores of masked tokens. Their weight is then zero, and float16, whose range ends at 65,504, holds it, too."""
 
 
 def bert(
@@ -34,12 +34,16 @@ def bert(
     vocabulary: int = 30522,
     batch: int = 1,
 ) -> Function:
-    """A text encoder with the shape of BERT-base (Devlin et al. 2018): post-norm layers, a pooled output."""
+    """A text encoder with the shape of BERT-base (Devlin et al. 2018), from token ids and a mask of ones for valid tokens.
+
+    `states` is (batch, tokens, hidden), and `pooled` (batch, hidden), from the first token.
+    """
     _check_heads(hidden, heads)
     with LayerBuilder("bert", seed) as net:
         ids, mask = (net.input(name, batch, tokens, dtype=DType.INT64) for name in ("ids", "mask"))
         bias = emit("Unsqueeze", (1.0 - mask.astype("float32")) * _HIDDEN_FROM, net.constant(np.array([1, 2])))
         x = net.normalize(net.embed(ids, vocabulary, hidden) + net.normal(1, tokens, hidden))
+        # BERT normalizes after each residual connection, later transformers before it.
         for _ in range(layers):
             x = net.normalize(x + _attention(net, x, heads, bias))
             x = net.normalize(x + _feed_forward(net, x))
@@ -94,11 +98,13 @@ def vit(
 
 
 def _check_heads(hidden: int, heads: int) -> None:
+    """Raise OptionError if the heads cannot have equal widths."""
     if hidden % heads:
         raise OptionError(f"hidden={hidden} does not divide among heads={heads}; choose a multiple")
 
 
 def _pre_norm_layers(net: LayerBuilder, x: Tensor, layers: int, heads: int, bias: Tensor | None = None) -> Tensor:
+    """Layers of attention and feed-forward networks, each normalized before it; `bias` is added to the scores."""
     for _ in range(layers):
         x = x + _attention(net, net.normalize(x), heads, bias)
         x = x + _feed_forward(net, net.normalize(x))
@@ -106,9 +112,10 @@ def _pre_norm_layers(net: LayerBuilder, x: Tensor, layers: int, heads: int, bias
 
 
 def _attention(net: LayerBuilder, x: Tensor, heads: int, bias: Tensor | None) -> Tensor:
-    """Multi-head self-attention."""
+    """Self-attention with `heads` heads; `bias` is added to the scores, to mask tokens."""
     hidden = get_value_shape(x)[-1]
     query, key, value = (_heads(net, net.linear(x, hidden), heads) for _ in range(3))
+    # Products of two vectors of unit variance have their width as variance.
     scores = emit("MatMul", query, key.transpose(0, 1, 3, 2)) * (1 / math.sqrt(hidden // heads))
     shares = emit("Softmax", scores if bias is None else scores + bias, axis=-1)
     attended = emit("MatMul", shares, value).transpose(0, 2, 1, 3)
@@ -165,7 +172,7 @@ class DecoderSizes:
 
 
 class _Network:
-    """A decoder being built."""
+    """Records a decoder, with trained weights by name or with random ones."""
 
     def __init__(self, name: str, sizes: DecoderSizes, weights: Mapping[str, Array] | None, seed: int) -> None:
         self.sizes = sizes
@@ -174,7 +181,7 @@ class _Network:
         self._random = np.random.default_rng(seed)
 
     def weight(self, name: str, *shape: int, deviation: float | None = None, center: float = 0.0) -> Tensor:
-        """A weight by name, or a random one; raises OptionError for another shape."""
+        """The weight of this name, or a random one with this deviation and mean; raises OptionError for another shape."""
         if self._weights is None:
             values = self._random.standard_normal(shape, dtype=np.float32)
             values *= np.float32(1 / math.sqrt(shape[0]) if deviation is None else deviation)
@@ -186,30 +193,33 @@ class _Network:
         return self.constant(np.ascontiguousarray(array, np.float32))
 
     def constant(self, value: Any) -> Tensor:
+        """A constant that takes ownership of the array, which becomes read-only."""
         array = np.asarray(value)
         array.flags.writeable = False
         return self.builder.constant(array)
 
     def shape(self, x: Tensor, *shape: int) -> Tensor:
+        """Reshape to these extents, one of which may be -1."""
         return emit("Reshape", x, self.constant(np.array(shape, np.int64)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Values shared by all layers of a call."""
+    """Values that all layers of a call share."""
 
     start: Tensor
-    """Valid cache entries before the call, per sequence."""
+    """Tokens in the caches before the call, for each sequence: (batch,)."""
     positions: Tensor
+    """Positions of the new tokens: (tokens,)."""
     bias: Tensor
-    """Added to the scores: masks later positions."""
+    """Added to the scores, to mask the positions after each new token: (tokens, capacity)."""
 
 
 def gpt_decoder(sizes: DecoderSizes = DecoderSizes(), weights: Mapping[str, Array] | None = None, seed: int = 0) -> Function:
-    """A decoder with the shape of GPT-2 (Radford et al. 2019): ``ids`` to ``logits`` of the last token, with state.
+    """A decoder with the shape of GPT-2 (Radford et al. 2019), from the ``ids`` of new tokens to the ``logits`` of the last one.
 
-    ``weights`` has the parameters of `transformers.GPT2LMHeadModel` by name; random by default. Raises OptionError for a missing
-    weight or one of another shape.
+    Keys and values of earlier tokens, and their number, are state. ``weights`` has the parameters of
+    `transformers.GPT2LMHeadModel` by name; random by default. Raises OptionError for a missing weight or one of another shape.
     """
     net = _Network("gpt_decoder", sizes, weights, seed)
     with net.builder:
@@ -241,8 +251,9 @@ def llama_decoder(
 ) -> Function:
     """A decoder with the shape of Llama (Touvron et al. 2023): rotary positions, grouped queries, gated layers.
 
-    ``weights`` has the parameters of `transformers.LlamaForCausalLM` by name; random by default. ``base`` is the base of the
-    rotary frequencies. Raises OptionError for a missing weight or one of another shape.
+    Inputs, outputs and state are as in `gpt_decoder`. ``weights`` has the parameters of `transformers.LlamaForCausalLM` by name;
+    random by default. ``base`` is the base of the rotary frequencies. Raises OptionError for a missing weight or one of another
+    shape.
     """
     net = _Network("llama_decoder", sizes, weights, seed)
     hidden, key_width = sizes.hidden, sizes.key_heads * sizes.width
@@ -278,6 +289,7 @@ def _begin(net: _Network) -> tuple[Tensor, _Step]:
     builder.update(length, length + count)
     zero, one = (net.constant(np.array(n, np.int64)) for n in (0, 1))
     positions = length + emit("Range", zero, emit("Squeeze", count, net.constant(np.array([0]))), one)
+    # The caches have their whole capacity in each call: a token sees the columns up to its position, and masks the empty rest.
     columns = net.constant(np.arange(sizes.capacity, dtype=np.int64)[None])
     visible = emit("LessOrEqual", columns, emit("Unsqueeze", positions, net.constant(np.array([1]))))
     bias = emit("Where", visible, net.constant(np.float32(0)), net.constant(np.float32(_HIDDEN)))
@@ -286,6 +298,7 @@ def _begin(net: _Network) -> tuple[Tensor, _Step]:
 
 
 def _finish(net: _Network, logits: Tensor) -> Function:
+    """Build the Function; its sessions refuse tokens beyond the capacity of the caches."""
     from xrt.graph.state import Capacity, declare_capacity
 
     net.builder.output(logits, "logits")
@@ -300,7 +313,7 @@ def _last_token(net: _Network, x: Tensor) -> Tensor:
 
 
 def _attend(net: _Network, step: _Step, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attention with KV caches, which are updated."""
+    """Causal attention of the new tokens to all tokens in the caches of a layer, to which their keys and values are added."""
     sizes, builder = net.sizes, net.builder
     groups, heads = sizes.heads // sizes.key_heads, sizes.key_heads
     keys = builder.state(f"past_key_{layer}", TensorType(DType.FLOAT32, (sizes.batch, heads, sizes.width, sizes.capacity)))
@@ -310,6 +323,7 @@ def _attend(net: _Network, step: _Step, layer: int, query: Tensor, key: Tensor, 
     all_values = emit("TensorScatter", values, value, step.start, axis=2)
     builder.update(keys, all_keys)
     builder.update(values, all_values)
+    # The query heads of a group share keys: as further rows of one product, so that no key is copied.
     grouped = net.shape(query, sizes.batch, heads, -1, sizes.width)
     scores = net.shape(emit("MatMul", grouped, all_keys), sizes.batch, heads, groups, -1, sizes.capacity)
     shares = emit("Softmax", scores * (1 / math.sqrt(sizes.width)) + step.bias, axis=-1)
@@ -325,6 +339,8 @@ def _split_heads(net: _Network, x: Tensor, heads: int) -> Tensor:
 
 def _rotation(net: _Network, step: _Step, base: float) -> Callable[[Tensor], Tensor]:
     """Make the function that applies rotary position embeddings (Su et al. 2021)."""
+    # Element i of the first half is rotated with element i of the second half, as in transformers' Llama. Angles by position are
+    # constants, so that a step computes no sines.
     half = net.sizes.width // 2
     angles = np.arange(net.sizes.capacity)[:, None] * base ** -(np.arange(half) / half)
     cos, sin = (emit("Gather", net.constant(f(angles).astype(np.float32)), step.positions, axis=0) for f in (np.cos, np.sin))
@@ -337,15 +353,17 @@ def _rotation(net: _Network, step: _Step, base: float) -> Callable[[Tensor], Ten
 
 
 def _halves(x: Tensor) -> Sequence[Tensor]:
+    """Both halves of the last axis."""
     return apply("Split", (x,), {"axis": -1, "num_outputs": 2}, outputs=2)  # type: ignore[return-value]  # as many as outputs
 
 
 def _product(net: _Network, x: Tensor, name: str, rows: int, columns: int) -> Tensor:
-    """Multiply by a matrix stored like the weight of PyTorch's Linear."""
+    """Multiply by a weight of shape (columns, rows), as PyTorch's Linear stores it."""
     return emit("MatMul", x, emit("Transpose", net.weight(f"{name}.weight", columns, rows), perm=[1, 0]))
 
 
 def _affine(net: _Network, x: Tensor, name: str, rows: int, columns: int) -> Tensor:
+    """Multiply by a weight of shape (rows, columns), as transformers' Conv1D of GPT-2 stores it, and add the bias."""
     return emit("MatMul", x, net.weight(f"{name}.weight", rows, columns)) + net.weight(f"{name}.bias", columns, deviation=0.1)
 
 
@@ -357,5 +375,6 @@ def _layer_norm(net: _Network, x: Tensor, name: str) -> Tensor:
 
 
 def _root_norm(net: _Network, x: Tensor, name: str, epsilon: float) -> Tensor:
+    """RMS normalization (Zhang and Sennrich 2019), in operators that every engine has."""
     mean = emit("ReduceMean", x * x, net.constant(np.array([-1])), keepdims=1)
     return x / emit("Sqrt", mean + epsilon) * net.weight(f"{name}.weight", net.sizes.hidden, deviation=0.1, center=1.0)
