@@ -17,8 +17,7 @@ from typing import Any
 from tests.malformed_inputs.case import HostileCase, create_files
 from tests.malformed_inputs.readers import READERS
 from xrt.errors import XRTError
-from xrt.processes.ipc import Message
-from xrt.processes.server import Request, serve
+from xrt.processes.ipc import Message, Request, serve
 
 CPU_SECONDS = 10.0
 """Of computing for one case; a file here has some thousand bytes."""

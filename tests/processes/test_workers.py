@@ -24,7 +24,7 @@ from xrt.processes.client import RemoteError, WorkerDied, WorkerProcess, WorkerT
 SERVER = """
 import os, signal, subprocess, sys, time
 from xrt.errors import CompileRefused, InputError
-from xrt.processes.server import serve
+from xrt.processes.ipc import serve
 
 class Odd(InputError):
     pass

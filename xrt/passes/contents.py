@@ -332,8 +332,8 @@ def _slice(case: PropagationCase, elements: Elements) -> Elements | None:
     selected = elements
     for k, axis in enumerate(range(len(starts)) if axes is None else axes):
         place = axis % elements.ndim
-        positions = make_slice(starts[k], ends[k], 1 if steps is None else steps[k], elements.shape[place])
-        selected = selected[(slice(None),) * place + (positions,)]
+        chosen = make_slice(starts[k], ends[k], 1 if steps is None else steps[k], elements.shape[place])
+        selected = selected[(slice(None),) * place + (chosen,)]
     return selected
 
 

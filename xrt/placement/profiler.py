@@ -170,7 +170,7 @@ class WorkerRunner(IsolatedEngine):
     def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> TrialResult:
         """Compile, run and time a Function; raises EngineError."""
         end = perf_counter() + (float("inf") if limits.total is None else limits.total)
-        if not self._home.is_at_work:  # it was killed in an earlier trial
+        if not self._home.has_worker:  # it was killed in an earlier trial
             self._restart(limits.compiling)
         began = perf_counter()
         self.bound(_limit_seconds(limits.compiling, end - began))
@@ -202,7 +202,7 @@ class WorkerRunner(IsolatedEngine):
 
     def compile_in_worker(self, function: Function, context: CompileContext) -> RemoteExecutable:
         remote = self._kept.pop(function.fingerprint, None)
-        return remote if remote is not None and remote.is_held else super().compile_in_worker(function, context)
+        return remote if remote is not None and remote.is_in_worker else super().compile_in_worker(function, context)
 
 
 class LocalRunner:

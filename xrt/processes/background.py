@@ -1,6 +1,7 @@
-"""Work in background threads that can be abandoned, after a time limit or on Ctrl-C.
+"""Work in background threads that their caller can abandon, after a time limit or on Ctrl-C.
 
-Native code cannot be interrupted. Its thread continues, but neither its caller nor the end of the process waits for it.
+Native code cannot be interrupted. The thread of abandoned work continues, but neither its caller nor the end of the process waits
+for it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ LONGEST = 60.0
 """Seconds that process exit waits per thread on systems where it cannot skip them."""
 T = TypeVar("T")
 _threads: WeakSet[threading.Thread] = WeakSet()
+"""All threads that `begin` started."""
 
 
 class OutOfTime(Exception):
@@ -32,8 +34,9 @@ class OutOfTime(Exception):
 
 
 def begin(work: Callable[[], T], name: str = "xrt-bounded") -> Future[T]:
-    """Start work in a daemon thread; return its future."""
+    """Start work in a daemon thread, with the caller's context variables; return its future."""
     outcome: Future[T] = Future()
+    # No pool of concurrent.futures: the end of the process would wait for its threads.
     context = contextvars.copy_context()
     thread = threading.Thread(target=lambda: context.run(_run, work, outcome), name=name, daemon=True)
     _threads.add(thread)
@@ -50,7 +53,7 @@ def within(seconds: float, work: Callable[[], T], *, late: Callable[[T], object]
     try:
         return outcome.result(max(seconds, 0.0))
     except BaseException as error:
-        # The exception may be that of the work itself, or the work may have finished just now.
+        # The exception may be that of the work itself, or the work may have finished just after the time limit.
         if outcome.done() and not isinstance(error, KeyboardInterrupt):
             return outcome.result()
         if late is not None:
@@ -61,7 +64,7 @@ def within(seconds: float, work: Callable[[], T], *, late: Callable[[T], object]
 
 
 def within_or_stopped(seconds: float, work: Callable[[Callable[[], bool]], T], *, late: Callable[[T], object] | None = None) -> T:
-    """Like `within`, for work that stops early: its argument is a function that returns whether it has been abandoned."""
+    """Like `within`, for work that can stop early: it is called with a function that returns whether it has been abandoned."""
     stop = threading.Event()
     try:
         return within(seconds, partial(work, stop.is_set), late=late)
@@ -70,6 +73,7 @@ def within_or_stopped(seconds: float, work: Callable[[Callable[[], bool]], T], *
 
 
 def _run(work: Callable[[], Any], outcome: Future[Any]) -> None:
+    """Store the result of ``work``, or its exception, in the future."""
     try:
         outcome.set_result(work())
     except BaseException as error:  # noqa: BLE001  # raised by outcome.result()

@@ -1,6 +1,6 @@
-"""The client of a worker process: sends one request at a time, and reports crashes, timeouts and remote errors.
+"""The client of a worker process: sends one request at a time, and raises crashes, timeouts and remote errors as exceptions.
 
-Requests and answers are messages of `ipc`; the worker runs `server`.
+Requests and answers are messages of `ipc`, whose `serve` the worker runs.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ PATIENCE = 1.0
 
 
 class WorkerFailure(Exception):
-    """A request to a worker failed."""
+    """A request to a worker failed; the base of the errors below."""
 
 
 class WorkerLost(WorkerFailure):
-    """The worker process no longer exists."""
+    """The worker process has ended, and with it all that it had compiled."""
 
 
 class WorkerTimedOut(WorkerLost):
@@ -49,6 +49,7 @@ class WorkerDied(WorkerLost):
         self.code = code
         """Exit status; negative signal number if a signal ended it."""
         self.output = output
+        # A native crash, and the kernel that runs out of memory, end a process by a signal.
         self.how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
         crash = f"its process was ended by {self.how}: a crash, or the system had no memory left"
         text = crash if code < 0 else f"its process ended by itself, with status {code}"
@@ -69,9 +70,10 @@ class RemoteError(WorkerFailure):
         """Name of the exception class, if possible one of `xrt.errors`."""
         self.text = text
         self.nodes = nodes
+        """Names of the nodes that the error is about."""
 
     def restore(self) -> Exception:
-        """The XRTError that was raised, or this error if it was another exception."""
+        """The XRTError that was raised in the worker, or this error if that was another exception."""
         cls = getattr(xrt.errors, self.kind, None)
         if not (isinstance(cls, type) and issubclass(cls, XRTError)):
             return self
@@ -82,7 +84,7 @@ class RemoteError(WorkerFailure):
 
 
 class WorkerProcess:
-    """A Python process that serves one request at a time. Starts immediately; the first request waits for it."""
+    """A Python process that serves one request at a time. It starts at once, and the first request waits until it has."""
 
     def __init__(
         self,
@@ -91,11 +93,13 @@ class WorkerProcess:
         environment: Mapping[str, str] = NOTHING_ADDED,
         keeps_output: bool = True,
     ) -> None:
-        """Start ``entry``, which calls `xrt.processes.server.serve` with its first argument, a socket handle.
+        """Start ``entry``, which calls `xrt.processes.ipc.serve` with its first argument, a socket handle.
 
         Output is kept for `WorkerDied`, or goes to standard error.
         """
+        # Not standard input and output: libraries write to these.
         channel, child_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        # In memory, not a pipe: nobody reads it while the process runs, and a full pipe would block its writer.
         output = os.fdopen(os.memfd_create("xrt-output"), "w+", errors="replace") if keeps_output else None
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
         with child_channel:
@@ -118,12 +122,13 @@ class WorkerProcess:
         """
         try:
             if not self._is_ready:
+                # The time limit of a request is not spent on the start, which imports libraries.
                 with self._limit_time(START):
                     receive(self._channel)
                 self._is_ready = True
             with self._limit_time(seconds) as set_timeout:
                 send(self._channel, message, buffer)
-                set_timeout()
+                set_timeout()  # a large message has used a part of the time
                 reply, memory = receive(self._channel)
         except WorkerLost:
             raise
@@ -155,9 +160,10 @@ class WorkerProcess:
             raise death from MemoryError(str(death)) if death.code == -signal.SIGKILL else error
 
     def _explain_death(self) -> WorkerDied:
+        """Collect the exit status and the output of a process that closed its channel, and end it."""
         try:
             code = self._process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired:  # it has closed the channel and runs on
             code = 0
         output = ""
         if self._output is not None and not self._output.closed:
@@ -168,7 +174,7 @@ class WorkerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it belongs to this process and was not ended here; it may have died since the last answer."""
+        """Whether this process started it and has not ended it. It may have died by itself since the last answer."""
         return self.end.alive and self._generation == get_generation()
 
     def kill(self) -> None:
@@ -177,14 +183,15 @@ class WorkerProcess:
             self._process.kill()
 
     def close(self) -> None:
-        """Let the process exit cleanly; kill it if it does not."""
-        self._channel.close()
+        """Let the process exit cleanly; kill it if it does not within `PATIENCE` seconds."""
+        self._channel.close()  # the worker then ends its loop
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(PATIENCE)
         self.end()
 
 
 def _end(generation: int, process: subprocess.Popen[bytes], channel: socket.socket, output: IO[str] | None) -> None:
+    """Kill the process, and close the resources; a function, as a finalizer must not refer to its object."""
     # In a forked child the process belongs to the parent.
     if generation == get_generation():
         end(process)

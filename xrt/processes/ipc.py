@@ -1,7 +1,7 @@
-"""Messages between two processes: JSON over a socket, with shared memory for large data.
+"""Messages between two processes, as JSON over a socket and shared memory for large data, and the worker that answers them.
 
-Messages contain the positions of arrays and other blocks in the shared memory. Nothing is pickled. The memory is anonymous, so
-killed processes leave no files behind.
+A message has the offsets and lengths of its blocks in the shared memory. Nothing is pickled, so that a message cannot run code.
+The memory has no name, so that processes that are killed leave no files behind.
 """
 
 from __future__ import annotations
@@ -11,26 +11,32 @@ import mmap
 import os
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+
+import xrt.errors
 
 Message: TypeAlias = dict[str, Any]
 Block: TypeAlias = tuple[int, int]
 """Offset and length in shared memory."""
 _ALIGNMENT = 64
+"""Bytes of a cache line, and of the widest vector registers of x86."""
 _LENGTH = struct.Struct("<Q")
+"""The length of the JSON, before it."""
 
 
 @dataclass(eq=False)
 class SharedBuffer:
-    """Memory to send: blocks get an offset when they are added and are copied when they are sent."""
+    """Blocks of bytes to send with a message: `put` assigns their offsets, and `send` copies them into shared memory."""
 
     size: int = 0
+    """Total size in bytes, with the gaps for alignment."""
     _blocks: list[tuple[int, memoryview]] = field(default_factory=list)
 
     def put(self, data: memoryview) -> Block:
-        """Add bytes; return their offset and length."""
+        """Add bytes, which must not change until they are sent; return their offset and length, for the message."""
         offset = -(-self.size // _ALIGNMENT) * _ALIGNMENT
         self._blocks.append((offset, data))
         # Even an empty block gets a byte: memory of size 0 cannot be mapped.
@@ -38,7 +44,7 @@ class SharedBuffer:
         return offset, data.nbytes
 
     def memory(self) -> int:
-        """A file descriptor of memory with all blocks; the caller closes it."""
+        """Copy all blocks into shared memory; return its file descriptor, which the caller closes."""
         handle = os.memfd_create("xrt", os.MFD_CLOEXEC)
         try:
             os.truncate(handle, self.size)
@@ -65,25 +71,30 @@ def read_block(memory: memoryview, block: Sequence[int]) -> memoryview:
 
 
 def send(channel: socket.socket, message: Mapping[str, Any], buffer: SharedBuffer | None = None) -> None:
-    """Send a message, with the memory of ``buffer`` if given; raises OSError if the other end is closed."""
+    """Send a message with the blocks of ``buffer``; raises OSError if the other end is closed."""
+    # Everything that can fail by the message comes first: once a byte is sent, the rest must follow.
     data = json.dumps(message).encode()
     memory = buffer.memory() if buffer is not None and buffer.size else None
     try:
         socket.send_fds(channel, [_LENGTH.pack(len(data))], [] if memory is None else [memory])
         channel.sendall(data)
     finally:
-        if memory is not None:
+        if memory is not None:  # the receiver has a descriptor of its own
             os.close(memory)
 
 
 def receive(channel: socket.socket) -> tuple[Message, memoryview]:
-    """Receive a message and its memory; raises EOFError at the end, TimeoutError, or another OSError."""
+    """Receive a message and its shared memory, which is empty if it has no blocks.
+
+    Raises EOFError if the other end is closed, TimeoutError, or another OSError.
+    """
     # The descriptor arrives with the first bytes of a message.
     head, handles, _, _ = socket.recv_fds(channel, _LENGTH.size, 1, socket.MSG_WAITALL)
     memory = _map_memory(handles[0]) if handles else memoryview(b"")
     if len(head) < _LENGTH.size:
         raise EOFError("the other process is gone")
     (length,) = _LENGTH.unpack(head)
+    # In pieces, so that no memory is allocated for a length whose data never arrive.
     data = bytearray()
     while len(data) < length:
         part = channel.recv(min(length - len(data), 1 << 20))
@@ -94,7 +105,64 @@ def receive(channel: socket.socket) -> tuple[Message, memoryview]:
 
 
 def _map_memory(handle: int) -> memoryview:
+    """Map shared memory; it is freed when the last view of it is gone."""
     try:
         return memoryview(mmap.mmap(handle, os.fstat(handle).st_size))
     finally:
         os.close(handle)
+
+
+# ---------------------------------------------------------------------- in the worker
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A message to answer."""
+
+    message: Message
+    memory: memoryview
+    """Shared memory that the message refers to."""
+    buffer: SharedBuffer
+    """Sent back with the answer."""
+
+
+Answer: TypeAlias = Callable[[Request], Message]
+
+
+def serve(handle: str, answer: Answer) -> None:
+    """Answer messages on the socket with this handle until it closes; exceptions of ``answer`` are sent back.
+
+    Output of libraries goes to standard error, and child processes do not inherit the socket.
+    """
+    with suppress(OSError):  # standard error is closed
+        os.dup2(2, 1)
+    with socket.socket(fileno=int(handle)) as channel:
+        # A child with the socket would keep the client from seeing that this process died.
+        channel.set_inheritable(False)
+        with suppress(EOFError, ConnectionError):  # the client exited or closed the socket
+            send(channel, {"ready": os.getpid()})
+            while True:
+                _serve_one(channel, answer)
+
+
+def _serve_one(channel: socket.socket, answer: Answer) -> None:
+    """Answer one message and drop all references to its memory."""
+    try:
+        message, memory = receive(channel)
+    except MemoryError as error:
+        return send(channel, {"error": _describe(error)})
+    buffer = SharedBuffer()
+    try:
+        result = answer(Request(message, memory, buffer))
+    except Exception as error:  # noqa: BLE001  # re-raised by the client
+        return send(channel, {"error": _describe(error)})
+    try:
+        return send(channel, {"answer": result}, buffer)
+    except (MemoryError, TypeError, ValueError) as error:  # nothing was sent yet: out of memory, or not JSON
+        return send(channel, {"error": _describe(error)})
+
+
+def _describe(error: Exception) -> Message:
+    """The fields of `RemoteError`: the nearest class in `xrt.errors` or the class itself, the text, and nodes if any."""
+    names = (cls.__name__ for cls in type(error).__mro__ if cls.__module__ == xrt.errors.__name__)
+    return {"kind": next(names, type(error).__name__), "text": str(error), "nodes": list(getattr(error, "nodes", ()))}

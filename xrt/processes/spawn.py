@@ -1,6 +1,7 @@
 """Start a program, or an entry point of XRT in another Python, and kill it with its descendants when this process ends.
 
-A child's lifeline is a pipe: the kernel kills its process group when the writing end closes.
+Each child has a lifeline, a pipe whose writing end this process has: when it closes, however this process ends, the kernel kills
+the child's process group.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SUPPORTED = hasattr(fcntl, "F_SETSIG")
 _lifelines: weakref.WeakKeyDictionary[subprocess.Popen[Any], weakref.finalize[[int], subprocess.Popen[Any]]] = (
     weakref.WeakKeyDictionary()
 )
-"""Finalizers that close the writing end, by process."""
+"""For each process the finalizer that closes the writing end of its lifeline."""
 
 
 def tie(process: subprocess.Popen[Any], read_fd: int, write_fd: int) -> None:
@@ -41,6 +42,7 @@ def tie(process: subprocess.Popen[Any], read_fd: int, write_fd: int) -> None:
 def hold(read_fd: int) -> None:
     """Do in the child what `tie` does in its parent, in case the parent ended before. The child must lead its group."""
     _signal_group(read_fd, os.getpid())
+    # If the pipe was closed before the line above, no signal comes.
     ended = select.poll()
     ended.register(read_fd, select.POLLHUP)
     if ended.poll(0):
@@ -61,6 +63,7 @@ def release(process: subprocess.Popen[Any]) -> None:
 
 
 def _release_all() -> None:
+    """Close the copies of all lifelines in a forked child."""
     for process in list(_lifelines):
         release(process)
 
@@ -94,8 +97,10 @@ def start_python(
     It has this process's import path, but never imports from the current directory. ``environment`` is added to this process's;
     ``inherited`` lists file descriptors to pass. Otherwise like `start`.
     """
+    # No multiprocessing: its spawn imports the user's main module, which may start this again.
     module, _, function = entry.partition(":")
     call = f"import sys; from {module} import {function}; sys.exit({function}(*sys.argv[1:]))"
+    # -P: the current directory may have a file named like a library.
     options = ("-P", "-s") if sys.flags.no_user_site else ("-P",)
 
     def command(read_fd: int | None) -> list[str]:
@@ -126,7 +131,7 @@ def _start(
         tie(process, read_fd, write_fd)
         return process
     finally:
-        os.close(read_fd)
+        os.close(read_fd)  # the child has a copy
 
 
 def run(command: Sequence[str], data: bytes, timeout: float, **options: Any) -> subprocess.CompletedProcess[bytes]:
@@ -176,7 +181,7 @@ def kill(processes: Iterable[int]) -> None:
 
 
 def _python_environment(more: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a Python with the import path of this one, without progress output."""
+    """The environment of a Python child: that of this process with its import path, without progress output, and ``more``."""
     inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     changed = {"PYTHONPATH": os.pathsep.join(_search_path()), "PYTHONSAFEPATH": "1", "XRT_PROGRESS": "off"}
     return {**inherited, **changed, **more}

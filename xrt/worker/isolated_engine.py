@@ -1,6 +1,6 @@
-"""An engine that compiles, and optionally runs, in a worker process, so that crashes and hangs become ordinary errors.
+"""An engine that compiles, and optionally runs, in a worker process, so that crashes and hangs of native code become exceptions.
 
-A crash of native code ends its process, and native code that hangs cannot be interrupted from within.
+A crash ends the process that it happens in, and a hang cannot be interrupted from within it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """Resource limits of a worker."""
+    """Limits of a worker, in time and memory."""
 
     seconds: float | None = None
     """Per compile and per run; None for no limit."""
@@ -44,20 +44,24 @@ _CLOSED = "its process ended when the module was closed"
 
 
 class WorkerHandle:
-    """The worker of an engine; replaced by a new one if it dies."""
+    """The worker process of an engine, started at the first request and again after it has died."""
 
     def __init__(self, engine: GraphCompiler, limits: WorkerLimits) -> None:
         self.engine = engine
         self._limits = limits
         self.seconds = limits.seconds
+        """Time limit of a request; None for no limit."""
         self.lock = renew_after_fork(threading.RLock())
         self._worker: WorkerProcess | None = None
         self._closed = False
         self.generation = 0
-        """Number of workers that have ended."""
+        """Number of workers that have ended: executables of an earlier one are gone."""
 
     def ask(self, message: Mapping[str, Any], buffer: SharedBuffer | None = None) -> tuple[Message, memoryview]:
-        """Send a request; raises WorkerFailure, or the engine's error if its class is in `_PASSED_ON`."""
+        """Send a request; return the answer and its shared memory.
+
+        Raises WorkerFailure, or the engine's own error if its class is in `_PASSED_ON`.
+        """
         with self.lock:
             worker = self._start()
             try:
@@ -73,11 +77,12 @@ class WorkerHandle:
                     self.generation += 1
 
     @property
-    def is_at_work(self) -> bool:
+    def has_worker(self) -> bool:
         """Whether a worker is running."""
         return self._worker is not None and self._worker.is_alive
 
     def _start(self) -> WorkerProcess:
+        """The running worker, a new one if there is none; raises WorkerLost after `close`."""
         if self._closed:
             raise WorkerLost(_CLOSED)
         if self._worker is not None and not self._worker.is_alive:  # inherited from the parent of a fork
@@ -100,12 +105,15 @@ class WorkerHandle:
 
 
 _PASSED_ON = ("CompileRefused", "InputError", "OutOfDeviceMemory")
-"""Errors of an engine that are raised here unchanged."""
+"""Errors of an engine that callers handle, so that they are raised as if it ran in this process."""
 _numbers = itertools.count(1)
 
 
 class IsolatedEngine(EngineProxy):
-    """An engine whose compiles, and runs if `runs`, happen in a worker. `why_not` runs in this process."""
+    """Compiles with ``engine`` in a worker, and also runs there with ``runs`` or if the engine cannot save executables.
+
+    Otherwise executables are saved in the worker and loaded in this process. All other methods of the engine run in this process.
+    """
 
     def __init__(self, engine: GraphCompiler, limits: WorkerLimits, *, runs: bool) -> None:
         """Raises OptionError if isolation is impossible: the class must be importable in another process."""
@@ -113,6 +121,7 @@ class IsolatedEngine(EngineProxy):
             raise OptionError(f"engine {engine.spec!r} cannot be isolated: {reason}")
         cls = type(engine)
         self.inner = engine
+        # Without `save` an executable cannot leave the worker.
         self.runs = runs or cls.save is GraphCompiler.save
         self.name = engine.name  # type: ignore[misc]  # an instance attribute shadows the class variable
         self.devices = ("cpu",) if self.runs else engine.devices  # type: ignore[misc]  # device arrays cannot be passed between processes
@@ -120,8 +129,10 @@ class IsolatedEngine(EngineProxy):
         self._home = WorkerHandle(engine, limits)
         self._number = next(_numbers)
         self.close = weakref.finalize(self, self._home.close)
+        """End the worker; also when the engine is garbage collected."""
 
     def list_mutable_inputs(self, node: Node, function: Function) -> Sequence[int]:
+        # The worker would update its copy.
         return () if self.runs else self.inner.list_mutable_inputs(node, function)
 
     def version(self) -> str:
@@ -140,7 +151,7 @@ class IsolatedEngine(EngineProxy):
     def start(self) -> None:
         """Start the worker and import the engine before the first compile; raises EngineError."""
         try:
-            self._home.ask({"do": "meet", **identify(self._home.engine)})
+            self._home.ask({"do": "import_engine", **identify(self._home.engine)})
         except WorkerFailure as error:
             raise CompileFailed(f"engine {self.spec!r} did not start: {error}") from error.__cause__
 
@@ -157,7 +168,7 @@ class IsolatedEngine(EngineProxy):
             remote.close()
 
     def compile_in_worker(self, function: Function, context: CompileContext) -> RemoteExecutable:
-        """Compile in the worker; the result stays there."""
+        """Compile in the worker, and leave the executable there."""
         return RemoteExecutable(self._home, function, context)
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
@@ -170,7 +181,7 @@ class IsolatedEngine(EngineProxy):
 
 
 class RemoteExecutable(Executable):
-    """An executable in a worker. If another region killed the worker, it is compiled again in the next one."""
+    """An executable in a worker. It is compiled again in the next worker if this one died, for example by another region."""
 
     updates_inputs: ClassVar[bool] = False
     concurrent_runs = 1  # a worker answers one request at a time
@@ -184,6 +195,7 @@ class RemoteExecutable(Executable):
         self._remote_number, self._generation = self._compile()
 
     def _compile(self) -> tuple[int, int]:
+        """Compile or load in the worker; return the number of the executable and the generation of the worker."""
         home, buffer = self._home, SharedBuffer()
         message = {
             "do": "compile" if self._saved is None else "load",
@@ -197,15 +209,15 @@ class RemoteExecutable(Executable):
                 text = f"engine {home.engine.spec!r} failed to compile {self._function.name}: {error}"
                 raise CompileFailed(text) from error.__cause__
             self.outputs_are_fresh = bool(answer["fresh"])  # type: ignore[misc]  # set per instance
-            return answer["made"], home.generation
+            return answer["number"], home.generation
 
     def _ask(self, message: Mapping[str, Any], buffer: SharedBuffer | None = None) -> tuple[Message, memoryview]:
-        """Send a request about this executable; compiles it again if its worker has died."""
+        """Send a request about this executable, which is first compiled again if its worker has died."""
         with self._home.lock:
             # Another region's crash ended the worker and all executables in it.
             if self._generation != self._home.generation:
                 self._remote_number, self._generation = self._compile()
-            return self._home.ask({**message, "made": self._remote_number}, buffer)
+            return self._home.ask({**message, "number": self._remote_number}, buffer)
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         buffer = SharedBuffer()
@@ -214,6 +226,7 @@ class RemoteExecutable(Executable):
         except WorkerFailure as error:
             raise RunFailed(str(error)) from error.__cause__  # the program adds the region
         results = read_values(memory, answer["outputs"])
+        # The worker cannot write to memory of this process: copy.
         for index, out in enumerate(options.out or ()):
             if out is not None and index < len(results) and isinstance(results[index], np.ndarray):
                 fill(out, results[index])
@@ -221,9 +234,10 @@ class RemoteExecutable(Executable):
         return results
 
     def measure(self, inputs: Sequence[Any], seconds: float, *, inner: bool = False) -> tuple[list[Any], list[float]]:
-        """The results, and samples of seconds per call measured in the worker; raises RunFailed.
+        """Run in the worker for about ``seconds``; return the results and samples of seconds per call. Raises RunFailed.
 
-        With ``inner``, results are written to existing memory, as between two regions.
+        The samples exclude the transport to the worker. With ``inner``, results are written to existing memory, as between two
+        regions.
         """
         buffer = SharedBuffer()
         request = {"do": "measure", "inputs": put_values(buffer, inputs), "seconds": seconds, "inner": inner}
@@ -234,12 +248,12 @@ class RemoteExecutable(Executable):
         return read_values(memory, answer["outputs"]), answer["samples"]
 
     @property
-    def is_held(self) -> bool:
+    def is_in_worker(self) -> bool:
         """Whether the worker that compiled it is still running."""
-        return self._generation == self._home.generation and self._home.is_at_work
+        return self._generation == self._home.generation and self._home.has_worker
 
     def save(self) -> memoryview:
-        """The saved form by the engine; raises CompileRefused or CompileFailed."""
+        """The executable as the engine's `save` stores it; raises CompileRefused or CompileFailed."""
         try:
             answer, memory = self._ask({"do": "save"})
         except WorkerFailure as error:
@@ -250,10 +264,10 @@ class RemoteExecutable(Executable):
     def close(self) -> None:
         """Release the executable in its worker, unless that has ended."""
         with self._home.lock:
-            if self.is_held:
+            if self.is_in_worker:
                 try:
-                    self._home.ask({"do": "close", "made": self._remote_number})
-                except (WorkerFailure, EngineError):
+                    self._home.ask({"do": "close", "number": self._remote_number})
+                except (WorkerFailure, EngineError):  # the executable ended with its worker
                     return
 
 
@@ -274,12 +288,12 @@ def identify(engine: GraphCompiler) -> dict[str, str]:
 
 
 def describe_compile(buffer: SharedBuffer, engine: GraphCompiler, function: Function, context: CompileContext) -> Message:
-    """Put a Function into shared memory; return the compile request."""
+    """The fields of a request to compile or load; puts the Function into ``buffer``."""
     return {
         **identify(engine),
         "function": put_function(buffer, function),
         "options": asdict(context.options),
         "device": context.device,
-        "plugs": list_device_factories() if context.device != "cpu" else {},
+        "device_factories": list_device_factories() if context.device != "cpu" else {},
         "threads": context.threads,
     }

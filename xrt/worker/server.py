@@ -15,8 +15,7 @@ from xrt.engines.contract.spec import build
 from xrt.engines.toolkit.shared_values import put_values, read_function, read_values
 from xrt.formats.bundle import make_working_directory
 from xrt.measure.timing import sample_call_times
-from xrt.processes.ipc import Message, read_block
-from xrt.processes.server import Answer, Request, serve
+from xrt.processes.ipc import Answer, Message, Request, read_block, serve
 from xrt.runtime.devices.registry import register_device
 from xrt.runtime.host_adapter import adapt_to_host, make_timed_call, on_device
 from xrt.runtime.inputs import copy_values
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class WorkerServer:
-    """The executables of this process and the requests on them."""
+    """The executables of this process by number, and the requests on them, which are the methods by name."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -34,22 +33,22 @@ class WorkerServer:
         self._engines: dict[tuple[str, str], GraphCompiler] = {}
 
     def answer(self, request: Request) -> Message:
-        """Dispatch a request."""
-        answers: Sequence[Answer] = (self.meet, self.compile, self.load, self.save, self.run, self.measure, self.close)
+        """Answer a request with the method that its field "do" names."""
+        answers: Sequence[Answer] = (self.import_engine, self.compile, self.load, self.save, self.run, self.measure, self.close)
         return {answer.__name__: answer for answer in answers}[request.message["do"]](request)
 
-    def meet(self, request: Request) -> Message:
-        """Import an engine."""
+    def import_engine(self, request: Request) -> Message:
+        """Import an engine, so that the first compile does not wait for it."""
         self._get_engine(request.message["class"], request.message["spec"])
         return {}
 
     def compile(self, request: Request) -> Message:
-        """Compile and prepare a Function; answer with the executable's number."""
+        """Compile and prepare a Function; answer with the executable's number and whether its outputs are fresh arrays."""
         engine, function, context = self._read_request(request)
         return self._store(engine.compile(function, context), engine, function, context)
 
     def load(self, request: Request) -> Message:
-        """Load and prepare a saved executable; answer with its number."""
+        """Load and prepare a saved executable; answer like `compile`."""
         engine, function, context = self._read_request(request)
         data = read_block(request.memory, request.message["saved"]).toreadonly()
         with make_working_directory() as folder:
@@ -57,20 +56,24 @@ class WorkerServer:
         return self._store(executable, engine, function, context)
 
     def _read_request(self, request: Request) -> tuple[GraphCompiler, Function, CompileContext]:
+        """The fields that `describe_compile` wrote."""
         message = request.message
         context = CompileContext(ExecutionOptions(**message["options"]), threads=message["threads"])
-        for kind, origin in message["plugs"].items():
+        # Devices that were registered in the client, such as simulated ones, are registered here, too.
+        for kind, origin in message["device_factories"].items():
             register_device(kind, origin)
         context = on_device(message["device"], context)
         return self._get_engine(message["class"], message["spec"]), read_function(request.memory, message["function"]), context
 
     def _store(self, executable: Executable, engine: GraphCompiler, function: Function, context: CompileContext) -> Message:
+        # A part of the compile: the first run may be measured.
         prepare_or_close(adapt_to_host(executable, context))
         number = next(self._numbers)
         self._executables[number] = executable, engine, function, context
-        return {"made": number, "fresh": executable.outputs_are_fresh}
+        return {"number": number, "fresh": executable.outputs_are_fresh}
 
     def _get_engine(self, path: str, spec: str) -> GraphCompiler:
+        """The engine of a class, ``module:name``, with the options of ``spec``; created once."""
         if (path, spec) not in self._engines:
             module, _, name = path.partition(":")
             cls = getattr(importlib.import_module(module), name)
@@ -78,22 +81,22 @@ class WorkerServer:
         return self._engines[path, spec]
 
     def save(self, request: Request) -> Message:
-        """Serialize an executable."""
-        executable, engine, _, context = self._executables[request.message["made"]]
+        """Save an executable; answer with the block of its bytes."""
+        executable, engine, _, context = self._executables[request.message["number"]]
         with make_working_directory() as folder:
             data = engine.save(executable, replace(context, workdir=folder))
             copy = bytes(data)
         return {"saved": request.buffer.put(memoryview(copy))}
 
     def run(self, request: Request) -> Message:
-        """Run an executable on inputs in shared memory."""
-        executable, _, _, context = self._executables[request.message["made"]]
+        """Run an executable on inputs in shared memory; answer with its results."""
+        executable, _, _, context = self._executables[request.message["number"]]
         results = adapt_to_host(executable, context).run(read_values(request.memory, request.message["inputs"]))
         return {"outputs": put_values(request.buffer, results)}
 
     def measure(self, request: Request) -> Message:
-        """Run an executable once for its results, then repeatedly to time it."""
-        compiled, _, function, context = self._executables[request.message["made"]]
+        """Run an executable once for its results, then repeatedly to time it; answer with these and the samples."""
+        compiled, _, function, context = self._executables[request.message["number"]]
         executable = adapt_to_host(compiled, context)
         # Private memory may use larger pages than shared memory.
         inputs = copy_values(read_values(request.memory, request.message["inputs"]))
@@ -104,7 +107,7 @@ class WorkerServer:
 
     def close(self, request: Request) -> Message:
         """Close an executable."""
-        self._executables.pop(request.message["made"])[0].close()
+        self._executables.pop(request.message["number"])[0].close()
         return {}
 
 

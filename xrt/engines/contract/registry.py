@@ -27,7 +27,7 @@ from xrt.engines.contract.options import LOWER_PRECISIONS, NAMES_FILES
 from xrt.engines.contract.spec import build, field_types, is_bounded, parse_spec
 from xrt.errors import EngineError, EngineUnavailable, OptionError, UnknownEngine, XRTError, did_you_mean
 from xrt.processes.client import WorkerDied, WorkerFailure, WorkerProcess, WorkerTimedOut
-from xrt.processes.server import serve
+from xrt.processes.ipc import serve
 
 GROUP = "xrt.engines"
 """The group of entry points; a line is ``name = "module:Class [extra]"``."""

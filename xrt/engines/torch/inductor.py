@@ -38,8 +38,7 @@ from xrt.graph.node import DOMAIN
 from xrt.operators import as_function
 from xrt.passes import fold_constants, infer_shapes
 from xrt.processes.client import RemoteError, WorkerFailure, WorkerProcess
-from xrt.processes.ipc import Message, SharedBuffer
-from xrt.processes.server import Request, serve
+from xrt.processes.ipc import Message, Request, SharedBuffer, serve
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
