@@ -65,6 +65,7 @@ class QuotientGraph:
         tail = [1] * len(self)
         for unit in range(len(self) - 1, -1, -1):
             length, cost = tail[unit], apart[self.kind[unit]]
+            # Two units that can share a region may cost nothing between them, hence a lower bound.
             for earlier in self.graph.predecessors[unit]:
                 through = length + cost[self.kind[earlier]]
                 tail[earlier] = max(tail[earlier], through)
@@ -86,6 +87,7 @@ class DependencyGraph:
         position = function.position
         by_name: dict[str, int] = {}
         if any(node.control for node in function.nodes):
+            # Control edges are rare, and the names of a large model take time to collect.
             by_name = {node.name: number for number, node in enumerate(function.nodes)}
         rows = []
         for node in function.nodes:
@@ -119,8 +121,8 @@ def find_next_slots(units: QuotientGraph, sequence: Sequence[int]) -> list[list[
     """For each slot and kind, the first slot from there on that accepts the kind; -1 if there is none."""
     accepted = [units.kinds.find_compatible(k) for k in range(len(units.kinds))]
     next_slots = [[-1] * len(units.kinds)]  # filled from the last slot to the first; this row is behind the last
-    for at in range(len(sequence) - 1, -1, -1):
-        next_slots.append([at if kind in accepted[sequence[at]] else later for kind, later in enumerate(next_slots[-1])])
+    for slot in range(len(sequence) - 1, -1, -1):
+        next_slots.append([slot if kind in accepted[sequence[slot]] else later for kind, later in enumerate(next_slots[-1])])
     return next_slots[:0:-1]
 
 
@@ -138,9 +140,11 @@ def minimize_cut(units: QuotientGraph, sequence: Sequence[int], ends: Collection
     after, outputs = units.graph.successors(), frozenset(ends)
     place = list(earliest)
     for unit in reversed(range(len(units))):
+        # An output leaves its region in any case, so that a move saves little.
         if not after[unit] or unit in outputs:
             continue
         target = min([place[later] for later in after[unit]])
+        # A region of another engine or device cannot accept the unit.
         if target == place[unit] or units.kind[unit] not in accepted[target]:
             continue
         staying = (
@@ -149,6 +153,7 @@ def minimize_cut(units: QuotientGraph, sequence: Sequence[int], ends: Collection
         )
         if sum(staying) <= 1:
             place[unit] = target
+    # The rule looks at one unit at a time and may lose where several readers are in different slots.
     place = min(place, earliest, key=lambda slots: _count_crossings(after, slots, outputs))
     numbers = {slot: number for number, slot in enumerate(sorted(set(place)))}  # all units of a slot may have moved
     return [numbers[slot] for slot in place]
@@ -168,7 +173,7 @@ def find_engine_sequence(units: QuotientGraph) -> tuple[int, ...]:
 
     Optimal for up to two kinds of regions, rarely more than one slot longer for more. Linear.
     """
-    run = _Run(units, units.tails())
+    run = _Scheduler(units, units.tails())
     sequence = []
     while run.remaining:
         phase = run.most_urgent()
@@ -177,7 +182,7 @@ def find_engine_sequence(units: QuotientGraph) -> tuple[int, ...]:
     return tuple(sequence)
 
 
-class _Run:
+class _Scheduler:
     """Executes units batch by batch."""
 
     def __init__(self, units: QuotientGraph, tails: Sequence[int]) -> None:
@@ -191,13 +196,14 @@ class _Run:
         self.remaining = len(units)
         for unit, count in enumerate(self._waiting):
             if not count:
-                self._put(unit)
+                self._add_ready(unit)
 
     def most_urgent(self) -> int:
         """The phase whose ready units have the longest remaining path; by priority if equal."""
+        # The longest path decides how many regions must follow, so that it must not wait.
         return max(self._accepted, key=lambda phase: (max(self._longest[kind] for kind in self._accepted[phase]), -phase))
 
-    def _put(self, unit: int) -> None:
+    def _add_ready(self, unit: int) -> None:
         kind = self._kind[unit]
         self._ready[kind].append(unit)
         self._longest[kind] = max(self._longest[kind], self._tail[unit])
@@ -217,7 +223,7 @@ class _Run:
                 if self._kind[unit] in accepted:
                     stack.append(unit)
                 else:
-                    self._put(unit)
+                    self._add_ready(unit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,29 +267,29 @@ def cluster(
     dissolving.
     """
     graph = DependencyGraph.of(function)
-    turn = [0] * len(candidates)
+    choice = [0] * len(candidates)
     dissolved: dict[tuple[int, int], int] = {}
     required = [normalize_device(node.device) for node in function.nodes]
     while True:
-        engines = [engines[at] for engines, at in zip(candidates, turn, strict=True)]
+        engines = [engines[at] for engines, at in zip(candidates, choice, strict=True)]
         clusters = _form_clusters(function, graph, engines, devices(engines) if devices else required, options)
-        leaving = _select_leaving_nodes(clusters, candidates, turn, options.minimum_nodes)
+        leaving = _select_leaving_nodes(clusters, candidates, choice, options.minimum_nodes)
         if not leaving:
             return Clustering(tuple(clusters), dissolved)
         for node, size in leaving.items():
             dissolved[node, engines[node]] = size
-            turn[node] += 1
+            choice[node] += 1
 
 
 def _select_leaving_nodes(
-    clusters: Sequence[Cluster], candidates: Sequence[tuple[int, ...]], turn: Sequence[int], least: int
+    clusters: Sequence[Cluster], candidates: Sequence[tuple[int, ...]], choice: Sequence[int], least: int
 ) -> dict[int, int]:
     """Nodes that leave the first engine with clusters that are too small, with the size of their cluster."""
     by_engine: dict[int, dict[int, int]] = {}
     for region in clusters:
         # One engine per round: the nodes it releases may enlarge small clusters of later engines.
         if len(region.nodes) < least:
-            can_go = [node for node in region.nodes if turn[node] + 1 < len(candidates[node])]
+            can_go = [node for node in region.nodes if choice[node] + 1 < len(candidates[node])]
             by_engine.setdefault(region.engine, {}).update(dict.fromkeys(can_go, len(region.nodes)))
     return next((by_engine[engine] for engine in sorted(by_engine) if by_engine[engine]), {})
 

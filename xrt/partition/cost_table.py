@@ -107,4 +107,4 @@ def _check_cost(subject: tuple[str, str], cost: object) -> RegionCost:
         return cost
     if isinstance(cost, str) and cost:
         return cost if len(cost) <= MOST_TEXT else f"{cost[: MOST_TEXT - 3]}..."
-    raise OptionError(f"the cost of region {subject} must be Measured or a reason; got {cost!r}")
+    raise OptionError(f"the cost of region {subject} must be a MeasuredCost or a reason; got {cost!r}")

@@ -44,6 +44,7 @@ class _Part:
         """The nodes as a Function. Control edges from outside become control edges of the launch node."""
         nodes, outside = self.nodes, function.constants
         if any(node.control for node in nodes):
+            # Edges to nodes of other parts are edges of the launch, see `_add_control`.
             nodes = [replace(n, control=tuple(c for c in n.control if c in self.names)) if n.control else n for n in nodes]
         return Function(
             inputs=tuple(function.value(value) for value in self.read if value not in outside),
@@ -139,6 +140,7 @@ def _order_updates(function: Function, parts: Sequence[_Part]) -> None:
     for before, after in function.aliases:
         last = writer.get(after)
         waits = [] if last is None else [c for c in readers[before] if c != last]
+        # A reader that depends on the writer cannot run before it; the update is then a copy at the end.
         if last is not None and waits:
             later = _list_reachable(successors, last)
             for c in waits:
@@ -176,6 +178,7 @@ def _find_inner_aliases(function: Function, parts: Sequence[_Part], rank: Mappin
     readers = _list_readers(function, parts)
     returned = {value.name for value in function.outputs}
     for before, after in function.aliases:
+        # Only the last reader may overwrite the input.
         last = max(readers[before], key=rank.__getitem__, default=None)
         # An input that is itself an output must keep its old value.
         if last is not None and after in parts[last].outputs and before not in returned:

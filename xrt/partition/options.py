@@ -79,6 +79,7 @@ class Pin:
         for pattern in self.patterns:
             if "*" in pattern or "?" in pattern:
                 yield from filter(compile_patterns((pattern,)).fullmatch, subjects)
+            # A large model has as many names as nodes, and a pin usually lists plain ones.
             elif pattern in subjects:
                 yield pattern
 

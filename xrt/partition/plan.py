@@ -57,11 +57,11 @@ def find_transfers(function: Function, launches: Iterable[Launch], device: str) 
     for value in function.outputs:
         # Outputs are returned on the plan's device, even if no launch reads them there.
         read.setdefault((value.name, device), [])
-    wanted: dict[str, list[str]] = {}
+    targets: dict[str, list[str]] = {}
     for name, target in read:
-        wanted.setdefault(name, []).append(target)
+        targets.setdefault(name, []).append(target)
     for name, (source, type_) in sources.items():
-        for target in wanted.get(name, ()):
+        for target in targets.get(name, ()):
             if target != source:
                 yield Transfer(name, type_, source, target, tuple(read[name, target]))
 
@@ -72,19 +72,19 @@ SHOWN = 4  # names in such a line
 T = TypeVar("T")
 
 
-def group(things: Iterable[T], key: Callable[[T], Hashable], least: int = GROUPED) -> Iterator[Sequence[T]]:
-    """Yield things with equal keys together if there are at least ``least``, at the position of the first; others alone."""
-    listed = list(things)
+def group(items: Iterable[T], key: Callable[[T], Hashable], least: int = GROUPED) -> Iterator[Sequence[T]]:
+    """Yield items with equal keys together if there are at least ``least``, at the position of the first; others alone."""
+    entries = list(items)
     alike: dict[Hashable, list[T]] = {}
-    for item in listed:
+    for item in entries:
         alike.setdefault(key(item), []).append(item)
-    met: set[Hashable] = set()
-    for item in listed:
+    seen: set[Hashable] = set()
+    for item in entries:
         kind = key(item)
         if len(alike[kind]) < least:
             yield (item,)
-        elif kind not in met:
-            met.add(kind)
+        elif kind not in seen:
+            seen.add(kind)
             yield alike[kind]
 
 
@@ -115,6 +115,7 @@ def group_reasons(reasons: Iterable[Reason], least: int = GROUPED) -> list[Reaso
     """
     merged: dict[tuple[str, tuple[str, ...]], ReasonGroup] = {}
     for alike in group(reasons, lambda reason: (reason.engine, reason.text), least):
+        # Engines that decline the same nodes for the same reason share one line.
         key = alike[0].text, tuple(reason.node for reason in alike)
         earlier = merged.get(key)
         engines = (*earlier.engines, alike[0].engine) if earlier else (alike[0].engine,)

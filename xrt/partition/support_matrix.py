@@ -100,7 +100,9 @@ class _NodeClasses:
         inputs = node.inputs
         input_looks = tuple(map(self._find_look, inputs))
         output_looks = tuple(map(self._find_look, node.outputs))
+        # `Add(x, x)` is another question than `Add(x, y)`, though the types are equal.
         same = tuple(map(inputs.index, inputs)) if len(set(inputs)) < len(inputs) else ()
+        # Engines decline some operators only if an optional output is read.
         read = tuple(name in self._read for name in node.outputs) if len(output_looks) > 1 else ()
         attributes = tuple(map(_make_attribute_key, node.attributes))
         key = (node.op_type, node.domain, node.device, input_looks, output_looks, same, read, attributes)

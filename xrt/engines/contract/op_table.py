@@ -138,6 +138,7 @@ class OpTable(Generic[K]):
             reason = kernel.refusal(node, function, device)
             if reason is None:
                 return kernel
+            # Kernels of one operator often decline a node for the same reason.
             if reason not in reasons:
                 reasons.append(reason)
         return "; ".join(reasons) or f"engine {self.engine!r} has no kernel for {node.op}"

@@ -72,6 +72,7 @@ def _why_not_number(declared: Field[Any], value: Any) -> str:
 
 
 def _why_not_word(engine: Any, name: str, value: Any) -> str:
+    # Imported here, because spec imports this module through graph_compiler.
     from xrt.engines.contract.spec import field_types
 
     kind: Any = type(engine)

@@ -91,6 +91,7 @@ class LazyEngine(EngineProxy):
         return self.inner.compiles_in_parallel
 
     def unsupported_options(self, context: CompileContext) -> str | None:
+        # Every engine computes fp32, so that the library is not imported to find out.
         return self.inner.unsupported_options(context) if context.options.precision != "fp32" else None
 
     def lower_precision(self, precision: Precision) -> GraphCompiler | None:

@@ -78,6 +78,7 @@ def _sort_by_rank(engines: Iterable[str]) -> list[str]:
 def find_declaration(name: str) -> EngineDeclaration:
     """The declaration of an engine, without importing it; defaults if it declares nothing or is not registered."""
     claims = _list_entries().get(name, ())
+    # With another import path, the same name may be another module.
     return _read_declaration(claims[0].module if claims else "", name, tuple(sys.path))
 
 
@@ -158,6 +159,7 @@ def free_options(spec: str) -> tuple[str, ...]:
     cls = engine_class(name)
     kinds = field_types(cls)
     declared = {field.name: field.metadata.get(NAMES_FILES) for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # every engine is a dataclass
+    # A key with a dot is an entry of a mapping.
     names = {key.partition(".")[0] for key in texts}
     return tuple(sorted(option for option in names if _may_name_files(declared.get(option), kinds.get(option))))
 

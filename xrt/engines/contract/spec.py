@@ -106,8 +106,6 @@ def spell_text(text: str) -> str:
 
 def unquote(raw: str) -> str:
     """Remove the quotes and escapes of a text; bare text is unchanged. Raises OptionError for an invalid escape."""
-    import ast
-
     if raw[:1] not in ("'", '"'):
         return raw
     try:

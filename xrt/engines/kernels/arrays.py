@@ -44,6 +44,7 @@ def extreme(dtype: Any, *, lowest: bool) -> Any:
     if dtype.kind in "iu":
         info = np.iinfo(dtype)
         return dtype.type(info.min if lowest else info.max)
+    # Infinities, not the extreme finite numbers: the maximum of infinities must stay infinite.
     return dtype.type(-np.inf if lowest else np.inf)
 
 
@@ -54,6 +55,7 @@ def get_integer_limits(dtype: DType) -> tuple[int, int]:
 
 def broadcast_parameters(xp: Any, v: Any, x: Any, axis: int, block: int) -> Any:
     """Reshape a scale or zero point to broadcast over ``x``: per tensor, per index of an axis, or per block."""
+    # A scale of shape [1] is per tensor too; as a scalar it broadcasts over any rank.
     if prod(v.shape) == 1:
         return v.reshape(())
     if block:
@@ -88,6 +90,7 @@ def even(extent: int, count: int) -> list[int]:
     >>> even(7, 3)
     [3, 3, 1]
     """
+    # Rounded up: with more parts than elements the last parts are empty.
     each = -(-extent // count)
     return [max(0, min(each, extent - i * each)) for i in range(count)]
 
@@ -98,9 +101,9 @@ def trim(x: Any, pads: Sequence[int], axes: Sequence[int] | None) -> tuple[Any, 
     ``pads`` has all begins and then all ends of the axes (None: all axes). If a negative pad exceeds the array, the excess
     reduces the pad at the other end: the extent of the result is always the sum of the array's and both pads.
     """
-    chosen = range(x.ndim) if axes is None else [axis % x.ndim for axis in axes]
+    selected = range(x.ndim) if axes is None else [axis % x.ndim for axis in axes]
     bounds = [(0, 0)] * x.ndim
-    for axis, begin, end in zip(chosen, pads[: len(chosen)], pads[len(chosen) :], strict=True):
+    for axis, begin, end in zip(selected, pads[: len(selected)], pads[len(selected) :], strict=True):
         bounds[axis] = (begin, end)
     slices, more = [], []
     for extent, (begin, end) in zip(x.shape, bounds, strict=True):

@@ -43,20 +43,24 @@ def loop(node: Node, env: KernelContext) -> Run:
             carried, proceed = results[:carried_count], bool(flag.reshape(()))
             for column, value in zip(scanned, results[carried_count:], strict=True):
                 column.append(value)
-        turn = [None, None, *carried]
-        stacks = (_stack_outputs(xp, column, body, 1 + carried_count + i, turn, captured) for i, column in enumerate(scanned))
+        # The inputs of an iteration, for the shape of scan outputs if there was none.
+        iteration_inputs = [None, None, *carried]
+        stacks = (
+            _stack_outputs(xp, column, body, 1 + carried_count + i, iteration_inputs, captured)
+            for i, column in enumerate(scanned)
+        )
         return *carried, *stacks
 
     return run
 
 
 def _stack_outputs(
-    xp: Any, values: Sequence[Array], body: CompiledBody, output: int, turn: Sequence[Any], captured: Sequence[Any]
+    xp: Any, values: Sequence[Array], body: CompiledBody, output: int, iteration_inputs: Sequence[Any], captured: Sequence[Any]
 ) -> Array:
     """Stack the values of a scan output. Without iterations the result is empty and has the shape of an iteration's value."""
     if values:
         return xp.stack(values)
-    dtype, extents = body.find_unstacked_type(output, turn, captured)
+    dtype, extents = body.find_unstacked_type(output, iteration_inputs, captured)
     return xp.empty((0, *extents), dtype=dtype.numpy)
 
 
@@ -91,8 +95,11 @@ def scan(node: Node, env: KernelContext) -> Run:
         states, captured = values[:n_states], values[n_states + m :]
         scanned = [_move_to_front(xp, x, a, b) for x, a, b in zip(values[n_states : n_states + m], in_axes, in_back, strict=True)]
         results = _scan(xp, body, states, scanned, captured, k)
-        turn = [*states, *(xp.empty(x.shape[1:]) for x in scanned)]
-        stacks = [_stack_outputs(xp, column, body, n_states + i, turn, captured) for i, column in enumerate(results[n_states:])]
+        iteration_inputs = [*states, *(xp.empty(x.shape[1:]) for x in scanned)]
+        stacks = [
+            _stack_outputs(xp, column, body, n_states + i, iteration_inputs, captured)
+            for i, column in enumerate(results[n_states:])
+        ]
         outputs = (xp.moveaxis(xp.flip(s, 0) if b else s, 0, a) for s, a, b in zip(stacks, out_axes, out_back, strict=True))
         return *results[:n_states], *outputs
 
@@ -110,8 +117,12 @@ def scan_batched(node: Node, env: KernelContext) -> Run:
     def unroll(states: Sequence[Array], scanned: Sequence[Array], length: int, captured: Sequence[Any]) -> list[Array]:
         parts = [_move_to_front(xp, x[:length], 0, bool(b)) for x, b in zip(scanned, backwards, strict=True)]
         results = _scan(xp, body, states, parts, captured, k)
-        turn = [*states, *(xp.empty(x.shape[1:]) for x in parts)]
-        stacks = [_stack_outputs(xp, column, body, n_states + i, turn, captured) for i, column in enumerate(results[n_states:])]
+        iteration_inputs = [*states, *(xp.empty(x.shape[1:]) for x in parts)]
+        stacks = [
+            _stack_outputs(xp, column, body, n_states + i, iteration_inputs, captured)
+            for i, column in enumerate(results[n_states:])
+        ]
+        # All batch entries are stacked, so that shorter sequences are padded to the full length.
         missing = len(scanned[0]) - length
         return [*results[:n_states], *(xp.concatenate([s, xp.zeros((missing, *s.shape[1:]), dtype=s.dtype)]) for s in stacks)]
 
@@ -144,6 +155,7 @@ def sequence_at(node: Node, env: KernelContext) -> Run:
 def sequence_erase(node: Node, env: KernelContext) -> Run:
     def run(sequence: list[Any], position: Array | None = None) -> list[Any]:
         place = _normalize_position(position, len(sequence))
+        # A new list: other nodes may read the sequence.
         return [*sequence[:place], *sequence[place + 1 :]]
 
     return run

@@ -62,6 +62,7 @@ def range_(node: Node, env: NodeContext) -> Run:
     xp = env.xp
 
     def run(start: Array, limit: Array, delta: Array) -> Array:
+        # As Python numbers: the difference could overflow or be rounded in the tensors' type.
         first, end, step = (v.reshape(()).item() for v in (start, limit, delta))
         count = max(0, ceil((end - first) / step))
         wide = np.float32 if start.dtype in xp.narrow else start.dtype
@@ -119,6 +120,7 @@ def _generator(node: Node) -> Callable[[], np.random.Generator]:
     seed = node.attr("seed")
     if seed is None:
         return np.random.default_rng
+    # The attribute is a float; its bits are a different integer for each seed.
     bits = int(np.float32(seed).view(np.uint32))
     return lambda: np.random.default_rng(bits)
 
@@ -161,7 +163,9 @@ def multinomial(node: Node, env: NodeContext) -> Run:
 
     def run(logs: Array) -> Array:
         wide = xp.astype(logs, np.float64)
+        # Without the maximum no exponential overflows.
         sums = xp.cumsum(xp.exp(wide - xp.max(wide, axis=1, keepdims=True)), axis=1)
+        # Scaled by the total weight, because the probabilities are unnormalized.
         thresholds = xp.asarray(generator().random((len(logs), count, 1))) * sums[:, None, -1:]
         return xp.astype(xp.sum(thresholds >= sums[:, None, :], axis=2), dtype)
 

@@ -159,9 +159,10 @@ def shrink(node: Node, env: NodeContext) -> Run:
     bias, bound = node.attr("bias", 0.0), node.attr("lambd", 0.5)
 
     def run(x: Array) -> Array:
+        # Bias and bound may be fractions.
         wide = xp.astype(x, np.float64) if xp.kind(x) in "iu" else x
-        moved = xp.where(wide < -bound, wide + bias, xp.where(wide > bound, wide - bias, 0))
-        return xp.astype(moved, x.dtype)
+        y = xp.where(wide < -bound, wide + bias, xp.where(wide > bound, wide - bias, 0))
+        return xp.astype(y, x.dtype)
 
     return run
 
@@ -185,6 +186,7 @@ def align_legacy_axis(factory: Factory) -> Factory:
     def legacy(node: Node, env: NodeContext) -> Run:
         run = factory(node, env)
         axis = node.attr("axis")
+        # Without an axis the shapes are aligned at the end, as in later versions.
         if not node.attr("broadcast", 0) or axis is None:
             return run
 
@@ -240,6 +242,7 @@ def prelu(node: Node, env: NodeContext) -> Run:
     channels_first = env.version <= LEGACY
 
     def run(x: Array, slope: Array) -> Array:
+        # Up to version 6 a vector has a slope per channel; later it broadcasts from the last axis.
         if channels_first and slope.ndim == 1 and len(slope) > 1:
             slope = slope.reshape(-1, *(1,) * (x.ndim - 2))
         return xp.where(x < 0, slope * x, x)
@@ -315,7 +318,9 @@ def gemm(node: Node, env: NodeContext) -> Run:
     def run(a: Array, b: Array, c: Array | None = None) -> Array:
         left, right = widen(xp, a), widen(xp, b)
         y = xp.matmul(xp.transpose(left) if flip_a else left, xp.transpose(right) if flip_b else right)
+        # Factors of 1 are skipped: each product is a pass over the tensor.
         y = y if alpha == 1 else y * alpha
+        # With beta=0 the result must not depend on C, which may hold NaN.
         if c is not None and beta != 0:
             y = y + (widen(xp, c) if beta == 1 else widen(xp, c) * beta)
         return xp.astype(y, a.dtype)
@@ -338,6 +343,7 @@ def power(node: Node, env: NodeContext) -> Run:
     xp = env.xp
 
     def run(base: Array, exponent: Array) -> Array:
+        # NumPy refuses negative exponents of integers.
         if xp.kind(base) in "iu" and xp.kind(exponent) == "i" and bool(xp.any(exponent < 0)):
             base, exponent, dtype = xp.astype(base, np.float64), xp.astype(exponent, np.float64), base.dtype
             return xp.astype(xp.power(base, exponent), dtype)
@@ -353,6 +359,7 @@ def where_in_place(node: Node, env: NodeContext) -> Run:
     def run(condition: Array, yes: Array, no: Array, out: Array | None = None) -> Array:
         if out is None:
             return xp.where(condition, yes, no)
+        # If the buffer is one of the operands, only the elements of the other one are written.
         if out is yes:
             xp.copyto(out, no, where=~condition)
             return out
@@ -370,6 +377,7 @@ def einsum(node: Node, env: NodeContext) -> Run:
 
     def run(*tensors: Array) -> Array:
         wide = [widen(xp, t) for t in tensors]
+        # Two tensors have one order of contraction; to choose among several is worth its time.
         return xp.astype(xp.einsum(equation, *wide, optimize=len(wide) > 2), tensors[0].dtype)
 
     return run
@@ -390,11 +398,12 @@ def adam(node: Node, env: NodeContext) -> Run:
         gradient = norm * wide[0] + wide[1]
         new_mean = alpha * wide[2] + (1 - alpha) * gradient
         new_square = beta * wide[3] + (1 - beta) * gradient * gradient
-        moved = wide[0] - rate * new_mean / (xp.sqrt(new_square) + epsilon)
-        return xp.astype((1 - norm_post) * moved, x.dtype), xp.astype(new_mean, mean.dtype), xp.astype(new_square, square.dtype)
+        new_x = wide[0] - rate * new_mean / (xp.sqrt(new_square) + epsilon)
+        return xp.astype((1 - norm_post) * new_x, x.dtype), xp.astype(new_mean, mean.dtype), xp.astype(new_square, square.dtype)
 
     def run(rate: Array, count: Array, *tensors: Array) -> tuple[Array, ...]:
         r, t = float(rate), int(count)
+        # Corrects the averages, which start at zero and are too small in the first steps.
         r = r * sqrt(1 - beta**t) / (1 - alpha**t) if t > 0 else r
         n = len(tensors) // 4
         steps = [step(r, *(tensors[i + part * n] for part in range(4))) for i in range(n)]
@@ -415,6 +424,7 @@ def rotary_embedding(node: Node, env: NodeContext) -> Run:
         cos, sin = cos[:, :, None], sin[:, :, None]  # (batch, sequence, 1, width / 2)
         parts = xp.transpose(x, (0, 2, 1, 3)) if x.ndim == 4 else x.reshape(*x.shape[:2], heads, -1)
         count = width or parts.shape[-1]
+        # The features that are not rotated are copied.
         y = xp.copy(parts)
         pairs = (slice(0, count, 2), slice(1, count, 2)) if interleaved else (slice(count // 2), slice(count // 2, count))
         first, second = parts[..., pairs[0]], parts[..., pairs[1]]

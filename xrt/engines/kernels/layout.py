@@ -41,8 +41,8 @@ def _reshape(x: Array, target: Sequence[int], allow_zero: bool) -> Array:
 
 @ops("Reshape", host=(1,))
 def reshape(node: Node, env: NodeContext) -> Run:
-    listed, allow_zero = node.attr("shape", ()), bool(node.attr("allowzero", 0))
-    return lambda x, target=None: _reshape(x, listed if target is None else target.tolist(), allow_zero)
+    fixed_shape, allow_zero = node.attr("shape", ()), bool(node.attr("allowzero", 0))
+    return lambda x, target=None: _reshape(x, fixed_shape if target is None else target.tolist(), allow_zero)
 
 
 @ops("Flatten")
@@ -50,6 +50,7 @@ def flatten(node: Node, env: NodeContext) -> Run:
     axis = node.attr("axis", 1)
 
     def run(x: Array) -> Array:
+        # Not a remainder: an axis equal to the rank is valid, and the result then has one column.
         start = axis + x.ndim if axis < 0 else axis
         return x.reshape(prod(x.shape[:start]), prod(x.shape[start:]))
 
@@ -58,14 +59,14 @@ def flatten(node: Node, env: NodeContext) -> Run:
 
 @ops("Squeeze", host=(1,))
 def squeeze(node: Node, env: NodeContext) -> Run:
-    listed = node.attr("axes")
-    return lambda x, axes=None: env.xp.squeeze(x, axis=listed if axes is None else tuple(axes.tolist()))
+    fixed_axes = node.attr("axes")
+    return lambda x, axes=None: env.xp.squeeze(x, axis=fixed_axes if axes is None else tuple(axes.tolist()))
 
 
 @ops("Unsqueeze", host=(1,))
 def unsqueeze(node: Node, env: NodeContext) -> Run:
-    listed = node.attr("axes")
-    return lambda x, axes=None: env.xp.expand_dims(x, listed if axes is None else tuple(axes.reshape(-1).tolist()))
+    fixed_axes = node.attr("axes")
+    return lambda x, axes=None: env.xp.expand_dims(x, fixed_axes if axes is None else tuple(axes.reshape(-1).tolist()))
 
 
 # ---------------------------------------------------------------------- order of axes and elements
@@ -115,6 +116,7 @@ def reverse_sequence(node: Node, env: NodeContext) -> Run:
     def run(x: Array, lengths: Array) -> Array:
         steps = xp.arange(x.shape[time])
         sources = xp.where(steps < lengths[:, None], lengths[:, None] - 1 - steps, steps)  # (batch, time)
+        # Batch and time are the first two axes, in either order; the others broadcast.
         sources = sources if batch < time else xp.transpose(sources)
         return xp.take_along_axis(x, sources.reshape(*sources.shape, *(1,) * (x.ndim - 2)), axis=time)
 
@@ -132,11 +134,11 @@ def concat(node: Node, env: NodeContext) -> Run:
 
 @ops("Split", host=(1,))
 def split(node: Node, env: NodeContext) -> Run:
-    axis, listed, count = node.attr("axis", 0), node.attr("split"), node.attr("num_outputs", env.n_outputs)
+    axis, fixed_sizes, count = node.attr("axis", 0), node.attr("split"), node.attr("num_outputs", env.n_outputs)
 
     def run(x: Array, sizes: Array | None = None) -> tuple[Array, ...]:
-        chosen = listed if sizes is None else sizes.tolist()
-        return split_axis(x, even(x.shape[axis], count) if chosen is None else chosen, axis)
+        extents = fixed_sizes if sizes is None else sizes.tolist()
+        return split_axis(x, even(x.shape[axis], count) if extents is None else extents, axis)
 
     return run
 
@@ -163,11 +165,11 @@ def _slice(
 
 @ops("Slice", host=(1, 2, 3, 4))
 def slice_(node: Node, env: NodeContext) -> Run:
-    listed = [node.attr("starts"), node.attr("ends"), node.attr("axes") or None, None]
+    fixed_bounds = [node.attr("starts"), node.attr("ends"), node.attr("axes") or None, None]
 
     def run(x: Array, *bounds: Array | None) -> Array:
         inputs = [None if bound is None else bound.reshape(-1).tolist() for bound in bounds]
-        return _slice(env.xp, x, *[*inputs, None, None][:4] if inputs else listed)
+        return _slice(env.xp, x, *[*inputs, None, None][:4] if inputs else fixed_bounds)
 
     return run
 
@@ -206,6 +208,7 @@ def trilu(node: Node, env: NodeContext) -> Run:
     def run(x: Array, k: Array | None = None) -> Array:
         offset = 0 if k is None else k.reshape(())
         ahead = xp.arange(x.shape[-1]) - xp.arange(x.shape[-2])[:, None]
+        # A typed zero: a Python zero would turn booleans into integers.
         return xp.where(ahead >= offset if upper else ahead <= offset, x, xp.zeros((), dtype=x.dtype))
 
     return run
@@ -214,11 +217,11 @@ def trilu(node: Node, env: NodeContext) -> Run:
 @eager("Pad", host=(1, 2, 3))
 def pad(node: Node, env: NodeContext) -> Run:
     xp, mode = env.xp, node.attr("mode", "constant")
-    listed, number = node.attr("pads", node.attr("paddings")), node.attr("value", 0)
+    fixed_pads, number = node.attr("pads", node.attr("paddings")), node.attr("value", 0)
 
     def run(x: Array, pads: Array | None = None, value: Array | None = None, axes: Array | None = None) -> Array:
         fill = ("" if xp.kind(x) == "O" else number) if value is None else value.reshape(()).item()
-        amounts = listed if pads is None else pads.tolist()
+        amounts = fixed_pads if pads is None else pads.tolist()
         return xp.pad_axes(x, amounts, mode, fill, None if axes is None else axes.tolist())
 
     return run
@@ -230,6 +233,7 @@ def pad(node: Node, env: NodeContext) -> Run:
 @ops("GatherElements")
 def gather_elements(node: Node, env: NodeContext) -> Run:
     axis = node.attr("axis", 0)
+    # A constant may be a NumPy array, which cannot be indexed by the indices of a traced program.
     return lambda x, indices: env.xp.asarray(x)[_element_places(env.xp, indices, axis)]
 
 
@@ -267,8 +271,8 @@ def gather(node: Node, env: NodeContext) -> Run:
 @ops("ArrayFeatureExtractor", domain="ai.onnx.ml")
 def array_feature_extractor(node: Node, env: NodeContext) -> Run:
     def run(x: Array, indices: Array) -> Array:
-        picked = env.xp.take(x, indices.reshape(-1), axis=-1)
-        return picked.reshape(1, -1) if x.ndim == 1 else picked
+        columns = env.xp.take(x, indices.reshape(-1), axis=-1)
+        return columns.reshape(1, -1) if x.ndim == 1 else columns
 
     return run
 
@@ -318,9 +322,10 @@ def tensor_scatter(node: Node, env: NodeContext) -> Run:
         first = xp.zeros(batch, dtype=np.int64) if starts is None else starts
         places = first[:, None] + xp.arange(update.shape[along])
         places = places % cache.shape[along] if circular else places
+        # With the axis next to the batch, a pair of indices addresses a whole entry of the cache.
         rows, new = xp.moveaxis(cache, along, 1), xp.moveaxis(update, along, 1)
-        moved = {name: xp.moveaxis(array, along, 1) for name, array in options.items()}
-        return xp.moveaxis(xp.scatter(rows, (xp.arange(batch)[:, None], places), new, "none", **moved), 1, along)
+        buffers = {name: xp.moveaxis(array, along, 1) for name, array in options.items()}
+        return xp.moveaxis(xp.scatter(rows, (xp.arange(batch)[:, None], places), new, "none", **buffers), 1, along)
 
     return run
 
@@ -346,6 +351,7 @@ def unique(node: Node, env: NodeContext) -> Run:
 
     def run(x: Array) -> tuple[Array, ...]:
         _, first, inverse, counts = xp.unique(x, True, True, True, axis=axis)
+        # Its shape differs between versions of NumPy.
         inverse = inverse.reshape(-1)
         if not in_order:
             order = xp.argsort(first)
@@ -363,6 +369,7 @@ def one_hot(node: Node, env: NodeContext) -> Run:
     def run(indices: Array, depth: Array, values: Array) -> Array:
         count = int(depth.reshape(()))
         classes = along(xp.arange(count), axis, indices.ndim + 1)
+        # Negative indices count from the end; those out of range match no class.
         hits = xp.expand_dims(xp.where(indices < 0, indices + count, indices), axis) == classes
         return xp.where(hits, values[1], values[0])
 
@@ -377,5 +384,5 @@ def _find_top(xp: Any, x: Array, k: int, axis: int, largest: bool) -> tuple[Arra
 
 @ops("TopK", host=(1,))
 def top_k(node: Node, env: NodeContext) -> Run:
-    axis, largest, listed = node.attr("axis", -1), bool(node.attr("largest", 1)), node.attr("k")
-    return lambda x, k=None: _find_top(env.xp, x, listed if k is None else int(k.reshape(())), axis, largest)
+    axis, largest, fixed_k = node.attr("axis", -1), bool(node.attr("largest", 1)), node.attr("k")
+    return lambda x, k=None: _find_top(env.xp, x, fixed_k if k is None else int(k.reshape(())), axis, largest)

@@ -34,9 +34,9 @@ def _read_keys(node: Node) -> list[Any]:
     raise ValueError(f"{node.op} lists no keys")
 
 
-def _as_labels(chosen: Sequence[Any], labels: Sequence[Any]) -> Array:
-    """The chosen labels as an array: of strings if the node's labels are strings, else of integers."""
-    return np.array(chosen, dtype=object if any(isinstance(label, str) for label in labels) else np.int64)
+def _as_labels(values: Sequence[Any], labels: Sequence[Any]) -> Array:
+    """The values labels as an array: of strings if the node's labels are strings, else of integers."""
+    return np.array(values, dtype=object if any(isinstance(label, str) for label in labels) else np.int64)
 
 
 def _as_rows(x: Array) -> Array:
@@ -46,15 +46,17 @@ def _as_rows(x: Array) -> Array:
 
 def _transform(scores: Array, node: Node) -> Array:
     """Apply the node's ``post_transform`` to scores [rows, classes]; float32."""
-    how = node.attr("post_transform", "NONE")
-    if how == "LOGISTIC":
+    transform = node.attr("post_transform", "NONE")
+    if transform == "LOGISTIC":
+        # exp overflows beyond 709.
         scores = 1 / (1 + np.exp(-np.clip(scores, -700, 700)))
-    elif how in ("SOFTMAX", "SOFTMAX_ZERO"):
+    elif transform in ("SOFTMAX", "SOFTMAX_ZERO"):
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        weights = np.where(np.abs(scores) <= ZERO, 0.0, weights) if how == "SOFTMAX_ZERO" else weights
+        weights = np.where(np.abs(scores) <= ZERO, 0.0, weights) if transform == "SOFTMAX_ZERO" else weights
+        # SOFTMAX_ZERO may leave a row without any weight, which then stays zero.
         total = weights.sum(axis=1, keepdims=True)
         scores = np.divide(weights, total, out=np.zeros_like(weights), where=total != 0)
-    elif how == "PROBIT":
+    elif transform == "PROBIT":
         scores = _probit(scores)
     return scores.astype(np.float32)
 
@@ -177,6 +179,7 @@ def cast_map(node: Node, env: NodeContext) -> Run:
     ONNX does not specify strings: numbers have six digits, and empty columns "0.f", as in ONNX Runtime.
     """
     convert, dtype, absent = _CASTS[node.attr("cast_to", "TO_FLOAT")]
+    # In the dense form `max_map` has no meaning.
     columns = node.attr("max_map", 1) if node.attr("map_form", "DENSE") == "SPARSE" else None
 
     def run(x: Mapping[int, float | str]) -> Array:
@@ -240,8 +243,8 @@ def linear_classifier(node: Node, env: NodeContext) -> Run:
         weights, intercepts = _read_weights(node, len(node.attr("coefficients")) // features.shape[1])
         scores = features @ weights.T + intercepts
         if scores.shape[1] > 1:
-            chosen = [labels[i] if labels else int(i) for i in scores.argmax(axis=1)]
-            return _as_labels(chosen, labels), _transform(scores, node)
+            row_labels = [labels[i] if labels else int(i) for i in scores.argmax(axis=1)]
+            return _as_labels(row_labels, labels), _transform(scores, node)
         wins = scores[:, 0] > 0
         if len(labels) == 2:
             # Without a transform the scores are a probability and its complement, as in ONNX Runtime.
@@ -331,6 +334,7 @@ def svm_classifier(node: Node, env: NodeContext) -> Run:
 
     def choose(weights: Array) -> Any:
         best = int(weights.argmax())
+        # As in ONNX Runtime, which reads one score from positive coefficients as the probability of the second class.
         if has_one_decision and len(labels) == 2 and second_by_half:
             return labels[1] if weights[best] >= 0.5 else labels[best]
         if has_one_decision and not labels:
@@ -360,6 +364,7 @@ def _couple(decisions: Array, a: Array, b: Array, classes: int) -> Array:
     """
     pairs = np.zeros((classes, classes))
     for pair, (i, j) in enumerate(combinations(range(classes), 2)):
+        # Platt scaling: a sigmoid of the decision with fitted slope and offset.
         p = 1 / (1 + np.exp(np.clip(a[pair] * decisions[pair] + b[pair], -700, 700)))
         pairs[i, j] = np.clip(p, LEAST, 1 - LEAST)
         pairs[j, i] = 1 - pairs[i, j]
@@ -400,6 +405,7 @@ class Trees:
         keys = list(zip(node.attr("nodes_treeids"), node.attr("nodes_nodeids"), strict=True))
         at = {key: i for i, key in enumerate(keys)}
         self.true, self.false = (
+            # The targets of a leaf name no node; its index 0 is never followed.
             np.array([at.get((tree, target), 0) for (tree, _), target in zip(keys, node.attr(name), strict=True)])
             for name in ("nodes_truenodeids", "nodes_falsenodeids")
         )
@@ -419,25 +425,27 @@ class Trees:
     def sum_leaves(self, x: Array, combine: str = "SUM") -> Array:
         """Combine the leaves that the rows reach [rows, columns]; MIN and MAX ignore leaves without a contribution."""
         leaves = [self._find_leaves(x, root) for root in self.roots]
-        values = np.stack([self.weights[at] for at in leaves])
+        values = np.stack([self.weights[leaf] for leaf in leaves])
         if combine in ("SUM", "AVERAGE"):
             return values.sum(axis=0) / (len(leaves) if combine == "AVERAGE" else 1)
-        contributes = np.stack([self.has_weight[at] for at in leaves])
+        contributes = np.stack([self.has_weight[leaf] for leaf in leaves])
         worst, reduce = (np.inf, np.min) if combine == "MIN" else (-np.inf, np.max)
         return np.where(contributes.any(axis=0), reduce(np.where(contributes, values, worst), axis=0), 0.0)
 
     def _find_leaves(self, x: Array, root: int) -> Array:
-        at, rows = np.full(len(x), root), np.arange(len(x))
-        while (moving := self.modes[at] != "LEAF").any():
-            nodes = at[moving]
+        # All rows descend by one level per iteration; those place a leaf stay.
+        place, rows = np.full(len(x), root), np.arange(len(x))
+        while (moving := self.modes[place] != "LEAF").any():
+            nodes = place[moving]
             features = x[rows[moving], self.features[nodes]]
             modes, values, holds = self.modes[nodes], self.values[nodes], np.zeros(len(nodes), bool)
+            # Nodes of one tree may compare in different ways; there is one array operation per way.
             for mode in set(modes.tolist()):
-                chosen = modes == mode
-                holds[chosen] = _COMPARED[mode](features[chosen], values[chosen])
+                mask = modes == mode
+                holds[mask] = _COMPARED[mode](features[mask], values[mask])
             holds = np.where(np.isnan(features), self.missing[nodes], holds)
-            at[moving] = np.where(holds, self.true[nodes], self.false[nodes])
-        return at
+            place[moving] = np.where(holds, self.true[nodes], self.false[nodes])
+        return place
 
 
 def _read_floats(node: Node, name: str) -> Array:
@@ -478,12 +486,12 @@ def tree_ensemble_classifier(node: Node, env: NodeContext) -> Run:
             scores = scores + base
         best = scores.argmax(axis=1)
         if len(labels) == scores.shape[1]:
-            chosen = [labels[i] for i in best]
+            row_labels = [labels[i] for i in best]
         elif labels and isinstance(labels[0], str):
-            chosen = [labels[0]] * len(best)
+            row_labels = [labels[0]] * len(best)
         else:
-            chosen = [labels[0] if i and labels else int(i) for i in best]
-        return _as_labels(chosen, labels), _transform(scores, node)
+            row_labels = [labels[0] if i and labels else int(i) for i in best]
+        return _as_labels(row_labels, labels), _transform(scores, node)
 
     return run
 

@@ -42,6 +42,7 @@ class ArrayNamespace:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.module, name)
+        # The next access does not reach this method.
         setattr(self, name, value)
         return value
 
@@ -104,12 +105,14 @@ class ArrayNamespace:
         """Write values at positions of a copy, or of ``out``. With a reduction, repeated positions accumulate."""
         if out is None:
             out = self.copy(x)
+        # The buffer may be the tensor itself, which then has the elements already.
         elif not _is_same(x, out):
             out[...] = x
         if reduction == "none":
             out[places] = values
         else:
             names = {"add": "add", "mul": "multiply", "min": "minimum", "max": "maximum"}
+            # An indexed assignment would apply only one of several updates at a repeated position.
             getattr(self.module, names[reduction]).at(out, places, values)
         return out
 
@@ -133,6 +136,7 @@ class ArrayNamespace:
                 states = following
                 history[t] = states[0]
             else:
+                # Past its end a sequence keeps its last state and emits zeros.
                 alive = (t < lengths)[:, None]
                 states = tuple(self.where(alive, new, old) for new, old in zip(following, states, strict=True))
                 history[t] = self.where(alive, states[0], 0)
@@ -152,6 +156,7 @@ def convert(x: Array, to: DType, saturate: bool = True, round_mode: str = "up") 
     if x.dtype == object:
         x = _parse_numbers(x, to)
     if to in SATURABLE and saturate and x.dtype != to.numpy:
+        # Imported on use: few models have 8-bit floats, and onnx takes long to import.
         from onnx.numpy_helper import saturate_cast
 
         return saturate_cast(x, to.numpy)
@@ -172,6 +177,7 @@ def _as_text(x: Array) -> Array:
 def _parse_numbers(text: Array, to: DType) -> Array:
     """Parse strings as numbers, in a dtype that represents them exactly."""
     if to is DType.BOOL or to.is_integer:
+        # Digits are parsed as an integer, since a float is exact up to 2**53 only; other spellings (1e3) need a float.
         return np.array([int(float(s)) if not s.lstrip("+-").isdigit() else int(s) for s in text.flat], dtype=np.int64).reshape(
             text.shape
         )
@@ -229,6 +235,7 @@ def erf(xp: Any, x: Array) -> Array:
 
 def _erf(xp: Any, x: Array) -> Array:
     z = xp.abs(x)
+    # Both formulas are computed for all elements, so each argument is clipped to the domain of its fit.
     small = xp.minimum(z, 1.0)
     near = small * _horner(_fit_small(), small * small)
     large = xp.clip(z, 1.0, SATURATED)

@@ -64,6 +64,7 @@ def quantize_linear(node: Node, env: NodeContext) -> Run:
     declared = env.input_dtype(2)
 
     def run(x: Array, scale: Array, zero: Array | None = None) -> Array:
+        # A library may hold a narrow type in a wider one, so that the declared type decides.
         to = (declared or DType.of(zero)) if zero is not None else DType.from_onnx(output or DType.UINT8.onnx)
         dtype = DType.from_onnx(precision).numpy if precision else scale.dtype
         ratio = xp.astype(x, dtype) / xp.astype(broadcast_parameters(xp, scale, x, axis, block), dtype)
@@ -93,6 +94,7 @@ def dynamic_quantize_linear(node: Node, env: NodeContext) -> Run:
 
     def run(x: Array) -> tuple[Array, Array, Array]:
         low, high = xp.minimum(xp.min(x), 0), xp.maximum(xp.max(x), 0)
+        # A tensor of zeros has no range; every scale represents it.
         scale = xp.asarray(xp.where(high != low, high - low, 1) / 255, dtype=np.float32)
         zero = xp.astype(xp.rint(xp.clip(-low / scale, 0, 255)), np.uint8)
         return _quantize(xp, x / scale, zero, DType.UINT8, True), scale, zero

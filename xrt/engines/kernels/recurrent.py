@@ -102,6 +102,7 @@ def gru(node: Node, env: NodeContext) -> Run:
 
     def make_advance(functions: Sequence[Activation], weights: Array, bias: Any) -> Advance:
         (f, g), hidden = functions, weights.shape[0]
+        # Update and reset gate share one product; the hidden gate needs the result of the reset gate.
         first, last = weights[:, : 2 * hidden], weights[:, 2 * hidden :]
         shifts = (0, 0) if isinstance(bias, int) else (bias[: 2 * hidden], bias[2 * hidden :])
 
@@ -132,6 +133,7 @@ def lstm(node: Node, env: NodeContext) -> Run:
             i = f(clip(i + pi * c))
             forget = 1 - i if coupled else f(clip(forget + pf * c))
             c = forget * c + i * g(clip(cell))
+            # The output gate sees the new cell, the other gates the old one.
             return f(clip(o + po * c)) * to_output(c), c
 
         return advance

@@ -26,12 +26,12 @@ def reduction(compute: Reduce) -> Factory:
     """The factory of a reduction whose axes are an attribute or, in later versions, an optional input."""
 
     def factory(node: Node, env: NodeContext) -> Run:
-        listed, keep, xp = node.attr("axes"), bool(node.attr("keepdims", 1)), env.xp
+        fixed_axes, keep, xp = node.attr("axes"), bool(node.attr("keepdims", 1)), env.xp
         empty: Axes = () if node.attr("noop_with_empty_axes", 0) else None
 
         def run(x: Array, axes: Array | None = None) -> Array:
-            chosen = listed if axes is None else axes.tolist()
-            return _reduce_widened(compute, xp, x, tuple(chosen) if chosen else empty, keep)
+            reduced = fixed_axes if axes is None else axes.tolist()
+            return _reduce_widened(compute, xp, x, tuple(reduced) if reduced else empty, keep)
 
         return run
 
@@ -73,6 +73,7 @@ def _log_sum_exp(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
     """Subtracts the maximum first, so that no exponential overflows."""
     x = x if xp.kind(x) == "f" else xp.astype(x, np.float64)
     top = greatest(xp, x, axis, True)
+    # Infinity less infinity would be NaN.
     top = xp.where(xp.isfinite(top), top, 0)
     total = xp.log(xp.sum(xp.exp(x - top), axis=axis, keepdims=True)) + top
     return total if keep else xp.squeeze(total, axis=tuple(range(x.ndim)) if axis is None else axis)
@@ -103,6 +104,7 @@ def arg_extreme(node: Node, env: NodeContext) -> Run:
     def run(x: Array) -> Array:
         if not last:
             return xp.astype(find(x, axis=axis, keepdims=keep), np.int64)
+        # The last of equal elements is the first one of the flipped axis.
         return x.shape[axis] - 1 - xp.astype(find(xp.flip(x, axis), axis=axis, keepdims=keep), np.int64)
 
     return run
@@ -119,6 +121,7 @@ def cumulative(node: Node, env: NodeContext) -> Run:
         x = xp.flip(x, along) if reverse else x
         total = xp.astype(accumulate(x, axis=along, dtype=np.float32 if x.dtype in xp.narrow else x.dtype), x.dtype)
         if exclusive:
+            # Shifted by one, so that no element is part of its own sum or product.
             first = xp.full((*x.shape[:along], 1, *x.shape[along + 1 :]), neutral, dtype=x.dtype)
             rest = total[(slice(None),) * along + (slice(None, -1),)]
             total = xp.concatenate([first, rest], axis=along) if x.shape[along] else total
@@ -181,6 +184,7 @@ def batch_normalization(node: Node, env: NodeContext) -> Run:
     def train(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> tuple[Array, ...]:
         now, spread = _compute_statistics(xp, x, mean)
         y = _normalize_batch(xp, x, scale, bias, now, spread, epsilon)
+        # Up to version 13 the statistics of the batch are outputs too.
         saved = (xp.astype(now, mean.dtype), xp.astype(spread, var.dtype)) if version < 14 else ()
         return y, _update_running(xp, mean, now, momentum), _update_running(xp, var, spread, momentum), *saved
 
@@ -209,6 +213,7 @@ def group_normalization(node: Node, env: NodeContext) -> Run:
     def run(x: Array, scale: Array, bias: Array) -> Array:
         parts = x.reshape(len(x), groups, -1)
         y = _standardize(xp, parts, (2,), epsilon)[0].reshape(x.shape)
+        # One scale per group or per channel: repeated to one per channel in both cases.
         each = x.shape[1] // len(scale)
         return y * _per_channel(xp.repeat(scale, each), x) + _per_channel(xp.repeat(bias, each), x)
 
@@ -228,6 +233,7 @@ def layer_normalization(node: Node, env: NodeContext) -> Run:
     def run(x: Array, scale: Array, bias: Array | None = None) -> tuple[Array, Array, Array]:
         axes = tuple(range(axis % x.ndim, x.ndim))
         y, mean, inverse = _standardize(xp, _cast_to_stash(xp, node, x), axes, epsilon)
+        # The operator's function body rounds to the tensor's type before it scales.
         y = widen(xp, xp.astype(y, x.dtype)) * widen(xp, scale)
         y = y if bias is None else y + widen(xp, bias)
         return xp.astype(y, x.dtype), mean, inverse
@@ -271,6 +277,7 @@ def lrn(node: Node, env: NodeContext) -> Run:
     """Divide by a power of the sum of squares over neighboring channels."""
     xp, size = env.xp, node.attr("size")
     alpha, beta, bias = node.attr("alpha", 1e-4), node.attr("beta", 0.75), node.attr("bias", 1.0)
+    # With an even size, one channel more comes after the element than before it.
     before = (size - 1) // 2
 
     def run(x: Array) -> Array:
@@ -326,6 +333,7 @@ def flatten_axes(compute: Along) -> Factory:
         axis = node.attr("axis", 1)
 
         def run(x: Array) -> Array:
+            # Not a remainder: an axis equal to the rank is valid.
             start = axis + x.ndim if axis < 0 else axis
             rows = x.reshape(prod(x.shape[:start]), prod(x.shape[start:]))
             return compute(env.xp, rows, -1).reshape(x.shape)

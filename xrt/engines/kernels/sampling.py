@@ -105,6 +105,7 @@ class Axis:
         if coordinates == "asymmetric":
             return i / self.scale
         if coordinates == "align_corners":
+            # A single new element is at the first one.
             return i * ((self.extent - 1) / (self.width - 1)) if self.width != 1 else 0 * i
         if coordinates == "tf_crop_and_resize":
             span, first = (self.end - self.start) * (self.extent - 1), self.start * (self.extent - 1)
@@ -114,6 +115,7 @@ class Axis:
         if coordinates == "pytorch_half_pixel" and self.width == 1:
             return 0 * i - 0.5
         if coordinates == "half_pixel_symmetric":
+            # The new extent is rounded down; this keeps both ends at equal distances.
             return centred + self.extent / 2 * (1 - self.target / self.width)
         return centred
 
@@ -142,10 +144,11 @@ def taps(xp: Any, axis: Axis, sampling: Sampling) -> tuple[Array, Array]:
     return xp.astype(xp.clip(indices, 0, axis.extent - 1), np.int64), weights
 
 
-def _round_places(xp: Any, places: Array, how: str) -> Array:
-    if how.startswith("round"):
-        return xp.ceil(places - 0.5) if how == "round_prefer_floor" else xp.floor(places + 0.5)
-    return xp.floor(places) if how == "floor" else xp.ceil(places)
+def _round_places(xp: Any, places: Array, rounding: str) -> Array:
+    if rounding.startswith("round"):
+        # Halves are rounded down or up, where `rint` would round them to even.
+        return xp.ceil(places - 0.5) if rounding == "round_prefer_floor" else xp.floor(places + 0.5)
+    return xp.floor(places) if rounding == "floor" else xp.ceil(places)
 
 
 # ---------------------------------------------------------------------- how large
@@ -158,9 +161,9 @@ def find_axes(
 
     Sizes take precedence over scales, by which extents are rounded down; raises ValueError if both are absent.
     """
-    listed = node.attr("axes")
-    chosen = range(len(shape)) if listed is None else [axis % len(shape) for axis in listed]
-    extents, n = [shape[i] for i in chosen], len(chosen)
+    fixed_axes = node.attr("axes")
+    indices = range(len(shape)) if fixed_axes is None else [axis % len(shape) for axis in fixed_axes]
+    extents, n = [shape[i] for i in indices], len(indices)
     starts, ends = (roi[:n], roi[n:]) if roi else ([0.0] * n, [1.0] * n)
     if sizes:
         scales = [size / extent for size, extent in zip(sizes, extents, strict=True)]
@@ -173,7 +176,7 @@ def find_axes(
         sizes = [floor(extent * (end - start) * scale) for extent, scale, start, end in parts]
     else:
         raise ValueError("neither scales nor sizes are given")
-    return [Axis(*fields) for fields in zip(chosen, extents, sizes, scales, starts, ends, strict=True)]
+    return [Axis(*fields) for fields in zip(indices, extents, sizes, scales, starts, ends, strict=True)]
 
 
 # ---------------------------------------------------------------------- GridSample
@@ -211,6 +214,7 @@ class Grid:
 
     def _reflect(self, xp: Any, places: Array, extent: int) -> Array:
         low, span = (0.0, extent - 1.0) if self.corners else (-0.5, float(extent))
+        # Both ends are the centre of one element, which all positions read.
         if span == 0:
             return xp.zeros_like(places)
         distance = xp.mod(places - low, 2 * span)
@@ -242,14 +246,14 @@ def sample_grid(node: Node) -> Grid:
     return Grid(Sampling(LEGACY_MODES.get(mode, mode)), node.attr("padding_mode", "zeros"), bool(node.attr("align_corners", 0)))
 
 
-def _read_grid(xp: Any, x: Array, grid: Array, how: Grid) -> Array:
+def _read_grid(xp: Any, x: Array, grid: Array, settings: Grid) -> Array:
     """Sample ``x`` (N, C, *spatial) at the positions of ``grid`` (N, *positions, axes); sums in float64."""
     extents, last = x.shape[2:], xp.moveaxis(x, 1, -1)
     total = xp.zeros((len(x), *grid.shape[1:-1], x.shape[1]), dtype=np.float64)
-    for combination in product(*(how.taps(xp, grid[..., -1 - axis], extent) for axis, extent in enumerate(extents))):
+    for combination in product(*(settings.taps(xp, grid[..., -1 - axis], extent) for axis, extent in enumerate(extents))):
         index, share = [xp.arange(len(x)).reshape(-1, *(1,) * len(extents))], xp.ones(grid.shape[:-1], dtype=np.float64)
         for (tap, factor), extent in zip(combination, extents, strict=True):
-            place = how.within(xp, tap, extent)
+            place = settings.within(xp, tap, extent)
             share = xp.where((place >= 0) & (place <= extent - 1) | xp.isnan(factor), share * factor, 0.0)
             # Positions outside have weight 0, but the index must be valid.
             index.append(xp.astype(xp.clip(xp.where(xp.isnan(place), 0.0, place), 0, extent - 1), np.int64))
@@ -259,24 +263,24 @@ def _read_grid(xp: Any, x: Array, grid: Array, how: Grid) -> Array:
 
 @ops("GridSample")
 def grid_sample(node: Node, env: NodeContext) -> Run:
-    xp, how = env.xp, sample_grid(node)
-    return lambda x, grid: _read_grid(xp, xp.asarray(x), xp.asarray(grid), how)
+    xp, settings = env.xp, sample_grid(node)
+    return lambda x, grid: _read_grid(xp, xp.asarray(x), xp.asarray(grid), settings)
 
 
 @eager("DeformConv", devices=("cpu",))
 def deform_conv(node: Node, env: NodeContext) -> Run:
     """Sample with linear interpolation, zero outside; sums are in double precision."""
     xp, group, offsets = env.xp, node.attr("group", 1), node.attr("offset_group", 1)
-    how = Grid(Sampling("linear"), "zeros", corners=False, is_absolute=True)
+    settings = Grid(Sampling("linear"), "zeros", corners=False, is_absolute=True)
 
     def run(x: Array, w: Array, offset: Array, bias: Array | None = None, mask: Array | None = None) -> Array:
         n, channels, *extents = x.shape
         kernel, places, images = w.shape[2:], offset.shape[2:], n * offsets
         moves = offset.reshape(images, prod(kernel), len(extents), *places)
-        at = [starts + moves[:, :, axis] for axis, starts in enumerate(_list_window_positions(xp, node, kernel, places))]
+        coordinates = [starts + moves[:, :, axis] for axis, starts in enumerate(_list_window_positions(xp, node, kernel, places))]
         # The window elements join the first axis of the positions.
-        grid = xp.stack(at[::-1], axis=-1).reshape(images, prod(kernel) * places[0], *places[1:], len(extents))
-        columns = _read_grid(xp, xp.astype(x, np.float64).reshape(images, channels // offsets, *extents), grid, how)
+        grid = xp.stack(coordinates[::-1], axis=-1).reshape(images, prod(kernel) * places[0], *places[1:], len(extents))
+        columns = _read_grid(xp, xp.astype(x, np.float64).reshape(images, channels // offsets, *extents), grid, settings)
         columns = columns if mask is None else columns * mask.reshape(images, 1, *grid.shape[1:-1])
         columns = columns.reshape(n, group, channels // group * prod(kernel), prod(places))
         out = xp.matmul(xp.astype(w, np.float64).reshape(group, len(w) // group, -1), columns).reshape(n, len(w), *places)
@@ -347,10 +351,10 @@ def resize(node: Node, env: NodeContext) -> Run:
 def upsample(node: Node, env: NodeContext) -> Run:
     """The scales are two attributes in version 1, one attribute with a scale per axis in version 7, an input since 9."""
     xp, sampling = env.xp, read_rounding(node)
-    listed = node.attr("scales") or (1.0, 1.0, node.attr("height_scale"), node.attr("width_scale"))
+    fixed_scales = node.attr("scales") or (1.0, 1.0, node.attr("height_scale"), node.attr("width_scale"))
 
     def run(x: Array, scales: Array | None = None) -> Array:
-        return _resize(xp, x, find_axes(node, x.shape, [], listed if scales is None else scales.tolist(), []), sampling)
+        return _resize(xp, x, find_axes(node, x.shape, [], fixed_scales if scales is None else scales.tolist(), []), sampling)
 
     return run
 
@@ -445,15 +449,15 @@ def _select_boxes(xp: Any, low: Array, high: Array, scores: Array, most: int, ov
     order = xp.order(-scores, 0, False)
     if least is not None:
         order = order[scores[order] > least]
-    chosen: list[int] = []
-    while len(order) and len(chosen) < most:
+    selected: list[int] = []
+    while len(order) and len(selected) < most:
         best, order = order[0], order[1:]
-        chosen.append(int(best))
+        selected.append(int(best))
         sides = xp.minimum(high[best], high[order]) - xp.maximum(low[best], low[order])
         common = xp.prod(xp.maximum(sides, 0), axis=1)
         union = areas[best] + areas[order] - common
         order = order[~((common > 0) & (common / union > overlap))]
-    return chosen
+    return selected
 
 
 @eager("NonMaxSuppression", devices=("cpu",))

@@ -37,6 +37,7 @@ def cut_bins(start: int, end: int, count: int, extent: int) -> list[slice]:
 def with_bias(y: Array, bias: Array | None) -> Array:
     """Add a bias per channel."""
     if bias is not None:
+        # In place: the products have no other reader.
         y += bias.reshape(-1, *(1,) * (y.ndim - 2))
     return y
 
@@ -103,8 +104,8 @@ def around(xp: Any, place: Placement, x: Array, fill: Any) -> Array:
 def fold(xp: Any, columns: Array, placement: Placement, extents: Sequence[int]) -> Array:
     """Sum windows at their positions: (N, C, *kernel, *positions) to (N, C, *extents)."""
     out = xp.zeros((*columns.shape[:2], *extents), dtype=columns.dtype)
-    for offset, picked in placement.offsets():
-        out[picked] += columns[(slice(None), slice(None), *offset)]
+    for offset, region in placement.offsets():
+        out[region] += columns[(slice(None), slice(None), *offset)]
     return out
 
 
@@ -113,8 +114,8 @@ def sum_windows(xp: Any, x: Array, place: Placement) -> Array:
     x = around(xp, place, x, 0)
     picks = place.offsets()
     total = xp.copy(x[next(picks)[1]])
-    for _, picked in picks:
-        total += x[picked]
+    for _, region in picks:
+        total += x[region]
     return total
 
 
@@ -126,8 +127,10 @@ def convolve(xp: Any, x: Array, w: Array, window: Window, group: int) -> Array:
     """Convolve (N, C, *spatial) with (M, C/group, *kernel), accumulating in the tensors' dtype."""
     place = window.over(x.shape[2:])
     x = around(xp, place, x, 0)
+    # Depthwise: each matrix product would have few rows and the length of one window.
     if group == x.shape[1] and w.shape[1] == 1:
         return _per_channel(xp, x, w, place)
+    # Few positions of a large window: columns would be a copy of the window for each.
     if group == 1 and 0 < prod(place.positions) < window.size:
         return _per_position(xp, x, w, place)
     weights = w.reshape(group, w.shape[0] // group, -1)
@@ -147,9 +150,9 @@ def _per_channel(xp: Any, x: Array, w: Array, place: Placement) -> Array:
     weights = w.reshape(channels, -1, *w.shape[2:])
     each = (1,) * len(place.positions)
     y = xp.zeros((len(x), channels, weights.shape[1], *place.positions), dtype=x.dtype)
-    for offset, picked in place.offsets():
+    for offset, region in place.offsets():
         factor = weights[(slice(None), slice(None), *offset)]
-        y += x[picked][:, :, None] * factor.reshape(1, *factor.shape, *each)
+        y += x[region][:, :, None] * factor.reshape(1, *factor.shape, *each)
     return y.reshape(len(x), len(w), *place.positions)
 
 
@@ -162,8 +165,8 @@ def _per_position(xp: Any, x: Array, w: Array, place: Placement) -> Array:
     y = xp.empty((len(x), len(w), *place.positions), dtype=x.dtype)
     for position in product(*map(range, place.positions)):
         starts = (p * s for p, s in zip(position, window.strides, strict=True))
-        seen = (slice(a, a + span, d) for a, span, d in zip(starts, window.spans, window.dilations, strict=True))
-        y[(..., *position)] = xp.matmul(x[(..., *seen)].reshape(len(x), len(weights)), weights)
+        region = (slice(a, a + span, d) for a, span, d in zip(starts, window.spans, window.dilations, strict=True))
+        y[(..., *position)] = xp.matmul(x[(..., *region)].reshape(len(x), len(weights)), weights)
     return y
 
 
@@ -186,11 +189,12 @@ def _gather_columns(xp: Any, parts: Array, place: Placement, rows: slice | None)
     positions = (rows.stop - rows.start, *place.positions[1:])
     stride = window.strides[0]
     image = parts[:, :, rows.start * stride : (rows.stop - 1) * stride + window.spans[0]]
+    # The image of a window of one element is its own matrix of columns.
     if window.size == 1 and set(window.strides) == {1}:
         return image.reshape(*parts.shape[:2], -1)
     columns = xp.empty((*parts.shape[:2], *window.kernel, *positions), dtype=parts.dtype)
-    for offset, picked in replace(place, positions=positions).offsets():
-        columns[(slice(None), slice(None), *offset)] = image[picked]
+    for offset, region in replace(place, positions=positions).offsets():
+        columns[(slice(None), slice(None), *offset)] = image[region]
     return columns.reshape(len(parts), -1, prod(positions))
 
 
@@ -207,6 +211,7 @@ def conv_transpose(node: Node, env: NodeContext) -> Run:
         extents = [s * (n - 1) + span for s, n, span in zip(window.strides, x.shape[2:], window.spans, strict=True)]
         nowhere = (0,) * len(extents)
         padded = xp.fold(columns, Placement(window, tuple(extents), nowhere, nowhere, nowhere, x.shape[2:]), extents)
+        # The pads of a transposed convolution crop its result.
         pads = compute_padding_trims(node, window, extents, x.shape[2:])
         return with_bias(xp.pad_axes(padded, pads, "constant", 0, range(2, x.ndim)), bias)
 
@@ -218,8 +223,8 @@ def max_windows(xp: Any, x: Array, place: Placement) -> Array:
     x = around(xp, place, x, xp.extreme(x.dtype, lowest=True))
     picks = place.offsets()
     top = xp.copy(x[next(picks)[1]])
-    for _, picked in picks:
-        xp.maximum(top, x[picked], out=top)
+    for _, region in picks:
+        xp.maximum(top, x[region], out=top)
     return top
 
 
@@ -241,10 +246,11 @@ def _max_and_places(xp: Any, x: Array, place: Placement, column_major: bool) -> 
     places = xp.around(place, by_columns if column_major else indices.reshape(place.extents), -1)
     shape = (*x.shape[:2], *place.positions)
     top, where = xp.full(shape, lowest, dtype=x.dtype), xp.full(shape, -1, dtype=np.int64)
-    for _, picked in place.offsets():
-        seen, index = padded[picked], places[picked]
-        better = (index >= 0) & ((where < 0) | (seen > top))
-        top, where = xp.where(better, seen, top), xp.where(better, index, where)
+    for _, region in place.offsets():
+        values, index = padded[region], places[region]
+        # Padding is never chosen, so that a window of lowest numbers has an index inside of the tensor.
+        better = (index >= 0) & ((where < 0) | (values > top))
+        top, where = xp.where(better, values, top), xp.where(better, index, where)
     planes = xp.arange(prod(x.shape[:2]), dtype=np.int64) * prod(place.extents)
     return top, where + planes.reshape(*x.shape[:2], *(1,) * rank)
 

@@ -51,6 +51,7 @@ def why_not_shipped() -> str | None:
 @cache
 def open_bundled(paths: tuple[str, ...], *, with_shipped: bool) -> tuple[NativeLibrary, ...]:
     """Load the libraries at the paths, followed by XRT's own if requested and available."""
+    # The user's libraries first: of equal priority, the first kernel is chosen.
     bundled = find_library() if with_shipped else None
     return (*(load(path) for path in paths), *([bundled] if bundled else []))
 
@@ -77,6 +78,7 @@ def _load_shipped() -> tuple[NativeLibrary | None, str | None]:
         library = load(SHIPPED)
     except EngineUnavailable as error:
         return None, str(error)
+    # A development tree may have a library of older sources, which would fail at the first call only.
     missing = [name for name in FUNCTIONS if not hasattr(library.handle, name)]
     if missing:
         return None, (

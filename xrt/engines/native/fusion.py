@@ -74,6 +74,7 @@ def lower_to_opcodes(node: Node, function: Function) -> Steps | None:
 
 def _write_step(node: Node, dtypes: Sequence[DType], *, gives: DType | None = None) -> Steps | None:
     """One step with the name of the operator."""
+    # The machine reads all operands of an opcode as one type.
     if len(set(dtypes)) > 1:
         return None
     return (OpcodeStep(node.op_type, node.inputs, gives or dtypes[0]),)
@@ -81,6 +82,7 @@ def _write_step(node: Node, dtypes: Sequence[DType], *, gives: DType | None = No
 
 def _write_parameters(node: Node, dtypes: Sequence[DType], *, defaults: Sequence[tuple[str, float]]) -> Steps:
     """One step with the name of the operator and attributes as parameters."""
+    # ONNX stores attributes in float32; the defaults are rounded likewise.
     values = [float(np.float32(node.attr(name, default))) for name, default in defaults]
     return (OpcodeStep(node.op_type, node.inputs, dtypes[0], (values[0], values[1] if len(values) > 1 else 0.0)),)
 
@@ -208,6 +210,7 @@ def fuse_elementwise(function: Function, may: Callable[[Node], bool] = lambda no
     chains = [_make_chain(function, group) for group in groups]
     fused = {index for group in groups for index in group}
     rest = [node for index, node in enumerate(function.nodes) if index not in fused]
+    # Function restores the topological order.
     return function.replace(nodes=(*rest, *chains), opsets={**function.opsets, DOMAIN: 1})
 
 
@@ -219,6 +222,7 @@ def _find_candidates(function: Function, may: Callable[[Node], bool]) -> dict[in
     ordering = {name for node in function.nodes for name in node.control}
     shapes_by_node = {}
     for index, node in enumerate(function.nodes):
+        # A chain is one node: it cannot keep the order of its nodes and others.
         if node.control or node.name in ordering or node.device.partition(":")[0] not in ("", "cpu"):
             continue
         shape = _find_space(function, node)
@@ -272,6 +276,7 @@ def _group_candidates(function: Function, shapes: dict[int, Shape]) -> list[list
     groups: dict[int, list[int]] = {}
     for index in shapes:
         groups.setdefault(_find_root(leader, index), []).append(index)
+    # A group is in topological order, so that its parts can run one after the other.
     return [group[i : i + LONGEST] for group in groups.values() for i in range(0, len(group), LONGEST)]
 
 
@@ -298,6 +303,7 @@ def _iter_edges(function: Function, shapes: dict[int, Shape]) -> Iterator[_Edge]
 
 def _find_root(leader: list[int], index: int) -> int:
     while leader[index] != index:
+        # Path halving keeps the search almost constant in time.
         leader[index] = leader[leader[index]]
         index = leader[index]
     return index

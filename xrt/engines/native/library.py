@@ -47,6 +47,7 @@ class NativeKernel:
     def why_not(self, node: Node, function: Function) -> str | None:
         """Explain why the kernel does not support the node; None if it does. The predicate of the table's entry."""
         reason = why_not_marshalled(node, function)
+        # A kernel without a predicate supports every node that can be passed to it.
         if reason is not None or not self.structure.why_not:
             return reason
         message, owned = MessageBuffer(), list[Any]()
@@ -110,6 +111,7 @@ class MessageBuffer:
     @property
     def text(self) -> str:
         """The message on one line."""
+        # The kernel may have cut its message in the middle of a character, or not have terminated it.
         raw = self._buffer.raw.split(b"\0", 1)[0]
         return " ".join(raw.decode("utf-8", "replace").split()) or "it gives no reason"
 
@@ -129,6 +131,7 @@ def load(path: str | Path) -> NativeLibrary:
         if not stat.S_ISREG(state.st_mode):
             kind = "a directory; name the file in it" if file.is_dir() else "a pipe or a device, and no file"
             raise _make_error(file, f"it is {kind}")
+        # A rebuilt file is another one: its state is part of the key of the cache.
         return _open(file, state.st_ino, state.st_mtime_ns, state.st_size)
     except FileNotFoundError:
         raise _make_error(file, f"there is no such file.{_suggest_file(file)}") from None
@@ -141,6 +144,7 @@ def load(path: str | Path) -> NativeLibrary:
 @cache
 def _open(file: Path, *state: int) -> NativeLibrary:
     with file.open("rb") as stream:
+        # Its bytes identify the library in signatures, because a rebuild may keep the version.
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     try:
         handle = ctypes.CDLL(str(file))
@@ -150,6 +154,7 @@ def _open(file: Path, *state: int) -> NativeLibrary:
     library = NativeLibrary(
         file, _read_text(library_c.name, file, "its name"), _read_text(library_c.version, file, "its version"), digest, handle
     )
+    # Kernels refer to their library, so that it exists first.
     object.__setattr__(library, "kernels", tuple(_iter_kernels(library, library_c)))
     _check_choices(library)
     return library
@@ -210,6 +215,7 @@ def _check_choices(library: NativeLibrary) -> None:
     """Raise EngineUnavailable for two kernels that support the same nodes with equal priority."""
     seen: dict[Any, NativeKernel] = {}
     for kernel in library.kernels:
+        # A predicate may tell kernels of the same priority apart; which nodes it accepts is not known here.
         if kernel.structure.why_not:
             continue
         old = seen.setdefault((kernel.domain, kernel.op_type, kernel.priority, kernel.since, kernel.device), kernel)

@@ -52,6 +52,7 @@ def tensor_c(dtype: DType | None, shape: Sequence[Any] | None, data: int | None,
     """Describe a tensor in host memory; unknown extents are -1, an unknown shape has rank -2."""
     extents = [dim if isinstance(dim, int) else UNKNOWN for dim in shape or ()]
     steps = [1] * len(extents)
+    # Row-major, in elements; an extent of 0 counts as 1, so that no stride is 0.
     for axis in range(len(extents) - 2, -1, -1):
         steps[axis] = steps[axis + 1] * max(extents[axis + 1], 1)
     return abi.TensorC(
@@ -78,6 +79,7 @@ def _marshal_input(name: str, function: Function, owned: list[Any]) -> abi.Tenso
 
 def _marshal_constant(constant: Constant, owned: list[Any]) -> abi.TensorC:
     array = align(constant.array)
+    # The copy, if one was necessary, has no other owner.
     owned.append(array)
     return tensor_c(constant.dtype, array.shape, array.ctypes.data, owned)
 
@@ -98,6 +100,7 @@ def _marshal_attribute(attribute: Attribute, owned: list[Any]) -> abi.AttributeC
             attribute_c.f = value
         case AttrKind.STRING:
             attribute_c.s = raw = _encode(value)
+            # With its length, because the bytes may contain zeros.
             attribute_c.count = len(raw)
         case AttrKind.TENSOR:
             attribute_c.tensor = _make_array(abi.TensorC, [_marshal_constant(value, owned)], owned)
@@ -107,6 +110,7 @@ def _marshal_attribute(attribute: Attribute, owned: list[Any]) -> abi.AttributeC
             attribute_c.floats, attribute_c.count = _make_array(c_double, value, owned), len(value)
         case AttrKind.STRINGS:
             buffers = [create_string_buffer(_encode(text)) for text in value]
+            # c_char_p refers to the bytes and does not own them.
             owned.append(buffers)
             attribute_c.strings = _make_array(c_char_p, [cast(b, c_char_p) for b in buffers], owned)
             attribute_c.count = len(value)

@@ -91,6 +91,7 @@ class NativeTape:
         The call keeps the arrays alive. Addresses are resolved once, so that only the kernels take time.
         """
         inputs = [check(array) for check, array in zip(self.inputs, arrays, strict=True)]
+        # A converted copy would not follow later changes of the caller's array.
         if any(converted is not array or not _is_aligned(array) for converted, array in zip(inputs, arrays, strict=True)):
             return None
         at, run, handle = c.address_of, self._run, self._handle
@@ -112,6 +113,7 @@ class NativeTape:
         places_by_type: dict[TensorType, list[int]] = {}
         for place, source in enumerate(self.inputs):
             places_by_type.setdefault(source.type, []).append(place)
+        # Only values of exactly the same type have the same extent in memory.
         pairs = ((i, o) for o, name in enumerate(self._names) for i in places_by_type.get(writers[name][1].outputs[name], ()))
         allowed = (pair for pair in pairs if self._may_share(self.inputs[pair[0]], last, *writers[self._names[pair[1]]], pair[1]))
         return tuple(sorted(allowed))
@@ -131,6 +133,7 @@ class NativeTape:
     def _make_error(self, status: int) -> RunFailed:
         if status == c.NO_MEMORY:
             return RunFailed(f"there is no memory for the {self.workspace} bytes between the steps of a native tape")
+        # A positive status is the number of the failed step, from 1 on.
         step = self.steps[status - 1]
         message = " ".join(self._core.xrt_tape_said().decode("utf-8", "replace").split()) or "it gives no reason"
         return RunFailed(f"{step.kernel} failed at node {step.node.name!r} ({step.node.op}): {message}")
@@ -177,6 +180,7 @@ class _Layout:
         self._number = {"": 0}
         self._homes: list[tuple[int, int]] = [(c.ABSENT, 0)]
         self._tensors = [tensor_c(None, None, None, self.keep_alive)]
+        # Number 0 stands for absent inputs and outputs, which have rank -1.
         self._tensors[0].ndim = -1
         inner, self._scratch, self.memory = _plan_memory(types, {*inputs, *outputs, *constants}, steps)
         homes = {
@@ -240,6 +244,7 @@ def _plan_memory(
     last = {name: index for index, step in enumerate(steps) for name in step.node.inputs}
     inner: dict[str, LiveRange] = {}
     for index, step in enumerate(steps):
+        # A reused span lives on under a second name, until the last reader of both.
         for place, (name, type_) in enumerate(step.outputs.items()):
             if name in external:
                 continue
@@ -249,6 +254,7 @@ def _plan_memory(
             span.last = max(span.last, last.get(name, index))
             inner[name] = span
     scratch = {index: LiveRange(step.scratch, index, index) for index, step in enumerate(steps) if step.scratch}
+    # Names that share memory share a span, which is placed once.
     distinct = {id(span): span for span in (*inner.values(), *scratch.values())}
     return inner, scratch, assign_offsets(list(distinct.values()))
 
@@ -447,6 +453,7 @@ def run_kernel(
     values_by_name = {names[i]: Constant(inputs[i]) for i in constants}  # type: ignore[arg-type]  # a constant is not omitted
     arrays = {n: np.asarray(x) for n, x in zip(names, inputs, strict=True) if x is not None and n not in values_by_name}
     types = {n: TensorType(DType.of(x), x.shape) for n, x in arrays.items()}
+    # Without a version, one that the kernel supports.
     version = opset or kernel.until or max(kernel.since, 1)
     function = Function(
         tuple(Value(*pair) for pair in types.items()),

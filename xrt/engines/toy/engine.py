@@ -69,6 +69,7 @@ class Toy(GraphCompiler):
             raise OptionError(f"engine {self.name!r} is given libraries of native kernels and native='off'; give one of them")
         if self.native == "on" or self.libraries:
             requires_native()
+        # Opened already here, so that a wrong path is an error of the option and not of a compile.
         open_bundled(self.libraries, with_shipped=False)
 
     def version(self) -> str:
@@ -99,6 +100,7 @@ class Toy(GraphCompiler):
         is_cpu = context.device == "cpu"
         if not is_cpu and context.accelerator is None:
             raise CompileRefused(f"engine {self.name!r} is given no device for {context.device}; compile through XRTModule")
+        # Before the check, because support of a node depends on its device.
         function = function if is_cpu else plan_device_steps(function, context.device)
         for node in function.nodes:
             if reason := self.why_not(node, function):
@@ -106,6 +108,7 @@ class Toy(GraphCompiler):
         if context.accelerator is not None and not is_cpu:  # native kernels run on the CPU only
             compiler = _Compiler(select_kernel(self.name, self.kernels, ()), context.threads, context.accelerator)
             return DeviceExecutable(function, compiler.make_tape, context.accelerator)
+        # An engine that is only created or listed does not warn.
         if self.native == "auto":
             warn_once_of_absence()
         return ToyExecutable(self.name, function, _Compiler(self._select_kernels(), context.threads).compile)
@@ -156,6 +159,7 @@ class _Compiler:
     def _interpret(
         self, function: Function, segment: Callable[[Node], StepKernel | None] = lambda node: None
     ) -> InterpretedExecutable:
+        # A Function that was not folded into native runs has no edges for its updates yet.
         function = order_updates(function)
         return InterpretedExecutable(function, self.make_tape(function, segment), self._threads, self._choice.has_native)
 
@@ -173,6 +177,7 @@ class _Compiler:
         module = self._accelerator.xp if self._accelerator and on_device else np
         env = KernelContext(node, function, namespace(module), self._compile_body)
         if isinstance(kernel, Kernel):
+            # Only buffers of NumPy are reused, see `_find_reusable`.
             return StepKernel(kernel.code(node, env), () if self._accelerator else kernel.mutable, host=kernel.host)
         return StepKernel(kernel(node, env))
 
@@ -180,6 +185,7 @@ class _Compiler:
         """Make a kernel for a node that only native kernels support and whose shapes are known only at a call."""
         if self._choice.has_native and self._choice.native(node, function):
             executable = ByShapes(isolate_node(node, function, function.constants), self._compile_static)
+            # A value that the node reads twice is one input of the isolated Function.
             reads = list(dict.fromkeys(name for name in node.inputs if name not in function.constants))
             return lambda *arrays: tuple(executable.run(_select_arrays(node, arrays, reads)))
         raise CompileRefused(f"engine {self._choice.engine!r} cannot take node {node.name!r} ({node.op}): {reason}")
@@ -188,6 +194,7 @@ class _Compiler:
         """Compile a node's body to a callable; the shapes of its inputs may differ from the declared ones."""
         if self._choice.has_native and self._has_native_kernel(function):
             return self._compile_by_shapes(function, MOST_SHAPES_OF_A_BODY).run
+        # The nodes of a body name no device; they run on the device of the node that has the body.
         device = self._accelerator.name if self._accelerator else ""
         return self.make_tape(plan_device_steps(function, device)).play
 
@@ -199,5 +206,6 @@ def _select_arrays(node: Node, arrays: Sequence[Any], reads: Sequence[str]) -> l
 
 def _infer_types(function: Function) -> Function:
     """Infer the shapes of the Function's values as completely as possible."""
+    # Inference takes milliseconds; most Functions that XRT compiles have all types already.
     has_static_types = all(is_static(function.get_type(name)) for node in function.nodes for name in node.defines)
     return function if has_static_types else infer_shapes(function)

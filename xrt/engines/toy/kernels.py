@@ -51,6 +51,7 @@ class ProductThreads:
         self._threads = threads
 
     def __enter__(self) -> None:
+        # `enter` limits BLAS to one thread and returns how many the user allowed it.
         _runs.threads.append(min(self._threads, self._blas.enter(1)))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -82,6 +83,7 @@ def multiply(xp: Any, a: Array, b: Array) -> Array:
         or a.shape[-1] != b.shape[-2]
     ):
         return np.matmul(a, b)  # type: ignore[no-any-return]
+    # None for batches that broadcast along some dimensions only; NumPy computes these.
     result = native.multiply(calls, a, b, threads)
     return np.matmul(a, b) if result is None else result
 

@@ -73,6 +73,7 @@ def with_segments(function: Function, choice: KernelSelection, threads: int) -> 
     single: frozenset[str] = frozenset()
     while True:
         try:
+            # After a refusal all is planned anew: chains and runs depend on the kernels of all nodes.
             return _fold_runs(order_updates(_fuse_chains(function, choice, single)), choice, threads, refused)
         except _KernelRefusal as refusal:
             refused |= {(refusal.node.name, refusal.kernel)}
@@ -141,6 +142,7 @@ def order_updates(function: Function) -> Function:
         if writer is None:
             continue
         readers = _find_readers(function, source) - {writer.name, *writer.control}
+        # No node behind the last reader can be a dependent that matters.
         late = max((index[name] for name in readers), default=-1)
         if readers := readers - _find_dependents(function, writer, index[writer.name], late):
             earlier.setdefault(writer.name, set()).update(readers)
@@ -229,6 +231,7 @@ def _iter_runs(function: Function, native: Mapping[str, Any]) -> Iterator[tuple[
     for index, count in enumerate(pending):
         if not count:
             ready[function.nodes[index].name in native].append(index)
+    # Kinds alternate; a run ends when no node of its kind is ready.
     kind = bool(ready[True])
     while ready[True] or ready[False]:
         run: list[int] = []
@@ -249,6 +252,7 @@ def _extract_part(function: Function, nodes: Sequence[Node], name: str) -> Funct
     defined = dict.fromkeys(name for node in nodes for name in node.defines)
     entries = [v.name for v in function.inputs if is_static(v.type)]
     uses = dict.fromkeys(name for node in nodes for name in node.uses if name not in defined)
+    # A part that is the whole Function has its unused inputs too, so that a call passes its arguments on unchanged.
     is_whole = len(nodes) == len(function.nodes)
     read = dict.fromkeys([*(name for name in entries if is_whole or name in uses), *uses])
     results = dict.fromkeys(v.name for v in function.outputs if v.name in defined)
@@ -319,11 +323,13 @@ class ByShapes(Executable):
         return [0 if place in places else None for place in range(len(self.function.outputs))]
 
     def _find_executable(self, inputs: Sequence[Any]) -> Executable:
+        # Sequences and absent values do not influence which kernels are chosen.
         key = tuple((x.dtype, x.shape) if type(x) is np.ndarray else None for x in inputs)
         executable = self._look_up(key)
         if executable is not None:
             return executable
         with self._making:
+            # Another thread may have compiled it while this one waited for the lock.
             return self._look_up(key) or self._store(key, self._compiler(self._specialize(inputs)))
 
     def _look_up(self, key: object) -> Executable | None:
@@ -338,6 +344,7 @@ class ByShapes(Executable):
         with self._lock:
             self._executables[key] = executable
             if len(self._executables) == self._most and self._otherwise is not None:
+                # From now on, new shapes run this one and are not compiled.
                 self._any_shape = self._otherwise()
                 self._any_shape.prepare()
             elif len(self._executables) > self._most:
@@ -433,6 +440,7 @@ class KernelSelection:
         kernel = table.find(node, function, node.device or "cpu", without)
         if not isinstance(kernel, str):
             return kernel
+        # The implementation of the onnx package is the last resort.
         absent = reference.why_not(node, function)
         if absent is None:
             return reference.make_reference_kernel
@@ -442,6 +450,7 @@ class KernelSelection:
 @lru_cache(maxsize=64)
 def select_kernel(engine: str, table: OpTable[Any], libraries: tuple[NativeLibrary, ...]) -> KernelSelection:
     """Combine a complete table with the kernels of the libraries, which come after it."""
+    # A copy, because the table is shared by all instances of the engine.
     everything = table.extend(engine) if libraries else table
     for library in libraries:
         library.register(everything)

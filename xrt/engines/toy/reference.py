@@ -51,6 +51,7 @@ def explain_absence(domain: str, op_type: str, version: int) -> str | None:
             f"the reference implementation of {op_type} needs {distribution}, which is not installed: pip install {distribution}"
         )
     schema = find_schema(op_type, version, domain)
+    # The evaluator runs such an operator by its function body.
     if schema is not None and (schema.has_function or schema.has_context_dependent_function) and not domain:
         return None
     place = _LOADERS.get(domain)
@@ -73,6 +74,7 @@ def make_reference_kernel(node: Node, env: NodeContext) -> Run:
     model = to_model(isolate_node(node, env.function))
     names = (*node.inputs, *node.captures)
     local = threading.local()
+    # Created here too, so that a model which it cannot load fails at compile.
     local.evaluator = ReferenceEvaluator(model)
 
     def run(*values: Any) -> tuple[Any, ...]:

@@ -131,6 +131,7 @@ class Tape:
         slots = list(self.template)
         for slot, value in zip(self.inputs, inputs, strict=True):
             slots[slot] = self.store(value)
+        # The call must not keep a sequence or an array alive beyond its last reader.
         del inputs
         for buffer in (buffers or {}).values():
             if isinstance(buffer, Overwritten):
@@ -179,6 +180,7 @@ def _run_step(step: TapeStep, slots: list[Any], buffers: Mapping[int, Any] | Non
     if len(values) < len(step.results):
         raise ValueError(f"the operator has {len(values)} output(s) in this form; the node lists {len(step.results)}")
     store = step.store
+    # A kernel may return more outputs than the node lists.
     for slot, value in zip(step.results, values, strict=False):
         slots[slot] = store(value)
     for slot in step.free:
@@ -223,6 +225,7 @@ def _find_buffer(step: TapeStep, slots: list[Any], buffers: Mapping[int, Any]) -
     """
     candidates = [buffers.get(slot) for slot in step.results]
     for place, entry in enumerate(candidates):
+        # A live view of the input would change with it. The result is then computed elsewhere, and copied after the last step.
         if isinstance(entry, Overwritten):
             candidates[place] = entry.array if entry.is_alone(slots) else None
     if step.is_run:
@@ -329,6 +332,7 @@ class _TapeBuilder:
             self._add_node(node, on_device and not sizes.issuperset(node.defines))
         outputs = tuple(self._find_slot((value.name, on_device)) for value in function.outputs)
         template: list[Any] = [None] * self.count
+        # Absent inputs, outputs and constants are never freed.
         permanent = {ABSENT, *outputs}
         for (name, is_uploaded), slot in self.slots.items():
             if name in function.constants:
@@ -368,6 +372,7 @@ class _TapeBuilder:
         reads_on_device = self.accelerator is not None and (on_device or node.op_type in SHAPES)
         names = (*node.inputs, *node.captures)
         arguments = tuple(self._find_slot((name, reads_on_device and i not in kernel.host)) for i, name in enumerate(names))
+        # Absent outputs at the end are dropped; one before a present output has a slot, which is freed at once.
         count = max((i for i, name in enumerate(node.outputs, 1) if name), default=0)
         results = tuple(self._define((name, on_device)) if name else self._new_slot() for name in node.outputs[:count])
         self.steps.append((TapeStep(kernel.run, arguments, results, node, self.stores[on_device]), kernel))
@@ -426,6 +431,7 @@ class InterpretedExecutable(Executable):
             results = tape.play(arguments, buffers)
             for place, slot in enumerate(tape.outputs):
                 entry = buffers.get(slot)
+                # The caller gets its own array back, not the one that stands for the same memory.
                 if isinstance(entry, Overwritten) and results[place] is entry.array:
                     results[place] = options.out[place]
             buffer_ids = list_ids(options.out)
@@ -475,6 +481,7 @@ class InterpretedExecutable(Executable):
         """Copy results into the caller's buffers and return the buffers in their place."""
         names = [value.name for value in self.function.outputs]
         outputs = [(x, getattr(x, "dtype", None), getattr(x, "shape", ())) for x in results]
+        # All buffers are checked before one is written, and written only after all steps have read their inputs.
         check_buffers(self.function.name, names, outputs, out, describe_value, aligned=False)
         for result, buffer in zip(results, out, strict=True):
             if buffer is not None and result is not buffer:
@@ -543,6 +550,7 @@ class DeviceExecutable(Executable):
 
     def prepare(self) -> None:
         """Select kernels and upload the constants to the device."""
+        # The first call may be on another stream, so that the uploads must be done when this returns.
         stream = self._accelerator.new_stream()
         with self._accelerator.activate(stream):
             self._tape = self._compiler(self.function)
@@ -551,6 +559,7 @@ class DeviceExecutable(Executable):
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         if self._tape is None:
             raise RunFailed(NOT_READY.format(self.function.name))
+        # On a device constants own their memory, so that they are recognized by identity.
         used_ids = list_ids(inputs).union(map(id, self._tape.template))
         return copy_shared(self._tape.play(inputs), used_ids, lambda array: array.base is not None)
 
