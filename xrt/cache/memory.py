@@ -339,15 +339,15 @@ def default_cache() -> CompileCache:
     return CompileCache(disk=open_disk_tier())
 
 
-def open_cache(asked: CompileCache | str | os.PathLike[str] | None) -> CompileCache:
+def open_cache(cache: CompileCache | str | os.PathLike[str] | None) -> CompileCache:
     """The cache for a module's `cache` argument: a cache, a directory, or None for `default_cache`."""
-    if asked is None:
+    if cache is None:
         return default_cache()
-    if isinstance(asked, CompileCache):
-        return asked
-    if isinstance(asked, str | os.PathLike):
-        return _open_cache_in(expand_user(asked, "cache"))
-    raise OptionError(f"cache must be an xrt.cache.CompileCache, or the directory of one; got {asked!r}")
+    if isinstance(cache, CompileCache):
+        return cache
+    if isinstance(cache, str | os.PathLike):
+        return _open_cache_in(expand_user(cache, "cache"))
+    raise OptionError(f"cache must be an xrt.cache.CompileCache, or the directory of one; got {cache!r}")
 
 
 @lru_cache(maxsize=16)

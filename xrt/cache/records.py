@@ -316,7 +316,7 @@ class Store:
         self.troubles = 0
         """Files that could not be read or written, and unusable records."""
         self._reason: str | None = None
-        self._is_known = self._warned = False
+        self._is_inspected = self._warned = False
         self._room = -1  # bytes until the next scan; unknown until the first
         self._lock = renew_after_fork(threading.Lock())
 
@@ -331,9 +331,9 @@ class Store:
 
     def why_not_trusted(self) -> str | None:
         """Explain why the directory is not used: unusable, or writeable for other users. None if it is used."""
-        if not self._is_known:
+        if not self._is_inspected:
             self._reason = _why_not_usable(self.directory)
-            self._is_known = self._reason is not None or self.directory.is_dir()
+            self._is_inspected = self._reason is not None or self.directory.is_dir()
         return self._reason
 
     def is_trusted(self) -> bool:

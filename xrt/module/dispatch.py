@@ -80,13 +80,13 @@ class Call:
             for value, copy in self.before:
                 with use_array_device(value):
                     value[...] = copy
-        elif touched := list_inplace_updates(plan, error.region) if error.updated is None else error.updated:
-            names = ", ".join(map(repr, touched))
+        elif updated := list_inplace_updates(plan, error.region) if error.updated is None else error.updated:
+            names = ", ".join(map(repr, updated))
             raise RunFailed(
                 f"{error}; the call is not repeated, since its update in place of {names} may have been made in part. The "
                 f"region is placed elsewhere for later calls: give {names} the value it had, and call again",
                 error.region,
-                tuple(touched),
+                tuple(updated),
             ) from error
 
 
@@ -136,8 +136,12 @@ def make_fast_path(build: Specialization, program: Program, values: Sequence[Any
     # The executable's run method if the program is a single region, else the program's, which names the failing region.
     run: Callable[..., Sequence[Any]] = program.fast_call or (lambda *args: program.run(args))
     finish = unpack_outputs(program.plan.function)
-    is_one = len(expected) == 1 and not texts
-    call = _make_one_input_call(run, finish, *expected[0], rescue) if is_one else _make_checked_call(run, finish, fits, rescue)
+    has_one_input = len(expected) == 1 and not texts
+    call = (
+        _make_one_input_call(run, finish, *expected[0], rescue)
+        if has_one_input
+        else _make_checked_call(run, finish, fits, rescue)
+    )
     call_by_name = make_named_call([value.name for value in build.function.inputs], call)
     return FastPath(call, call_by_name, fits, build, program)
 

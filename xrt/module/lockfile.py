@@ -85,7 +85,7 @@ class LockedPlacement:
 
         With ``strict`` a mismatch raises LockError. A lock of the same ``model`` with symbolic dims is valid for all sizes.
         """
-        at, whole = sizes, function
+        planned_sizes, whole = sizes, function
         if model is not None:
             declared = model.get_declared()
             axes, shapes = list(list_open_axes(declared.inputs)), read_shapes(self.lock, declared)
@@ -95,14 +95,14 @@ class LockedPlacement:
             is_same = self.lock.model.get(SYMBOLIC) == declared.fingerprint
             # A lock of another model, or of fixed sizes, holds at these sizes only.
             if is_same and locked.keys() == {name for _, _, name in axes} and locked != sizes:
-                at, whole = locked, model.specialize(locked)
+                planned_sizes, whole = locked, model.specialize(locked)
         request = engines.make_request(whole, clustering=clustering)
         reasons = (*list_mismatches(self.lock, request), *self._list_excesses())
         if not reasons:
             try:
                 result = read_locked_result(self.lock, request)
                 note = f"from the lock {self.name}, made on {self.lock.date} by xrt {self.lock.writer}"
-                return SizedPlacement(at, replace(result, notes=(note, *result.notes)))
+                return SizedPlacement(planned_sizes, replace(result, notes=(note, *result.notes)))
             except LockError as error:
                 reasons = (str(error),)
         text = f"the lock {self.name} does not hold: {'; '.join(reasons)}"

@@ -146,8 +146,8 @@ class _Site:
                 f"nothing of model {function.name!r} can be quantized: it has no Conv, ConvTranspose, Gemm or MatMul of float32 "
                 "with constant weights, so there is nothing to calibrate"
             )
-        ends = {value.name for value in function.inputs} | set(function.constants)
-        groups = tuple(group_by_bytes([name for name in names if name not in ends], function))
+        outer_names = {value.name for value in function.inputs} | set(function.constants)
+        groups = tuple(group_by_bytes([name for name in names if name not in outer_names], function))
         return cls(function, {name: keys[name] for name in names}, groups)
 
     def observe(self, module: XRTModule, values: Sequence[Any], observer: Observer) -> None:

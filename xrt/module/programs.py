@@ -255,7 +255,7 @@ class Specialization:
         fails on every plan raises its first error: the inputs may be the cause. A call whose inputs cannot be restored raises an
         error in any case; copies of its inputs then decide whether the next plan works for later calls.
         """
-        plan, refused, first, lost = self._plan, self.refused, failed, None
+        plan, refused, first, restore_error = self._plan, self.refused, failed, None
         new: tuple[Refusal, ...] = (failed.refusal,) if failed else ()
         while True:
             if new:
@@ -265,8 +265,8 @@ class Specialization:
                 except PlanError:
                     if first is None:
                         raise
-                    if lost is not None:
-                        first.error.updated = lost.updated
+                    if restore_error is not None:
+                        first.error.updated = restore_error.updated
                     first.error.has_bad_index = failed is not None and _has_index_error(failed.error)
                     raise first.error  # noqa: B904  # the missing engine is not its cause
             outcome, results = self._compile(plan), []
@@ -274,8 +274,8 @@ class Specialization:
                 new = outcome
                 continue
             if failed is not None and first is not None:
-                if lost is None:
-                    failed, lost = failed.make_repeatable(self.function)
+                if restore_error is None:
+                    failed, restore_error = failed.make_repeatable(self.function)
                 try:
                     results = failed.call.on(outcome)
                 except RunFailed as again:
@@ -285,8 +285,8 @@ class Specialization:
                     new = (failed.refusal,)
                     continue
             self._adopt(outcome, refused)
-            if lost is not None:
-                raise lost
+            if restore_error is not None:
+                raise restore_error
             return outcome, results
 
     def _adopt(self, program: Program, refused: tuple[Refusal, ...]) -> None:

@@ -77,8 +77,10 @@ def _pair_by_name(function: Function) -> Iterator[State]:
     # Outputs without a partner are allowed: they are results of the call.
     for key, name in before.items():
         if key not in after:
-            have = ", ".join(after.values()) or "none"
-            raise ModelError(f"input {name!r} has no partner among the outputs present*{key} (there are: {have}); give the pairs")
+            candidates = ", ".join(after.values()) or "none"
+            raise ModelError(
+                f"input {name!r} has no partner among the outputs present*{key} (there are: {candidates}); give the pairs"
+            )
         yield State(name, after[key])
 
 

@@ -196,8 +196,8 @@ def tune_throughput(
             return (tell or show)(text)
 
         tuned = ThroughputSweep(bench, ThroughputRequest(splits, sizes, bound, seconds), tell=report, notes=notes).run()
-        record, chosen = tuned.to_record(), tuned.configuration
-        if record is None or chosen is None:
+        record, configuration = tuned.to_record(), tuned.configuration
+        if record is None or configuration is None:
             warn(f"{tuned.headline}; allow a larger p99, or more threads", PlacementWarning)
             return tuned
         module.serving_record = record
@@ -205,8 +205,8 @@ def tune_throughput(
         for target in dict.fromkeys((module, bench.find_module(record.threads))):
             store_serving(target, record, lower)
         if use is not None:
-            instance = bench.find_module(chosen.threads)
-            use(instance, instance.check_inputs(pool.join(0, chosen.batch), {}))
+            instance = bench.find_module(configuration.threads)
+            use(instance, instance.check_inputs(pool.join(0, configuration.batch), {}))
     return tuned
 
 

@@ -299,7 +299,7 @@ class _Compilation:
             return True
 
         def refuse() -> Executable:
-            raise CompileRefused(str(error), [function.nodes[at].name for at in self.blamed[key]])
+            raise CompileRefused(str(error), [function.nodes[index].name for index in self.blamed[key]])
 
         if key not in self.blamed:
             _log.info("%s: looking for the nodes to blame", region.launch.name)
@@ -308,7 +308,7 @@ class _Compilation:
             with suppress(CompileRefused):
                 # `force` replaces the stored refusal, which names no nodes.
                 self.cache.lease(region.signature, refuse, force=True, request=request)
-        return tuple(function.nodes[at].name for at in self.blamed[key])
+        return tuple(function.nodes[index].name for index in self.blamed[key])
 
 
 TRIALS = 16

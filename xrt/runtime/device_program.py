@@ -77,9 +77,9 @@ def plan_steps(plan: Plan, slots: ValueTable) -> tuple[DeviceStep, ...]:
         step, where = slots.steps[number], plan.get_device(slots.steps[number].launch)
         copies = tuple((slot, target) for slot in step.writes for target in targets.get(slot, ()))
         needed.update((slot, where) for slot, _ in copies)
-        touched = dict.fromkeys((slot, where) for slot in (*step.reads, *step.writes))
-        steps.append(DeviceStep(number, step, where, copies, tuple(place for place in touched if place not in needed)))
-        needed.update(touched)
+        accessed = dict.fromkeys((slot, where) for slot in (*step.reads, *step.writes))
+        steps.append(DeviceStep(number, step, where, copies, tuple(place for place in accessed if place not in needed)))
+        needed.update(accessed)
     return tuple(reversed(steps))
 
 
@@ -555,13 +555,13 @@ class MultiDeviceProgram(Program):
             return super().buffer(shape, dtype)
         return self.allocate(shape, dtype, self._module_streams.on(self.plan.device), "a buffer of a bound call")
 
-    def allocate(self, shape: Sequence[int], dtype: np.dtype[Any], stream: Stream, who: str) -> Any:
+    def allocate(self, shape: Sequence[int], dtype: np.dtype[Any], stream: Stream, requester: str) -> Any:
         """An uninitialized array on the plan's device for work on `stream`; raises OutOfDeviceMemory."""
         try:
             return self.home().allocate(shape, dtype, stream)
         except Exception as error:  # noqa: BLE001  # only out-of-memory errors are converted
             nbytes = math.prod(shape) * dtype.itemsize
-            raise make_out_of_memory_error(self.home(), error, who, nbytes) or error  # noqa: B904
+            raise make_out_of_memory_error(self.home(), error, requester, nbytes) or error  # noqa: B904
 
     def profile(self) -> Profile:
         """Times of the profiled calls, in which each launch is waited for, and transfers."""

@@ -191,12 +191,12 @@ class ValueTable:
     def last_uses(self) -> list[tuple[int, ...]]:
         """Per step, the slots whose values can be freed after it. Outputs and constants are never freed."""
         permanent = {*self.outputs, *self.constants}
-        touched: dict[int, int] = {}
+        last_step: dict[int, int] = {}
         for number, step in enumerate(self.steps):
             written = (self.inplace[slot] for slot in step.writes if slot in self.inplace)
-            touched.update(dict.fromkeys((*step.reads, *step.writes, *written), number))
+            last_step.update(dict.fromkeys((*step.reads, *step.writes, *written), number))
         freed: list[list[int]] = [[] for _ in self.steps]
-        for slot, number in touched.items():
+        for slot, number in last_step.items():
             if slot not in permanent:
                 freed[number].append(slot)
         return [tuple(slots) for slots in freed]

@@ -451,8 +451,8 @@ class Program:
         """
         slots = self._slots
         arrays = self._place_bound(inputs, buffers)
-        known_types = {i: types[name] for i, name in enumerate(slots.names) if name in types} if types else None
-        frame = make_frame(slots, plan_memory(slots, arrays, known_types), arrays)
+        refined_types = {i: types[name] for i, name in enumerate(slots.names) if name in types} if types else None
+        frame = make_frame(slots, plan_memory(slots, arrays, refined_types), arrays)
         copies = [(buffer, slot) for slot, buffer in zip(slots.outputs, buffers, strict=True) if arrays.get(slot) is not buffer]
         aliases = enumerate(slots.aliases)
         updates = [(n, inputs[to], arrays[slot]) for n, (source, to) in aliases if (slot := slots.outputs[source]) in arrays]

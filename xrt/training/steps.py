@@ -125,15 +125,15 @@ def list_parameters(model: Any, patterns: str | Sequence[str] = "*") -> dict[str
     A name without wildcards must exist, with any rank; otherwise raises ModelError.
     """
     function = make_source(model).get_declared_function()
-    chosen = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+    globs = (patterns,) if isinstance(patterns, str) else tuple(patterns)
     parameters = {name: constant for name, constant in function.constants.items() if constant.dtype.is_float}
-    for pattern in chosen:
+    for pattern in globs:
         if not any(sign in pattern for sign in "*?[") and pattern not in parameters:
             raise ModelError(f"the model has no parameter {pattern!r}.{did_you_mean(pattern, parameters)}")
     return {
         name: constant
         for name, constant in parameters.items()
-        if name in chosen or (constant.shape and any(fnmatchcase(name, pattern) for pattern in chosen))
+        if name in globs or (constant.shape and any(fnmatchcase(name, pattern) for pattern in globs))
     }
 
 
@@ -172,24 +172,24 @@ def step(
         raise OptionError(f"accumulation_steps must be a positive integer; got {accumulation_steps!r}")
     optimizer = optimizer or SGD()
     trained = read_model(model, args, parameters)
-    chosen = list_parameters(trained.function, trained.parameters)
-    if not chosen:
+    trainable = list_parameters(trained.function, trained.parameters)
+    if not trainable:
         raise ModelError(f"no parameter of the model matches {parameters!r}; xrt.training.list_parameters(model) has all")
     seeded, dropout_states = write_dropout(trained.function, seed)
-    promoted = promote(_prepend_loss(seeded, loss), chosen)
+    promoted = promote(_prepend_loss(seeded, loss), trainable)
     name = _find_loss(promoted, loss, dropout_states)
     # Gradients of the last layers are computed first, so outputs in this order free memory early.
-    order = sorted(chosen, key=lambda parameter: _find_first_use(promoted, parameter), reverse=True)
+    order = sorted(trainable, key=lambda parameter: _find_first_use(promoted, parameter), reverse=True)
     differentiated = gradient(promoted, of=name, with_respect_to=order)
     builder, tensors = continue_function(differentiated)
     # `gradient` appends its outputs in the requested order.
-    outputs, gradients = differentiated.outputs[: -len(chosen)], differentiated.outputs[-len(chosen) :]
+    outputs, gradients = differentiated.outputs[: -len(trainable)], differentiated.outputs[-len(trainable) :]
     with builder:
         for value in outputs:
             builder.output(tensors[value.name])
         values = {name: tensors[value.name] for name, value in zip(order, gradients, strict=True)}
         recorder = record_update(
-            builder, {name: tensors[name] for name in chosen}, values, optimizer, clip_norm, accumulation_steps
+            builder, {name: tensors[name] for name in trainable}, values, optimizer, clip_norm, accumulation_steps
         )
     # The builder records nodes only; aliases and metadata, which hold the model's states, are carried over.
     built = builder.function().replace(aliases=differentiated.aliases, doc=differentiated.doc, metadata=differentiated.metadata)
@@ -223,10 +223,10 @@ def _prepend_loss(function: Function, loss: str | Loss | None) -> Function:
     return builder.function().replace(aliases=function.aliases, doc=function.doc, metadata=function.metadata)
 
 
-def promote(function: Function, chosen: Mapping[str, Constant]) -> Function:
+def promote(function: Function, parameters: Mapping[str, Constant]) -> Function:
     """Convert constants to inputs behind the present ones."""
-    inputs = (*function.inputs, *(Value(name, constant.type) for name, constant in chosen.items()))
-    return function.replace(inputs=inputs, constants={n: c for n, c in function.constants.items() if n not in chosen})
+    inputs = (*function.inputs, *(Value(name, constant.type) for name, constant in parameters.items()))
+    return function.replace(inputs=inputs, constants={n: c for n, c in function.constants.items() if n not in parameters})
 
 
 def _find_first_use(function: Function, name: str) -> int:

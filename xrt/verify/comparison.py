@@ -332,8 +332,10 @@ def _find_diff(function: Function, results: Sequence[Any], expected: Sequence[An
     """The first difference; empty if there is none."""
     if len(results) != len(expected):
         return f"there are {len(results)} outputs; {len(expected)} were expected"
-    for value, result, wanted, tie in zip(function.outputs, results, expected, ties, strict=True):
-        if not (diff := compare(result, wanted, find_output_tolerance(function, value.name, wanted), ties=tie, name=value.name)):
+    for value, result, reference, tie in zip(function.outputs, results, expected, ties, strict=True):
+        if not (
+            diff := compare(result, reference, find_output_tolerance(function, value.name, reference), ties=tie, name=value.name)
+        ):
             return diff.message
     return ""
 

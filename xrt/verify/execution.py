@@ -78,8 +78,10 @@ def find_region(function: Function, nodes: Sequence[Node]) -> Function:
     """Extract nodes, in the Function's order, as a closed Function whose outputs are the values read outside."""
     defined_names = {name for node in nodes for name in node.defines}
     read = dict.fromkeys(name for node in nodes for name in node.uses if name not in defined_names)
-    inside, ends = {node.name for node in nodes}, {value.name for value in function.outputs}
-    outputs = [name for name in defined_names if name in ends or any(use.node.name not in inside for use in function.users(name))]
+    inside, output_names = {node.name for node in nodes}, {value.name for value in function.outputs}
+    outputs = [
+        name for name in defined_names if name in output_names or any(use.node.name not in inside for use in function.users(name))
+    ]
     return function.replace(
         inputs=tuple(function.value(name) for name in read if name not in function.constants),
         outputs=tuple(function.value(name) for name in sorted(outputs)),

@@ -182,7 +182,7 @@ class TransferCounter:
             return TransferStats(**self._counts)
 
 
-def make_out_of_memory_error(device: Device, error: BaseException, who: str, nbytes: int = 0) -> OutOfDeviceMemory | None:
+def make_out_of_memory_error(device: Device, error: BaseException, requester: str, nbytes: int = 0) -> OutOfDeviceMemory | None:
     """The error for a lack of device memory, with the amount and the requester; None if the cause is another."""
     requested = device.shortage(error)
     if requested is None:
@@ -191,8 +191,8 @@ def make_out_of_memory_error(device: Device, error: BaseException, who: str, nby
     # The library's figure first: it may have asked for more than the array, such as scratch memory.
     amount = _format(requested or nbytes) if requested or nbytes else "an amount of memory that it does not tell"
     shortage = OutOfDeviceMemory(
-        f"{who} asked {device.name} for {amount}; {_format(memory.free)} of {_format(memory.total)} are free. The module can "
-        f"be called again: give it smaller inputs, let go of other arrays on the device, or place some nodes on the cpu"
+        f"{requester} asked {device.name} for {amount}; {_format(memory.free)} of {_format(memory.total)} are free. The module "
+        f"can be called again: give it smaller inputs, let go of other arrays on the device, or place some nodes on the cpu"
     )
     # Set here, because callers raise this error or the original one in one expression.
     shortage.__cause__ = error
