@@ -157,7 +157,7 @@ def _explain_failure(process: subprocess.CompletedProcess[bytes]) -> str:
     return summarize_error(output) if process.returncode > 0 or "ERROR: " in output else describe_exit(process.returncode)
 
 
-_HERE = "/proc/self/cwd"
+_CURRENT_FOLDER = "/proc/self/cwd"
 """The current directory under a name without spaces: the compiler passes names of temporary files unquoted to its linker."""
 
 
@@ -165,7 +165,7 @@ def _run(text: str, flags: Sequence[str], limit: float, folder: Path | None, bin
     """Run a program of the compiler; stop it and raise CompileRefused at the time limit."""
     command = [str(binary), *flags, "-", "-o", "-"]
     place = folder or Path(tempfile.gettempdir())
-    environment = {**os.environ, "TMPDIR": _HERE if Path(_HERE).exists() else str(place)}
+    environment = {**os.environ, "TMPDIR": _CURRENT_FOLDER if Path(_CURRENT_FOLDER).exists() else str(place)}
     try:
         return run(command, text.encode(), limit, environment=environment, cwd=place)
     except subprocess.TimeoutExpired:

@@ -318,6 +318,7 @@ def _count_operations(node: Node, function: Function) -> int:
 
 
 def _count_terms(node: Node, function: Function) -> int:
+    """The number of products that are added per element of the result; 1 for other operators."""
     extents = _list_extents(node.inputs[1], function) if node.op_type in _PRODUCTS and len(node.inputs) > 1 else ()
     if not extents:
         return 1

@@ -98,7 +98,7 @@ INLINE = 64
 
 SCOPE = "weights"
 """Scope of the parameters."""
-_LEFT_OUT = "%none"
+_NONE = "%none"
 
 
 def list_parameters(function: Function) -> dict[str, Constant]:
@@ -176,7 +176,7 @@ class _ModuleWriter:
         self.lines.append(f"{self.bind(name)} = torch_c.from_builtin_tensor %weight{place} : {builtin} -> {value}")
 
     def body(self) -> None:
-        self.lines.append(f"{_LEFT_OUT} = torch.constant.none")
+        self.lines.append(f"{_NONE} = torch.constant.none")
         for name in dict.fromkeys(self._iter_names()):
             if name in self.function.constants and name not in self.values:
                 self._write_literal(name, self.function.constants[name])
@@ -200,7 +200,7 @@ class _ModuleWriter:
         )
 
     def _write_operator(self, node: Node) -> None:
-        operands = [self.values[name] if name else _LEFT_OUT for name in node.inputs]
+        operands = [self.values[name] if name else _NONE for name in node.inputs]
         in_types = [value_type(self.function.get_type(name)) if name else "!torch.none" for name in node.inputs]
         out_types = [value_type(self.function.get_type(name)) if name else "!torch.none" for name in node.outputs]
         # MLIR needs a name for every result, also for one that the node leaves out.

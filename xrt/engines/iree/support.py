@@ -18,8 +18,8 @@ from xrt.operators import is_deterministic
 
 REMEMBERED = 8192
 """Limit on memoized answers."""
-AT_ONCE = 32
-"""Queries per call of the compiler, so that a search with little time need not wait for a whole model."""
+QUERIES_PER_CALL = 32
+"""Maximum number of queries per run of the compiler: a search with a short time limit does not wait for the whole model."""
 
 
 def why_not(node: Node, function: Function) -> str | None:
@@ -70,7 +70,7 @@ class _Answers:
                 supported = (n for n in function.nodes if _SUPPORT.why_not_by_rules(n, function) is None)
                 # Without duplicates and in order, the node's own query first.
                 kinds = dict.fromkeys((query, *(_make_query(n, function) for n in supported)))
-                self._store_answers([query, *(k for k in kinds if k not in self._answers and k != query)][:AT_ONCE])
+                self._store_answers([query, *(k for k in kinds if k not in self._answers and k != query)][:QUERIES_PER_CALL])
             return self._answers[query]
 
     def _store_answers(self, queries: Sequence[NodeQuery]) -> None:

@@ -47,7 +47,7 @@ def _is_unsigned(node: Node, function: Function) -> bool:
     return str(find_dtype(node, 0, function)).startswith("uint")
 
 
-def _may_cut(node: Node, function: Function) -> bool:
+def _may_crop(node: Node, function: Function) -> bool:
     """Whether a pad may be negative. Before opset 11 pads are attributes."""
     if not has_input(node, 1):
         return any(pad < 0 for pad in node.attr("pads", ()))
@@ -55,7 +55,7 @@ def _may_cut(node: Node, function: Function) -> bool:
     return pads is None or bool((pads.array < 0).any())
 
 
-def _may_step_back(node: Node, function: Function) -> bool:
+def _may_step_backwards(node: Node, function: Function) -> bool:
     if not has_input(node, 4):
         return False
     steps = find_value(node.inputs[4], function)
@@ -113,7 +113,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("Slice",),
-        _may_step_back,
+        _may_step_backwards,
         "IREE's Slice takes a step back for none",
         ("slice_backwards of the corpus",),
     ),
@@ -246,7 +246,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("Pad",),
-        _may_cut,
+        _may_crop,
         "IREE's Pad takes a negative pad for an extent",
         ("negative_pad of the corpus",),
     ),

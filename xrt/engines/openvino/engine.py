@@ -13,7 +13,7 @@ from xrt.engines.openvino.executable import (
     OpenVinoExecutable,
     export_model,
     load_model,
-    why_not_carried,
+    why_not_passable,
 )
 from xrt.engines.openvino.library import (
     HINTS,
@@ -99,7 +99,7 @@ class OpenVino(GraphCompiler):
 
         check_pools()
         count, function = len(function.nodes), compute_outputs(function)
-        _check_border(function)
+        _check_boundary_types(function)
         if reason := next(filter(None, (self.why_not(copy, function) for copy in function.nodes[count:])), None):
             raise CompileRefused(reason)
         lowered = lower(function)
@@ -187,10 +187,10 @@ class OpenVino(GraphCompiler):
         }
 
 
-def _check_border(function: Function) -> None:
+def _check_boundary_types(function: Function) -> None:
     for value in function.inputs:
         if value.type is None:
             raise CompileRefused(f"the type of input {value.name!r} is not known, and OpenVINO needs it; infer the types first")
     for value in (*function.inputs, *function.outputs):
-        if reason := why_not_carried(value.name, value.type):
+        if reason := why_not_passable(value.name, value.type):
             raise CompileRefused(reason)

@@ -43,7 +43,7 @@ _NAMES = {type_.get_type_name(): dtype for dtype, type_ in _TYPES.items()}
 _BITS = {DType.BFLOAT16: np.uint16}
 
 
-def why_not_carried(name: str, type_: Type | None) -> str | None:
+def why_not_passable(name: str, type_: Type | None) -> str | None:
     """Explain why a value of this type cannot be an input or output of OpenVINO; None if it can or the type is unknown."""
     if type_ is None or (isinstance(type_, TensorType) and type_.dtype in _TYPES):
         return None

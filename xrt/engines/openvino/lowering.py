@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from xrt import passes
-from xrt.engines.openvino.tables import may_cut_off_more_than_there_is, may_mask_all_keys
+from xrt.engines.openvino.tables import may_crop_beyond_extent, may_mask_all_keys
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.errors import ModelError
 from xrt.graph import Function, Node
@@ -25,7 +25,7 @@ def find_decomposition(node: Node, function: Function) -> Function | None:
         return passes.find_decomposition(node, function)
     if node.op_type == "Pad":
         # The decomposition contains a Pad.
-        return _decompose_pad(as_function(node, function)) if may_cut_off_more_than_there_is(node, function) else None
+        return _decompose_pad(as_function(node, function)) if may_crop_beyond_extent(node, function) else None
     if node.op_type == "Attention" and may_mask_all_keys(node, function):
         return None
     return _decompose(as_function(node, function))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from xrt.engines.openvino.executable import type_from, why_not_carried
+from xrt.engines.openvino.executable import type_from, why_not_passable
 from xrt.engines.openvino.export import NEWEST_OPSET, read_model
 from xrt.engines.openvino.library import LIBRARY, summarize_error
 from xrt.engines.openvino.lowering import decompose, find_decomposition
@@ -71,12 +71,12 @@ def _list_typed_outputs(node: Node, function: Function) -> list[str]:
     return list(node.defines) if mask in list_used_outputs(node, function) else [node.outputs[0]]
 
 
-_WITH_NOTHING = {f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Min", "Prod", "Sum", "SumSquare")}
+_SUPPORTING_EMPTY = {f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Min", "Prod", "Sum", "SumSquare")}
 """Operators that match the reference on empty tensors. A Slice or Compress with an empty result crashes the process."""
 
 
 def _why_not_empty(node: Node, function: Function) -> str | None:
-    if node.op_type in _WITH_NOTHING:
+    if node.op_type in _SUPPORTING_EMPTY:
         return None
     data = list_data_inputs(node, function)
     for name in filter(data.__contains__, (*node.uses, *node.defines)):
@@ -121,15 +121,15 @@ def _why_ignored(query: NodeQuery, isolated: Function, model: Any) -> str | None
     """Explain that the frontend dropped an input that matters; None if it did not."""
     count = len(model.get_parameters())
     # Dropped inputs without elements do not matter.
-    holds_nothing = sum(1 for value in isolated.inputs if isinstance(value.type, TensorType) and value.type.nbytes == 0)
-    if count >= len(isolated.inputs) - holds_nothing or query.op_type in _IMMATERIAL:
+    empty_inputs = sum(1 for value in isolated.inputs if isinstance(value.type, TensorType) and value.type.nbytes == 0)
+    if count >= len(isolated.inputs) - empty_inputs or query.op_type in _IMMATERIAL:
         return None
     return f"{LIBRARY} ignores an input of this {query.op_type}: it keeps {count} of {len(isolated.inputs)}"
 
 
 _SUPPORT = LibrarySupport(
     operator=(_why_not_operator,),
-    why_not_type=lambda node, name, type_: why_not_carried(name, type_),
+    why_not_type=lambda node, name, type_: why_not_passable(name, type_),
     outputs=_list_typed_outputs,
     tables=(_why_not_empty, why_not_computed, find_issue, _why_not_scan),
     answer=check_conversion,

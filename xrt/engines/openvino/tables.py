@@ -113,7 +113,7 @@ and uint8 saturate, so Add does not list these types."""
 
 
 def why_not_computed(node: Node, function: Function) -> str | None:
-    """Explain which element type is not supported for the node; None if all are."""
+    """Explain that the operator, or an element type of the node, is not in `EXPORTED`; None if all are."""
     if node.op_type not in EXPORTED:
         return f"{LIBRARY} computes {node.op} otherwise than ONNX says, or not at all"
     dtypes = EXPORTED[node.op_type][0]
@@ -222,8 +222,8 @@ def _is_whole(extent: Dim, scale: float) -> bool:
     return scale.is_integer() or (isinstance(extent, int) and (extent * scale).is_integer())
 
 
-def _rounds_up_too_far(reaches: Callable[[int, int, int, int], bool]) -> Test:
-    """A predicate: ``ceil_mode`` adds a last window that reaches too far, or may.
+def _adds_window(reaches: Callable[[int, int, int, int], bool]) -> Test:
+    """Make a predicate: whether ``ceil_mode`` adds a last window for which ``reaches`` holds, or may add one.
 
     ``reaches`` gets the first and last element of the window, the end of the data and the end of the padding, along one axis.
     """
@@ -260,7 +260,7 @@ def _ends_behind_padding(first: int, last: int, data_end: int, end: int) -> bool
 
 def _counts_beyond_padding(node: Node, function: Function) -> bool:
     counts = node.op_type == "LpPool" or bool(node.attr("count_include_pad", 0))
-    return counts and _rounds_up_too_far(_ends_behind_padding)(node, function)
+    return counts and _adds_window(_ends_behind_padding)(node, function)
 
 
 def _splits_an_open_extent(node: Node, function: Function) -> bool:
@@ -323,7 +323,7 @@ def _is_folded(node: Node, function: Function) -> bool:
     return True
 
 
-def _leads_away(node: Node, function: Function) -> bool:
+def _is_empty_range(node: Node, function: Function) -> bool:
     """Whether a Range of constants steps away from its limit, and so is empty."""
     values = [find_input(node, place, function) for place in range(3)]
     if None in values:
@@ -342,7 +342,7 @@ def _transforms_another_axis(node: Node, function: Function) -> bool:
     return (int(axis.array) if axis is not None else -2) % max(rank, 1) != 1
 
 
-def may_cut_off_more_than_there_is(node: Node, function: Function) -> bool:
+def may_crop_beyond_extent(node: Node, function: Function) -> bool:
     """Whether a negative pad may crop more elements than the axis has."""
     pads_constant, axes = find_input(node, 1, function), find_input(node, 3, function)
     if pads_constant is None and has_input(node, 1):
@@ -367,7 +367,7 @@ def _wraps_in_a_region(node: Node, function: Function) -> bool:
     return result in SHORTS and source not in BYTES | BOOL | {result} and bool(function.users(node.outputs[0]))
 
 
-def _stacks_open_rows_of_no_turn(node: Node, function: Function) -> bool:
+def _may_stack_no_rows(node: Node, function: Function) -> bool:
     """Whether a Loop that may run no iteration stacks rows with undeclared or symbolic dims."""
     trip_count, condition = (find_input(node, index, function) for index in (0, 1))
     if (
@@ -411,7 +411,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("Pad",),
-        may_cut_off_more_than_there_is,
+        may_crop_beyond_extent,
         "writes beyond its memory, and ends the process, where a negative pad cuts off more than there is",
         (
             "cut_off_more_than_there_is of the corpus: ends the process",
@@ -438,7 +438,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("Range",),
-        _leads_away,
+        _is_empty_range,
         "counts the steps of a Range that lead away from its limit",
         ("compared with the reference: from 5 to 0 by 1 gives five elements",),
     ),
@@ -522,7 +522,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("MaxPool", "AveragePool", "LpPool"),
-        _rounds_up_too_far(_begins_in_padding),
+        _adds_window(_begins_in_padding),
         "counts a window of a pooling with ceil_mode=1 that lies in the padding alone",
         ("test_maxpool_2d_ceil_output_size_reduce_by_one",),
     ),
@@ -570,7 +570,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("Loop",),
-        _stacks_open_rows_of_no_turn,
+        _may_stack_no_rows,
         "gives what a Loop of no turns stacks the extent 0 where its body does not declare the extents",
         ("loop_of_no_turns_over_open_extents of the corpus: the Concat behind it fails when run",),
     ),

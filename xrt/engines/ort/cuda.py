@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 CUDA = "CUDAExecutionProvider"
-RECORDED = "session.record_ep_graph_assignment_info"
+RECORD_ASSIGNMENTS = "session.record_ep_graph_assignment_info"
 """Session entry that records which provider each node is assigned to."""
-UNSYNCHRONIZED = "disable_synchronize_execution_providers"
+SKIP_SYNCHRONIZATION = "disable_synchronize_execution_providers"
 """Run entry that skips waiting for the device."""
 
 
@@ -125,7 +125,7 @@ class OrtOnDevice(Executable):
         self._lock = renew_after_fork(threading.Lock())
         self._options = onnxruntime.RunOptions()
         if device.kind != "cpu":
-            self._options.add_run_config_entry(UNSYNCHRONIZED, "1")
+            self._options.add_run_config_entry(SKIP_SYNCHRONIZATION, "1")
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         session = self._session

@@ -18,7 +18,7 @@ from xrt.engines.contract.graph_compiler import Deviation, Executable, GraphComp
 from xrt.engines.contract.options import check_options, option
 from xrt.engines.ort.cuda import (
     CUDA,
-    RECORDED,
+    RECORD_ASSIGNMENTS,
     DeviceBuffer,
     OrtOnDevice,
     check_assigned,
@@ -26,7 +26,7 @@ from xrt.engines.ort.cuda import (
     why_not_on_device,
     why_not_present,
 )
-from xrt.engines.ort.executable import OrtExecutable, ParallelOrtExecutable, why_not_bindable, why_not_carried
+from xrt.engines.ort.executable import OrtExecutable, ParallelOrtExecutable, why_not_bindable, why_not_passable
 from xrt.engines.ort.options import (
     as_names,
     as_texts,
@@ -59,9 +59,9 @@ _MODES = {"sequential": ExecutionMode.ORT_SEQUENTIAL, "parallel": ExecutionMode.
 
 
 WORTH_SAVING = 24
-"""Sessions of smaller models are not saved: optimizing them takes no longer than reading a file of the cache."""
+"""Number of nodes from which a session is saved: optimizing a smaller model takes no longer than reading a file of the cache."""
 WORTH_LAYING_OUT = 1 << 20
-"""A constant of this many bytes makes a session worth saving regardless of its nodes: its packed layout takes time."""
+"""Size in bytes of a constant for which a session is saved, however few its nodes: its packed layout takes time."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Ort(GraphCompiler):
         from xrt.engines.toolkit.rewrites import compute_outputs  # not needed for a start from the cache
 
         function = compute_outputs(function)
-        _check_border(function)
+        _check_boundary_types(function)
         try:
             export = _export(function)
         except ValueError as error:  # ModelError, or a name that is not valid UTF-8
@@ -182,7 +182,7 @@ class Ort(GraphCompiler):
         # A session has one stream for its lifetime, given when it is opened.
         stream = accelerator.new_stream()
         # Needed by `check_assigned`.
-        options.add_session_config_entry(RECORDED, "1")
+        options.add_session_config_entry(RECORD_ASSIGNMENTS, "1")
         with accelerator.activate(stream):
             session = open_session(export, options, self._list_device_providers(provider_options(accelerator, stream), context))
         check_assigned(session, function)
@@ -377,14 +377,14 @@ def _export(function: Function) -> ExportedModel:
     return export_model(session_function(function))
 
 
-def _check_border(function: Function) -> None:
+def _check_boundary_types(function: Function) -> None:
     """Raise CompileRefused if an input or output has an unknown or unsupported type."""
     for value in function.inputs:
         if value.type is None:
             raise CompileRefused(
                 f"the type of input {value.name!r} is not known, and ONNX Runtime needs it; infer the types first"
             )
-    reasons = (why_not_carried(value.name, value.type) for value in (*function.inputs, *function.outputs))
+    reasons = (why_not_passable(value.name, value.type) for value in (*function.inputs, *function.outputs))
     if reason := next(filter(None, reasons), None) or why_not_bindable(function.inputs, function.outputs):
         raise CompileRefused(reason)
 

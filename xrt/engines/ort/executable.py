@@ -66,8 +66,8 @@ class OrtExecutable(Executable):
         self._names = list(self._outputs)
         types = (*self._inputs.values(), *self._outputs.values())
         self._needs_binding = not all(map(_is_direct, self._outputs.values()))
-        """Whether an output has no Python object of its own, so that it comes only from a binding."""
-        self._takes_objects = all(map(_is_direct, types))
+        """Whether an output can only be read from a binding, because NumPy lacks its type."""
+        self._needs_no_conversion = all(map(_is_direct, types))
         self._can_bind = all(map(_is_numeric, types))
         self._can_bind_arrays = self._can_bind and not any(choose_transport(type_) is ValueTransport.PACKED for type_ in types)
         self._call: Call = _find_fastest_call(session)
@@ -75,7 +75,7 @@ class OrtExecutable(Executable):
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         try:
             feed = dict(zip(self._inputs, inputs, strict=True))
-            if self._takes_objects and options.out is None:
+            if self._needs_no_conversion and options.out is None:
                 return self._call(self._names, feed, None)
             return self._run_indirectly(feed, options.out)
         except InputError:
@@ -85,7 +85,7 @@ class OrtExecutable(Executable):
 
     def fast_call(self) -> Callable[..., Sequence[Any]]:
         # Values that need a conversion take the general path.
-        if not self._takes_objects:
+        if not self._needs_no_conversion:
             return super().fast_call()
         if self._can_bind_arrays and all(map(_is_small, (*self._inputs.values(), *self._outputs.values()))):
             return self._make_frame_call()
@@ -227,9 +227,9 @@ class OrtExecutable(Executable):
         return self._can_bind and choose_transport(type_) is not ValueTransport.PACKED
 
     def _choose_buffers(self, feed: Mapping[str, Any], buffers: Sequence[Array | None]) -> dict[str, Array]:
-        """The buffers that the session writes directly: large ones, and inputs that it may overwrite.
+        """Select the buffers that the session writes directly, by output: large ones, and inputs that it may overwrite.
 
-        None shares memory with another input.
+        A buffer that shares memory with another input is left out; the result is copied to it afterwards.
         """
         names = list(self._inputs)
         overwritten = {output: names[place] for place, output in self.inplace.items()}
@@ -339,7 +339,10 @@ def _make_bound_call(session: InferenceSession, binding: IOBinding) -> Callable[
 
 
 def _make_binder(binding: IOBinding, inputs: Mapping[str, Type | None]) -> Callable[[str, Array], None]:
-    """How to bind a C-contiguous input: by the inner method if the version has it and NumPy has all the types."""
+    """Make the function that binds a C-contiguous input by name.
+
+    That is the binding's inner method, if the version has it and NumPy has all the types.
+    """
     inner = getattr(getattr(binding, "_iobinding", None), "bind_input", None)
     if inner is not None and all(map(_is_direct, inputs.values())):
         return inner  # type: ignore[no-any-return]  # the library is untyped
@@ -373,10 +376,10 @@ def _dtype(type_: Type | None) -> DType:
 class ValueTransport(enum.Enum):
     """How values of a type are passed to and from the library."""
 
-    DIRECT = "the library takes and gives the Python object itself"
-    BITS = "as one of the library's values over the same bytes"
-    PACKED = "as one of the library's values, several elements to a byte"
-    NONE = "not at all"
+    DIRECT = "as the Python object itself"
+    BITS = "as an OrtValue over the same bytes"
+    PACKED = "as an OrtValue with several elements per byte"
+    NONE = "not supported"
 
 
 _BITS = {
@@ -407,7 +410,7 @@ def choose_transport(type_: Type | None) -> ValueTransport:
     return ValueTransport.DIRECT if choose_transport(type_.element) is ValueTransport.DIRECT else ValueTransport.NONE
 
 
-def why_not_carried(name: str, type_: Type | None) -> str | None:
+def why_not_passable(name: str, type_: Type | None) -> str | None:
     """Explain why a value of this type cannot be an input or output of ONNX Runtime; None if it can."""
     if choose_transport(type_) is not ValueTransport.NONE:
         return None

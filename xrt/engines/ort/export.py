@@ -64,7 +64,7 @@ def _name_file(tensor: Any, file: str) -> None:
 def session_function(function: Function) -> Function:
     """The Function to export: every output computed by a node, and some convolutions and sums rewritten as products."""
     function = write_convolutions_as_products(compute_outputs(function))
-    return give_bytes_one_reader(rewrite_nodes(function, _write_sum_as_product))
+    return unshare_int8_constants(rewrite_nodes(function, _write_sum_as_product))
 
 
 LEAST, MOST = 16, 1 << 16
@@ -99,7 +99,7 @@ def _write_sum_as_product(writer: NodeWriter) -> str | None:
 # ---------------------------------------------------------------------- constants of bytes
 
 
-def give_bytes_one_reader(function: Function) -> Function:
+def unshare_int8_constants(function: Function) -> Function:
     """Copy int8 constants that several nodes read, and dequantized constants with them; same Function if it has no int8.
 
     With `session.x64quantprecision` ONNX Runtime 1.31 rewrites int8 weights and zero points node by node and cannot open a model

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 from onnxruntime import ModelCompiler, OrtExternalInitializerInfo, SessionOptions
 
-from xrt.engines.ort.session import ExportedModel, get_tensor_bytes, give_files, open_session
+from xrt.engines.ort.session import ExportedModel, get_tensor_bytes, open_session, register_files
 from xrt.graph import Function, Value
 from xrt.graph.constants import Mapping as FileMapping, find_file_offset, release
 
@@ -171,7 +171,7 @@ def optimize_model(function: Function, export: ExportedModel, options: SessionOp
     if options.use_per_session_threads:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
     places = _WeightPlacer(function, file)
-    give_files(export, options)
+    register_files(export, options)
     compiler = ModelCompiler(options, export.model, graph_optimization_level=level, get_initializer_location_func=places.place)
     model = compiler.compile_to_bytes()
     header = {

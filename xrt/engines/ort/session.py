@@ -66,7 +66,7 @@ def open_session(export: ExportedModel, options: SessionOptions, providers: Sequ
     If the process has a global thread pool (``onnxruntime.set_global_thread_pool_sizes``), the library allows no other and the
     session uses it. Raises CompileRefused if the model is invalid or not implemented; other errors of the library pass through.
     """
-    give_files(export, options)
+    register_files(export, options)
     try:
         # Without a fallback: the library would print the error and open the session on another provider.
         session = InferenceSession(export.model, options, list(providers), enable_fallback=0)
@@ -93,7 +93,7 @@ def _end_spinning(session: native.InferenceSession) -> None:
         session.run([], {}, None)
 
 
-def give_files(export: ExportedModel, options: SessionOptions) -> None:
+def register_files(export: ExportedModel, options: SessionOptions) -> None:
     """Register the model's external files in memory or on disk, to be read in place."""
     if export.folder:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", export.folder)
@@ -116,7 +116,7 @@ def why_not_opened(export: ExportedModel, providers: Sequence[Provider]) -> str 
     return None
 
 
-# ---------------------------------------------------------------------- the library's own answers
+# ---------------------------------------------------------------------- queries of the library
 
 _TRIVIAL_OPSET = 14
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from xrt.engines.ort.executable import why_not_carried
+from xrt.engines.ort.executable import why_not_passable
 from xrt.engines.ort.export import export_model
 from xrt.engines.ort.session import LIBRARY, known_operators, newest_opset, why_not_opened
 from xrt.engines.ort.tables import find_known_issue
@@ -25,7 +25,7 @@ def why_not(node: Node, function: Function, providers: tuple[str, ...]) -> str |
 def _make_support(providers: tuple[str, ...]) -> LibrarySupport:
     return LibrarySupport(
         operator=(_why_not_operator,),
-        why_not_type=lambda node, name, type_: why_not_carried(name, type_),
+        why_not_type=lambda node, name, type_: why_not_passable(name, type_),
         typed="none",
         outputs=lambda node, function: tuple(node.defines),
         tables=(find_known_issue,),

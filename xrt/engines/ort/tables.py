@@ -41,7 +41,7 @@ def may_reduce_no_booleans(node: Node, function: Function) -> bool:
     return shape is None or not all(isinstance(dim, int) and dim > 0 for dim in shape)
 
 
-def reduces_nothing_from_the_end(node: Node, function: Function) -> bool:
+def may_reduce_empty_from_end(node: Node, function: Function) -> bool:
     """Whether a dim is or may be 0 (symbolic dims count as sizes) and an axis is or may be negative."""
     shape = find_shape(node, 0, function)
     if shape is not None and 0 not in shape and not _is_sized_by_data(node, 0, function):
@@ -50,7 +50,7 @@ def reduces_nothing_from_the_end(node: Node, function: Function) -> bool:
     return (has_input(node, 1) and axes is None) or min([node.attr("axis", 0), *listed, *(axes.array.flat if axes else ())]) < 0
 
 
-def wraps_nothing(node: Node, function: Function) -> bool:
+def may_wrap_empty_tensor(node: Node, function: Function) -> bool:
     """Whether a Pad with mode wrap may read a tensor without elements."""
     shape = find_shape(node, 0, function)
     return node.attr("mode", "constant") == "wrap" and (shape is None or 0 in shape or _is_sized_by_data(node, 0, function))
@@ -77,7 +77,7 @@ def broadcasts_an_empty_product(node: Node, function: Function) -> bool:
     return (sized_by_data or 0 in (*left[:-2], *right[:-2])) and left[:-2] != right[:-2]
 
 
-def scales_what_it_adds_to_nothing(node: Node, function: Function) -> bool:
+def scales_bias_of_empty_product(node: Node, function: Function) -> bool:
     """Whether a Gemm with an empty inner dim, whose product is zero, scales its bias."""
     inner = (find_shape(node, 0, function) or (None, None))[0 if node.attr("transA", 0) else 1]
     return inner == 0 and has_input(node, 2) and node.attr("beta", 1.0) != 1.0
@@ -129,13 +129,13 @@ def pads_dilated_to_same(node: Node, function: Function) -> bool:
     return _pads_to_same(node) and any(dilation > 1 for dilation in node.attr("dilations", ()))
 
 
-def pads_less_than_nothing(node: Node, function: Function) -> bool:
+def may_pad_negatively(node: Node, function: Function) -> bool:
     """Whether SAME padding may be negative because a stride is longer than the kernel."""
     kernel = node.attr("kernel_shape", ())
     return _pads_to_same(node) and any(k < stride for k, stride in zip(kernel, node.attr("strides", ()), strict=False))
 
 
-def transposes_to_gaps(node: Node, function: Function) -> bool:
+def leaves_gaps_between_windows(node: Node, function: Function) -> bool:
     """Whether a SAME ConvTranspose leaves gaps between windows."""
     weights = find_shape(node, 1, function)
     kernel = node.attr("kernel_shape") or (weights[2:] if weights else ())
@@ -145,13 +145,13 @@ def transposes_to_gaps(node: Node, function: Function) -> bool:
     return _pads_to_same(node) and any(not isinstance(k, int) or (k - 1) * d + 1 + a < s for k, s, d, a in windows)
 
 
-def gives_capped_scores(node: Node, function: Function) -> bool:
+def returns_capped_scores(node: Node, function: Function) -> bool:
     """Whether an Attention returns its raw scores although it has a softcap: ONNX Runtime returns the capped ones."""
     has_scores = len(node.outputs) > 3 and bool(node.outputs[3])
     return has_scores and node.attr("qk_matmul_output_mode", 0) == 0 and node.attr("softcap", 0.0) != 0.0
 
 
-def has_odd_mask(node: Node, function: Function) -> bool:
+def has_mismatched_mask(node: Node, function: Function) -> bool:
     """Whether the last two dims of the mask differ from those of the scores (queries by keys, past included), if known."""
     mask, queries, keys = (find_shape(node, index, function) for index in (3, 0, 1))
     if not mask or len(mask) < 2 or not queries or not keys:
@@ -218,7 +218,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         _REDUCTIONS,
-        reduces_nothing_from_the_end,
+        may_reduce_empty_from_end,
         "overlooks negative axes when it reduces an empty tensor, and gives another shape",
         ("compared with the definition: ReduceSum of float32[2,0,3] over axis -1 gives shape (2,0,3) instead of (2,0)",),
     ),
@@ -240,7 +240,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("Pad",),
-        wraps_nothing,
+        may_wrap_empty_tensor,
         "fails to pad a tensor without elements from its other end, which this may be",
         ("wrapped_around_nothing of the corpus: refused when run",),
     ),
@@ -264,7 +264,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("Gemm",),
-        scales_what_it_adds_to_nothing,
+        scales_bias_of_empty_product,
         "does not scale what Gemm adds (beta) where no products are summed",
         ("scaled_bias_of_no_products of the corpus: the bias is added once",),
     ),
@@ -304,13 +304,13 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("MaxPool",),
-        pads_less_than_nothing,
+        may_pad_negatively,
         "refuses to pad MaxPool to the same size (auto_pad) where a stride is longer than the kernel",
         ("compared with onnx.reference: MaxPool of 8 by kernel 1, stride 2 is refused when run",),
     ),
     KnownIssue(
         ("ConvTranspose",),
-        transposes_to_gaps,
+        leaves_gaps_between_windows,
         "gives ConvTranspose another size than the same one (auto_pad) where a stride is longer than the kernel",
         ("compared with onnx.reference: 6 by kernel 1, stride 3 gives 16 instead of 18",),
     ),
@@ -329,14 +329,14 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("Attention",),
-        gives_capped_scores,
+        returns_capped_scores,
         "caps the scores that it gives before the cap (qk_matmul_output_mode=0 with a softcap)",
         ("compared with onnx.reference: the order of the stages",),
         upstream="https://onnx.ai/onnx/operators/onnx__Attention.html",
     ),
     KnownIssue(
         ("Attention",),
-        has_odd_mask,
+        has_mismatched_mask,
         "neither broadcasts nor pads the last two extents of an attention mask",
         ("test_attention_4d_diff_heads_mask4d_padded_kv: refused when run",),
     ),

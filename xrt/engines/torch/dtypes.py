@@ -63,7 +63,10 @@ _CODES = {dtype: torch.uint8 for dtype in DType if dtype.is_float and dtype.bits
 
 
 def from_numpy(dtype: DType) -> Callable[[np.ndarray[Any, Any]], torch.Tensor]:
-    """Function from arrays of that type to tensors, which share memory, even if read-only, where PyTorch computes in the type."""
+    """Make the function that converts arrays of an element type to tensors.
+
+    A tensor shares the memory of its array, even of a read-only one, unless a wider type represents the element type.
+    """
     if dtype in _WIDENED:
         wider = _NUMPY[dtype]
         return lambda array: torch.from_numpy(array.astype(wider))
@@ -88,7 +91,7 @@ def _share(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def to_numpy(dtype: DType) -> Callable[[torch.Tensor], np.ndarray[Any, Any]]:
-    """Function from tensors that represent that type to arrays."""
+    """Make the function that converts tensors that represent an element type to arrays; they share memory as in `from_numpy`."""
     if dtype in _WIDENED:
         return lambda tensor: tensor.numpy().astype(dtype.numpy)
     if dtype is DType.BFLOAT16:

@@ -58,7 +58,7 @@ def why_no_compiler() -> str | None:
     return f"mode=inductor compiles C++, and there is no {compiler}: install it, or name another by the variable CXX"
 
 
-_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def why_not(node: Node, function: Function) -> str | None:
@@ -78,19 +78,19 @@ def why_not(node: Node, function: Function) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _why_not_traced(isolated: Function) -> str | None:
-    """`why_not_traced` without a trace in the environment.
+    """Call `why_not_traced` and restore the environment variables.
 
     The first trace creates Inductor's folder and stores its name in a variable. Set the variable to an existing folder and
     remove it afterwards, so that the caller's own compiles use their usual folder.
     """
-    is_set = _FOLDER in os.environ
+    is_set = _CACHE_VARIABLE in os.environ
     if not is_set:
-        os.environ[_FOLDER] = tempfile.gettempdir()
+        os.environ[_CACHE_VARIABLE] = tempfile.gettempdir()
     try:
         return why_not_traced(isolated)
     finally:
         if not is_set:
-            os.environ.pop(_FOLDER, None)
+            os.environ.pop(_CACHE_VARIABLE, None)
 
 
 HINTS = (5, 7, 11, 13, 17, 19, 23, 29)
@@ -132,7 +132,7 @@ class ProgramModule(torch.nn.Module):  # type: ignore[misc]  # torch has no type
         return tuple(replace(self.program, template=tuple(template))(inputs))
 
 
-_UNKNOWN = {
+_TRACE_ERRORS = {
     "DataDependentOutputException": "it reads numbers that only a call shows",
     "DynamicOutputShapeException": "it gives results whose sizes only a call shows",
 }
@@ -159,7 +159,7 @@ def why_not_traced(isolated: Function) -> str | None:
             replace(program, template=tuple(template))(inputs)
     except Exception as error:  # noqa: BLE001  # PyTorch raises many kinds of errors here
         cause = error.__cause__ or error
-        return f"mode=inductor does not take this {node.op}: {_UNKNOWN.get(type(cause).__name__) or summarize_error(cause)}"
+        return f"mode=inductor does not take this {node.op}: {_TRACE_ERRORS.get(type(cause).__name__) or summarize_error(cause)}"
     # The trace has fixed a symbolic dim to the size of the example: the code would be right for that size alone.
     if shapes.replacements:
         return f"mode=inductor does not take this {node.op}: what it does depends on sizes that only a call shows"
@@ -215,7 +215,7 @@ def compile_function(function: Function, context: CompileContext) -> memoryview:
 
 # ---------------------------------------------------------------------- in the subprocess
 
-_USERS = ("TORCHINDUCTOR_", "AOT_INDUCTOR_", "AOTINDUCTOR_", "TORCH_COMPILE_")
+_USER_PREFIXES = ("TORCHINDUCTOR_", "AOT_INDUCTOR_", "AOTINDUCTOR_", "TORCH_COMPILE_")
 """Prefixes of environment variables that configure the user's own compiles; they are no part of the cache key."""
 
 SETTINGS: dict[str, Any] = {
@@ -273,14 +273,14 @@ def _list_python_calls(folder: Path) -> set[str]:
 
 def main(handle: str) -> None:
     """Serve one request on the socket with this handle."""
-    for name in [name for name in os.environ if name.startswith(_USERS)]:
+    for name in [name for name in os.environ if name.startswith(_USER_PREFIXES)]:
         del os.environ[name]
 
     def answer(request: Request) -> Message:
         message = request.message
         function = read_function(request.memory, message["function"])
         # Everything that Inductor writes is removed with the folder.
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = message["folder"]
+        os.environ[_CACHE_VARIABLE] = message["folder"]
         return {"library": str(compile_library(function, message["threads"], Path(message["folder"])))}
 
     serve(handle, answer)
@@ -288,7 +288,7 @@ def main(handle: str) -> None:
 
 # ---------------------------------------------------------------------- run
 
-AT_ONCE = 8
+CONCURRENT_RUNS = 8
 """Threads that may run one library concurrently, sharing its weights; further ones wait."""
 _wrap = ctypes.pythonapi.PyCapsule_New
 _wrap.restype, _wrap.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
@@ -309,7 +309,7 @@ class Library:
         self._container = ctypes.c_void_p()
         self._check(
             self._code.AOTInductorModelContainerCreateWithDevice(
-                ctypes.byref(self._container), ctypes.c_size_t(AT_ONCE), b"cpu", None
+                ctypes.byref(self._container), ctypes.c_size_t(CONCURRENT_RUNS), b"cpu", None
             )
         )
         count = ctypes.c_size_t()

@@ -17,7 +17,7 @@ from xrt.engines.kernels.arrays import broadcast_parameters, get_integer_limits,
 from xrt.engines.kernels.quantization import SATURABLE
 from xrt.engines.kernels.table import KernelContext, Run
 from xrt.engines.torch.dtypes import DIRECT, MASKS, decode_table, from_numpy, get_torch_dtype, to_numpy
-from xrt.engines.torch.namespace import TORCH, Tensor, is_whole
+from xrt.engines.torch.namespace import TORCH, Tensor, is_integral
 from xrt.graph import DType, Function, Node, TensorType
 from xrt.operators.windows import Placement, Window, compute_padding_trims, make_window
 from xrt.passes import find_constant
@@ -81,7 +81,7 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
 
     PyTorch raises for an integer division by zero, and the process crashes when the least integer is divided by -1.
     """
-    if not is_whole(a):
+    if not is_integral(a):
         return torch.div(a, b)
     # Divisors that would raise or crash are replaced by 1, and their quotients set afterwards.
     is_zero = b == 0
@@ -94,11 +94,11 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
 
 def power(base: Tensor, exponent: Tensor) -> Tensor:
     """The power in the base's type; integers to negative or fractional powers are computed in float64 and truncated."""
-    if not is_whole(base):
+    if not is_integral(base):
         if exponent.dtype == torch.float64 and base.dtype != torch.float64:
             exponent = exponent.to(base.dtype)
-        return torch.pow(base, exponent if is_whole(exponent) else exponent.to(base.dtype))
-    if not is_whole(exponent):
+        return torch.pow(base, exponent if is_integral(exponent) else exponent.to(base.dtype))
+    if not is_integral(exponent):
         return torch.pow(base.double(), exponent.double()).to(base.dtype)
     # Both are computed: PyTorch raises for negative exponents of integers, and float64 is inexact from 2**53 on.
     powers = torch.pow(base, exponent.clamp(min=0)).to(base.dtype)
@@ -140,7 +140,7 @@ def mod(at: TorchKernelContext) -> Run:
     remainder = torch.fmod if at.attr("fmod", 0) else torch.remainder
 
     def run(a: Tensor, b: Tensor) -> Tensor:
-        if not is_whole(a):
+        if not is_integral(a):
             return remainder(a, b)
         is_zero = b == 0
         return remainder(a, b.masked_fill(is_zero, 1)).masked_fill_(is_zero, 0)
@@ -249,10 +249,11 @@ def _why_not_rank(node: Node, function: Function) -> str | None:
 
 
 def convolve(x: Tensor, w: Tensor, window: Window, group: int, bias: Tensor, is_computed: bool) -> Tensor:
-    """Convolve. Computed weights may be the gradient of another convolution's result, and this the gradient of its weights.
+    """Convolve by PyTorch's convolution, or by its function for gradients of weights where that is faster.
 
-    PyTorch's own function for that gradient is faster than its convolution: a training step of a ResNet of 32 x 32 pixels takes
-    1.3 times as long as eager PyTorch with it, and 1.8 times without.
+    In a backward pass, the gradient of a convolution's weights is the convolution of its input with the gradient of its result:
+    one with computed weights. A training step of a ResNet of 32 x 32 pixels takes 1.3 times as long as eager PyTorch with that
+    function, and 1.8 times without.
     """
     if group == 1 and bias is None and is_computed:
         place = window.over(x.shape[2:])
@@ -262,7 +263,11 @@ def convolve(x: Tensor, w: Tensor, window: Window, group: int, bias: Tensor, is_
 
 
 def _is_weight_gradient(x: Tensor, place: Placement) -> bool:
-    """Whether the window has at least four times as many elements as there are results, and one padding serves both ends."""
+    """Whether the function for gradients of weights computes this convolution, and is faster.
+
+    It is faster if the window has at least four times as many elements as the result has positions. It has one padding for both
+    ends of an axis: that at the beginning must give the same number of positions.
+    """
     window = place.window
     is_supported = type(x) is torch.Tensor and x.dtype in (torch.float32, torch.float64)
     if not is_supported or not 0 < 4 * prod(place.positions) <= window.size or any(n < 0 for n in place.begins):
@@ -321,9 +326,9 @@ def conv_transpose(at: TorchKernelContext) -> Run:
 
 
 # PyTorch's gate order as indices into ONNX's: i o f c, z r h.
-_ORDERS = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
-_USUAL = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"], "RNN": ["tanh"]}
-_TYPES = (torch.float32, torch.float64)
+_GATE_ORDERS = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
+_DEFAULT_ACTIVATIONS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"], "RNN": ["tanh"]}
+_LIBRARY_DTYPES = (torch.float32, torch.float64)
 
 
 class LibraryLayer:
@@ -344,7 +349,7 @@ class LibraryLayer:
 
     def accepts(self, x: Tensor, rest: Sequence[Tensor]) -> bool:
         """Whether the library supports a call: float32 or float64, and no lengths or peepholes in ``rest``."""
-        is_supported = self._call is not None and type(x) is torch.Tensor and x.dtype in _TYPES
+        is_supported = self._call is not None and type(x) is torch.Tensor and x.dtype in _LIBRARY_DTYPES
         return is_supported and x.numel() > 0 and all(operand is None for operand in rest)
 
     def __call__(self, x: Tensor, w: Tensor, r: Tensor, bias: Tensor, initial: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -370,7 +375,7 @@ class LibraryLayer:
         """The library's parameters per direction: weights of input and state, then biases."""
         if self._weights is not None:
             return self._weights
-        order = _ORDERS[self._op]
+        order = _GATE_ORDERS[self._op]
         of_gates = [w, r] if bias is None else [w, r, *bias.chunk(2, 1)]
         parts = [value.unflatten(1, (len(order), r.shape[-1]))[:, list(order)].flatten(1, 2) for value in of_gates]
         weights = [value[d] for d in range(len(w)) for value in parts]
@@ -391,8 +396,8 @@ def _find_function(at: TorchKernelContext) -> Callable[..., Any] | None:
         return by_name.get((names or {"tanh"}).pop()) if len(names) < 2 else None
     # PyTorch's LSTM and GRU have fixed activations, and its GRU applies the reset after the product.
     directions = 2 if at.attr("direction", "forward") == "bidirectional" else 1
-    activations = [name.lower() for name in at.attr("activations") or _USUAL[op] * directions]
-    if activations != _USUAL[op] * directions or at.attr("input_forget", 0):
+    activations = [name.lower() for name in at.attr("activations") or _DEFAULT_ACTIVATIONS[op] * directions]
+    if activations != _DEFAULT_ACTIVATIONS[op] * directions or at.attr("input_forget", 0):
         return None
     return torch.lstm if op == "LSTM" else torch.gru if at.attr("linear_before_reset", 0) else None
 
@@ -425,7 +430,7 @@ _TWO_TO_64 = 2.0**64
 
 
 def decode(x: Tensor, dtype: DType | None) -> Tensor:
-    """The values of a tensor: small floats in float32, uint64 in float64."""
+    """Decode a tensor that represents ``dtype``: small floats to float32, uint64 to float64; others are unchanged."""
     if dtype is DType.UINT64:
         wide = x.to(torch.float64)
         return torch.where(x < 0, wide + _TWO_TO_64, wide)

@@ -40,7 +40,7 @@ _CONVOLVE = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
 _POOL: dict[int, Any] = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
 
 
-def is_whole(x: Tensor) -> bool:
+def is_integral(x: Tensor) -> bool:
     """Whether a tensor has integers or booleans."""
     return not x.dtype.is_floating_point
 
@@ -184,7 +184,7 @@ class TorchNamespace:
 
     def sign(self, x: Tensor) -> Tensor:
         """The sign of NaN is NaN, and zero in PyTorch."""
-        return torch.sign(x) if is_whole(x) else torch.where(torch.isnan(x), x, torch.sign(x))
+        return torch.sign(x) if is_integral(x) else torch.where(torch.isnan(x), x, torch.sign(x))
 
     def logaddexp(self, x: Tensor, y: Any) -> Tensor:
         return torch.logaddexp(x, y if isinstance(y, torch.Tensor) else torch.full((), y, dtype=x.dtype))
@@ -204,7 +204,7 @@ class TorchNamespace:
         return x if axis == () else torch.sum(x, _list_axes(x, axis), keepdims) if x.ndim else x
 
     def mean(self, x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        x = x.double() if is_whole(x) else x
+        x = x.double() if is_integral(x) else x
         return x if axis == () or not x.ndim else torch.mean(x, _list_axes(x, axis), keepdims)
 
     def var(self, x: Tensor, axis: Axes = None) -> Tensor:
@@ -296,7 +296,7 @@ class TorchNamespace:
 
     def max_windows(self, x: Tensor, place: Placement) -> Tensor:
         pool, window = _POOL.get(x.ndim - 2), place.window
-        if pool is None or is_whole(x):
+        if pool is None or is_integral(x):
             return max_windows(self, x, place)
         return pool(self.around(place, x, float("-inf")), window.kernel, window.strides, 0, window.dilations)
 

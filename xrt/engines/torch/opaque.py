@@ -25,7 +25,7 @@ _NAMESPACES = frozenset({"aten", "prims"})
 _DEFINED = frozenset({"debugprims", "device_mesh", "pippy", "testlib"})
 """Namespaces in which PyTorch itself uses `torch.library.define`."""
 _RESULTS = frozenset({"Tensor", "int", "float", "bool", "complex", "number"})
-_OF = re.compile(r"(?:List|Optional)\[(.*)\]")
+_CONTAINER = re.compile(r"(?:List|Optional)\[(.*)\]")
 _KINDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 _LIBRARY = Path(torch.__file__).parent
 
@@ -116,7 +116,7 @@ def _is_factory(name: str) -> bool:
 def _find_element_type(type_: Any) -> str:
     """The element type of a schema type, without lists and optionals."""
     name = str(type_)
-    while match := _OF.fullmatch(name):
+    while match := _CONTAINER.fullmatch(name):
         name = match[1]
     return name
 

@@ -165,15 +165,10 @@ def _bind_constants(run: Run, host: Sequence[int], at: TorchKernelContext) -> Ru
     return call
 
 
-def find_definition(node: Node, function: Function) -> Function | None:
-    """Decompose a node without a kernel; None if no decomposition is known."""
-    return find_decomposition(node, function)
-
-
 def _decompose(at: TorchKernelContext, reason: str) -> Run:
     """The kernel of a node that is computed by its decomposition."""
     node = at.node
-    decomposition = find_definition(node, at.function)
+    decomposition = find_decomposition(node, at.function)
     if decomposition is None:
         raise CompileRefused(reason)
     program = at.compile(decomposition)

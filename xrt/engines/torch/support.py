@@ -9,12 +9,13 @@ from xrt.engines.torch.dtypes import COMPLEX, DIRECT, MASKS, summarize_error
 from xrt.engines.torch.kernels import TorchKernelContext, ops
 from xrt.engines.torch.namespace import TORCH
 from xrt.engines.torch.opaque import make_opaque_kernel
-from xrt.engines.torch.program import find_definition, make_program
+from xrt.engines.torch.program import make_program
 from xrt.engines.torch.tables import CONTROL, CONVERTING, IN_UINT64, MOVING
 from xrt.errors import CompileRefused, ModelError
 from xrt.graph import DType, Function, Node, OptionalType, SequenceType, TensorType, Type
 from xrt.graph.node import DOMAIN
 from xrt.operators import as_function
+from xrt.passes import find_decomposition
 
 
 def why_not(node: Node, function: Function) -> str | None:
@@ -66,15 +67,15 @@ def _why_not_kernel(node: Node, function: Function) -> str | None:
         return str(refused)
     except Exception as cause:  # noqa: BLE001  # a node that violates its schema may raise anything
         return f"torch cannot take this {node.op}: {summarize_error(cause)}"
-    return kernel if node.bodies else _why_not_defined(as_function(node, function), kernel)
+    return kernel if node.bodies else _why_not_decomposed(as_function(node, function), kernel)
 
 
 @lru_cache(maxsize=4096)
-def _why_not_defined(isolated: Function, reason: str) -> str | None:
+def _why_not_decomposed(isolated: Function, reason: str) -> str | None:
     """Explain why the decomposition of a node without a kernel is not supported."""
     (node,) = isolated.nodes
     try:
-        decomposition = find_definition(node, isolated)
+        decomposition = find_decomposition(node, isolated)
     except ModelError as cause:
         return f"{reason}; {summarize_error(cause)}"
     if decomposition is None:

@@ -19,7 +19,7 @@ from xrt.engines.tvm.export import compiler_lock, import_function
 from xrt.engines.tvm.pipeline import build
 from xrt.engines.tvm.serialization import export_library, load_program
 from xrt.engines.tvm.support import why_not
-from xrt.engines.tvm.tables import LOOPS_APART
+from xrt.engines.tvm.tables import STATIC_SCHEDULES
 from xrt.engines.tvm.target import check_mcpu, make_target
 from xrt.errors import CompileRefused
 
@@ -69,7 +69,7 @@ class Tvm(GraphCompiler):
         for node in function.nodes:
             if reason := self.why_not(node, function):
                 return f"{node.name!r} ({node.op}): {reason}"
-            if node.op in LOOPS_APART and has_symbolic_dims(node, function):
+            if node.op in STATIC_SCHEDULES and has_symbolic_dims(node, function):
                 return f"{node.name!r} ({node.op}): its loops are arranged for fixed sizes alone"
         return None
 

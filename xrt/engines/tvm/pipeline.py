@@ -28,7 +28,7 @@ _REMAINDERS = ('"prim.FloorMod"', '"prim.Mod"')
 _NO_VECTORISER = "-vectorize-loops:bool=false"
 
 
-def find_wrapping_functions(module: IRModule) -> frozenset[str]:
+def find_remainder_functions(module: IRModule) -> frozenset[str]:
     """Names of functions that compute a remainder, found by searching their serialized loops."""
     functions = {gvar.name_hint: f for gvar, f in module.functions_items() if isinstance(f, tvm.tirx.PrimFunc)}
     if not _computes_remainder(module):
@@ -42,7 +42,10 @@ def _computes_remainder(node: Any) -> bool:
 
 
 def compile_without_vectorizer(module: IRModule, names: Collection[str], target: Target) -> IRModule:
-    """Compile those functions to a library attached to the module: LLVM's vectorizer miscompiles remainders in indices."""
+    """Compile the named functions to a library, attach it to the module, and call it from ``main``.
+
+    LLVM's vectorizer miscompiles remainders in indices.
+    """
     if not names:
         return module
     gvars = [module.get_global_var(name) for name in names]
@@ -172,9 +175,9 @@ def build(
         # Read before planning, which replaces calls by allocations that calls fill.
         fresh = fresh_results(fused["main"])
         # Read before scheduling, so that only remainders of the operators count, not those of fused and split loops.
-        wrapping = find_wrapping_functions(fused)
+        remainder_functions = find_remainder_functions(fused)
         scheduled = dlight.ApplyDefaultSchedule(CpuSchedule(threads))(_drop_alignment(fused))
-        lifted, constants = lift_constants(compile_without_vectorizer(scheduled, wrapping, target))
+        lifted, constants = lift_constants(compile_without_vectorizer(scheduled, remainder_functions, target))
         planned = tvm.transform.Sequential(PLANNING)(lifted)
         workspace = None if is_open else _count_storage(planned["main"])
         # The machine allocates results of symbolic sizes, so that no array can be passed for them.

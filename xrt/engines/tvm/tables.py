@@ -20,14 +20,14 @@ LOWERED = frozenset(
     }
 )
 """Operators that are wrong or slow as TVM imports them: decomposed where possible."""
-LOOPS_APART = frozenset(
+STATIC_SCHEDULES = frozenset(
     ["Gemm", "LayerNormalization", "LogSoftmax", "MatMul", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Softmax"]
 )
 """Operators whose schedules need static sizes."""
-AT_EVERY_SIZE = ELEMENTWISE.union(list_operators(Trait.REARRANGES), LOOPS_APART, ["Concat"])
+AT_EVERY_SIZE = ELEMENTWISE.union(list_operators(Trait.REARRANGES), STATIC_SCHEDULES, ["Concat"])
 """Operators that matched the reference at every size when compiled with symbolic dims."""
 _READ_AT_IMPORT = {"CumSum": (1,), "OneHot": (2,), "Pad": (2,), "Resize": (1,), "Trilu": (1,)}
-"""Inputs beside the shape operands."""
+"""Positions of inputs that the importer reads, besides those of shape operands."""
 
 
 def positions_read_at_import(op_type: str) -> tuple[int, ...]:
@@ -90,7 +90,7 @@ def _meets_tie(extent: int, target: int, coordinates: str, *, is_rounded: bool) 
 _CENTRED = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
 
 
-def _widens_what_may_wrap(node: Node, function: Function) -> bool:
+def _widens_wrapped_integers(node: Node, function: Function) -> bool:
     """Whether an int32 result of arithmetic, which may have wrapped around, is cast to a wider integer."""
     if find_cast(node, function) not in ((DType.INT32, DType.INT64), (DType.INT32, DType.UINT64)):
         return False
@@ -113,7 +113,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("Cast", "CastLike"),
-        _widens_what_may_wrap,
+        _widens_wrapped_integers,
         "TVM computes an int32 that is cast to 64 bits in 64 bits from the start, where nothing wraps around",
         (
             "compared with the reference: the casts Mul_int32_int64",

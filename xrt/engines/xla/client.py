@@ -71,13 +71,13 @@ class ForkGuard:
         fork_guard.open()
 
 
-SETTLING = 1.0
+SETTLE_SECONDS = 1.0
 """Seconds to wait for threads to sleep. Unrelated threads started meanwhile may be busy for longer."""
 
 
 def _wait_until_asleep(threads: set[int]) -> None:
     """Wait until all threads sleep at once. Then all have registered: a thread that holds the lock would be running."""
-    end, previous = time.monotonic() + SETTLING, None
+    end, previous = time.monotonic() + SETTLE_SECONDS, None
     while threads and time.monotonic() < end:
         states = {thread: state for thread in threads if (state := _read_state(thread))}
         # Equal counts of context switches: no thread ran between the two looks.
