@@ -371,6 +371,7 @@ def neural_cases() -> Iterator[Case]:
     yield from named({"squeeze of no axes": lambda x: x.squeeze(()) + 1}, "f11")
     yield from named({"view_as": lambda x, y: x.view_as(y) * 2}, "f23 f32")
     yield from named({"meshgrid of a number": lambda x, y: torch.meshgrid(x, y, indexing="ij")}, "f f3", "f3 f")
+    yield from named({"softmax of a number that is 0": lambda x: F.softmax(x * 0, 0)}, "f")
     yield from named({"rows that are hidden": lambda x: torch.ops.aten._safe_softmax(torch.cat([x, x - torch.inf]), -1)}, "f23")
     yield from named({mode: lambda x, mode=mode: F.pad(x, (-3, 2), mode) for mode in ("replicate", "reflect")}, "f234")
     yield from named({f"norm {p}": lambda x, p=p: torch.linalg.vector_norm(x, p) for p in (1, 2, 3)}, "f", "f23")

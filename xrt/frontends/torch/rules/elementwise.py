@@ -58,10 +58,11 @@ def log1p(result: TensorType, x: Tensor) -> Tensor:
     """Precise for small x: log(u) * x / (u - 1) with u = fl(1 + x)."""
     y, one = cast(x, result.dtype), scalar(1, result.dtype)
     u = y + one
-    lost = u == one
-    value = emit("Log", u) * (y / emit("Where", lost, one, u - one))
+    # x disappears in the sum, and u - 1 is 0: log(1 + x) is x.
+    is_tiny = u == one
+    value = emit("Log", u) * (y / emit("Where", is_tiny, one, u - one))
     value = emit("Where", u == math.inf, u, value)
-    return emit("Where", lost, y, value)
+    return emit("Where", is_tiny, y, value)
 
 
 @rule("expm1")
@@ -69,6 +70,7 @@ def expm1(result: TensorType, x: Tensor) -> Tensor:
     """Precise for small x: e**x - 1 = 2 * sinh(x / 2) * e**(x / 2)."""
     y = cast(x, result.dtype)
     half = y * 0.5
+    # Only near 0: for very negative x the product is infinity times zero.
     small = emit("Sinh", half) * 2.0 * emit("Exp", half)
     return emit("Where", emit("Abs", half) < 1.0, small, emit("Exp", y) - 1.0)
 
@@ -81,7 +83,7 @@ def _align(dtype: DType, a: Any, b: Any) -> tuple[Tensor, Tensor]:
 
 
 def multiply_by(value: Any, alpha: Any, dtype: DType) -> Tensor:
-    """Cast to an element type and scale."""
+    """Cast a value to an element type, and multiply it by ``alpha``."""
     x = cast(value, dtype)
     return x if alpha == 1 else x * cast(alpha, dtype)
 
@@ -119,7 +121,7 @@ _BINARY: dict[tuple[str, ...], Callable[..., Tensor]] = {
         "__rshift__.Tensor",
     ): operator.rshift,
 }
-"""Functions of two operands in the element type of the result. Python's operators on booleans are logical."""
+"""Functions of two operands in the element type of the result. Python's operators are logical ones on booleans."""
 for _names, _function in _BINARY.items():
     rule(*_names)(partial(_combine, _function))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
@@ -188,6 +190,7 @@ def power(result: TensorType, a: Any, b: Any) -> Tensor:
 def atan2(result: TensorType, y: Any, x: Any) -> Tensor:
     a, b = _align(result.dtype, y, x)
     angle = emit("Atan", a / b)
+    # Atan covers the right half plane; the left one is turned by pi. At the origin the quotient is NaN.
     angle = emit("Where", b < 0, emit("Where", a < 0, angle - math.pi, angle + math.pi), angle)
     return emit("Where", (a == 0) & (b >= 0), scalar(0, result.dtype), angle)
 
@@ -218,8 +221,9 @@ def prelu(result: TensorType, x: Tensor, weight: Tensor) -> Tensor:
 
 def _softmax(op_type: str, result: TensorType, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
     y = cast(x, result.dtype)
+    # ONNX's Softmax needs an axis. The difference is 0, and NaN for NaN and infinities, as in PyTorch.
     if x.shape == ():
-        return y - y if op_type == "LogSoftmax" else y / y
+        return y - y if op_type == "LogSoftmax" else emit("Exp", y - y)
     return emit(op_type, y, axis=dim)
 
 
@@ -228,7 +232,8 @@ rule("log_softmax.int", "_log_softmax")(partial(_softmax, "LogSoftmax"))
 
 
 def drop(x: Tensor, p: float) -> Tensor:
-    """Dropout in training mode."""
+    """Dropout in training mode: zero elements with probability ``p``, and divide the others by 1 - p."""
+    # ONNX's Dropout has no ratio of 1, where it would divide by zero. A product, so that NaN remains as in PyTorch.
     return x * 0.0 if p >= 1 else emit("Dropout", x, scalar(p, DType.FLOAT32), scalar(True, DType.BOOL))
 
 
@@ -248,12 +253,13 @@ def native_dropout(result: Any, x: Tensor, p: float, train: bool | None) -> Any:
 def bernoulli(result: TensorType, x: Tensor, p: float = 0.5, generator: Any = None) -> Tensor:
     if generator is not None:
         raise Unsupported("numbers of a generator of its own")
+    # Through the mask of a Dropout, so that all draws of a Function come from one operator.
     _, mask = _draw(emit("Expand", scalar(1, x.dtype), emit("Shape", x)), 1 - p)
     return cast(mask, result.dtype)
 
 
 def _draw(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Dropout and its mask."""
+    """Dropout in training mode; return the result and the mask, true where elements were not dropped."""
     if p >= 1:
         return drop(x, p), emit("Expand", constant(False, DType.BOOL), emit("Shape", x))
     y, mask = apply("Dropout", (x, scalar(p, DType.FLOAT32), scalar(True, DType.BOOL)), {}, outputs=2)
@@ -382,6 +388,7 @@ def topk(
 ) -> Any:
     if x.ndim == 0:
         return x, scalar(0, DType.INT64)
+    # PyTorch leaves the order of unsorted results open, so they are sorted always.
     count = ints(k) if isinstance(k, int) else k.row
     return apply("TopK", (x, count), {"axis": dim % x.ndim, "largest": int(largest), "sorted": 1})
 
@@ -394,6 +401,7 @@ def sort(
         dim, descending = args[0], args[1] if len(args) > 1 else descending
     if x.ndim == 0:
         return x, scalar(0, DType.INT64)
+    # Not all engines have TopK of narrow integers.
     axis, narrow = dim % x.ndim, x.dtype in (DType.BOOL, DType.INT8, DType.UINT8, DType.INT16)
     y = cast(x, DType.INT32) if narrow else x
     count = emit("Shape", x, start=axis, end=axis + 1)
