@@ -59,6 +59,7 @@ class LoweredGraph:
     views: Callable[..., Sequence[torch.Tensor]] | None
     """Computes the views from the values of ``bases``; None without views."""
     bases: tuple[Leaf, ...]
+    """The tensors and numbers that the views are computed from."""
 
 
 def lower_graph(graph: GraphModule, fixed: Mapping[int, torch.Tensor]) -> LoweredGraph:
@@ -67,10 +68,11 @@ def lower_graph(graph: GraphModule, fixed: Mapping[int, torch.Tensor]) -> Lowere
     Raises ModelError if the graph cannot be lowered.
     """
     builder = Builder("graph")
-    lowering = Lowering(builder, Symbols({}), keeps_generator=True)
+    lowering = Lowering(builder, Symbols({}), uses_torch_generator=True)
     placeholders = [call for call in graph.graph.nodes if call.op == "placeholder"]
     indices: list[int] = []
     with builder:
+        # Tensors first: most symbolic sizes can be read from their shapes.
         for index, call in enumerate(placeholders):
             fake = call.meta.get("val")
             if _is_effect_token(call):
@@ -143,7 +145,10 @@ class _Outputs:
 
 
 def _make_views(calls: Sequence[Any], outputs: _Outputs) -> tuple[tuple[int, ...], Callable[..., Any] | None, tuple[Leaf, ...]]:
-    """Find views among outputs: indices, function that computes them, its inputs. A sole contiguous view is a plain output."""
+    """Find the outputs that are views; return their indices, the function that computes them, and its inputs.
+
+    A contiguous view of memory that no other output shares is an ordinary output.
+    """
     used = Counter(map(_get_storage, dict.fromkeys(calls)))
     sources: dict[int, Call] = {}
     for index, call in enumerate(calls):
@@ -221,6 +226,8 @@ def _make_view_graph(views: Sequence[Call], inputs: Sequence[Call]) -> tuple[Gra
 
 
 _NUMBER = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
 # ---------------------------------------------------------------------- graphs with constant parameters
 
 
@@ -231,9 +238,9 @@ Compiled = Callable[[list[Any]], Sequence[Any]]
 
 
 def find_static_inputs(inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
-    """Parameters, buffers and module attributes among the inputs of a Dynamo graph, by position.
+    """Find parameters, buffers and module attributes among the inputs of a Dynamo graph, by position.
 
-    Dynamo does not guard their identity or content: one graph serves all modules of a class.
+    Dynamo guards neither their identity nor their content, since one graph may serve all modules of a class: see `FrozenGraph`.
     """
     return {
         index: tensor
@@ -266,7 +273,7 @@ class FrozenGraph:
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         tensors = self._pick(args)
         versions = _get_versions(tensors)
-        # The latest variant is first.
+        # The latest variant is first. No lock: the tuple of variants is only replaced as a whole.
         for frozen, when, run in self._variants:
             if when == versions and all(map(is_, frozen, tensors)):
                 return run(args)
@@ -281,6 +288,7 @@ class FrozenGraph:
                 f"they are inputs from now on: leave out freeze=True",
                 FallbackWarning,
             )
+            # Compiling at each change costs more than constants save.
             self._variants, self._unfrozen = (), self._compile({})
             return self._unfrozen
         self._compilations += 1
@@ -292,9 +300,10 @@ class FrozenGraph:
 
 
 def _get_versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """PyTorch's counts of writes to the tensors; -1 for inference tensors, which have none."""
     try:
         return [tensor._version for tensor in tensors]
-    except RuntimeError:  # inference tensors have no version
+    except RuntimeError:
         return [-1 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
@@ -332,6 +341,7 @@ def choose_default_engines() -> list[str]:
 
 
 def _is_ready(name: str) -> bool:
+    """Whether an engine is registered and its library can be used."""
     return name in names() and probe(name).state == "ready"
 
 
@@ -393,12 +403,12 @@ def compile_graph(
         inference_compiler=partial(compile_forward, is_training=False),
         decompositions=BEFORE_LOWERING,
     )
-    with _write_out_recurrence(graph):
+    with _disable_onednn_lstm(graph):
         return compile_all(graph, inputs)  # type: ignore[no-any-return]  # untyped there
 
 
 @contextmanager
-def _write_out_recurrence(graph: GraphModule) -> Iterator[None]:
+def _disable_onednn_lstm(graph: GraphModule) -> Iterator[None]:
     """Disable oneDNN while AOTAutograd traces an LSTM with gradients.
 
     oneDNN's LSTM saves a workspace tensor that only PyTorch's own gradient can read.
@@ -419,12 +429,13 @@ def _compile(
     graph: GraphModule, fixed: Mapping[int, torch.Tensor], *, options: Mapping[str, Any], modules: list[XRTModule]
 ) -> Compiled:
     try:
+        # The fake tensor mode of AOTAutograd is active here, and constants are real tensors.
         with _disable_current_modes():
             lowered = lower_graph(graph, fixed)
     except ModelError as error:
         warn(f"a graph of torch.compile runs in PyTorch: {error}", FallbackWarning)
         return _box(graph.forward)
-    # Nothing to compute: views and inputs only.
+    # Only views and inputs are returned: PyTorch does that without a program.
     if not lowered.function.outputs:
         return _box(graph.forward)
     engine = options.get("engine") or choose_default_engines()
@@ -460,7 +471,7 @@ def _compile(
 
 
 def _choose_outputs(lowered: LoweredGraph) -> Callable[[Any, list[Any]], Sequence[Any]]:
-    """Make the function that assembles the graph's outputs from the module's results and the graph's arguments."""
+    """Make the function that assembles the outputs of the graph from the results of the module and the graph's arguments."""
     is_single = len(lowered.function.outputs) == 1
 
     def make_outputs(results: Any, args: list[Any]) -> Sequence[Any]:
@@ -476,6 +487,7 @@ def _choose_outputs(lowered: LoweredGraph) -> Callable[[Any, list[Any]], Sequenc
 
 
 def _make_array(value: Any, dtype: torch.dtype) -> np.ndarray[Any, Any]:
+    """Convert an argument of the graph to an array of an element type; tensors of that type share their memory."""
     if not isinstance(value, torch.Tensor):
         return np.asarray(value)
     return share_array(value if value.dtype is dtype else value.to(dtype))  # Dynamo passes a float as a tensor of another type

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
-    """Run torch.export; raises the errors of PyTorch."""
+    """Run torch.export, and register dataclasses that the module returns. Raises the errors of PyTorch."""
     try:
         return _export(module, args, kwargs, dynamic_shapes)
     except Exception as error:
@@ -51,8 +51,9 @@ def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def _export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
     """Suppress PyTorch's dump of the failed graph: the error has the reason, and another capture may follow."""
+    # PyTorch prints the graph with the builtin; a global of that name hides it in PyTorch's module only.
     scope = vars(_trace)
-    scope["print"] = lambda *_, **__: None  # it is used only to print that graph
+    scope["print"] = lambda *_, **__: None
     try:
         with drop_warnings("torch.fx.experimental.symbolic_shapes", "torch.export._trace"):
             return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
@@ -132,7 +133,8 @@ class ModuleState:
         marks: list[tuple[object, ...]]
         try:
             marks = [() if t is None else (t.data_ptr(), t._version, t.dtype, t.shape) for t in tensors]
-        except RuntimeError:  # a tensor without storage or version counter
+        except RuntimeError:
+            # A tensor without storage, such as a sparse one, or without version counter, which check_module refuses.
             check_module(model)
             marks = [() if t is None else _make_mark(t) for t in tensors]
         return cls(layout, tuple(flags), tensors, marks)
@@ -141,6 +143,7 @@ class ModuleState:
         """Whether a capture is valid in the other state; tensors in `updated` may change their content."""
         if self.layout != other.layout:
             return False
+        # Most calls: nothing has changed.
         if self.marks == other.marks and all(map(is_, self.tensors, other.tensors)):
             return True
         pairs = enumerate(zip(self.tensors, other.tensors, self.marks, other.marks, strict=True))
@@ -175,13 +178,13 @@ def check_module(model: torch.nn.Module) -> None:
             )
 
 
-_OF_XRT = {"fetch", "out", "options"}
+_XRT_KEYWORDS = {"fetch", "out", "options"}
 """Keywords of calls of other XRTModules."""
 
 
 def check_keywords(model: torch.nn.Module, keywords: Mapping[str, Any]) -> None:
     """Raise InputError for a keyword of other XRTModules that the module's forward does not accept."""
-    for name in _OF_XRT & keywords.keys():
+    for name in _XRT_KEYWORDS & keywords.keys():
         parameters = inspect.signature(model.forward).parameters
         if name not in parameters and all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
             raise InputError(
@@ -281,9 +284,9 @@ def _capture(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
         text = str(error).strip().partition("\n")[0]
         text = f"PyTorch cannot export {type(module).__name__}: {text}"
         if "Cache'>" in text and ("not a known type" in text or "input type" in text):
-            text = f"PyTorch cannot export {type(module).__name__} with a cache of transformers as input or output{_ON_CACHE}"
+            text = f"PyTorch cannot export {type(module).__name__} with a cache of transformers as input or output{_CACHE_HINT}"
         if "data-dependent" in text:
-            raise DataDependentError(text + _ON_DATA) from error
+            raise DataDependentError(text + _DATA_HINT) from error
         raise ModelError(text) from error
     if not allow_guards:
         _check_guards(program, shapes)
@@ -301,8 +304,8 @@ def _check_arguments(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Map
         raise InputError(f"forward of {type(module).__name__} is called as {signature}: {error}") from None
 
 
-_ON_CACHE = "; pass use_cache=False, or use torch.compile(model, backend='xrt'), with which generate() runs as well"
-_ON_DATA = "; write it with torch.cond, or run it by torch.compile(module, backend='xrt'), which splits the module there"
+_CACHE_HINT = "; pass use_cache=False, or use torch.compile(model, backend='xrt'), with which generate() runs as well"
+_DATA_HINT = "; write it with torch.cond, or run it by torch.compile(module, backend='xrt'), which splits the module there"
 
 
 def _check_guards(program: ExportedProgram, shapes: Any) -> None:
@@ -324,6 +327,8 @@ def _check_guards(program: ExportedProgram, shapes: Any) -> None:
 
 _HARMLESS = re.compile(r"L\S*\.size\(\)\[\d+\] == L\S*\.size\(\)\[\d+\]|.* != \S+")
 _LOCAL = re.compile(r"L\['(\w+)'\]")
+
+
 # ---------------------------------------------------------------------- functional form
 
 
@@ -338,7 +343,7 @@ def _list_operators(program: ExportedProgram) -> set[Any]:
 
 
 def _is_functional(program: ExportedProgram) -> bool:
-    """Whether the graph has no in-place updates and no torch.func transforms."""
+    """Whether the graph has neither updates in place nor transforms of torch.func."""
     mutable = (target._schema.is_mutable and str(target) != "aten.detach_.default" for target in _list_operators(program))
     return not any(mutable) and not any(getattr(target, "__module__", "") == _VMAP for target in _list_calls(program))
 
@@ -347,6 +352,8 @@ _VMAP = "torch._functorch.predispatch"
 
 
 def _functionalize(program: ExportedProgram) -> ExportedProgram:
+    """Rewrite updates in place to new values; raises ModelError if PyTorch cannot."""
+    # PyTorch traces the module again for that, so only if needed.
     if _is_functional(program):
         return program
     try:
@@ -392,6 +399,7 @@ def _add_inputs(lowering: Lowering, program: ExportedProgram) -> tuple[list[int]
             lowering.values[calls[spec.arg.name]] = spec.arg.value
     tokens = (spec.arg.name for spec in signature.input_specs if spec.kind is InputKind.TOKEN)
     lowering.values.update((calls[name], None) for name in tokens)
+    # Updated buffers are inputs, behind those of the user; all other tensors of the module are constants.
     buffers: dict[str, Tensor] = {}
     for spec in signature.input_specs:
         if spec.kind is InputKind.BUFFER and spec.target in updated:
@@ -430,6 +438,7 @@ def _add_outputs(lowering: Lowering, program: ExportedProgram, buffers: Mapping[
                 is_number = not isinstance(spec.arg, TensorArgument)
                 value = lowering.values[calls[spec.arg.name]]
                 leaves.append(Leaf("output", len(lowering.builder.outputs), is_number=is_number))
+                # An input may have the name of an output already.
                 used_names = lowering.builder.names
                 lowering.builder.output(value.scalar if is_number else value, f"{name}_output" if name in used_names else name)
     for spec in signature.output_specs:
@@ -464,7 +473,7 @@ def _replace_names(shapes: Any) -> Any:
 def _name_symbols(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any, program: ExportedProgram
 ) -> dict[str, str]:
-    """Names given by the user for the symbols of dynamic dims."""
+    """Map PyTorch's symbols to the names that the user gave to dynamic dims."""
     if not shapes:
         return {}
     calls = {call.name: call for call in program.graph.nodes if call.op == "placeholder"}

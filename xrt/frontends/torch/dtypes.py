@@ -48,13 +48,15 @@ def share_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
     Raises InputError for a tensor that is not dense or not on the CPU.
     """
-    if type(tensor) not in _PLAIN:  # bypass the subclass's __torch_function__
+    if type(tensor) not in _PLAIN:
+        # The __torch_function__ of a subclass may compute anything.
         with torch._C.DisableTorchFunctionSubclass():
             tensor = tensor.as_subclass(torch.Tensor)
     if tensor.requires_grad:
         tensor = tensor.detach()
     try:
-        return tensor.numpy()  # type: ignore[no-any-return]  # numpy() handles the negative bit, DLPack does not
+        # Not DLPack, which ignores the bit of lazily negated tensors.
+        return tensor.numpy()  # type: ignore[no-any-return]  # untyped here
     except (RuntimeError, TypeError):
         return _share_uncommon(tensor)
 
@@ -65,7 +67,7 @@ def _share_uncommon(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     if tensor.layout is not torch.strided:
         layout = str(tensor.layout).removeprefix("torch.")
         raise InputError(f"a tensor of layout {layout} was given; modules of PyTorch run on dense ones: pass tensor.to_dense()")
-    # Materialize lazy conjugation and negation.
+    # numpy() refuses tensors that are conjugated or negated lazily: compute them.
     tensor = tensor.resolve_conj().resolve_neg()
     dtype = from_torch_dtype(tensor.dtype)
     if dtype.numpy.isbuiltin == 1:

@@ -22,7 +22,7 @@ from xrt.graph.constants import Constant, is_mapped
 from xrt.module.module import XRTModule
 
 _MODULES: weakref.WeakValueDictionary[int, FunctionModule] = weakref.WeakValueDictionary()
-"""Live modules by the number that captured calls contain."""
+"""Live modules by number. A captured call contains the number, since a graph of PyTorch cannot hold the module."""
 _NUMBERS = itertools.count()
 
 
@@ -43,7 +43,8 @@ class FunctionModule(nn.Module):  # type: ignore[misc]  # PyTorch is not seen by
             owner: Any = self
             for part in path:
                 owner = owner._modules.setdefault(part, nn.Module())
-            owner._buffers[last] = _share_constant(constant)  # register_buffer refuses names such as "forward"
+            # Not register_buffer, which refuses names of attributes such as "forward".
+            owner._buffers[last] = _share_constant(constant)
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         """Run the Function; return the output, or a tuple of several."""
@@ -73,6 +74,7 @@ def _open(model: Function | XRTModule, engine: Any, options: dict[str, Any]) -> 
 
 
 def _share_constant(constant: Constant) -> torch.Tensor:
+    """A tensor with the memory of a constant; a copy of memory-mapped ones and of types that NumPy lacks."""
     if is_mapped(constant.array) or constant.array.dtype.isbuiltin != 1:
         return share_tensor(constant.array)
     with warnings.catch_warnings():
@@ -92,7 +94,7 @@ def _run(inputs: Sequence[torch.Tensor], number: int) -> list[torch.Tensor]:
 
 
 def _make_fakes(inputs: Sequence[torch.Tensor], number: int) -> list[torch.Tensor]:
-    """Fake results of the declared types; an extent that no input determines becomes data-dependent."""
+    """Make the fake results for a capture, of the declared types; an extent that no input determines is data-dependent."""
     function = _find(number)._function
     extents: dict[Any, Any] = {}
     for value, tensor in zip(function.inputs, inputs, strict=True):

@@ -57,7 +57,7 @@ CHECKS = frozenset(
         "aten._linalg_check_errors.default",
     }
 )
-"""Operators that only check values; they are dropped."""
+"""Operators that only check values. They are dropped."""
 
 
 def record_opaque(
@@ -72,6 +72,7 @@ def record_opaque(
     builder.import_domain(DOMAIN, 1)
     labels = [str(index + 1) for index in range(len(types))]
     node = builder.new_node(call.op_type, inputs, len(types), read_attributes(call.attributes), domain=DOMAIN, labels=labels)
+    # An empty name omits an output: PyTorch computes it, and nobody reads it.
     node = replace(node, outputs=tuple(n if t is not None else "" for n, t in zip(node.outputs, types, strict=True)))
     results = builder.record(node, types)
     return tuple(result if result.name else None for result in results)
@@ -107,11 +108,12 @@ def lower_control_flow(lowering: Lowering, name: str, args: list[Any], fakes: An
     results = rule(lowering, *args)
     if rule is _inline or not isinstance(fakes, list | tuple):
         return results  # type: ignore[no-any-return]  # an inlined graph returns its results unchanged
-    return [lowering.take_result(result, fake) for result, fake in zip(results, fakes, strict=False)]
+    return [lowering.record_result(result, fake) for result, fake in zip(results, fakes, strict=False)]
 
 
 def _inline(lowering: Lowering, *args: Any) -> Any:
     """Lower a higher-order operator that only wraps a subgraph, by inlining the subgraph."""
+    # Wrappers differ in the options before the subgraph; the operands follow it.
     index = next(i for i, arg in enumerate(args) if isinstance(arg, torch.fx.GraphModule))
     part, operands = args[index], list(args[index + 1 :])
     count = sum(call.op == "placeholder" for call in part.graph.nodes)
@@ -185,7 +187,7 @@ def _make_body(lowering: Lowering, part: GraphModule, others: Sequence[Any]) -> 
 
 
 def _merge(results: Any, part: GraphModule) -> list[Any]:
-    """Insert None for results that are None in the subgraph, which have no output in the body."""
+    """Insert None among the results of a body where the subgraph returns None, for which the body has no output."""
     (output,) = [call for call in part.graph.nodes if call.op == "output"]
     values = iter(_as_sequence(results))
     return [None if call is None else next(values) for call in output.args[0]]
@@ -196,7 +198,7 @@ def _as_sequence(results: Any) -> Sequence[Any]:
 
 
 def _as_condition(value: Any) -> Tensor:
-    """Convert a number or one-element tensor to a 0-d bool tensor."""
+    """Convert a condition, a number or a tensor of one element, to a 0-d bool tensor."""
     tensor = as_tensor(value)
     if tensor.dtype is not DType.BOOL:
         tensor = emit("Cast", tensor, to=DType.BOOL)
@@ -321,12 +323,12 @@ _NUMBERS = {torch.SymInt: DType.INT64, torch.SymFloat: DType.FLOAT64, torch.SymB
 class Lowering:
     """Lowers a captured graph into an active builder.
 
-    ``declined`` collects the reasons for opaque nodes by operator. With ``keeps_generator``, random operators become opaque,
+    ``declined`` collects the reasons for opaque nodes by operator. With ``uses_torch_generator``, random operators become opaque,
     too, to draw from PyTorch's generator.
     """
 
-    def __init__(self, builder: Builder, symbols: Symbols, *, keeps_generator: bool = False) -> None:
-        self._keeps_generator = keeps_generator
+    def __init__(self, builder: Builder, symbols: Symbols, *, uses_torch_generator: bool = False) -> None:
+        self._uses_torch_generator = uses_torch_generator
         self.builder = builder
         self.symbols = symbols
         self.values: dict[Call, Any] = {}
@@ -383,7 +385,7 @@ class Lowering:
         return None
 
     def argument(self, value: Any) -> Any:
-        """Resolve an argument of a call to values."""
+        """Replace the calls in an argument by their lowered values, and constant symbolic numbers by Python numbers."""
         if isinstance(value, torch.fx.Node):
             return self.values[value]
         if isinstance(value, list | tuple):
@@ -412,7 +414,7 @@ class Lowering:
             return self._lower_other(call, args, fake)
 
     def _lower_number(self, call: Call, fake: Any, name: str) -> Any:
-        """Convert a number; one read from a tensor by ``item`` becomes a known value."""
+        """Convert a call that returns a number; for one read from a tensor by ``item``, record the tensor as its source."""
         if name in ("aten.item.default", "aten._local_scalar_dense.default") and not fake.node.expr.is_number:
             scalar = emit("Reshape", self.argument(call.args[0]), _NO_AXES)
             wanted = _NUMBERS[type(fake)]
@@ -436,7 +438,7 @@ class Lowering:
         """Lower a subgraph on these values."""
         placeholders = [call for call in part.graph.nodes if call.op == "placeholder"]
         for call, value in zip(placeholders, args, strict=True):
-            self.values[call] = self.take_result(value, call.meta.get("val")) if isinstance(value, Tensor) else value
+            self.values[call] = self.record_result(value, call.meta.get("val")) if isinstance(value, Tensor) else value
         return self.run(part.graph, part)
 
     @contextmanager
@@ -456,8 +458,8 @@ class Lowering:
                 if call.op == "get_attr":
                     self._read_attribute(call, part)
 
-    def take_result(self, value: Any, fake: Any) -> Any:
-        """Record the symbolic sizes that a captured tensor or number defines; return its value."""
+    def record_result(self, value: Any, fake: Any) -> Any:
+        """Record which symbolic sizes a result defines: those in the shape of a tensor, or a number. Return its value."""
         if isinstance(fake, _SYMBOLIC):
             if isinstance(value, Tensor) and not fake.node.expr.is_number:
                 self.symbols.record_value(fake.node.expr, value)
@@ -471,14 +473,14 @@ class Lowering:
     def _lower_operator(self, call: Call, name: str, args: Any, kwargs: Any, fake: Any) -> Any:
         """Lower a call by its rule, else by PyTorch's decomposition, else as an opaque node."""
         rule = RULES.get(name)
-        # Before the rules: an opaque node would be wrong, too.
+        # Before the rules: an opaque node would be wrong, too, since engines pass it contiguous arrays.
         _check_memory(call)
-        if name in _ONE_TYPE:
+        if name in _SAME_DTYPE:
             self._check_one_type(name, args)
         try:
             if rule is None:
                 raise Unsupported("the operator has no ONNX form here")
-            if self._keeps_generator and name in _DRAWING:
+            if self._uses_torch_generator and name in _RANDOM_RULES:
                 raise Unsupported("the operator draws from PyTorch's generator")
             _check_types(fake, call)
             return self._add_types(rule(self._get_types(call, fake), *args, **kwargs), fake)
@@ -493,14 +495,15 @@ class Lowering:
         return self._record_opaque(call, args, kwargs, fake, reason)
 
     def _decompose(self, call: Call, fake: Any) -> Any:
-        """Lower a call by PyTorch's decomposition; None if there is none."""
+        """Lower a call by its decomposition; None if there is none, or if a part of it cannot be lowered."""
+        # A decomposition may call the operator that it decomposes with other arguments.
         if call.target in self._decomposing:
             return None
         leaves, structure = pytree.tree_flatten((call.args, call.kwargs))
         read = _list_read(call, fake)
         key = (call.target, structure, read, *map(_describe, leaves))
         part = self._parts[key] if key in self._parts else trace_decomposition(call, read)
-        # An unbacked symbol stands for the value of one call.
+        # An unbacked symbol stands for the value of this one call, so that a trace with one cannot be shared.
         if part is None or not any(free_unbacked_symbols(node.meta.get("val")) for node in part.graph.nodes):
             self._parts[key] = part
         if part is None:
@@ -550,7 +553,7 @@ class Lowering:
         )
 
     def _add_types(self, result: Any, fake: Any) -> Any:
-        """Add the captured types to the results of a rule."""
+        """Set the captured types of the results of a rule; raises Unsupported if a shape contradicts PyTorch's."""
         if isinstance(fake, list | tuple):
             return [self._add_types(item, captured) for item, captured in zip(result, fake, strict=True)]
         if not isinstance(fake, torch.Tensor) or result is None:
@@ -568,12 +571,12 @@ class Lowering:
         return result
 
 
-_ONE_TYPE = frozenset(
+_SAME_DTYPE = frozenset(
     f"aten.{name}.default"
     for name in ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "conv1d", "conv2d", "conv3d", "convolution")
 )
 """Operators that torch.export captures with mixed element types although they fail at run time."""
-_DRAWING = frozenset({"aten.native_dropout.default", "aten.bernoulli.p"})
+_RANDOM_RULES = frozenset({"aten.native_dropout.default", "aten.bernoulli.p"})
 """Random operators with a rule."""
 _NO_AXES = np.zeros(0, np.int64)
 _PYTHON = frozenset({"getitem"})
@@ -590,7 +593,7 @@ def _list_read(call: Call, fake: Any) -> tuple[int, ...]:
 
 
 def _describe(leaf: Any) -> object:
-    """The properties of an argument that a decomposition depends on."""
+    """The properties of an argument that a decomposition depends on, as a key."""
     fake = leaf.meta.get("val") if isinstance(leaf, torch.fx.Node) else None
     if isinstance(fake, torch.Tensor):
         return fake.dtype, str(tuple(fake.shape))
@@ -606,7 +609,7 @@ def _check_types(fake: Any, call: Call) -> None:
 
 
 _STRIDED = "aten.as_strided.default"
-_BY_MEMORY = frozenset({"aten._linalg_det.default", "aten._linalg_slogdet.default"})
+_LAYOUT_DEPENDENT = frozenset({"aten._linalg_det.default", "aten._linalg_slogdet.default"})
 
 
 def _check_memory(call: Call) -> None:
@@ -614,12 +617,12 @@ def _check_memory(call: Call) -> None:
 
     Determinants keep LU factors of the matrix or its transpose, and the backward graph is traced for one of the two.
     """
-    if (target := str(call.target)) != _STRIDED and target not in _BY_MEMORY:
+    if (target := str(call.target)) != _STRIDED and target not in _LAYOUT_DEPENDENT:
         return
     read = call.all_input_nodes[0].meta["val"]
     if target == _STRIDED and not (read.is_contiguous() and read.storage_offset() == 0):
         raise ModelError(f"{call.target} reads the memory around a tensor that is not contiguous")
-    if target in _BY_MEMORY and len(call.users) > 1 and not read.is_contiguous():
+    if target in _LAYOUT_DEPENDENT and len(call.users) > 1 and not read.is_contiguous():
         raise ModelError(f"what {call.target} keeps for its gradient depends on the order of its input in memory")
 
 

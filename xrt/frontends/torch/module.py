@@ -53,9 +53,10 @@ if TYPE_CHECKING:
 
 
 def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any, list[Any]]:
-    """Flatten the inputs; return leaves with arrays as tensors, the structure, and the original leaves.
+    """Flatten the inputs of a call; return the leaves with arrays as tensors, the structure, and the original leaves.
 
     Without nesting, the structure is the number of positional inputs and the names of the others, which is faster than a pytree.
+    Raises InputError for a tensor that requires a gradient.
     """
     leaves = [*args, *kwargs.values()]
     kinds = set(map(type, leaves))
@@ -83,13 +84,13 @@ def unflatten(leaves: Sequence[Any], structure: Any) -> tuple[tuple[Any, ...], d
     return tuple(leaves[:count]), dict(zip(names, leaves[count:], strict=True))
 
 
-def gives_arrays(leaves: list[Any]) -> bool:
-    """Whether all inputs are arrays, so that the call returns arrays."""
+def are_arrays(leaves: list[Any]) -> bool:
+    """Whether all tensors among the inputs are arrays of NumPy, so that the call returns arrays."""
     return any(isinstance(leaf, np.ndarray) for leaf in leaves) and not any(isinstance(leaf, torch.Tensor) for leaf in leaves)
 
 
 def list_shapes(leaves: Sequence[Any]) -> tuple[tuple[int, ...] | None, ...]:
-    """Shapes of the leaves, None for non-tensors."""
+    """The shape of each leaf; None for leaves that are no tensors."""
     return tuple([leaf.shape if isinstance(leaf, torch.Tensor) else None for leaf in leaves])
 
 
@@ -103,25 +104,25 @@ def describe(leaf: Any) -> object:
     try:
         hash(leaf)
     except TypeError:
-        return type(leaf), _Same(leaf)
+        return type(leaf), _ByIdentity(leaf)
     return type(leaf), leaf
 
 
 @dataclass(frozen=True)
-class _Same:
+class _ByIdentity:
     """An unhashable input, compared by identity."""
 
     value: Any
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.value is self.value
+        return isinstance(other, _ByIdentity) and other.value is self.value
 
     def __hash__(self) -> int:
         return id(self.value)
 
 
 def collect_arrays(capture: Capture, leaves: list[Any], buffers: list[torch.Tensor]) -> list[Any]:
-    """The input arrays of a capture."""
+    """The arrays that the Function of a capture is called with: user inputs, then updated buffers."""
     inputs = [leaves[index] for index in capture.inputs]
     arrays = [share_array(value) if isinstance(value, torch.Tensor) else np.asarray(value) for value in inputs]
     return arrays + [share_array(buffer) for buffer in buffers]
@@ -138,6 +139,7 @@ def find_shared_memory(tensors: Sequence[torch.Tensor | None], written: Collecti
     arrays = {index: share_array(tensor) for index, tensor in enumerate(tensors) if tensor is not None and _is_in_memory(tensor)}
     written = frozenset(written)
     # A sweep by address compares few pairs of hundreds of tensors: it runs in each call that updates a buffer.
+    # `reaching` has the end address and index of the arrays that reach behind the start of the current one.
     reaching: list[tuple[int, int]] = []
     for low, high, index in sorted((*np.lib.array_utils.byte_bounds(array), index) for index, array in arrays.items()):
         reaching = [span for span in reaching if span[0] > low]
@@ -157,6 +159,7 @@ def _have_common_element(array: Any, other: Any) -> bool:
     try:
         return np.shares_memory(array, other, max_work=100_000)  # type: ignore[arg-type]  # any number
     except np.exceptions.TooHardError:
+        # Not decided within max_work: wrong results are worse than a refused call.
         return True
 
 
@@ -177,7 +180,7 @@ def find_varying_axes(capture: Capture, shapes: Sequence[tuple[int, ...] | None]
 
 
 def make_dynamic_shapes(model: torch.nn.Module, leaves: list[Any], structure: Any, varying: Mapping[int, set[int]]) -> Any:
-    """Dynamic shapes for ``torch.export.export``, by the parameter names of forward."""
+    """Make the dynamic shapes for ``torch.export.export``, in which the varying axes, by leaf, are symbolic."""
     marked = torch.export.ShapesCollection()
     for index, axes in varying.items():
         marked[leaves[index]] = dict.fromkeys(axes, torch.export.Dim.AUTO)
@@ -205,8 +208,9 @@ class SplitModule:
         args, kwargs = unflatten(leaves, structure)
         with torch.no_grad(), drop_warnings("torch._dynamo.variables.tensor"):  # warnings about intended graph breaks
             result = self._compiled(*args, **kwargs)
-        if not gives_arrays(originals):
+        if not are_arrays(originals):
             return result
+        # The fields of a registered dataclass may be dataclasses, too.
         while register_dataclasses(pytree.tree_leaves(result)):
             pass
         return pytree.tree_map_only(torch.Tensor, share_array, result)
@@ -271,9 +275,8 @@ class _CapturedModule:
 
 def _add_shared_memory(error: ModelError, model: torch.nn.Module, state: ModuleState) -> ModelError:
     """Extend an error of PyTorch with the names of tensors that share memory."""
-    distinct = {
-        id(tensor): (name, tensor) for name, tensor in zip(list_tensor_names(model), state.tensors, strict=True)
-    }  # tied tensors have one name
+    # Tied parameters are one tensor with several names, which is no error.
+    distinct = {id(tensor): (name, tensor) for name, tensor in zip(list_tensor_names(model), state.tensors, strict=True)}
     tensors = [tensor for _, tensor in distinct.values()]
     if (shared := find_shared_memory(tensors, range(len(tensors)))) is None:
         return error
@@ -289,7 +292,7 @@ MOST_SIZES = 1024
 
 
 def _read_last(name: str, doc: str) -> Any:
-    """Make a property that forwards to the XRTModule of the last call."""
+    """Make a property that reads an attribute of the XRTModule of the last call."""
     return property(lambda self: getattr(self._require().module, name), doc=doc)
 
 
@@ -353,12 +356,12 @@ class TorchModule:
                 self._split = self._split or split(self.model, self._arguments, error)
             return self._split.run(leaves, structure, originals)
         results = results if isinstance(results, tuple) else (results,)
-        # Tensors that the call wrote to without PyTorch's knowledge.
+        # PyTorch does not see these writes, and autograd relies on its counts.
         if written := [*buffers, *(leaves[index] for index in compiled.capture.updated)]:
             torch.autograd.graph.increment_version(written)
         tensors = [share_tensor(result) for result in results]
         outputs = [leaf.pick(tensors, leaves) for leaf in compiled.capture.leaves]
-        if gives_arrays(originals):
+        if are_arrays(originals):
             outputs = [share_array(output) if isinstance(output, torch.Tensor) else output for output in outputs]
         return pytree.tree_unflatten(outputs, compiled.capture.out_spec)
 
@@ -376,9 +379,8 @@ class TorchModule:
             try:
                 return compiled, buffers, compiled.module(*collect_arrays(compiled.capture, leaves, buffers))
             except InputError:
-                if (
-                    self._is_closed or not compiled.module.programs.is_closed
-                ):  # otherwise another thread dropped the capture: retry
+                # Another thread may have dropped the capture since: then look for one again.
+                if self._is_closed or not compiled.module.programs.is_closed:
                     raise
 
     def _check_memory(self, compiled: _CapturedModule, leaves: list[Any], buffers: list[torch.Tensor]) -> None:
@@ -403,7 +405,7 @@ class TorchModule:
             )
 
     def _find(self, leaves: list[Any], structure: Any) -> tuple[_CapturedModule, list[Any]]:
-        """The capture for these inputs, made if necessary, and the buffers that it updates."""
+        """Find the capture for these inputs, or make it; also return the buffers that it updates."""
         autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
         with self._guard:
             if self._is_closed:
@@ -411,6 +413,7 @@ class TorchModule:
             state = ModuleState.of(self.model)
             key = (structure, state.training, autocast, tuple(map(describe, leaves)))
             candidates = self._captures.get(key, [])
+            # One stale capture makes all stale: they were made of the same parameters.
             if any(not candidate.state.is_like(state, candidate.buffers) for candidate in candidates):
                 self.recapture()
                 candidates = []
@@ -426,7 +429,7 @@ class TorchModule:
             return compiled, [state.tensors[index] for index in compiled.buffers]
 
     def _evict(self) -> None:
-        """Drop the least recently used captures beyond the limit; never the last one."""
+        """Drop the least recently used captures that exceed the limit of the cache together; never the last one."""
         entries = sorted(((key, item) for key, some in self._captures.items() for item in some), key=lambda entry: entry[1].used)
         sizes = [max(LEAST_BYTES, item.module.programs.specializations.nbytes) for _, item in entries]
         surplus, dropped = sum(sizes) - self._max_bytes, False
@@ -447,9 +450,8 @@ class TorchModule:
                 share_array(leaf)  # raises for tensors that are not dense or not on the CPU
         tensors = [leaf if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
         if find_shared_memory([*tensors, *state.tensors], range(len(leaves))):
-            leaves = [
-                leaf if tensor is None else tensor.clone() for leaf, tensor in zip(leaves, tensors, strict=True)
-            ]  # clones, for the capture only
+            # Clones for the capture only: calls pass the tensors of the user.
+            leaves = [leaf if tensor is None else tensor.clone() for leaf, tensor in zip(leaves, tensors, strict=True)]
         args, kwargs = unflatten(leaves, structure)
         dynamic = find_varying_axes(earlier[-1].capture, list_shapes(leaves)) if earlier else None
         if dynamic is not None:

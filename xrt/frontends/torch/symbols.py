@@ -44,7 +44,11 @@ Size: TypeAlias = int | SymbolicNumber
 
 @dataclass(slots=True)
 class Symbols:
-    """The symbols of a captured graph: ``names`` maps them to the user's names, ``sources`` to a tensor and its axis."""
+    """The symbolic sizes of a captured graph, and the tensors that hold them.
+
+    ``names`` maps symbols to the user's names, ``sources`` maps expressions to a tensor and the axis that has this extent.
+    ``rows`` and ``scalars`` have the expressions that were emitted, as tensors of one element and 0-d tensors.
+    """
 
     names: Mapping[str, str]
     rows: dict[Any, Tensor] = field(default_factory=dict)
@@ -75,7 +79,7 @@ class Symbols:
         self.rows[expression] = emit("Reshape", scalar, np.array([1], np.int64))
 
     def name(self, size: Any) -> Dim:
-        """An extent for a type: a number, or the expression with the user's names."""
+        """Convert a size to an extent of a type: a number, or the expression as text with the user's names."""
         if isinstance(size, int):
             return size
         expression = size.node.expr
@@ -87,7 +91,7 @@ class Symbols:
         return str(expression.xreplace({symbol: type(symbol)(name, integer=True) for symbol, name in renamed.items()}))
 
     def name_shape(self, shape: Sequence[Any]) -> Shape:
-        """A shape for a type."""
+        """Convert sizes to the shape of a type."""
         return tuple(map(self.name, shape))
 
     def number(self, value: Any) -> Any:
@@ -140,7 +144,7 @@ MOST_FACTORS = 8
 
 
 def _fold(combine: Callable[[Tensor, Tensor], Tensor]) -> Callable[[list[Tensor]], Tensor]:
-    """Rule: combine the operands two by two; int64 and float64 are promoted as in Python."""
+    """Make a rule that combines the operands from left to right. The operators of tensors promote int64 and float64."""
     return lambda rows: reduce(combine, rows)
 
 
@@ -149,6 +153,7 @@ def _to_float(row: Tensor) -> Tensor:
 
 
 def _extreme(op_type: str) -> Callable[[Tensor, Tensor], Tensor]:
+    # Tensors have no operator for Max and Min, so mixed types are promoted here.
     return lambda a, b: emit(op_type, a, b) if a.dtype is b.dtype else emit(op_type, _to_float(a), _to_float(b))
 
 
@@ -181,7 +186,7 @@ _RULES: dict[str, Callable[[list[Tensor]], Tensor]] = {
     "Or": _fold(operator.or_),
     "OpaqueUnaryFn_sqrt": lambda rows: emit("Sqrt", _to_float(rows[0])),
 }
-"""Emits a SymPy or PyTorch function from its arguments, by name."""
+"""Rules by the name of a function of SymPy, or of PyTorch's extensions of it: they combine the emitted arguments."""
 
 
 def make_shape(sizes: Sequence[Any]) -> Any:

@@ -49,7 +49,7 @@ def convolution(result: TensorType, a: Any) -> Tensor:
 
 
 def _convolve(a: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Write a convolution; padding and lengths are numbers or one number per axis, and a batch axis may be missing."""
+    """Emit a convolution. Padding, strides and dilations are numbers or one number per axis; a batch axis may be missing."""
     count = weight.ndim - 2
     y, is_single = add_batch(x, count)
     op, attributes = "Conv", {"strides": a.stride, "dilations": a.dilation}
@@ -93,12 +93,13 @@ def _normalize_by_running(a: Any) -> Tensor:
 
 @rule_by_name("_native_batch_norm_legit_no_training")
 def native_batch_norm(result: Any, a: Any) -> Any:
+    # In evaluation mode PyTorch returns empty statistics.
     empty = constant(np.zeros(0), DType.FLOAT32)
     return _normalize_by_running(a), empty, empty
 
 
 @rule_by_name("_native_batch_norm_legit.no_stats")
-def native_batch_norm_alone(result: Any, a: Any) -> Any:
+def native_batch_norm_without_statistics(result: Any, a: Any) -> Any:
     """Normalize by batch statistics, which are also returned."""
     return _normalize_batch(a)[:3]
 
@@ -161,6 +162,7 @@ def native_layer_norm(result: Any, a: Any) -> Any:
 @rule_by_name("rms_norm")
 def rms_norm(result: TensorType, a: Any) -> Tensor:
     dtype = a.input.dtype.numpy
+    # NumPy does not know the machine epsilon of bfloat16, which is 2**-7.
     eps = a.eps if a.eps is not None else np.finfo(dtype).eps if dtype.kind == "f" else 2.0**-7
     scale = constant(np.ones(a.normalized_shape), a.input.dtype) if a.weight is None else a.weight
     return emit("RMSNormalization", a.input, scale, axis=-len(a.normalized_shape), epsilon=float(eps))
@@ -173,6 +175,7 @@ def group_norm(result: TensorType, a: Any) -> Tensor:
 
 def _normalize_groups(a: Any, groups: int) -> Tensor:
     x, parameters = a.input, _fill_affine(a, fixed_size(a.input, 1), a.input.dtype)
+    # ONNX's GroupNormalization expects a spatial axis.
     wide = x if x.ndim > 2 else emit("Unsqueeze", x, ints(2))
     y = emit("GroupNormalization", wide, *parameters, num_groups=groups, epsilon=float(a.eps))
     return y if x.ndim > 2 else emit("Squeeze", y, ints(2))
@@ -243,6 +246,7 @@ def _max_pool_with_indices(count: int, result: Any, a: Any) -> Any:
         return y, None
     if x.ndim != count + 2:
         raise Unsupported("a pool without a batch of which the indices are used")
+    # MaxPool was recorded with one output: record it again with the indices.
     builder = current("a pool")
     node = builder.nodes.pop()
     label = builder.names.take(f"{node.name}_indices")
@@ -308,6 +312,7 @@ def _resize(result: TensorType, x: Tensor, size: Any, factors: Any, **attributes
     axes = list(range(2, x.ndim))
     if factors is not None:
         scales = np.array([float(factor) for factor in factors], np.float32)
+        # From sizes, ONNX would compute other sample positions than PyTorch from the factor.
         exact = [have * factor for have, factor in zip(x.shape[2:], scales, strict=True) if isinstance(have, int)]
         if len(exact) == len(axes) and all(abs(extent - round(float(extent))) < 1e-4 for extent in exact):
             return emit("Resize", x, None, scales, None, axes=axes, **attributes)
@@ -365,6 +370,7 @@ def _apply_layers(
     if x.ndim != 3:
         raise Unsupported("a recurrent layer without a batch")
     directions = 2 if is_bidirectional else 1
+    # With projections, each layer has one more weight.
     per = len(params) // (layers * directions)
     if per != (4 if has_biases else 2):
         raise Unsupported("a recurrent layer with projections")
@@ -390,14 +396,15 @@ def _apply_layers(
 def _stack_weights(layer_params: list[Any], order: list[int], has_biases: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """Input weights, recurrent weights and biases of all directions of a layer."""
     hidden = fixed_size(layer_params[0][1], 1)
-    w, r = (emit("Concat", *[_rows(params[i], order, hidden) for params in layer_params], axis=0) for i in (0, 1))
+    w, r = (emit("Concat", *[_add_direction_axis(params[i], order, hidden) for params in layer_params], axis=0) for i in (0, 1))
     if not has_biases:
         return w, r, None
     biases = [emit("Concat", *[_reorder_gates(params[i], order, hidden) for i in (2, 3)], axis=0) for params in layer_params]
     return w, r, emit("Concat", *[emit("Unsqueeze", bias, ints(0)) for bias in biases], axis=0)
 
 
-def _rows(weight: Tensor, order: list[int], hidden: int) -> Tensor:
+def _add_direction_axis(weight: Tensor, order: list[int], hidden: int) -> Tensor:
+    """Reorder the gates of a weight matrix and add the axis of directions."""
     return emit("Unsqueeze", weight if order == [0] else _reorder_gates(weight, order, hidden), ints(0))
 
 
@@ -480,6 +487,7 @@ def _max_pool_backward(count: int, result: TensorType, g: Tensor, x: Tensor, *ar
     """Scatter-add the gradients at the indices of the maxima, which PyTorch counts per plane."""
     lead = x.ndim - count
     plane = [fixed_size(x, axis) for axis in range(lead, x.ndim)]
+    # One row per plane: each index counts within its plane.
     rows = [0] * lead + [-1]
     target = emit("Concat", emit("Shape", x, end=lead), ints(math.prod(plane)), axis=0)
     zeros = emit("Expand", scalar(0, x.dtype), target)

@@ -48,6 +48,7 @@ def linear(result: TensorType, x: Tensor, weight: Tensor, bias: Tensor | None = 
 
 @rule("matmul", "mm", "bmm", "mv", "dot", "vdot")
 def matmul(result: TensorType, a: Tensor, b: Tensor) -> Tensor:
+    # ONNX's MatMul has no small integers.
     if result.dtype.is_integer and result.dtype not in _INTEGERS:
         wide = emit("MatMul", cast(a, DType.INT32), cast(b, DType.INT32))
         return cast(wide, result.dtype)
@@ -58,7 +59,9 @@ _INTEGERS = frozenset({DType.INT32, DType.INT64, DType.UINT32, DType.UINT64})
 
 
 def _add_scaled(result: TensorType, x: Any, product: Tensor, beta: Any, alpha: Any) -> Tensor:
+    """``beta * x + alpha * product``."""
     y = product if alpha == 1 else emit("Mul", product, cast(alpha, result.dtype))
+    # PyTorch does not read x then: its NaN must not reach the result.
     if beta == 0:
         return y
     return emit("Add", y, x if beta == 1 else emit("Mul", x, cast(beta, result.dtype)))
@@ -133,7 +136,7 @@ def _regroup(x: Tensor, like: Tensor) -> Tensor:
 
 
 def _multiply(a: Tensor, b: Tensor) -> Tensor:
-    """Batched product per head, or per group of heads."""
+    """Multiply per head; if heads of ``b`` serve groups of heads of ``a``, multiply the rows of a whole group at once."""
     if not _shares_heads(a, b):
         lead = tuple(map(_broadcast, a.shape[:-2], b.shape[:-2])) if a.ndim == b.ndim else a.shape[:-2]
         return set_shape(emit("MatMul", a, b), (*lead, a.shape[-2], b.shape[-1]))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from xrt.builder import Tensor
 
 LAST = 2**63 - 1
+"""The end of a slice without one: PyTorch's and ONNX's largest int64."""
 
 
 @rule("to.dtype", "to.device", "to.dtype_layout", "to.other", "_to_copy")
@@ -223,12 +224,14 @@ def unfold(result: TensorType, x: Tensor, dimension: int, size: int, step: int) 
 
 
 def _fill(value: Any, sizes: Any, dtype: DType) -> Tensor:
+    """A tensor of these sizes, which may be symbolic, filled with a number."""
     shape = make_shape(sizes)
     element = cast(value, dtype)
     return emit("Expand", element, shape) if len(sizes) else element
 
 
 def _expand_to(y: Tensor, x: Tensor, result: TensorType) -> Tensor:
+    """Broadcast ``y`` to the shape of ``x``, which is that of the result."""
     if y.shape == x.shape and None not in x.shape:
         return y
     return emit("Expand", y, np.array(result.shape, np.int64) if result.is_static else emit("Shape", x))
@@ -247,6 +250,7 @@ def arange_step(result: TensorType, start: Any, end: Any, step: Any = 1, **_: An
         is_whole = all(isinstance(number, int) for number in (start, end, step))
         numbers = start + step * np.arange(count, dtype=np.int64 if is_whole else np.float64)
         return constant(numbers, result.dtype)
+    # ONNX's Range has no other types.
     wanted = result.dtype if result.dtype in _RANGES else DType.INT64
     return cast(emit("Range", cast(start, wanted), cast(end, wanted), cast(step, wanted)), result.dtype)
 
@@ -307,6 +311,7 @@ def _put_behind(x: Tensor, indices: Any, used: list[int], values: Tensor, accumu
 
 
 def _put_masked(x: Tensor, mask: Tensor, values: Tensor, accumulate: bool) -> Tensor:
+    """Write one number, or one row per true element, where the mask of the leading axes is true."""
     if values.ndim == 0 or values.shape == (1,):
         if accumulate:
             raise Unsupported("a sum into the elements of a mask")
@@ -319,6 +324,7 @@ def _put_masked(x: Tensor, mask: Tensor, values: Tensor, accumulate: bool) -> Te
 
 
 def _move_to_front(x: Tensor, dim: int) -> tuple[Tensor, list[int]]:
+    """Transpose an axis to the front; return the result and the order of the axes."""
     if x.ndim == 0:
         raise Unsupported("an index into a 0-d tensor")
     axis = dim % x.ndim
@@ -390,6 +396,7 @@ def masked_scatter(result: TensorType, x: Tensor, mask: Tensor, source: Tensor) 
         return expand(result, x, list(result.shape or ()))  # nothing is written
     shape = _broadcast_shape(x, mask)
     wide = reshape(emit("Expand", mask, shape), -1)
+    # The n-th true element of the mask reads element n of the source. Before the first one the index would be -1: read 0.
     place = emit("Sub", emit("CumSum", cast(wide, DType.INT64), scalar(0, DType.INT64)), scalar(1, DType.INT64))
     picked = emit("Gather", reshape(source, -1), emit("Max", place, scalar(0, DType.INT64)))
     flat = reshape(emit("Expand", x, shape), -1)

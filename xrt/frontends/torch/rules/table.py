@@ -40,6 +40,7 @@ def rule(*names: str) -> Callable[[_Function], _Function]:
 
     def register(function: _Function) -> _Function:
         for name in names:
+            # PyTorch calls the overload without a name "default".
             full = f"aten.{name}" if "." in name else f"aten.{name}.default"
             if full in RULES:
                 raise ValueError(f"two rules are registered for {full}")
@@ -146,6 +147,7 @@ def _make_meta(dtype: torch.dtype, is_scalar: bool) -> torch.Tensor:
 
 def combine_types(*values: Any) -> DType:
     """The element type that PyTorch promotes tensors and numbers to."""
+    # PyTorch promotes empty proxies: a 0-d tensor has less weight than one with axes, and a number less than both.
     states = [_make_proxy(value) for value in values]
     if len(states) == 1:
         states *= 2
