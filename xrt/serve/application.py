@@ -6,7 +6,6 @@ It uses no web framework: the protocol has ten paths, and a framework's router a
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import signal
 import socket
@@ -81,8 +80,6 @@ _MODEL_OPERATIONS = {
 _CONTROL_PATH = re.compile(r"v2/repository/models/([^/]*)/(load|unload)")
 _BODIES = {"ModelConfig": "config", "RepositoryIndex": "models"}
 """Operations whose body over HTTP is one field of the response. Over gRPC all responses are messages with fields."""
-
-_log = logging.getLogger(__name__)
 
 
 def app(

@@ -353,8 +353,7 @@ class ServingOptions:
     max_request_bytes: int = option(64 << 20, at_least=1)
     """Size of a request's body, in bytes, and elements of a tensor, at most."""
     body_timeout: float = option(30.0, above=0)
-    """Time for a request's body to arrive, in seconds; otherwise status 408. `xrt.serve.run_server` applies it to headers and to
-    clients that are slow to read the response, too."""
+    """Time for a request's body to arrive, in seconds; otherwise status 408."""
     max_sessions: int = option(256, at_least=0)
     """Sessions of a model at once."""
     session_idle: float = option(300.0, above=0)
