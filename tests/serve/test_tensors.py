@@ -72,6 +72,8 @@ def test_json_comes_back(datatype: str) -> None:
         ("FP64", {"a": 1}, "the data of input 'x' do not have the datatype FP64"),
         ("FP64", [[1, 2]], "input 'x' has shape [1], 1 elements; its data have 2, nested otherwise"),
         ("BYTES", [7], "the data of input 'x' do not have the datatype BYTES; JSON has its elements as strings"),
+        ("BYTES", [], "input 'x' has shape [1], 1 elements; its data have 0"),
+        ("BYTES", [[["a"]]], "input 'x' has shape [1], 1 elements; its data have 1, nested otherwise"),
         ("BF16", [1], "input 'x' is BF16, which JSON cannot hold; send it as a binary tensor"),
     ],
 )

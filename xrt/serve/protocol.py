@@ -136,10 +136,11 @@ def decode_json(
     if skeleton.translate(None, b"[],"):
         raise _refuse_datatype(name, datatype)
     has_elements = bool(text.translate(None, b"[], \t\r\n"))
-    if not _has_nesting(skeleton, shape) or (has_elements and not count):
-        # One element more than commas in each innermost list; commas between lists separate no elements.
-        lists = skeleton.count(b"[") - skeleton.count(b"[[")
-        elements = skeleton.count(b",") - skeleton.count(b"],[") + max(lists, 1) if has_elements else 0
+    # An empty list and a list of one element have the same skeleton.
+    if not _has_nesting(skeleton, shape) or has_elements != bool(count):
+        # An element follows each bracket and each comma that no bracket follows; a number alone has neither.
+        lists = skeleton.count(b"[]") + skeleton.count(b"[,")
+        elements = skeleton.count(b",") - skeleton.count(b",[") + max(lists, 1) if has_elements else 0
         raise _refuse_count(name, shape, elements, is_nested=b"[[" in skeleton)
     if is_text:
         try:
