@@ -42,11 +42,13 @@ def write_decomposition(writer: NodeWriter) -> str | Sequence[str] | None:
 
 @decomposition("Sum", since=8)
 def _sum(w: NodeWriter) -> str:
+    """Add two operands at a time."""
     return reduce(lambda a, b: w.op("Add", a, b), w.node.inputs)
 
 
 @decomposition("Mean", since=8)
 def _mean(w: NodeWriter) -> str:
+    """Divide the sum by the number of operands."""
     return w.op("Div", _sum(w), w.number(len(w.node.inputs)))
 
 
@@ -101,7 +103,7 @@ def _softplus(w: NodeWriter) -> str:
 
 @decomposition("Mish", since=18)
 def _mish(w: NodeWriter) -> str:
-    """Compute x tanh(Softplus(x)) with the Softplus above, which does not overflow."""
+    """Compute x tanh(Softplus(x)) without overflow."""
     return w.op("Mul", w.x, w.op("Tanh", _softplus(w)))
 
 
@@ -303,7 +305,7 @@ def _depth_to_space(w: NodeWriter) -> str | None:
 
 @decomposition("TensorScatter", since=24)
 def _tensor_scatter(w: NodeWriter) -> str | None:
-    """A cache update as ScatterElements; None for dynamic shapes or circular mode."""
+    """Update a cache with ScatterElements. Dynamic shapes and mode circular are not supported."""
     cache, update = w.find_type(w.x), w.find_type(w.node.inputs[1])
     if cache is None or update is None or not (cache.is_static and update.is_static) or not cache.shape or not update.shape:
         return None
