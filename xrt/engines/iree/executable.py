@@ -312,9 +312,9 @@ def is_small(function: Function) -> bool:
 
 def _count_operations(node: Node, function: Function) -> int:
     """Estimate the scalar operations of a node: number of elements times terms of the sum that computes each."""
-    written = sum(prod(_list_extents(name, function)) for name in node.outputs)
-    read = max((prod(_list_extents(name, function)) for name in node.inputs), default=0)
-    return max(written, read) * _count_terms(node, function)
+    n_written = sum(prod(_list_extents(name, function)) for name in node.outputs)
+    n_read = max((prod(_list_extents(name, function)) for name in node.inputs), default=0)
+    return max(n_written, n_read) * _count_terms(node, function)
 
 
 def _count_terms(node: Node, function: Function) -> int:

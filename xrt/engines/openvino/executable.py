@@ -67,8 +67,8 @@ def to_tensor(array: Array, dtype: DType) -> Any:
     bits = _BITS.get(dtype)
     if bits is None:
         # NumPy has two equal 64-bit integer types (long, long long); the library accepts only one.
-        same = array if array.dtype.num == dtype.numpy.num else array.view(dtype.numpy)
-        return openvino.Tensor(same, shared_memory=True)
+        canonical = array if array.dtype.num == dtype.numpy.num else array.view(dtype.numpy)
+        return openvino.Tensor(canonical, shared_memory=True)
     return openvino.Tensor(array.view(bits), list(array.shape), _TYPES[dtype])
 
 

@@ -79,7 +79,7 @@ def _write_sum_as_product(writer: NodeWriter) -> str | None:
     if axes is None or type_ is None or type_.dtype not in (DType.FLOAT32, DType.FLOAT64) or not type_.is_static:
         return None
     shape, count, dtype = writer.extents(writer.x), axes.array.size, type_.dtype
-    rows, rest = math.prod(shape[:count]), shape[count:]
+    rows, columns = math.prod(shape[:count]), shape[count:]
     # A sum over all axes is no product with a matrix, and an empty tensor has no rows.
     if not 0 < count < len(shape) or 0 in shape or not LEAST <= rows <= MOST:
         return None
@@ -90,7 +90,7 @@ def _write_sum_as_product(writer: NodeWriter) -> str | None:
     source = writer.x
     if len(shape) > 2:
         source = writer.op("Reshape", source, writer.integers([rows, -1]))
-    result = (1,) * count + rest if writer.node.attr("keepdims", 1) else rest
+    result = (1,) * count + columns if writer.node.attr("keepdims", 1) else columns
     total = writer.op("MatMul", ones, source)
     # MatMul of a vector and a matrix already has the final shape.
     return total if len(result) == 1 else writer.op("Reshape", total, writer.integers(result))

@@ -241,11 +241,11 @@ def _is_same(memory: Any, array: Array) -> bool:
 
     Releases the pages of a mapped file after the comparison.
     """
-    same = ctypes.addressof(memory) == array.ctypes.data or np.array_equal(
+    is_unchanged = ctypes.addressof(memory) == array.ctypes.data or np.array_equal(
         np.frombuffer(memory, np.uint8), get_tensor_bytes(array)
     )
     release(array)
-    return same
+    return is_unchanged
 
 
 # ---------------------------------------------------------------------- packed weights

@@ -360,10 +360,12 @@ class LibraryLayer:
         x = x.flip(0) if backwards else x
         shape = (r.shape[0], x.shape[1], r.shape[-1])
         states = [x.new_zeros(shape) if state is None else self._swap(state).contiguous() for state in initial]
-        both = self._direction == "bidirectional"
+        is_bidirectional = self._direction == "bidirectional"
         states_argument = states if self._op == "LSTM" else states[0]
         assert self._call is not None
-        y, *last = self._call(x, states_argument, self._order(w, r, bias), bias is not None, 1, 0.0, False, both, False)
+        y, *last = self._call(
+            x, states_argument, self._order(w, r, bias), bias is not None, 1, 0.0, False, is_bidirectional, False
+        )
         y = (y.flip(0) if backwards else y).unflatten(2, (shape[0], shape[2]))
         y = y.transpose(0, 1) if self._batch_first else y.transpose(1, 2)
         return y, *map(self._swap, last)

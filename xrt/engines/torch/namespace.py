@@ -237,8 +237,8 @@ class TorchNamespace:
         if axis is None:
             x, axis = x.reshape(-1), 0
         axis %= x.ndim
-        picked = x.index_select(axis, count_from_start(indices.reshape(-1), x.shape[axis]))
-        return picked if indices.ndim == 1 else picked.reshape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
+        elements = x.index_select(axis, count_from_start(indices.reshape(-1), x.shape[axis]))
+        return elements if indices.ndim == 1 else elements.reshape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
 
     def take_along_axis(self, x: Tensor, indices: Tensor, axis: int) -> Tensor:
         return torch.take_along_dim(x, count_from_start(indices, x.shape[axis]), axis)
@@ -291,7 +291,7 @@ class TorchNamespace:
         # A mean with a divisor of 1 is a sum; PyTorch has no dilated means.
         if len(place.extents) == 2 and set(window.dilations) == {1}:
             return functional.avg_pool2d(padded, window.kernel, window.strides, divisor_override=1)
-        total: Any = sum(padded[picked] for _, picked in place.offsets())
+        total: Any = sum(padded[region] for _, region in place.offsets())
         return total
 
     def max_windows(self, x: Tensor, place: Placement) -> Tensor:

@@ -172,8 +172,8 @@ def _decompose(at: TorchKernelContext, reason: str) -> Run:
     if decomposition is None:
         raise CompileRefused(reason)
     program = at.compile(decomposition)
-    read = {f"i{k}": node.inputs.index(name) for k, name in enumerate(dict.fromkeys(filter(None, node.inputs)))}
-    picks = [read[value.name] for value in decomposition.inputs]
+    positions = {f"i{k}": node.inputs.index(name) for k, name in enumerate(dict.fromkeys(filter(None, node.inputs)))}
+    picks = [positions[value.name] for value in decomposition.inputs]
     places = {name: k for k, name in enumerate(value.name for value in decomposition.outputs)}
     indices = [places.get(f"o{k}") if name else None for k, name in enumerate(node.outputs)]
 

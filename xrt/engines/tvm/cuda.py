@@ -565,7 +565,7 @@ def _collect_results(arrays: Sequence[Any], results: Sequence[int], first_result
     seen: set[int] = set()
     returned = []
     for position in results:
-        new = position >= first_result and position not in seen
+        is_new = position >= first_result and position not in seen
         seen.add(position)
-        returned.append(arrays[position] if new else arrays[position].copy())
+        returned.append(arrays[position] if is_new else arrays[position].copy())
     return returned

@@ -86,7 +86,7 @@ def _check_conversion(query: NodeQuery) -> str | None:
     if len(imported.results) != len(declared):
         return f"TVM takes this {query.op_type} for one of {len(imported.results)} results, where {len(declared)} are asked for"
     is_open = any(isinstance(type_, TensorType) and not type_.is_static for type_ in query.inputs)
-    if any(got.shape is None or not (got.is_static or is_open) for got in imported.results):
+    if any(inferred.shape is None or not (inferred.is_static or is_open) for inferred in imported.results):
         return f"the shape of what {query.op_type} returns is not known to TVM before the run"
     return explain_disagreement("TVM", query.op_type, imported.results, declared)
 

@@ -69,9 +69,9 @@ def _has_inexact_ties(node: Node, function: Function) -> bool:
     shapes = [type_.shape for type_ in (before, after) if isinstance(type_, TensorType) and type_.shape is not None]
     if node.attr("mode", "nearest") != "nearest" or len(shapes) != 2:
         return False
-    old = node.op_type == "Upsample" or (since_version(node, function) or 0) < 11
-    coordinates = "asymmetric" if old else node.attr("coordinate_transformation_mode", "half_pixel")
-    nearest = "floor" if old else node.attr("nearest_mode", "round_prefer_floor")
+    has_fixed_coordinates = node.op_type == "Upsample" or (since_version(node, function) or 0) < 11
+    coordinates = "asymmetric" if has_fixed_coordinates else node.attr("coordinate_transformation_mode", "half_pixel")
+    nearest = "floor" if has_fixed_coordinates else node.attr("nearest_mode", "round_prefer_floor")
     extents = ((a, b) for a, b in zip(*shapes, strict=True) if isinstance(a, int) and isinstance(b, int) and a != b)
     return any(_meets_tie(a, b, coordinates, is_rounded=nearest.startswith("round")) for a, b in extents)
 

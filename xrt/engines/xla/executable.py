@@ -50,8 +50,8 @@ class Arguments:
     @classmethod
     def of(cls, function: Function, device: Any) -> Arguments:
         """Transfer the large constants that the Function reads to the device."""
-        read = dict.fromkeys(name for node in function.nodes for name in node.uses if name in function.constants)
-        names = tuple(name for name in read if not is_known(function.constants[name]))
+        used_names = dict.fromkeys(name for node in function.nodes for name in node.uses if name in function.constants)
+        names = tuple(name for name in used_names if not is_known(function.constants[name]))
         constants = [function.constants[name].array for name in names]
         with configure_tracing(device):
             arrays = tuple(jax.device_put(array, device) for array in constants)

@@ -131,8 +131,8 @@ class JaxNamespace:
 
     def fold(self, columns: Operand, place: Placement, extents: Sequence[int]) -> Operand:
         out: Any = jnp.zeros((*columns.shape[:2], *extents), dtype=columns.dtype)
-        for offset, picked in place.offsets():
-            out = out.at[picked].add(columns[(slice(None), slice(None), *offset)])
+        for offset, region in place.offsets():
+            out = out.at[region].add(columns[(slice(None), slice(None), *offset)])
         return out
 
     def pad_axes(self, x: Operand, pads: Sequence[int], mode: str, value: Any, axes: Sequence[int] | None = None) -> Operand:
