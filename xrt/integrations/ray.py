@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from xrt.integrations.batch.job import BatchJob, ChunkReport, JobReport
     from xrt.integrations.batch.tables import Chunk
 
-AHEAD = 2
+TASKS_PER_SLOT = 2
 """Tasks to submit per task that can run, so that no CPU waits for the next one to arrive."""
 SHARE = 2
 """Each new task gets 1 / (SHARE * workers) of the remaining chunks."""
 MOST_CHUNKS = 8
 """Maximum chunks per task: the unit of recomputation after a loss, and of progress reports."""
-WAITING = 2
+QUEUED_PER_ONGOING = 2
 """Requests that each of Ray's proxies queues per request that a replica processes, before it answers 503."""
 Columns: TypeAlias = "dict[str, np.ndarray[Any, Any]]"
 
@@ -197,7 +197,7 @@ def _run(
         while True:
             # Read each time: machines may join or leave.
             room = max(1, int(ray.cluster_resources().get("CPU", 1)) // num_cpus)
-            limit = workers or AHEAD * room
+            limit = workers or TASKS_PER_SLOT * room
             while len(running) < limit and submitted < len(missing):
                 count = count_next_chunks(len(missing) - submitted, min(room, limit))
                 running.add(task.remote(job, folder, missing[submitted : submitted + count]))
@@ -283,7 +283,7 @@ def deployment(
     of_app.setdefault("model_control", False)  # a control request would reach only one replica
     serving = ServingOptions.make(of_app)  # report invalid options before a replica starts
     ongoing = max_ongoing_requests or serving.max_queue
-    queued = WAITING * ongoing if max_queued_requests is None else max_queued_requests
+    queued = QUEUED_PER_ONGOING * ongoing if max_queued_requests is None else max_queued_requests
     if sessions:
         from ray.serve.config import RequestRouterConfig
         from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter

@@ -239,11 +239,11 @@ def _select_detections(net: LayerBuilder, boxes: Tensor, shares: Tensor, count: 
     # The number of its results depends on the data: `count` empty detections are added, so that TopK has enough. Shape inference
     # does not know that, and the Reshape makes the extent static.
     limits = (net.constant(np.array([count])), np.float32(_OVERLAP), np.float32(_SCORE))
-    places = emit("NonMaxSuppression", boxes, shares, limits[0], *(net.constant(np.array([x])) for x in limits[1:]))
-    scores = emit("Concat", emit("GatherND", shares, places), net.constant(np.zeros(count, np.float32)), axis=0)
-    places = emit("Concat", places, net.constant(np.zeros((count, 3), np.int64)), axis=0)
+    indices = emit("NonMaxSuppression", boxes, shares, limits[0], *(net.constant(np.array([x])) for x in limits[1:]))
+    scores = emit("Concat", emit("GatherND", shares, indices), net.constant(np.zeros(count, np.float32)), axis=0)
+    indices = emit("Concat", indices, net.constant(np.zeros((count, 3), np.int64)), axis=0)
     best, order = (net.reshape(x, (count,)) for x in apply("TopK", (scores, net.constant(np.array([count]))), {"axis": 0}))
-    rows = emit("Gather", places, order, axis=0)
+    rows = emit("Gather", indices, order, axis=0)
     best_boxes = emit("Gather", emit("Squeeze", boxes, net.constant(np.array([0]))), rows[:, 2], axis=0)
     # Labels count from 1, as the background was cut off.
     return best_boxes, best, rows[:, 1] + 1

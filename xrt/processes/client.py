@@ -50,8 +50,8 @@ class WorkerDied(WorkerLost):
         """Exit status; negative signal number if a signal ended it."""
         self.output = output
         # A native crash, and the kernel that runs out of memory, end a process by a signal.
-        self.how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-        crash = f"its process was ended by {self.how}: a crash, or the system had no memory left"
+        self.ended_by = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+        crash = f"its process was ended by {self.ended_by}: a crash, or the system had no memory left"
         text = crash if code < 0 else f"its process ended by itself, with status {code}"
         super().__init__(f"{text}; it last wrote: {self.last_line}" if output else text)
 

@@ -171,6 +171,6 @@ class RequestLog:
         # An overloaded server refuses thousands of requests per second: log one of them, with the number of the others.
         self._busy += 1
         if (now := time.monotonic()) - self._busy_since >= BUSY_INTERVAL:
-            more = f" ({self._busy} such requests since the last such line)" * (self._busy > 1)
-            self._failures.warning("%r: status %d: %s%s", request, status, error, more)
+            count = f" ({self._busy} such requests since the last such line)" * (self._busy > 1)
+            self._failures.warning("%r: status %d: %s%s", request, status, error, count)
             self._busy_since, self._busy = now, 0

@@ -477,15 +477,15 @@ def write_response(request: InferRequest, response: InferResponse) -> tuple[int 
     """
     outputs, tails = [], []
     for name, array in response.outputs.items():
-        described = {"name": name, "datatype": response.datatypes[name], "shape": array.shape}
+        tensor = {"name": name, "datatype": response.datatypes[name], "shape": array.shape}
         if request.outputs.get(name, request.is_binary):
             tails.append(encode_binary(array))
-            described["parameters"] = {"binary_data_size": len(tails[-1])}
+            tensor["parameters"] = {"binary_data_size": len(tails[-1])}
         elif DATATYPES[response.datatypes[name]].has_json:
-            described["data"] = encode_json(array)
+            tensor["data"] = encode_json(array)
         else:
             raise refuse_json_output(name, response.datatypes[name])
-        outputs.append(described)
+        outputs.append(tensor)
     document: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
     document |= ({"id": request.id} if request.id else {}) | ({"parameters": response.parameters} if response.parameters else {})
     head = encode_document({**document, "outputs": outputs})

@@ -182,10 +182,10 @@ class Repository:
     def _find_entry(self, name: str, version: str | None) -> _Entry:
         versions = self._find_versions(name)
         # Without a served version the first one, whose reason is the answer.
-        chosen = version or next(reversed(self.list_versions(name)), next(iter(versions)))
-        if chosen not in versions:
-            raise RequestRefusal(f"model {name!r} has no version {chosen[:200]!r}; it has: {', '.join(versions)}", UNKNOWN)
-        return versions[chosen]
+        version = version or next(reversed(self.list_versions(name)), next(iter(versions)))
+        if version not in versions:
+            raise RequestRefusal(f"model {name!r} has no version {version[:200]!r}; it has: {', '.join(versions)}", UNKNOWN)
+        return versions[version]
 
     def _find_versions(self, name: str) -> dict[str, _Entry]:
         if name not in self._entries:

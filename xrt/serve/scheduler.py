@@ -40,17 +40,17 @@ def find_reason_against_batches(inputs: Sequence[Value], outputs: Sequence[Value
     """Explain why the declared shapes do not allow batching along the first axis; empty if they do."""
     if not inputs or not outputs:
         return "it has no inputs, or no outputs"
-    leading = {}
+    leading_dims = {}
     for value in (*inputs, *outputs):
         shape = value.type.shape if isinstance(value.type, TensorType) else None
         if not shape or isinstance(shape[0], int):
             return f"the first axis of {value.name!r} ({value.type}) is not open"
-        leading[value.name] = shape[0]
-    dims = {dim for dim in leading.values() if dim is not None}
-    input_dims = {leading[value.name] for value in inputs}
+        leading_dims[value.name] = shape[0]
+    dims = {dim for dim in leading_dims.values() if dim is not None}
+    input_dims = {leading_dims[value.name] for value in inputs}
     if len(input_dims) > 1 or len(dims) > 1:
         # Inputs of different extents have no common rows; an output of another extent than the inputs cannot be split by rows.
-        return f"its first axes differ: {', '.join(f'{name!r} has {dim}' for name, dim in leading.items())}"
+        return f"its first axes differ: {', '.join(f'{name!r} has {dim}' for name, dim in leading_dims.items())}"
     return ""
 
 
@@ -97,15 +97,15 @@ def _compare_batch(call: Callable[..., Values], inputs: Sequence[Value], extent:
     if reason or size == 1:
         return reason
     # NaN reaches every value that depends on it, however small its weight.
-    spoiled = tuple(np.full_like(array, np.nan) if array.dtype.kind == "f" else array for array in requests[1])
+    nan_request = tuple(np.full_like(array, np.nan) if array.dtype.kind == "f" else array for array in requests[1])
     try:
-        return _compare(expected[:1], join_and_split(call, [requests[0], spoiled], rows, padded)[:1])
+        return _compare(expected[:1], join_and_split(call, [requests[0], nan_request], rows, padded)[:1])
     except (XRTError, ValueError):  # a failing batch is repeated request by request, so nothing is mixed
         return ""
 
 
-def _compare(expected: Sequence[Values], together: Sequence[Values]) -> str:
-    for before, after in zip(chain(*expected), chain(*together), strict=True):
+def _compare(expected: Sequence[Values], joined: Sequence[Values]) -> str:
+    for before, after in zip(chain(*expected), chain(*joined), strict=True):
         if not (comparison := compare(after, before, tolerance_for(before.dtype, "network"))):
             return f"the rows of a batch change each other: alone and together, {comparison.message}; leave batch out"
     return ""
@@ -114,11 +114,11 @@ def _compare(expected: Sequence[Values], together: Sequence[Values]) -> str:
 def _sample(inputs: Sequence[Value], seed: int, extent: int, rows: int) -> Values:
     """Random inputs with ``rows`` rows, whose other dynamic axes have the extent ``extent``."""
     types = {value.name: value.type for value in inputs if isinstance(value.type, TensorType)}
-    leading = {type_.shape[0] for type_ in types.values() if type_.shape} - {None}
+    leading_dims = {type_.shape[0] for type_ in types.values() if type_.shape} - {None}
     sized = []
     for name, type_ in types.items():
         # A symbol of the first axis may occur in another one, and has the same extent there.
-        extents = [dim if isinstance(dim, int) else rows if dim in leading else extent for dim in (type_.shape or ())[1:]]
+        extents = [dim if isinstance(dim, int) else rows if dim in leading_dims else extent for dim in (type_.shape or ())[1:]]
         sized.append(Value(name, type_.with_shape((rows, *extents))))
     return tuple(sample_inputs(Function(tuple(sized), ()), seed).values())
 

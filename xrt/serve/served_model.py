@@ -529,19 +529,19 @@ class SessionTable:
         if entry is not None and entry.is_busy:
             raise RequestRefusal(f"a call of session {request.name!r} is under way; a session makes one call at a time", CONFLICT)
         if entry is None or request.start:
-            self._check_new(request, is_known=entry is not None)
+            self._check_new(request, replaces=entry is not None)
             entry = self._entries[request.name] = SessionEntry(self.make(), self.clock())
             self._forgotten.pop(hash(request.name), None)
         self._entries.move_to_end(request.name)  # the order that `sweep` relies on
         return entry
 
-    def _check_new(self, request: SessionRequest, *, is_known: bool) -> None:
-        """Raise RequestRefusal if the request may not start a session; with ``is_known`` it replaces one of that name."""
+    def _check_new(self, request: SessionRequest, *, replaces: bool) -> None:
+        """Raise RequestRefusal if the request may not start a session; with ``replaces`` it replaces one of that name."""
         if not request.start and (why := self._forgotten.get(hash(request.name))) is not None:
             raise RequestRefusal(f"session {request.name!r} is gone: {why}; begin again with session_start", GONE)
         if request.start is False or (self.explicit and not request.start):
             raise RequestRefusal(f"there is no session {request.name!r}; begin it with session_start", UNKNOWN)
-        if not is_known and len(self._entries) >= self.max_sessions:
+        if not replaces and len(self._entries) >= self.max_sessions:
             raise RequestRefusal(
                 f"{self.max_sessions} sessions are in use, and there are no more; end one, or try again", BUSY, retry_after=1
             )

@@ -95,9 +95,9 @@ def _describe_tensor(served: ServedModel, value: Value) -> dict[str, Any]:
     tensor = served.describe_tensor(value)
     datatype = _TYPES.get(tensor["datatype"], f"TYPE_{tensor['datatype']}")
     # Where max_batch_size is set, Triton adds the axis of rows itself.
-    described = {"name": value.name, "data_type": datatype, "dims": tensor["shape"][1 if served.options.sizes else 0 :]}
+    description = {"name": value.name, "data_type": datatype, "dims": tensor["shape"][1 if served.options.sizes else 0 :]}
     # Triton does not support 0-d tensors: clients send one element, and Triton reshapes it for the model.
-    return described if described["dims"] else {**described, "dims": [1], "reshape": {"shape": []}}
+    return description if description["dims"] else {**description, "dims": [1], "reshape": {"shape": []}}
 
 
 def _check_exportable(served: ServedModel) -> None:

@@ -399,7 +399,7 @@ def _probe_in(worker: WorkerProcess, unknown: EngineStatus, timeout: float) -> E
     except WorkerTimedOut:
         return replace(unknown, cause=f"its import did not end within {timeout:g} s")
     except WorkerDied as error:
-        return replace(unknown, cause=f"its import ended the process ({error.how}): {error.last_line or 'it said nothing'}")
+        return replace(unknown, cause=f"its import ended the process ({error.ended_by}): {error.last_line or 'it said nothing'}")
     except WorkerFailure as error:
         return replace(unknown, cause=f"its import failed: {error}")
     finally:

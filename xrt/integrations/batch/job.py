@@ -97,7 +97,7 @@ def run_chunk(job: BatchJob, model: RowModel, folder: str, chunk: Chunk) -> Chun
     # Convert only the columns that the model reads; the others are passed on as Arrow columns.
     used = {row_input.column for row_input in model.inputs}
     columns = {name: from_arrow(table.column(name)) for name in table.column_names if name in used}
-    passed_columns = model.list_kept(table.column_names)
+    passed_columns = model.list_passed_columns(table.column_names)
     try:
         results, errors = model.predict(columns)
     except (InputError, EngineError) as error:

@@ -345,11 +345,11 @@ class RowModel:
         """The columns to pass on, and the outputs as columns; raises InputError or EngineError that names the row."""
         results, errors = self.predict(columns)
         count = len(next(iter(columns.values()))) if columns else 0
-        passed_columns = {name: columns[name] for name in self.list_kept(list(columns))}
+        passed_columns = {name: columns[name] for name in self.list_passed_columns(list(columns))}
         reasons = {ERROR: as_objects([errors.get(row) for row in range(count)])} if self._on_error == "column" else {}
         return {**passed_columns, **results, **reasons}
 
-    def list_kept(self, columns: Sequence[str]) -> list[str]:
+    def list_passed_columns(self, columns: Sequence[str]) -> list[str]:
         """The columns to pass on; raises OptionError for one that is missing or collides with an output."""
         used = {row_input.column for row_input in self.inputs}
         passed_columns = [name for name in columns if name not in used] if self._keep is None else list(self._keep)
