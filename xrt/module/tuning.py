@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from xrt.module.module import XRTModule
     from xrt.module.programs import Specialization
     from xrt.placement import ProgressCallback, TuningResult
-    from xrt.placement.throughput import Tell, ThroughputResult
+    from xrt.placement.throughput import StageCallback, ThroughputResult
     from xrt.precision.lowering import LoweringWithinBudget
 
 Objective: TypeAlias = Literal["latency", "throughput"]
@@ -158,7 +158,7 @@ def tune_throughput(
     seed: int = 0,
     budget: float | None = None,
     progress: ProgressCallback | bool = False,
-    tell: Tell | None = None,
+    tell: StageCallback | None = None,
     use: Callable[[XRTModule, Sequence[Any]], object] | None = None,
     lower: LoweringWithinBudget | None = None,
 ) -> ThroughputResult:
@@ -195,7 +195,7 @@ def tune_throughput(
                 return progress(Progress(text, "", None, time.perf_counter() - began, seconds))
             return (tell or show)(text)
 
-        tuned = ThroughputSweep(bench, ThroughputRequest(splits, sizes, bound, seconds), tell=report, notes=notes).run()
+        tuned = ThroughputSweep(bench, ThroughputRequest(splits, sizes, bound, seconds), report=report, notes=notes).run()
         record, configuration = tuned.to_record(), tuned.configuration
         if record is None or configuration is None:
             warn(f"{tuned.headline}; allow a larger p99, or more threads", PlacementWarning)

@@ -131,6 +131,7 @@ class AutoPlacement:
                 if self.model is None:
                     return self.engines, lambda _: locked.tuned
                 self.placed = locked
+        # The lock does not apply to this call, so that all engines take part, not only those of its plan.
         if base is None and self.load_locked is not None and (place or self.placed is None) and not self._is_whole:
             self.engines, self._is_whole = self.everything(), True
         if place is None and base is None and self.model is not None and (self.placed is not None or sizes):
@@ -144,6 +145,7 @@ class AutoPlacement:
     ) -> TuningResult:
         """Place a model with symbolic dims: reuse its earlier placement, else search at the sizes of this call."""
         if self.placed is None:
+            # Costs are of static shapes: the search runs at the sizes of the first call.
             static = function if _find_open_input(function) is None else model.specialize(sizes)
             self.placed = self._recall(model, static, sizes)
             if self.placed is None:
@@ -187,6 +189,7 @@ class AutoPlacement:
         """Record, also for other sizes and later processes, that a call of the chosen plan agreed with the reference."""
         if self.placed is not None and self.model is not None:
             self.placed = replace(self.placed, tuned=replace(self.placed.tuned, is_checked=True))
+            # The decision is stored under the sizes at which it was measured.
             function = self.model.specialize(self.placed.sizes)
         if (store := CostStore.for_cache(self.cache)) is not None:
             mark_checked(self._make_request(function)[0], store, _list_ingredients(self.options.lower))
@@ -236,6 +239,7 @@ class AutoPlacement:
             )
         start = self.clock()
         spent = 0.0 if began is None else start - began
+        # The exact plan is the baseline of lower precision, so that its search comes first.
         exact = replace(request, retune=retune, spent=spent, budget=budget if lower is None else budget / 2)
         with self._watch(progress, function, exact.budget) as report:
             result = tune(
@@ -248,6 +252,7 @@ class AutoPlacement:
                 bounds=replace(BOUNDS, memory=self.options.memory_limit),
             )
         result = replace(result, notes=(*result.notes, *left_out)) if left_out else result
+        # After Ctrl-C no second search begins.
         if lower is None or result.how == "interrupted":
             return result
         seconds = max(budget - spent - (self.clock() - start), budget / 2)
@@ -264,8 +269,8 @@ class AutoPlacement:
             yield progress
             return
         enabled = self.options.shows_progress if progress is None else progress
-        with show_progress(f"placing {function.name} (budget {budget:g} s)", enabled=enabled) as tell:
-            yield lambda how_far: tell(how_far.text)
+        with show_progress(f"placing {function.name} (budget {budget:g} s)", enabled=enabled) as show:
+            yield lambda state: show(state.text)
 
     def like(self, base: TuningResult, function: Function, note: str = FETCHED) -> TuningResult:
         """Reuse a placement for the same model with more outputs or other sizes; place by priority if that fails.
@@ -278,6 +283,7 @@ class AutoPlacement:
         homes, assignment = request.device_map, map_nodes_to_engines(base.plan)
         groups: Mapping[str, int] | None = map_nodes_to_regions(base.plan)
         if {node.name for node in function.nodes} - assignment.keys() and assignment:
+            # New nodes, such as fetched values, change the regions, so that the old grouping does not apply.
             usual, groups = Counter(assignment.values()).most_common(1)[0][0], None
             assignment = {node.name: assignment.get(node.name, usual) for node in function.nodes}
         implicit = request.implicit

@@ -40,7 +40,7 @@ from xrt.placement.race import (
     Candidates,
     Entrant,
     StoppingRule,
-    alone,
+    get_single_cost,
     make_partition_key,
     pick_winner_from_profile,
     prepare_plan,
@@ -105,7 +105,8 @@ class TuningBudget:
     limit: float = 0.2
     """Share for a single compile or measurement: two engines that hang leave time for a third."""
     slow: float = 2.0
-    """A plan this many times slower than the leader is not raced. Rounds of one plan vary by up to 28 %."""
+    """An engine this many times slower than the leader is not raced, or `DISTURBED` times as many if its time is unreliable.
+    Rounds of one plan vary by up to 28 %."""
     leaders: int = 3
     """Number of engines to combine in mixtures. All mixtures that beat each engine had two; a third allows for a wrong order."""
     memory: int | None = None
@@ -144,10 +145,13 @@ def tune(
     Raises OptionError if the budget is not a positive number, DeviceError if a device is unavailable, and PlanError if no engine
     supports a node.
     """
+    # Before the store is read: an invalid option must not pass because of a stored decision.
     check_budget(request.budget)
     request = replace(request, context=on_device(request.context.device, request.context))
+    # Such as a model whose outputs were folded to constants.
     if not request.function.nodes:
         return plan_by_priority(request, "the model has no nodes to measure")
+    # A stored decision costs no import of a library; `retune` is the user's wish to search all the same.
     decision = load_decision(request, store) if store is not None and not request.retune else None
     if decision is not None:
         return decision
@@ -156,12 +160,13 @@ def tune(
         return plan_by_priority(request, reason)
     search = Search(request, values, reference, cache, bounds or BOUNDS, progress, clock)
     if store is not None:
+        # Parts that an earlier search has measured are not measured again.
         search.profiler.table = load_cost_table(store, request.engines, request.context, request.devices)
     tuned = replace(_run(search), is_explicit=request.retune)
     if store is not None:
         # A later search must not exclude an engine by a time that an import made too long.
         costs = tuned.table.regions.items()
-        table = CostTable({part: cost for part, cost in costs if isinstance(cost, str) or part not in search.disturbed})
+        table = CostTable({part: cost for part, cost in costs if isinstance(cost, str) or part not in search.disturbed_parts})
         for engine in unwrap(request.engines):
             store.keep(table, [engine], request.contexts[engine.spec])
         store_decision(tuned, request, store)
@@ -199,14 +204,18 @@ def _run(search: Search) -> TuningResult:
         search.report_stage("asking the engines")
         search.inquiry.start()
         try:
+            # Without a plan there is nothing to fall back on: this is the only wait without a limit.
             search.wait_for_plan()
             search.report_stage("computing what is right")
+            # Workers start meanwhile: the reference runs while the libraries are imported.
             search.compute_truth()
             measure_whole_models(search)
             race_plans(search, propose_mixtures(search))
         finally:
             search.close()
+    # The user is waiting: no plan is measured any more, and the best of those measured is used.
     except KeyboardInterrupt:
+        # Costs of whole models count even if the race had not begun.
         tuned = search.make_result("interrupted")
         return tuned if tuned.how == "interrupted" else replace(tuned, notes=("it was interrupted before anything was measured",))
     except XRTError as error:
@@ -232,12 +241,15 @@ def measure_whole_models(search: Search) -> None:
         while search.measure(search.list_fresh_wholes(), until) and search.inquiry.pending and search.clock() < until:
             search.inquiry.wait(lambda: bool(search.list_fresh_wholes()) or not search.inquiry.pending, until - search.clock())
     plans = search.list_leading_wholes()
+    # Copying a large state, such as the cache of a decoder, may cost more than a second engine that updates it in place.
     if search.function.aliases:
         updating = {plan.engines[0]: plan for plan in search.get_candidates(started=True).updating}
         plans += [updating[launch.engine] for plan in plans for launch in plan.launches if launch.engine in updating]
+    # No engine supports the whole model: mixtures must beat the plan by priority instead.
     if not plans and search.truth.reference is not None:
         with suppress(PlanError):  # an engine that the plan needs may not have started
             plans = [search.get_candidates(started=True).priority]
+    # Mixtures are compared with plans of one engine, or with the only plan.
     search.baselines = {make_partition_key(p) for p in plans if len(plans) == 1 or len({x.engine for x in p.launches}) == 1}
     for plan in plans:
         search.prepare(plan, until + search.bounds.regions * search.request.budget)
@@ -248,6 +260,7 @@ def propose_mixtures(search: Search) -> Sequence[Plan]:
 
     Ends when no unmeasured part can save enough. Most models end here, without a proposal.
     """
+    # A mixture needs two engines and two nodes; without expected values no part can be checked.
     best, engines = search.find_leader(), search.list_leaders()
     if best is None or search.truth.reference is None or min(len(engines), len(search.function.nodes)) < 2:
         return ()
@@ -255,6 +268,7 @@ def propose_mixtures(search: Search) -> Sequence[Plan]:
     end = search.end - search.estimate_race()
     until = min(search.clock() + search.bounds.regions * search.request.budget, end)
     device, to_beat = search.request.device_map, predict_cost(search.function, best, search.table).seconds
+    # A mixture has at least two launches: it cannot be faster than a model that takes less time than these.
     if (1 - GAIN) * to_beat < 2 * LAUNCH:
         return ()
     if end <= search.clock():
@@ -280,6 +294,7 @@ def propose_mixtures(search: Search) -> Sequence[Plan]:
         _log.info("no mixtures are proposed", exc_info=True)
         search.notes.append(f"the search for mixtures ended early: {error}")
         return ()
+    # A plan that was excluded or is ready need not be prepared again.
     considered = (best, *(result.plan for result in search.excluded), *(entrant.plan for entrant in search.entrants))
     keys = {make_partition_key(plan) for plan in considered}
     allowed = search.get_candidates(started=True).is_allowed
@@ -289,6 +304,7 @@ def propose_mixtures(search: Search) -> Sequence[Plan]:
 def race_plans(search: Search, mixtures: Sequence[Plan]) -> None:
     """Stage 3: race all plans. A mixture wins only if the whole interval of its ratio to the best engine is below `WIN`."""
     until = min(search.clock() + search.bounds.race * search.request.budget, search.end)
+    # Regions were estimated when the mixture was proposed. Once they are measured, it may have become too slow to race.
     leader = search.find_leader() if mixtures else None
     limit = math.inf if leader is None else (1 - GAIN) * predict_cost(search.function, leader, search.table).seconds
     for plan in mixtures:
@@ -299,14 +315,18 @@ def race_plans(search: Search, mixtures: Sequence[Plan]) -> None:
 
 
 def _race_unproved_plans(search: Search) -> None:
-    """Run plans in this process until one succeeds: workers took too long to start, and a plan must be chosen."""
+    """Run plans in this process until one succeeds, those with a measured cost first: a plan must be chosen.
+
+    Workers took too long to start, or the plans that were prepared failed in this process.
+    """
     candidates = search.get_candidates()
-    costs = [(plan, alone(plan, search.table)) for plan in (candidates.priority, *candidates.wholes)]
+    costs = [(plan, get_single_cost(plan, search.table)) for plan in (candidates.priority, *candidates.wholes)]
     costs.sort(key=lambda pair: pair[1].seconds if isinstance(pair[1], MeasuredCost) else math.inf)
+    # The plan by priority may equal that of a single engine.
     plans = {make_partition_key(plan): plan for plan, _ in costs}
     has_tried = False
     for key, plan in plans.items():
-        if key in search.failed or is_refuted(plan, search.table) or (has_tried and search.remaining <= 0):
+        if key in search.failed_plans or is_refuted(plan, search.table) or (has_tried and search.remaining <= 0):
             continue
         has_tried = True  # run at least one plan
         search.excluded = [result for result in search.excluded if make_partition_key(result.plan) != key]
@@ -341,15 +361,16 @@ class Search:
     """Plans outside the race, with their verdicts."""
     baselines: set[Any] = field(default_factory=set)
     """Partition keys of the plans that mixtures must beat."""
-    failed: set[Any] = field(default_factory=set)
+    failed_plans: set[Any] = field(default_factory=set)
     """Partition keys of the plans that failed or were wrong in this process."""
-    late: set[Any] = field(default_factory=set)
+    late_plans: set[Any] = field(default_factory=set)
     """Partition keys of the plans that could not be compiled in time in this process."""
-    disturbed: set[tuple[str, str]] = field(default_factory=set)
+    disturbed_parts: set[tuple[str, str]] = field(default_factory=set)
     """Shape keys and engines of the parts that were timed while another engine was starting."""
     rounds: int = 0
 
     def __post_init__(self) -> None:
+        # Even after a slow construction, half of the budget is for the search.
         self.began = self.clock() - min(self.request.spent, self.request.budget / 2)
         self.end = self.began + self.request.budget * (1 - self.bounds.reserve)
         limits = WorkerLimits(self.request.budget, self.bounds.memory)
@@ -392,6 +413,7 @@ class Search:
 
     def get_candidates(self, *, started: bool = False) -> Candidates:
         """The plans known without measuring, from the engines that have answered, or only from those that have ``started``."""
+        # Answers arrive while the search runs: candidates are computed again whenever another engine has answered.
         key = started, tuple(self.inquiry.pending if started else self.inquiry.unanswered)
         if key not in self._candidates:
             self._candidates[key] = Candidates.of(self.request, self.inquiry.engines(started=started))
@@ -422,11 +444,12 @@ class Search:
 
     def measure(self, regions: Sequence[ProfilingRequest], until: float) -> bool:
         """Measure regions in workers, in order; return False if time ran out."""
+        # More engines may have started since the last call.
         self.profiler.runners = self.inquiry.runners
 
         def report(region: ProfilingRequest) -> None:
             if self.inquiry.pending:
-                self.disturbed.add((region.key, region.spec))
+                self.disturbed_parts.add((region.key, region.spec))
             self.report_stage(f"measuring {format_count(len(region.function.nodes), 'node')} on {region.spec}")
 
         return self.profiler.measure(regions, until, report)
@@ -439,14 +462,15 @@ class Search:
 
     def list_leading_wholes(self) -> list[Plan]:
         """The single-engine plans that may be fastest, in order of measured time; exclude the others."""
-        costs = [(plan, alone(plan, self.table)) for plan in self.get_candidates().wholes]
+        costs = [(plan, get_single_cost(plan, self.table)) for plan in self.get_candidates().wholes]
         measured = sorted(((p, cost) for p, cost in costs if isinstance(cost, MeasuredCost)), key=lambda pair: pair[1].seconds)
         for plan, reason in costs:
             if isinstance(reason, str):
                 self.exclude(plan, reason)
+        # `low` and not the median: an engine is excluded only if its whole interval is above the limit.
         leading = []
         for plan, cost in measured:
-            slack = DISTURBED if _get_part(plan) in self.disturbed else 1.0
+            slack = DISTURBED if _get_part(plan) in self.disturbed_parts else 1.0
             if cost.low <= slack * self.bounds.slow * measured[0][1].seconds:
                 leading.append(plan)
             else:
@@ -456,12 +480,13 @@ class Search:
     def list_leaders(self) -> Sequence[GraphCompiler]:
         """The engines to combine in mixtures: the fastest on the whole model, and the partial one that supports most nodes."""
         candidates = self.get_candidates(started=True)
-        costs = {plan.launches[0].engine: alone(plan, self.table) for plan in candidates.wholes if plan.launches}
+        costs = {plan.launches[0].engine: get_single_cost(plan, self.table) for plan in candidates.wholes if plan.launches}
         seconds = {spec: cost.seconds for spec, cost in costs.items() if isinstance(cost, MeasuredCost)}
         counts = dict.fromkeys((engine.spec for engine in candidates.engines), 0)
         for at in (at for willing in candidates.capability.supporting_engines() for at in willing):
             counts[candidates.engines[at].spec] += 1
         fastest = sorted(seconds, key=seconds.__getitem__)
+        # An engine that supports only some nodes may be far faster at these, and is in no plan of a single engine.
         partial_ = sorted((spec for spec in counts if spec not in costs and counts[spec]), key=lambda spec: -counts[spec])
         count = self.bounds.leaders
         order = dict.fromkeys([*fastest[: count - 1], *partial_[:1], *fastest, *partial_])
@@ -475,14 +500,14 @@ class Search:
     def has_measured(self) -> bool:
         """Whether a plan that has run in this process was measured, in the race or alone."""
         ran = [entrant for entrant in self.entrants if not entrant.failure]
-        return any(entrant.rounds or isinstance(alone(entrant.plan, self.table), MeasuredCost) for entrant in ran)
+        return any(entrant.rounds or isinstance(get_single_cost(entrant.plan, self.table), MeasuredCost) for entrant in ran)
 
     def find_best_alone(self) -> tuple[Plan, MeasuredCost] | None:
         """The fastest engine by its measured cost, with that cost; one that was late here only if there is no other."""
-        costs = [(plan, alone(plan, self.table)) for plan in self.get_candidates().wholes]
+        costs = [(plan, get_single_cost(plan, self.table)) for plan in self.get_candidates().wholes]
         measured = [(plan, cost) for plan, cost in costs if isinstance(cost, MeasuredCost)]
-        sound = [(plan, cost) for plan, cost in measured if make_partition_key(plan) not in self.failed]
-        return min(sound, key=lambda pair: (make_partition_key(pair[0]) in self.late, pair[1].seconds), default=None)
+        sound = [(plan, cost) for plan, cost in measured if make_partition_key(plan) not in self.failed_plans]
+        return min(sound, key=lambda pair: (make_partition_key(pair[0]) in self.late_plans, pair[1].seconds), default=None)
 
     def find_leader(self) -> Plan | None:
         """The plan of the lowest predicted time of those ready to race, else the fastest engine alone."""
@@ -505,6 +530,7 @@ class Search:
         if self.entrants and self.clock() >= min(until, latest):
             self.exclude_late(plan)
             return
+        # Each region runs in a worker first: a hang or a crash of an engine must not happen in this process.
         regions = [ProfilingRequest.of(launch) for launch in plan.launches]
         self.measure(regions, latest)
         costs = [self.table.region(region.key, region.spec) for region in regions]
@@ -529,18 +555,20 @@ class Search:
     def exclude_late(self, plan: Plan) -> None:
         """Exclude a plan because time ran out, with its measured time if it is a single region."""
         note = "the search ended before its turn in the race"
-        if isinstance(cost := alone(plan, self.table), MeasuredCost):
+        if isinstance(cost := get_single_cost(plan, self.table), MeasuredCost):
             self.exclude(plan, f"measured alone; {note}", cost)
         else:
             self.exclude(plan, note)
 
     def _predict(self, plan: Plan) -> float:
+        # A region without an estimate makes the prediction infinite; the best engine's time is a better guess for a race.
         seconds, best = predict_cost(self.function, plan, self.table).seconds, self.find_best_alone()
         return seconds if math.isfinite(seconds) else best[1].seconds if best is not None else 0.0
 
     def compile(self, plan: Plan, seconds: float) -> None:
         """Compile a plan in this process, check its results and let it race; exclude it if it fails or exceeds ``seconds``."""
         runners, reference = self.inquiry.runners, self.truth.reference
+        # The worker saves its executables for this process, or compiles again: its requests end with the time for this plan.
         for runner in runners.values():
             if isinstance(runner, WorkerRunner):
                 runner.bound(min(self.request.budget * self.bounds.limit, seconds))
@@ -556,15 +584,17 @@ class Search:
         work = partial(prepare_plan, plan, request, self.cache, self.inputs, expected, reference or self.reference)
         try:
             with self.inquiry.quiet():
+                # Queries of other engines would slow down the first call, and hold the interpreter during the compile.
                 entrant = within_or_stopped(seconds, work, late=lambda late: late.close() if isinstance(late, Entrant) else None)
         except OutOfTime:
             self.exclude(plan, f"it was not ready to be called within {seconds:.3g} s")
-            self.late.add(make_partition_key(plan))
+            self.late_plans.add(make_partition_key(plan))
             return
         if isinstance(entrant, CandidateResult):
             self.excluded.append(entrant)
-            self.failed.add(make_partition_key(plan))
+            self.failed_plans.add(make_partition_key(plan))
             return
+        # The prediction decides whether a turn of the first round fits into the budget.
         entrant.is_simple, entrant.expected = make_partition_key(plan) in self.baselines, self._predict(plan)
         self.entrants.append(entrant)
 
@@ -577,12 +607,12 @@ class Search:
             )
         for entrant in self.entrants:
             if entrant.failure:
-                self.failed.add(make_partition_key(entrant.plan))
+                self.failed_plans.add(make_partition_key(entrant.plan))
             elif entrant.rounds and len(entrant.plan.launches) == 1:
                 # Times in this process, beside the other engines, replace those of a worker.
                 cost, part = MeasuredCost(*median_interval(entrant.rounds)), _get_part(entrant.plan)
                 self.profiler.table = self.table.with_region(*part, cost)
-                self.disturbed.discard(part)
+                self.disturbed_parts.discard(part)
             if entrant.has_run and not entrant.is_out and self.remaining > PROFILED * entrant.median:
                 entrant.profile(self.inputs)
 
@@ -598,9 +628,11 @@ class Search:
         for entrant in [x for x in self.entrants if not x.rounds and not x.failure]:
             self.entrants.remove(entrant)  # it has not failed: the search ended before the race
             self.exclude_late(entrant.plan)
+        # Below this many rounds there is no interval, and the fastest engine is chosen provisionally.
         least = self.bounds.rules.least
         race = select_winner(self.entrants, self.excluded, self.rounds, least)
         spent, best = self.clock() - self.began, self.find_best_alone()
+        # The budget ended before a round of the race: the times in workers decide.
         if race.winner is None and best is not None:
             race = pick_winner_from_profile(race, *best)
         unmeasured = self._list_unmeasured(race)
@@ -610,7 +642,9 @@ class Search:
         else:
             candidates = self._find_participants(race)
             plans = candidates.priority, *candidates.wholes
-            sound = (plan for plan in plans if make_partition_key(plan) not in self.failed and not is_refuted(plan, self.table))
+            sound = (
+                plan for plan in plans if make_partition_key(plan) not in self.failed_plans and not is_refuted(plan, self.table)
+            )
             plan = next(sound, plans[0])
             plan, how = with_reasons(plan, unmeasured), "priority"
         return TuningResult(
@@ -659,10 +693,11 @@ class Search:
         """Explain why the whole model was not measured on an engine."""
         spec, nodes, unready = engine.spec, self.function.nodes, self.inquiry.why_not_ready(engine.spec)
         if whole is not None:
-            if isinstance(cost := alone(whole, self.table), str):
+            if isinstance(cost := get_single_cost(whole, self.table), str):
                 return cost
             cut = self.profiler.skipped.get((whole.launches[0].function.shape_key, spec))
             return cut or unready or "the budget ended before its turn"
+        # The engine has answered, and does not support the whole model.
         declined = [(node, reason) for node in nodes if (reason := engine.why_not(node, self.function)) is not None]
         if not declined:
             return "the options keep the whole model from it"
@@ -685,6 +720,7 @@ def load_cost_table(
     store: CostStore, engines: Sequence[GraphCompiler], context: CompileContext, devices: Mapping[str, str] = FrozenDict()
 ) -> CostTable:
     """Load the stored costs of these engines, each on its device. Raises DeviceError if a device is unavailable."""
+    # Costs are stored by engine and device: those of a GPU say nothing about the CPU.
     homes, table = DeviceMap(context.device, devices), CostTable()
     for engine in unwrap(engines):
         table = table.merge(store.table([engine], on_device(homes.of(engine.spec), context)))

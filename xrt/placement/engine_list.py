@@ -123,6 +123,7 @@ def list_available_engines(
     """
     listed = [entry for entry in requested if entry != AUTO]
     statuses: Mapping[str, EngineStatus] = store.statuses() if store is not None else {}
+    # Named engines need no probe: a missing one is reported by its own error.
     if not listed:
         statuses = _probe_engines(statuses, store)
     engines: list[GraphCompiler] = []
@@ -185,6 +186,7 @@ def _add_precisions(engines: Sequence[GraphCompiler], context: CompileContext) -
         return list(engines)
     expanded: list[GraphCompiler] = []
     for engine in engines:
+        # Lower precision is not always faster, so that float32 races with it.
         is_lowered = engine.unsupported_options(context) is None
         forms = (engine, engine.lower_precision("fp32")) if is_lowered else (engine.lower_precision(precision), engine)
         expanded += [form for form in forms if form is not None]

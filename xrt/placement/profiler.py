@@ -81,7 +81,9 @@ def capture_activations(
     Outputs are always captured, inner values in node order up to ``most`` bytes. The reference runs ``stretch`` nodes at a time;
     Stopped is raised between two runs once ``is_stopped()`` is true.
     """
+    # Without aliases, so that the inputs keep their values: later parts read them.
     whole, count = function.replace(aliases=()), len(function.nodes)
+    # Outputs are captured whatever their size: each plan is compared with them.
     names = {value.name for value in function.outputs}
     nbytes = 0
     for name in (name for node in function.nodes for name in node.outputs if name):
@@ -101,6 +103,7 @@ def capture_activations(
         exposed = part.replace(outputs=tuple(Value(name, function.get_type(name)) for name in outputs))
         results = reference(exposed, [values[value.name] for value in part.inputs]) if outputs else ()
         values.update(zip(outputs, results, strict=True))
+        # Values that no later node reads are released: all inner values of a large model do not fit into memory.
         for name in [name for name in values if name not in retained and last.get(name, -1) < end]:
             del values[name]
     return values
@@ -114,7 +117,7 @@ def find_first_random_node(function: Function) -> str:
 
 MOMENT = 0.02
 """Minimum seconds for a request."""
-KEPT = 0.25
+SLOW_COMPILE = 0.25
 """Seconds of compile time above which the worker keeps the executable for the race."""
 
 
@@ -160,7 +163,7 @@ class WorkerRunner(IsolatedEngine):
         super().__init__(engine, limits, runs=False)
         self.runs = False  # an executable that cannot be saved is compiled here, once it was harmless in the worker
         self.devices = engine.devices  # type: ignore[misc]  # the worker opens the device itself
-        self._kept: dict[str, RemoteExecutable] = {}
+        self._executables: dict[str, RemoteExecutable] = {}
 
     @property
     def compiler(self) -> GraphCompiler:
@@ -170,6 +173,7 @@ class WorkerRunner(IsolatedEngine):
     def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> TrialResult:
         """Compile, run and time a Function; raises EngineError."""
         end = perf_counter() + (float("inf") if limits.total is None else limits.total)
+        # An engine that hung or crashed lost its worker; the next part of the model may still work.
         if not self._home.has_worker:  # it was killed in an earlier trial
             self._restart(limits.compiling)
         began = perf_counter()
@@ -182,8 +186,9 @@ class WorkerRunner(IsolatedEngine):
         except BaseException:
             remote.close()
             raise
-        if took > KEPT and function.fingerprint not in self._kept:
-            self._kept[function.fingerprint] = remote
+        # A long compile is not repeated for the race: the executable is fetched from the worker.
+        if took > SLOW_COMPILE and function.fingerprint not in self._executables:
+            self._executables[function.fingerprint] = remote
         else:
             remote.close()
         return TrialResult(results, samples)
@@ -201,7 +206,7 @@ class WorkerRunner(IsolatedEngine):
         self._home.seconds = limit
 
     def compile_in_worker(self, function: Function, context: CompileContext) -> RemoteExecutable:
-        remote = self._kept.pop(function.fingerprint, None)
+        remote = self._executables.pop(function.fingerprint, None)
         return remote if remote is not None and remote.is_in_worker else super().compile_in_worker(function, context)
 
 
@@ -215,6 +220,7 @@ class LocalRunner:
         """Nothing to start."""
 
     def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> TrialResult:
+        # A thread cannot be stopped between compile and run, so that both limits are one.
         allowed = [seconds for seconds in (limits.compiling, limits.running) if seconds is not None]
         if not allowed:
             return self._run_trial(function, context, inputs, limits)
@@ -225,6 +231,7 @@ class LocalRunner:
             raise RunFailed(message) from TimeoutError(str(error))
 
     def _run_trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> TrialResult:
+        # The inputs are the caller's arrays, and an executable may update its inputs in place.
         copies = [copy_values(value) for value in inputs]
         try:
             executable = adapt_to_host(self.compiler.compile(function, context), context)
@@ -334,8 +341,10 @@ class Inquiry:
         """Start the engine's worker and query the engine meanwhile; runs in a thread."""
         try:
             entry.runner = self._open_runner(entry.engine)
+            # The worker imports the library while this process does, so that the two imports overlap.
             starting = begin(entry.runner.start, f"xrt-start-{entry.engine.name}")
             self._query(entry)
+            # The answers suffice for a plan, before the worker is ready to measure it.
             self._update(entry, has_answered=True)
             starting.result()
         except EngineError as error:
@@ -343,6 +352,7 @@ class Inquiry:
         except Exception as error:  # noqa: BLE001  # whatever an engine raises
             entry.failure = f"{type(error).__name__}: {error}"
         self._update(entry, has_answered=True, is_ready=True)
+        # The search has ended in the meantime, and did not close this runner.
         if self._is_over and entry.runner is not None:
             entry.runner.close()
 
@@ -495,26 +505,31 @@ class RegionProfiler:
         if any(value.name not in captured for value in (*function.inputs, *function.outputs)):
             raise _NotMeasured("its values were not captured")
         inputs, expected = ([captured[value.name] for value in values] for values in (function.inputs, function.outputs))
+        # Each hang costs the limit of a measurement, so that larger parts are not tried after one.
         hung = self._hung.get(subject.spec, [])
         if len(hung) >= MOST_HANGS or any(size <= len(function.nodes) for size in hung):
             raise _NotMeasured("the engine did not end with what is no larger")
         self._attempted.add((subject.key, subject.spec))
         costs = (self.table.region(subject.key, spec) for spec in self.runners)
+        # An engine that takes ten times as long as another cannot win, and need not finish its samples.
         best = min((cost.seconds for cost in costs if isinstance(cost, MeasuredCost)), default=None)
         remaining = until - self.clock()
         limit = max(min(self.limit, remaining), LEAST)
         # Stop runs of an engine that is far slower than another.
         running = limit if best is None else min(limit, GRACE + FAR * best)
         returned = {value.name for value in self.request.function.outputs}
+        # An inner region writes into memory of the plan; an output of the model is allocated for each call.
         inner = returned.isdisjoint(value.name for value in function.outputs)
         context = self.request.contexts.get(subject.spec, self.request.context)
         try:
+            # Sampling is a quarter of the limit at most: the compile and the first call need the rest.
             limits = TrialLimits(min(self.sampling, limit / 4), limit, running, remaining, inner=inner)
             trial = self.runners[subject.spec].trial(function, context, inputs, limits)
         except (NotStarted, OutOfDeviceMemory) as error:
             raise _NotMeasured(str(error)) from error  # another search may have more free device memory
         except (EngineError, InputError) as error:
             text = " ".join(str(error).split())
+            # Only a hang within the full limit says something about the engine; a shorter limit is the end of the budget.
             if isinstance(error.__cause__, TimeoutError):
                 if limit < self.limit:
                     raise _NotMeasured(f"the budget ended before it was measured: {text}") from error
@@ -522,6 +537,7 @@ class RegionProfiler:
             return f"{'refused' if isinstance(error, CompileRefused) else 'failed'}: {text}"
         reference = self.truth.reference
         if reference is not None and not find_first_random_node(function):
+            # A comparison may need float64 runs of the reference, which are slow: another engine's time limits them.
             remaining = min(max(self.end - self.clock(), LEAST), threading.TIMEOUT_MAX)
             limit = remaining if best is None else min(remaining, self.limit)
             criteria = reference, self.request.context.options
@@ -582,6 +598,7 @@ def compute_truth(
         why = " ".join(str(error).split())
     except Exception as error:  # noqa: BLE001  # whatever a kernel raises
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    # Agreement of engines with each other is weaker than with the reference, so the user is told.
     remark = f"not checked against the reference: {why}; results were held against"
     capture = partial(capture_activations, function, inputs, stand_in, stretch=len(function.nodes))
     for most in (MOST_BYTES, 0):  # the values of all nodes, else those of the outputs

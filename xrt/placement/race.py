@@ -145,6 +145,7 @@ def run_interleaved(
     Clear losers are dropped; the fastest simple plan stays. A turn starts only if it should end in time. ``watch`` is called
     after each round with the fastest plan so far.
     """
+    # A turn that is expected to end a little late still runs: predictions are rough, and a round is worth it.
     until += rules.slack
     for entrant in entrants:  # one warm-up turn, whose time is discarded, determines the calls per turn
         if clock() + entrant.turn < until:
@@ -156,6 +157,7 @@ def run_interleaved(
         active = [entrant for entrant in entrants if not entrant.is_out]
         for number, entrant in enumerate(order := rotate(active, turn)):
             if clock() + entrant.turn >= until:
+                # All plans must have the same rounds: a ratio is of two times of the same round.
                 for early in order[:number]:  # the round is incomplete
                     if not early.is_out:
                         early.rounds.pop()
@@ -165,6 +167,7 @@ def run_interleaved(
         if not active:
             return turn + bool(order)
         watch(turn + 1, min(active, key=lambda entrant: entrant.median))
+        # A failure counts at once; the verdict on slow plans needs the minimum of rounds.
         if turn + 1 >= rules.least and _is_decided(active):
             return turn + 1
     return rules.most
@@ -185,6 +188,7 @@ def _is_decided(active: Sequence[Entrant]) -> bool:
     """Drop the plans that clearly lost to the baseline; return whether each other plan has won or cannot win."""
     if not active:
         return True
+    # The baseline is chosen again after each round: the order of two engines may change.
     baseline = _choose_baseline(active)
     ratios = {id(entrant): compute_round_ratio(entrant.rounds, baseline.rounds) for entrant in active if entrant is not baseline}
     for entrant in active:
@@ -213,10 +217,12 @@ def prepare_plan(
         return CandidateResult(plan, "failed", note=_format_error(error))
     if not isinstance(program, Program):
         return CandidateResult(plan, "failed", note="; ".join(dict.fromkeys(refusal.reason for refusal in program)))
+    # The timed call reuses these copies; updates in place must not reach the caller's arrays.
     values = [copy_values(value) for value in inputs]
     wrong = note = ""
     try:
         results, seconds = time_call(lambda: [copy_values(to_host(value)) for value in program.run(values)])
+        # Random results differ from call to call, and cannot be compared.
         if expected is not None and not find_first_random_node(function):
             arguments = function, inputs, results, expected, reference, context.options, is_stopped
             wrong, note = check_against_reference(*arguments)
@@ -252,6 +258,7 @@ class Candidates:
     @classmethod
     def of(cls, request: PlacementRequest, engines: Sequence[GraphCompiler]) -> Candidates:
         """Collect the candidates of a request on ``engines``."""
+        # The implicit engine is slow, and its plans would take time from those of engines that the user listed.
         listed = tuple(engine for engine in engines if engine.spec != request.implicit)
         if request.implicit is not None and listed:
             without = cls(request, listed, None, tuple(engines))
@@ -294,6 +301,7 @@ class Candidates:
     def updating(self) -> tuple[Plan, ...]:
         """The single-engine plans whose state updates run in place on a second engine, instead of being copied."""
         plans = []
+        # Only a model with updated state can gain: the second engine runs nothing but the updates.
         for whole in self.wholes if self.request.function.aliases else ():
             spec = whole.launches[0].engine if whole.launches else ""
             engines = sorted(self.everything, key=lambda engine: engine.spec != spec)
@@ -307,7 +315,7 @@ class Candidates:
         return is_allowed(plan, self.engines, self.request.clustering)
 
 
-def alone(plan: Plan, table: CostTable) -> RegionCost | None:
+def get_single_cost(plan: Plan, table: CostTable) -> RegionCost | None:
     """The measured cost of a single-region plan; None for other plans, or if it is unknown."""
     if len(plan.launches) != 1:
         return None
@@ -324,10 +332,10 @@ def is_allowed(plan: Plan, engines: Sequence[GraphCompiler], options: Clustering
     """Whether a plan respects the pins and the limits on region size."""
     sizes = [len(launch.nodes) for launch in plan.launches] or [1]
     most = options.maximum_nodes or max(sizes)
-    return options.minimum_nodes <= min(sizes) and max(sizes) <= most and _keeps_pins(plan, engines, options)
+    return options.minimum_nodes <= min(sizes) and max(sizes) <= most and _respects_pins(plan, engines, options)
 
 
-def _keeps_pins(plan: Plan, engines: Sequence[GraphCompiler], options: ClusteringOptions) -> bool:
+def _respects_pins(plan: Plan, engines: Sequence[GraphCompiler], options: ClusteringOptions) -> bool:
     homes, names = map_nodes_to_engines(plan), {engine.spec: engine.name for engine in engines}
     return not any(
         pin.covers(names[homes[node.name]], homes[node.name]) is pin.forbid
@@ -362,6 +370,7 @@ def select_winner(
     ]
     if not ran:
         return CandidateComparison(tuple(sorted([*failed, *others], key=_rank)), rounds)
+    # A plan that left early has no rounds in common with the last ones, unless all have left.
     base = _choose_baseline([entrant for entrant in ran if not entrant.is_out] or ran)
     ratios = {id(entrant): compute_round_ratio(entrant.rounds, base.rounds) for entrant in ran}
     is_sure = rounds >= least
@@ -385,6 +394,7 @@ def _choose_winner(ran: Sequence[Entrant], base: Entrant, ratios: dict[int, Rati
     fastest = min(winners, key=lambda entrant: ratios[id(entrant)].median)
     if not prefers_simple:
         return fastest
+    # Fewer regions and engines mean fewer ways to fail, for the same time.
     alike = [x for x in winners if x is fastest or compute_round_ratio(x.rounds, fastest.rounds).low <= 1 + FLOOR]
     return min(alike, key=lambda entrant: (*entrant.simplicity, ratios[id(entrant)].median))
 
@@ -404,7 +414,7 @@ def _rank(contender: CandidateResult) -> tuple[int, float]:
 # ---------------------------------------------------------------------- the regression check
 
 CHECK_RULES = StoppingRule(least=12, most=200)
-SPELLS = 4
+SEGMENTS = 4
 """A measurement is divided into this many segments; their medians must lie in its interval, or the machine has drifted."""
 SURE = 36
 """Minimum rounds before a regression is reported, unless time is up."""
@@ -423,7 +433,7 @@ class RegressionSetup:
     inputs: Sequence[Any]
     reference: Reference
     seconds: float
-    """Time limit of the race, without compiles; at least `SPELLS` rounds are run."""
+    """Time limit of the race, without compiles; at least `SEGMENTS` rounds are run."""
     clock: Clock = time.perf_counter
     lowered: Plan | None = None
     """A plan within an error budget; its error is measured on other examples."""
@@ -435,6 +445,7 @@ class RegressionSetup:
         entrants: list[Entrant] = []
         try:
             for plan in plans:
+                # A plan of lower precision differs from the reference by design; `check_error` compares it with its budget.
                 outputs = None if plan is self.lowered else expected
                 entrant = prepare_plan(plan, self.request, self.cache, self.inputs, outputs, self.reference)
                 if isinstance(entrant, CandidateResult):
@@ -462,12 +473,12 @@ def compare_plans(
 
         def is_over(rounds: int, times: Mapping[str, Sequence[float]]) -> bool:
             is_late = setup.clock() >= until
-            if rounds < (SPELLS if is_late else CHECK_RULES.least):
+            if rounds < (SEGMENTS if is_late else CHECK_RULES.least):
                 return False
-            return is_late or is_enough(compute_round_ratio_with_drift(*times.values(), parts=SPELLS), rounds)
+            return is_late or is_enough(compute_round_ratio_with_drift(*times.values(), parts=SEGMENTS), rounds)
 
         times = take_turns({"plan": time_plan, "other": time_other}, CHECK_RULES.most, is_over)
-    return compute_round_ratio_with_drift(*times.values(), parts=SPELLS), len(times["plan"])
+    return compute_round_ratio_with_drift(*times.values(), parts=SEGMENTS), len(times["plan"])
 
 
 def _take_turn(entrant: Entrant, repeats: int, clock: Clock) -> float:
@@ -561,6 +572,7 @@ def check_regression(
 def _divide_ratios(now: RatioInterval, baseline: Baseline) -> RatioInterval:
     """Divide two ratios; their uncertainties are independent and add in squares, on a log scale."""
     middle = now.median / baseline.ratio
+    # A low ratio now and a high one in the lock give the lowest change.
     less = math.hypot(math.log(now.median / now.low), math.log(baseline.high / baseline.ratio))
     more = math.hypot(math.log(now.high / now.median), math.log(baseline.ratio / baseline.low))
     return RatioInterval(middle, middle * math.exp(-less), middle * math.exp(more))

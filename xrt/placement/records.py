@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 Ingredients: TypeAlias = tuple[tuple[str, str], ...]
 """Parts of the key of a decision."""
 T = TypeVar("T", CandidateRecord, Baseline)
-KEPT = 16
+MOST_LOCKED = 16
 """Maximum number of candidates in a lock."""
 DEVICE_OF = "device of "
 """Prefix, before an engine's spec, of the option for its device, if that is not the module's."""
@@ -80,6 +80,7 @@ def create_lock(
     check, and ``values`` the files of inputs; other inputs are random.
     """
     function, plan = request.function, tuned.plan
+    # A lock must apply on machines that lack the devices of other engines.
     used = _select_devices(request.devices, (launch.engine for launch in plan.launches))
     return PlacementFile(
         writer=__version__,
@@ -90,7 +91,7 @@ def create_lock(
         machine=_describe_machine(request.context, used),
         options=_describe_options(request, used),
         plan=list_node_ranges(plan, make_planned_function(function, tuned.precision)),
-        candidates=tuple(map(_round, list_candidate_records(tuned.race)[:KEPT])),
+        candidates=tuple(map(_round, list_candidate_records(tuned.race)[:MOST_LOCKED])),
         baseline=None if baseline is None else _round(baseline),
         values=values,
         precision=tuned.precision,
@@ -127,6 +128,7 @@ def list_node_ranges(plan: Plan, function: Function) -> tuple[NodeRange, ...]:
     ranges, at = [], 0
     for group, members in groupby(names, groups.__getitem__):
         run = list(members)
+        # Names are for the reader of a diff: positions place the nodes.
         first, last = run[0][:LONGEST], run[-1][:LONGEST]
         ranges.append(NodeRange(group, homes[run[0]], at, len(run), first, last if len(run) > 1 else ""))
         at += len(run)
@@ -162,6 +164,7 @@ def plan_from_ranges(ranges: Sequence[NodeRange], request: PlacementRequest) -> 
             if node.name in homes:
                 raise LockError(f"node {node.name!r} is placed twice")
             homes[node.name], groups[node.name] = run.engine, run.region
+    # A file may be edited by hand: each node must be placed exactly once.
     if len(homes) < count:
         missing = next(node.name for node in function.nodes if node.name not in homes)
         raise LockError(f"{len(homes)} of {count} nodes are placed, and not {missing!r}")
@@ -277,6 +280,7 @@ def make_decision_key(request: PlacementRequest, ingredients: Ingredients | None
     if CODE_UNKNOWN in codes or ingredients is None:
         return None
     context = on_device(request.context.device, request.context)
+    # An engine in development keeps its version while its code changes, so that the code counts too.
     described = ", ".join(f"{engine.spec} {_get_version(engine)} {code}" for engine, code in zip(engines, codes, strict=True))
     subject = (("decision", f"of xrt {__version__}"), ("function", request.function.fingerprint), ("engines", described))
     options = (("implicit", str(request.implicit)), ("clustering", str(request.clustering)))
@@ -335,6 +339,7 @@ def make_decision(tuned: TuningResult, request: PlacementRequest) -> PlacementFi
     """
     request, race, engines = _plan_form(request, tuned.precision, tuned.lowered), tuned.race, tuned.queried or request.engines
     if tuned.precision is not None:
+        # The ranges of other candidates are positions in other forms of the model.
         engines, race = request.engines, replace(race, contenders=race.contenders[:1], baseline=None)
     used = [engine for engine in engines if engine.spec in tuned.plan.engines]
     specs = {engine.spec for engine in used}

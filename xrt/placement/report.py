@@ -61,6 +61,7 @@ def make_report(plan: Plan, tuned: TuningResult, function: Function, table: Cost
     if len(cost.regions) == 1:
         times = [seconds]  # a single region took as long as the call
     elif len(times) != len(cost.regions):
+        # The plan has changed since the race, such as by fetched values.
         times = [None] * len(cost.regions)
     parts = tuple(replace(region, measured=time) for region, time in zip(cost.regions, times, strict=True))
     return CostReport(cost.seconds if math.isfinite(cost.seconds) else None, seconds, parts)
@@ -105,6 +106,7 @@ def describe_precision(record: PrecisionRecord) -> Iterator[str]:
     if len(record.exact_nodes) > PLANS_SHOWN:
         yield f"  and {len(record.exact_nodes) - PLANS_SHOWN} more nodes stay in fp32"
     for plan in record.plans:
+        # Plans that only lost by time are in the comparison of the race.
         if plan.outcome in ("over", "wrong", "failed") or (plan.exact_count and plan.outcome != "won"):
             yield f"  {_describe_lowered_plan(plan, record.measure)}"
     yield from (f"  {note}" for note in record.notes)
@@ -152,6 +154,7 @@ def describe_errors(record: PrecisionRecord | None) -> dict[str, Any]:
 
     if record is None:
         return {"precision": None}
+    # By identity: two plans may have equal figures.
     best = {id(plan) for plan, is_best in list_pareto_plans(record) if is_best}
     rows = [
         (

@@ -153,6 +153,7 @@ class TuningResult:
     @property
     def remarks(self) -> tuple[str, ...]:
         """Remarks besides the comparison: whether it is provisional, which engines were not measured and why, and notes."""
+        # One line for all engines that a larger budget would measure; the others have a reason each.
         late = [spec for spec, reason in self.unmeasured.items() if "budget ended" in reason]
         missing = [f"{LATE} {', '.join(late)}"] if late else []
         missing += [f"not measured on {spec}: {reason}" for spec, reason in self.unmeasured.items() if spec not in late]
@@ -248,6 +249,7 @@ def describe_plan(plan: Plan) -> str:
     if not specs:
         return "nothing to run"
     if len(specs) <= MANY and len(kinds) > 1:
+        # In execution order as long as that is short enough to read.
         runs = [(kind, len(list(alike))) for kind, alike in groupby(specs)]
         return " + ".join(kind if count == 1 else f"{kind} ({count} regions)" for kind, count in runs)
     return " + ".join(kind if specs.count(kind) == 1 else f"{kind} ({specs.count(kind)} regions)" for kind in kinds)

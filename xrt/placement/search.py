@@ -310,6 +310,7 @@ def fit_node_seconds(graph: PlanningGraph, table: CostTable, keys: Mapping[int, 
     """
     number = {kind: at for at, kind in enumerate(dict.fromkeys(graph.kinds))}
     kinds = np.array([number[kind] for kind in graph.kinds], np.intp)
+    # Most nodes were not measured alone: those of one operator share a rate until a measurement tells them apart.
     operators = list(dict.fromkeys(node.op for node in graph.function.nodes))
     work, operator = np.ones(len(number)), np.zeros(len(number), np.intp)
     for kind, node in zip(kinds, graph.function.nodes, strict=True):
@@ -348,6 +349,7 @@ def _scale(values: np.ndarray, rows: Sequence[np.ndarray], seconds: Sequence[flo
     weights = [row[at] for row, at in zip(rows, used, strict=True)]
     for _ in range(SWEEPS):
         for at, weight, cost in zip(used, weights, seconds, strict=True):
+            # Multiplication keeps every cost positive, and the ratio of nodes in a part.
             values[at] *= cost / max(float(values[at] @ weight), 1e-30)
 
 
@@ -436,6 +438,7 @@ def find_best_stretches(costs: CostModel) -> Iterator[Partitioning]:
         for engine in range(len(graph.engines)):
             mask = inside = outside = 0
             estimate = LAUNCH
+            # The region grows backwards, so that its inputs and estimate are updated instead of computed again.
             for start in range(end - 1, -1, -1):
                 mask, inside, outside = mask | masks[start], inside | defines[start], outside | reads[start]
                 estimate += alone[engine][start]
@@ -497,6 +500,7 @@ class _Ranking:
             ranked = sorted((p for p in totals if math.isfinite(totals[p])), key=lambda p: (totals[p], p))
             masks = {mask for p in ranked[:RANKED] for _, mask in p} - keys.keys()
             fresh = {mask: graph.key(mask) for mask in sorted(masks)}
+            # None of the new regions was measured, so that looking them up would change no cost.
             if measured.isdisjoint(fresh.values()):
                 break
             keys = {**keys, **fresh}
@@ -578,9 +582,11 @@ def choose_requests(
     if requests := tuple(_list_unmeasured(graph, table, wholes)):
         return requests  # the next requests depend on their costs
     ranking = _Ranking.of(graph, table)
+    # A plan without a chance to win by `GAIN` is not worth a measurement.
     plans = ranking.within((1 - GAIN) * to_beat)[:RANKED]
     regions = (sorted(plan, key=lambda region: (-ranking.costs.seconds(region), region)) for plan in plans)
     worth = GAIN * to_beat if math.isfinite(to_beat) else 0.0
+    # Alternately: regions of good plans make their predictions exact, and savings lead to plans not thought of yet.
     pairs = zip_longest(chain.from_iterable(regions), _list_by_potential_gain(ranking, worth))
     return tuple(islice(_list_unmeasured(graph, table, filter(None, chain.from_iterable(pairs))), limit))
 
@@ -604,6 +610,7 @@ def _list_by_potential_gain(ranking: _Ranking, worth: float) -> list[Region]:
     costs, graph = ranking.costs, ranking.costs.graph
     parts = [part for part in graph.parts if part != graph.whole]
     counts = Counter(graph.key(part) for part in parts if part.bit_count() > 1) + Counter(graph.kinds)
+    # An engine may be surprisingly fast at an operator that it has not run alone, so such estimates are optimistic.
     tried = [_list_tried_operators(costs, engine) for engine in range(len(graph.engines))]
     savings = []
     for part in parts:

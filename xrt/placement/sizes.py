@@ -40,6 +40,7 @@ def resize_values(inputs: Sequence[Value], values: Sequence[Any], sizes: Sizes) 
     """Cut or repeat the values of a call to other sizes of the symbolic dims, so that they stay plausible."""
     resized = list(values)
     for place, axis, name in list_open_axes(inputs):
+        # Zeros instead would be implausible data, such as a sequence of padding.
         have, want = resized[place].shape[axis], sizes[name]
         if have != want:
             resized[place] = (

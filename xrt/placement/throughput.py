@@ -62,6 +62,7 @@ def _parse_numbers(name: str, value: Any) -> tuple[int, ...]:
     numbers = tuple(value) if isinstance(value, list | tuple | range | set) else (value,)
     if not numbers or not all(type(number) is int and 0 < number <= LARGEST for number in numbers):
         raise OptionError(f"{name} must be positive integers, such as {name}=(1, 2, 4); got {value!r}")
+    # Each number multiplies the points of the sweep, which share the budget.
     if len(set(numbers)) > MOST_SIZES:
         raise OptionError(f"{name} has {len(set(numbers))} numbers, each of which is measured; at most {MOST_SIZES} can be")
     return tuple(sorted(set(numbers)))
@@ -244,7 +245,7 @@ def _describe_page(result: ThroughputResult) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------- the sweep
 
-Tell: TypeAlias = Callable[[str], object]
+StageCallback: TypeAlias = Callable[[str], object]
 """Receives the state of the sweep as text."""
 
 DEPTHS = (1, 2)
@@ -280,7 +281,7 @@ class ThroughputSweep:
     bench: ServingBench
     request: ThroughputRequest
     clock: Clock = time.perf_counter
-    tell: Tell = lambda text: None
+    report: StageCallback = lambda text: None
     notes: tuple[str, ...] = ()
     _points: list[ServingCandidate] = field(default_factory=list)
 
@@ -294,6 +295,7 @@ class ThroughputSweep:
             is_interrupted = True
         number, configuration = self._find_best(), None
         if number is not None:
+            # All points stay in the result, so that a user sees how close the others came.
             point = self._points[number] = self._points[number].replace(verdict="chosen")
             configuration = self._configure(point)
         ordered = tuple(sorted(self._points, key=lambda x: (x.verdict != "chosen", -(x.rate or 0.0), x.batch, x.concurrency)))
@@ -304,7 +306,7 @@ class ThroughputSweep:
         """List the points of the sweep. Their plans are searched for here, so that no search falls into a measurement."""
         for split in self.request.splits:
             for batch in self.request.batches:
-                self.tell(f"plan for calls of {batch}, {split}")
+                self.report(f"plan for calls of {batch}, {split}")
                 plan = self.bench.describe_plan(split, batch)
                 for depth in DEPTHS:
                     flight = depth * batch * split.instances
@@ -317,11 +319,12 @@ class ThroughputSweep:
             if note := self._find_reason_against(point, is_late=number > 0 and self.clock() >= until):
                 self._points[number] = point.replace(note=note)
                 continue
-            self.tell(f"{point.concurrency} requests in flight, batches of {point.batch}, {point.split}")
+            self.report(f"{point.concurrency} requests in flight, batches of {point.batch}, {point.split}")
             seconds = min(max(until - self.clock(), 0.0) / (len(self._points) - number), LONGEST)
             place = point.split, point.batch
             try:
                 load = self.bench.run_load(point.split, point.batch, point.concurrency, seconds)
+                # Both depths have the same instances, and therefore the same memory.
                 if place not in memory:
                     memory[place] = self.bench.measure_memory(point.split, self._list_sizes(point.batch) or (point.batch,))
             except XRTError as error:  # such as out of memory: keep the other points
@@ -340,6 +343,7 @@ class ThroughputSweep:
             return f"no time was left of budget={self.request.budget:g} s"
         for other in self._points:
             if other.split == point.split and other.verdict == "over" and other.p99 is not None and other.batch <= point.batch:
+                # With one batch in flight per instance, the latency is that of a call: larger batches take longer still.
                 is_call = other.concurrency == other.batch * other.split.instances
                 if is_call or other.batch == point.batch:
                     return f"batches of {other.batch} already take {format_latency(other.p99)}"
@@ -352,6 +356,7 @@ class ThroughputSweep:
         """The index of the highest rate within the bound; of equal rates, the smallest batch and concurrency."""
         within = [number for number, point in enumerate(self._points) if point.verdict == "within"]
         rates = {number: self._points[number].rate or 0.0 for number in within}
+        # Smaller batches and fewer requests in flight have a lower latency, for the same rate.
         equal = [number for number in within if rates[number] >= (1 - EQUAL) * max(rates.values())]
         return min(equal, key=lambda n: (self._points[n].batch, self._points[n].concurrency, -rates[n]), default=None)
 

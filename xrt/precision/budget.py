@@ -55,6 +55,7 @@ def bound_share(shares: Sequence[tuple[int, int]]) -> float:
     share, square = hits / rows, NORMAL**2
     middle = share + square / (2 * rows)
     spread = NORMAL * math.sqrt(share * (1 - share) / rows + square / (4 * rows**2))
+    # Rows of one item, such as the words of a sentence, fail together more often than independent ones.
     by_items = share + bound_mean([changed / count for changed, count in shares if count])
     return min(1.0, max((middle + spread) / (1 + square / rows), by_items))
 
@@ -66,6 +67,7 @@ def bound_metric(loss: Callable[[Sequence[int]], float], items: int) -> float | 
     (Quenouille 1956, Tukey 1958): the loss is computed without each of at most 20 groups of items. For a mean over items this
     equals Student's interval; for a discontinuous metric, such as a median, it may be too wide or too narrow.
     """
+    # Each group is another call of the metric, which may be slow.
     groups = min(items, MOST_GROUPS)
     if groups < 2:
         return None
@@ -74,6 +76,7 @@ def bound_metric(loss: Callable[[Sequence[int]], float], items: int) -> float | 
         total = loss(range(items))
     except CalibrationError:
         return None
+    # The losses without one group vary less than those of groups, by this factor.
     spread = math.sqrt((groups - 1) * float(np.var(parts)))
     return total + find_t(groups - 1) * spread
 
@@ -157,6 +160,7 @@ class ErrorBudget:
             return sign * (before - after)
 
         loss = measure_loss(range(len(items)))
+        # A sample without a loss does not prove that there is none, so that the bound counts.
         high = bound_metric(measure_loss, len(items))
         return MeasuredError(max(0.0, loss), None if high is None else max(0.0, loss, high))
 
@@ -201,6 +205,7 @@ def _measure_relative(expected: Sequence[Any], actual: Sequence[Any]) -> list[tu
 
 def _compute_squares(a: Array, b: Array) -> tuple[float, float]:
     usable = np.isfinite(a)
+    # Infinities and NaN of the exact model, such as of masks, must be reproduced; the error is of the other numbers.
     if not np.array_equal(a[~usable], b[~usable], equal_nan=True) or not np.isfinite(b[usable]).all():
         return math.inf, 1.0
     return float(((a[usable] - b[usable]) ** 2).sum()), float((a[usable] ** 2).sum())
@@ -276,6 +281,7 @@ def _find_fault(a: Array, b: Array) -> str | None:
     if lost:
         return f"has {lost} NaN or infinities where numbers are due"
     usable = np.isfinite(a)
+    # A quantized model whose activations all saturate is constant, with a small error if the output varies little.
     if a[usable].size > 1 and np.ptp(a[usable]) > 0 and np.ptp(b[usable]) == 0:
         return f"is {b[usable].flat[0]:g} everywhere, where the reference is not constant"
     return None
@@ -341,6 +347,7 @@ class Examples:
                 f"{self.purpose}= has {len(self)} batch{'es' * (len(self) != 1)}, and the error is measured on two or more that "
                 "nothing is calibrated on; pass validate= too, or more batches"
             )
+        # The last ones and not random ones, so that every run splits alike.
         held_out = max(1, len(self) // 5)
         return Examples(self.purpose, self.items[:-held_out]), Examples("validate", self.items[-held_out:])
 
@@ -440,6 +447,7 @@ def _fit_array(array: Any, value: Value, declared: Value, row: int, rows: int) -
         actual = array.shape[axis]
         if not is_open or not actual or not isinstance(expected, int):
             continue
+        # Rows of a batch are separate examples only along the first axis.
         begin = row * expected if axis == 0 and rows > 1 else 0  # a batch of examples: select the one at `row`
         if actual != expected:
             array = np.take(array, np.arange(begin, begin + expected) % actual, axis=axis)  # cut, or repeat cyclically
@@ -466,7 +474,7 @@ class PrecisionOptions:
         """The budget with the relative measure, which adds up over nodes."""
         return self.budget if self.budget.measure == "relative" else ErrorBudget(self.budget.limit)
 
-    def keeps(self, name: str, function: Function) -> bool:
+    def is_exact(self, name: str, function: Function) -> bool:
         """Whether the caller keeps a node in float32."""
         return any(pattern.matches(function.node(name)) for pattern in self.exact_nodes)
 
@@ -495,6 +503,7 @@ class PrecisionOptions:
 def hash_metric(metric: object) -> str | None:
     """Hash a function's code and its constants; None for a callable with defaults, a closure or other state, which may change."""
     code = getattr(metric, "__code__", None)
+    # Defaults and captured values are not part of the code, and may change unnoticed.
     if code is None or getattr(metric, "__closure__", None) or getattr(metric, "__defaults__", None):
         return None
     return hashlib.sha256(_describe_code(code).encode()).hexdigest()

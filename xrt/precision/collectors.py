@@ -43,6 +43,7 @@ class MagnitudeHistogram:
 
     def _reach(self, largest: float) -> None:
         """Double the limit until it exceeds ``largest``."""
+        # A power of two: bins of any two histograms then have edges in common.
         limit = math.ldexp(1.0, math.frexp(largest)[1])
         if not self.limit:
             self.limit = limit
@@ -106,6 +107,7 @@ class MovingAverage(Collector):
 
     def see(self, numbers: Array, low: float, high: float) -> None:
         momentum, (old_low, old_high) = self.momentum, self._ends or (low, high)
+        # The first batch sets the ends, so that no arbitrary start is averaged in.
         self._ends = momentum * old_low + (1 - momentum) * low, momentum * old_high + (1 - momentum) * high
 
     def choose(self) -> tuple[float, float]:
@@ -125,6 +127,7 @@ class _Threshold(Collector):
         self.histogram.add(numbers)
 
     def choose(self) -> tuple[float, float]:
+        # Only zeros were seen: there is no magnitude to choose a threshold from.
         if not self.histogram.limit:
             return self.least, self.most
         threshold = self.find_threshold()
@@ -176,6 +179,7 @@ def find_entropy_threshold(histogram: MagnitudeHistogram, levels: int) -> float:
 def _compute_divergence(counts: Array, end: int, levels: int) -> float:
     """Compute the divergence of the first ``end`` bins, with all clipped numbers in the last one, from their quantized form."""
     cut = counts[:end].copy()
+    # Clipped numbers become the largest level.
     cut[-1] += counts[end:].sum()
     level = np.arange(end) * levels // end if end > levels else np.arange(end)
     inside = counts[:end]
@@ -185,6 +189,7 @@ def _compute_divergence(counts: Array, end: int, levels: int) -> float:
         even = np.where(inside > 0, (sums / filled)[level], 0.0)
     used = cut > 0
     total = even.sum()
+    # The divergence is infinite where clipped numbers lie in a bin that was empty.
     if not total or (even[used] == 0).any():
         return math.inf
     p, q = cut[used] / cut.sum(), even[used] / total
@@ -244,6 +249,7 @@ class Observer:
 
     def __init__(self, method: str = "minmax", parameters: Mapping[str, float] | None = None) -> None:
         self.method, self._kwargs = method, dict(parameters or {})
+        # Raises OptionError here instead of at the first batch.
         make_collector(method, self._kwargs)
         self._collectors: dict[str, tuple[str, Collector]] = {}
         self._lock = renew_after_fork(threading.Lock())
@@ -263,6 +269,7 @@ class Observer:
     def add(self, values: Mapping[str, tuple[str, Array]]) -> None:
         """Add the values of a batch: name and array by key. Raises CalibrationError, and adds nothing, if one is not finite."""
         with self._lock:
+            # Before any value is added: a batch counts as a whole or not at all.
             self.check(values.values())
             self.batches += 1
             for key, (name, array) in values.items():

@@ -73,6 +73,7 @@ class _Lowering:
     def __post_init__(self) -> None:
         self.began = self.clock()
         self.calibrate, self.validate = self.options.fit(self.request.function)
+        # The exact plan races too, and wins unless another is clearly faster.
         self.first = Attempt(self.exact.plan, "fp32")
 
     def run(self) -> TuningResult:
@@ -84,6 +85,7 @@ class _Lowering:
                 "give two examples or more"
             )
         bench = Workbench(self.request, self.cache, sort_engines(self.request, self.exact))
+        # Candidates may use up their share; the race has time in any case.
         until = self.began + SHARE * self.seconds
         try:
             self.first.program = bench.compile(self.exact.plan)
@@ -138,6 +140,7 @@ class _Lowering:
             call = attempt.program.make_timed_call(values)
             entrants.append(Entrant(attempt.plan, call, is_simple=attempt.precision == "fp32", program=attempt.program))
         self._report(f"timing {format_count(len(entrants), 'plan')} in turn")
+        # Candidates may have used up the time. A race below the minimum of rounds would decide nothing.
         needed = RULES.seconds(attempt.first_calls for attempt in attempts)
         until = max(self.began + self.seconds, self.clock() + min(max(LEAST, needed), self.seconds))
         rounds = run_interleaved(entrants, until=until, rules=RULES, clock=self.clock)
@@ -172,6 +175,7 @@ class _Lowering:
             chosen.outcome = "won"
             if chosen.seconds is None and self.exact.race.winner is not None:
                 chosen.seconds = self.exact.race.winner.seconds
+            # Its comparison with plans of lower precision is new, also if the exact plan was stored.
             how = "measured" if self.exact.how == "remembered" else self.exact.how
             result = replace(result, how=how, race=race if winner is not None and len(race.contenders) > 1 else self.exact.race)
         summary, form = chosen.to_record(), chosen.form
@@ -196,6 +200,7 @@ class _Lowering:
         if form is not None:
             form_facts = {"form": form.kind, "reduce_range": form.reduce_range, "table": form.table, "balance": form.balance}
             record = record.replace(is_quantized=True, **form_facts)
+        # A larger budget might find a faster plan, so that the decision is measured again then.
         is_unsure = search is not None and (search.is_cut_off or winner is None or race.rounds < RULES.least)
         is_provisional = is_unsure or (chosen is self.first and self.exact.is_provisional)
         return replace(result, plan=chosen.plan, precision=record, lowered=chosen.engines, is_provisional=is_provisional)
@@ -237,5 +242,6 @@ def _describe_regions(chosen: Attempt, first: Attempt) -> Iterator[RegionPrecisi
     lowered = {engine.spec for engine in chosen.engines}
     exact = {launch.nodes: launch.engine for launch in first.plan.launches}
     for launch in chosen.plan.launches:
+        # A region that the exact plan has too, on the same engine, is not lowered.
         is_lowered = launch.engine in lowered and exact.get(launch.nodes) != launch.engine
         yield RegionPrecision(launch.name, launch.engine, chosen.precision if is_lowered else "fp32")

@@ -121,6 +121,7 @@ class Workbench:
     def plan_exact(self, function: Function) -> Plan:
         """Plan on the fastest exact engine that supports the whole Function, else by priority."""
         for engine in self.engines:
+            # One region is compiled once, and needs no transfers; its time does not matter here.
             if all(engine.why_not(node, function) is None for node in function.nodes):
                 return self._partition(function, [engine])
         return self._partition(function, self.engines)
@@ -133,6 +134,7 @@ class Workbench:
         others = [other for other in self.engines if other.spec != engine.spec]
         if not exact_nodes:
             return self._partition(function, [engine, *others])
+        # Each node is assigned: `partition` would place all nodes on the engine that it supports.
         by_priority = self._partition(function, others)
         homes = {name: launch.engine for launch in by_priority.launches for name in launch.nodes}
         homes |= dict.fromkeys(supported - set(exact_nodes), engine.spec)
@@ -144,6 +146,7 @@ class Workbench:
         return partition(
             function,
             engines,
+            # Limits and pins are checked when the plan is tried, with a note; partitioning must not fail here.
             replace(request.clustering, minimum_nodes=1, maximum_nodes=None, pins=()),
             implicit=self._find_implicit(engines),
             device=request.device_map.device,
@@ -181,6 +184,7 @@ def observe(
     with ExitStack() as stack:
         programs = []
         for group in group_by_bytes([name for name in names if name not in inputs], function) or [()]:
+            # Inner values become outputs, in groups that fit into memory.
             observed = function.replace(outputs=tuple(function.value(name) for name in group) or function.outputs)
             programs.append((group, bench.compile(bench.plan_exact(observed), is_scratch=True)))
             stack.callback(programs[-1][1].close)
@@ -198,7 +202,7 @@ METRIC_TARGETS = (0.05, 0.02, 0.005)
 """Relative errors to aim at by keeping nodes in float32, if the budget uses the caller's metric."""
 MOST_ATTEMPTS = 3
 """Maximum selections of float32 nodes to try, for each base form."""
-MOST_KEPT = 0.75
+MOST_EXACT = 0.75
 """Maximum share of the nodes that may stay in float32: with more there is little left to gain."""
 SENSED_ITEMS = 2
 """Number of examples on which the error of each node is measured."""
@@ -225,8 +229,9 @@ class PrecisionSearch:
     def run(self) -> None:
         """Try while there is time: 16-bit floats, full int8 forms, products only, then forms with some nodes in float32."""
         try:
+            # Floats of 16 bits need no calibration, so that they come first.
             for precision, engine in self._list_lowered(("bf16", "fp16")):
-                exact_nodes = {node.name for node in self.function.nodes if self.options.keeps(node.name, self.function)}
+                exact_nodes = {node.name for node in self.function.nodes if self.options.is_exact(node.name, self.function)}
                 self._try(Attempt(self.bench.plan_on(self.function, engine, exact_nodes), precision, (engine,)))
             self._try_integers()
         except OutOfTime:
@@ -254,6 +259,7 @@ class PrecisionSearch:
             return attempt
         try:
             attempt.program = self.bench.compile(attempt.plan, attempt.engines)
+            # After the compile: a plan that is refused needs no outputs of the exact plan.
             expected = self.expected
             outputs, attempt.first_calls = self.bench.run(attempt.program, self.validate)
         except Exception as error:  # noqa: BLE001  # whatever an engine raises
@@ -261,6 +267,7 @@ class PrecisionSearch:
             attempt.close()
             return attempt
         if fault := find_fault(expected, outputs):
+            # A large budget must not admit outputs that are constant or not finite.
             attempt.outcome, attempt.note, attempt.error = "wrong", fault, MeasuredError(np.inf)
         else:
             attempt.error = measure(self.options, self.validate, expected, outputs)
@@ -303,7 +310,7 @@ class PrecisionSearch:
     @cached_property
     def _choices(self) -> dict[str, int]:
         """The positions of the nodes that may be quantized, by name."""
-        return {name: at for at, name in list_quantizable_nodes(self.prepared) if not self.options.keeps(name, self.prepared)}
+        return {name: at for at, name in list_quantizable_nodes(self.prepared) if not self.options.is_exact(name, self.prepared)}
 
     @cached_property
     def fixed(self) -> frozenset[int]:
@@ -314,6 +321,7 @@ class PrecisionSearch:
         """Explain why the model is not quantized; empty if it can be."""
         if "int8" not in self.options.allowed:
             return "int8 is not among the precisions that are allowed"
+        # Its author has chosen the ranges and the nodes, and XRT does not change a quantized model.
         if any("quantize" in node.op.lower() or "QLinear" in node.op for node in self.function.nodes):
             return "int8 was not tried: the model is quantized already"
         if not self._choices:
@@ -332,12 +340,14 @@ class PrecisionSearch:
         engines.sort(key=lambda pair: bool(pair[1]))  # try those with the rest in bf16 last: they gain least
         wholes = []
         if self.calibrate.items or self.options.table is not None:
+            # Without and with balanced channels: which of them has the lower error depends on the model.
             for balance in dict.fromkeys(((), self.balance)):
                 for engine, rest in engines:
                     form = QuantizedForm(self.table, self.fixed, "static", balance, needs_reduced_range([engine]))
                     wholes.append(self._try_form(engine, rest, form))
         else:
             self.notes.append("static int8 was not tried: it needs calibrate=, examples to measure ranges on")
+        # An engine that is its own int8 variant has integer kernels.
         exact = {engine.spec for engine in self.bench.engines}
         for engine, rest in engines:
             names = list(self._choices)
@@ -379,6 +389,7 @@ class PrecisionSearch:
                 for name in balanced:
                     rows = np.asarray(values[name]).reshape(-1, np.shape(values[name])[-1])
                     low, high = channels.get(name, (np.inf, -np.inf))
+                    # Extremes instead of a histogram: balancing needs the largest magnitude of each channel only.
                     channels[name] = np.minimum(low, rows.min(axis=0)), np.maximum(high, rows.max(axis=0))
         return observer.make_table() if names else None, channels
 
@@ -414,6 +425,7 @@ class PrecisionSearch:
         best: dict[str, Attempt] = {}
         for whole in sorted(wholes, key=lambda whole: whole.error.bound):
             if whole.outcome != "failed":
+                # The more exact form needs fewer nodes in float32.
                 best.setdefault(whole.engines[0].spec, whole)
         bases: dict[bool, Attempt] = {}
         for whole in sorted(best.values(), key=lambda whole: whole.first_calls):
@@ -425,6 +437,7 @@ class PrecisionSearch:
             if callable(budget.measure):
                 for target in METRIC_TARGETS:
                     self._try_exact(base, NodeSelection(self._measure_nodes(base), target))
+            # A base within the limit races as it is.
             elif base.error.bound > budget.limit:
                 selection = NodeSelection(self._measure_nodes(base), convert(budget.limit), convert(base.error.bound))
                 for _ in range(MOST_ATTEMPTS):
@@ -436,7 +449,7 @@ class PrecisionSearch:
     def _try_exact(self, base: Attempt, selection: NodeSelection) -> Attempt | None:
         """Try a form with more nodes in float32; None if no node or too many are selected."""
         exact_nodes = selection.choose()
-        if base.form is None or not exact_nodes or len(exact_nodes) > MOST_KEPT * len(self._choices):
+        if base.form is None or not exact_nodes or len(exact_nodes) > MOST_EXACT * len(self._choices):
             return None
         return self._try_form(base.engines[0], " and bf16" if base.precision.endswith("bf16") else "", base.form, exact_nodes)
 
@@ -449,10 +462,12 @@ class PrecisionSearch:
         is_balanced = base.form is not None and bool(base.form.balance)
         if is_balanced in self._errors:
             return self._errors[is_balanced]
+        # Nodes are chosen on calibration data, so that the error on the validation data stays unbiased.
         items = (self.calibrate if self.calibrate.items else self.validate).items[:SENSED_ITEMS]
         names = list(self._choices)
         model = make_switchable_model(balance_values(self.prepared, self.balance if is_balanced else ()), self.table, names)
         program = self.bench.compile(self.bench.plan_exact(model), is_scratch=True)
+        # The same program with all switches off: differences between engines do not count as errors.
         exact = [run_once(program, (*item.values, np.zeros(len(names), bool))) for item in items]
 
         def measure_part(part: Sequence[str]) -> float:
@@ -474,6 +489,7 @@ def measure(
     """Measure the error; a metric gets whole batches, merged from the examples made of their rows."""
     if not callable(options.budget.measure):
         return options.budget.measure_error(expected, outputs, [item.example for item in examples.items])
+    # A metric such as an accuracy expects the batches that the caller passed, with their labels.
     batches: dict[int, list[int]] = {}
     for place, item in enumerate(examples.items):
         batches.setdefault(item.batch, []).append(place)
@@ -519,6 +535,7 @@ def list_product_forms(
     weights = {node.inputs[1] for node in prepared.nodes if node.op in _WITH_WEIGHTS and node.inputs[1] in prepared.constants}
     products = [node for node in map(prepared.node, names) if why_not_matrix(node, prepared, OPTIONS) is None]
     matrices = {node.inputs[1] for node in products}
+    # In a model of convolutions, integer products save too little to be worth a trial.
     if sum(prepared.constants[m].nbytes for m in matrices) < LEAST_SHARE * sum(prepared.constants[w].nbytes for w in weights):
         return
     kinds: list[FormKind] = ["dynamic", "packed8"] if has_kernels else ["packed8"]
@@ -584,6 +601,7 @@ def check_error(
         outputs, _ = bench.run(program, fitted)
     finally:
         program.close()
+    # The reference must not update the examples, which the plan reads too.
     plain = request.function.replace(aliases=())
     expected = [list(setup.reference(plain, list(item.values))) for item in fitted.items]
     if fault := find_fault(expected, outputs):

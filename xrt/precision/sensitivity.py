@@ -35,6 +35,7 @@ def find_node_errors(
     Parts of consecutive nodes come first. Parts with a large share of the error are split, worst first, while there is time. The
     nodes of an unsplit part share its error.
     """
+    # A run for each node would take too long for a large model, and most nodes matter little.
     size = -(-len(names) // MOST_PARTS)
     errors: dict[tuple[str, ...], float] = {}
     for at in range(0, len(names), size):
@@ -57,6 +58,7 @@ class NodeSelection:
         """``error`` is measured with all nodes quantized; without it, the prediction is not corrected."""
         self._errors, self._target, self._least = errors, target, 0
         predicted = _add(errors.values())
+        # Errors of nodes are not quite independent; the measured total shows by how much.
         self._factor = max(0.5, error / predicted) if predicted and math.isfinite(error) else 1.0
 
     def choose(self) -> list[str]:
@@ -73,6 +75,7 @@ class NodeSelection:
 
     def correct(self, error: float) -> None:
         """Correct the prediction by the measured error of the last selection, which was over the target."""
+        # At least 1.2, so that each attempt selects more nodes than the last.
         self._factor *= max(1.2, error / self._target) if math.isfinite(error) else 2.0
 
 
@@ -105,6 +108,7 @@ def make_switchable_model(prepared: Function, table: CalibrationTable, names: Se
         )
         switch = f"{SWITCH}_{positions[node.name]}"
         index = emission.add_constant(f"{switch}_at", np.array(positions[node.name], np.int64))
+        # A switch is data and not a constant, so that no compiler folds it away.
         nodes.append(Node("Gather", (SWITCH, index), (switch,), name=switch))
         chosen = []
         for slot, rounded_value in enumerate(rounded):
