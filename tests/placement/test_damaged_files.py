@@ -288,8 +288,8 @@ def use(lock: PlacementFile) -> None:
     assert all(isinstance(one, str) for one in list_mismatches(lock, ask(), for_check=True))
     with suppress(LockError):
         plan_from_ranges(lock.plan, ask())
-    result = LockedPlacement(lock, "'net.lock'")
-    assert result.engines([]) is None or [one.spec for one in result.engines([]) or ()] == [*result.specs]
+    engines = LockedPlacement(lock, "'net.lock'").engines([])
+    assert engines is None or [engine.spec for engine in engines] == list(dict.fromkeys(run.engine for run in lock.plan))
 
 
 @pytest.mark.parametrize("depth", [700, 990, 10_000])

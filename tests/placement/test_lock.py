@@ -25,7 +25,7 @@ from xrt.measure.statistics import RatioInterval, compute_round_ratio_with_drift
 from xrt.partition import ClusteringOptions, Plan, partition
 from xrt.partition.partitioner import map_nodes_to_engines
 from xrt.placement.race import (
-    SPELLS,
+    SEGMENTS,
     RegressionSetup,
     check_regression,
     find_runner_up,
@@ -271,7 +271,7 @@ def test_a_gate_ends_when_its_time_is_over(plans: tuple[list[GraphCompiler], Pla
     clock = itertools.count()
     ending = replace(course(engines, 10), clock=lambda: float(next(clock)))
     gate = make_baseline(ending, quick, race_of(CandidateResult(quick, "won"), CandidateResult(slow, "lost")))
-    assert gate is not None and gate.rounds == SPELLS
+    assert gate is not None and gate.rounds == SEGMENTS
 
 
 @pytest.mark.slow
@@ -279,7 +279,7 @@ def test_a_gate_is_measured_and_held(plans: tuple[list[GraphCompiler], Plan, Pla
     engines, quick, slow = plans
     race = race_of(CandidateResult(quick, "won"), CandidateResult(slow, "lost"))
     gate = make_baseline(course(engines, 2), quick, race)
-    assert gate is not None and gate.plan == SLOW.spec and gate.rounds >= SPELLS
+    assert gate is not None and gate.plan == SLOW.spec and gate.rounds >= SEGMENTS
     assert gate.ratio == pytest.approx(0.5)
     assert plan_from_ranges(gate.ranges, ask(engines=tuple(engines))).launches[0].engine == SLOW.spec
     outcome = check_regression(course(engines, 2), quick, slow, gate, 0.5)
@@ -342,5 +342,5 @@ def test_what_cannot_run_is_reported(engine: GraphCompiler, told: str) -> None:
 def test_a_machine_that_drifts_is_in_doubt() -> None:
     """Half of the rounds say 1 and half say 2: the bootstrap alone may be sure of either, and the spells are not."""
     steady, drifts = [1.0] * 20, [1.0] * 11 + [2.0] * 9
-    assert compute_round_ratio_with_drift(drifts, steady, parts=SPELLS).high == 2.0
-    assert compute_round_ratio_with_drift(steady, steady, parts=SPELLS) == RatioInterval(1.0, 1.0, 1.0)
+    assert compute_round_ratio_with_drift(drifts, steady, parts=SEGMENTS).high == 2.0
+    assert compute_round_ratio_with_drift(steady, steady, parts=SEGMENTS) == RatioInterval(1.0, 1.0, 1.0)
