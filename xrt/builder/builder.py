@@ -99,6 +99,7 @@ def _copy_output(builder: Builder, tensor: Tensor, requested: str | None) -> str
 
 
 def _make_function(builder: Builder, outputs: tuple[Value, ...], renames: Mapping[str, str]) -> Function:
+    """Build the Function of the recorded nodes, with values renamed by ``renames``, and without unused constants."""
     nodes = tuple(_align_body_opsets(node, builder.opsets) for node in builder.nodes)
     if renames:
         nodes = tuple(rename_node(node, renames, {}) for node in nodes)
@@ -336,6 +337,7 @@ class Builder:
         return shared[0] if shared else self._new_constant(value, name)
 
     def _new_constant(self, value: Any, name: str | None) -> Tensor:
+        """Create a constant, unless an equal small one exists."""
         constant = value if isinstance(value, Constant) else Constant(_copy_if_writable(value))
         # Named constants are not shared, so that each keeps its name.
         is_small = name is None and constant.array.size <= SMALL and id(value) not in self._hints
@@ -369,7 +371,7 @@ class Builder:
         return item  # type: ignore[return-value]  # builders create only Tensors
 
     def find_constant(self, symbol: Symbol) -> Constant | None:
-        """The Constant that a tensor stands for; None for a computed value or an input."""
+        """The Constant of a tensor; None for a computed value or an input."""
         return symbol.builder.constants.get(symbol.name)
 
     def lineage(self) -> Iterator[Builder]:

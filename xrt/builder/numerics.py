@@ -33,8 +33,8 @@ def is_operand(value: object) -> bool:
 
 def cast(x: Tensor, dtype: DTypeLike) -> Tensor:
     """Convert to an element type; returns ``x`` if it already has that type."""
-    wanted = infer_operand_dtype(dtype)
-    return x if x.dtype is wanted else emit("Cast", x, to=wanted.onnx)
+    target = infer_operand_dtype(dtype)
+    return x if x.dtype is target else emit("Cast", x, to=target.onnx)
 
 
 def binary(symbol: str, left: Operand, right: Operand) -> Tensor:
@@ -78,6 +78,7 @@ def _is_too_large(value: Operand, dtype: DType) -> bool:
 
 
 def _operand_types(symbol: str, ufunc: np.ufunc, left: Operand, right: Operand) -> tuple[DType, DType]:
+    """The element types to which NumPy casts the operands; raises ModelError if it refuses them."""
     a, b = _get_resolvable(left, right), _get_resolvable(right, left)
     # NumPy stores strings as objects, and would accept every operator on them.
     if DType.STRING.numpy in (a, b):

@@ -124,6 +124,7 @@ def weak_array(value: Any, dtype: DType) -> np.ndarray[Any, Any]:
 
 
 def _make_array(value: Any) -> np.ndarray[Any, Any]:
+    """Convert a Python number, string or list to an array; raises ModelError for ragged lists and lists of tensors."""
     if isinstance(value, list | tuple) and any(isinstance(item, Symbol) for item in value):
         raise ModelError(
             "a list that holds tensors of the graph is not an operand; pass the tensors one by one, as in "
@@ -298,6 +299,7 @@ def _count_outputs(
     requested: int | None,
     builder: Builder,
 ) -> int:
+    """The number of outputs of a node: as requested, or as its bodies, attributes and inputs imply."""
     implied = len(bodies.outputs) if bodies else _infer_count(operator, symbols, attributes, builder)
     count: object = implied if requested is None else requested
     if count is None:
@@ -334,6 +336,7 @@ def _make_labels(operator: Operator, count: int) -> tuple[str, ...]:
 def _infer_types(
     builder: Builder, operator: Operator, node: Node, symbols: Sequence[Symbol | None], bound: Mapping[str, str]
 ) -> Sequence[Type | None]:
+    """The types of the outputs: inferred where possible, else those that the schema declares."""
     declared = infer_output_types(operator, node, bound)
     if builder.inference is None:
         return declared

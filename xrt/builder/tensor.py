@@ -213,7 +213,7 @@ def _assign_axes(x: Tensor, keys: Sequence[Any]) -> tuple[list[_Item], list[int]
 
 
 def _expand_ellipsis(x: Tensor, keys: Sequence[Any]) -> Sequence[Any]:
-    """Replace ``...`` by slices over whole axes; raises ModelError for two of them or for more indices than axes."""
+    """Replace ``...`` by full slices; raises ModelError for two of them or for more indices than axes."""
     ellipses = [place for place, item in enumerate(keys) if item is Ellipsis]
     covered, rank = sum(map(_count_axes, keys)), x.tensor_type.rank
     if len(ellipses) > 1:

@@ -108,6 +108,7 @@ def _trace_build(builder: Builder, build: Callable[..., Any], inputs: Sequence[A
 
 
 def _bind(title: str, build: Callable[..., Any], inputs: Sequence[Any], keywords: Mapping[str, Any]) -> inspect.BoundArguments:
+    """Bind the inputs to the parameters of ``build``; raises ModelError if they do not match."""
     try:
         signature = inspect.signature(build)
     except ValueError as error:

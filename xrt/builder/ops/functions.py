@@ -48,6 +48,7 @@ def find(module: str, domain: str, name: str) -> Callable[..., Any]:
 
 
 def _function(module: str, operator: Operator) -> Callable[..., Any]:
+    """Make the Python function that records an operator."""
     op_type, domain = operator.name, operator.domain
 
     def function(*inputs: Any, outputs: int | None = None, name: str | None = None, **attributes: Any) -> Any:

@@ -124,6 +124,7 @@ class _Outputs:
         return self._leaves[call]
 
     def _add(self, call: Call) -> Leaf:
+        """Add the output of a call that returns a tensor or a computed number."""
         if call in self.placeholders:
             return Leaf("input", self.placeholders.index(call))
         value, fake = self.lowering.values[call], call.meta.get("val")
@@ -282,6 +283,7 @@ class FrozenGraph:
         return run(args)
 
     def _add(self, tensors: tuple[torch.Tensor, ...]) -> Compiled:
+        """Compile for other constant tensors, or without constants once `MOST_VARIANTS` is reached."""
         if self._compilations == MOST_VARIANTS:
             warn(
                 f"the parameters of a frozen graph of torch.compile were others, or were written to, {MOST_VARIANTS} times; "
@@ -428,6 +430,10 @@ def _disable_onednn_lstm(graph: GraphModule) -> Iterator[None]:
 def _compile(
     graph: GraphModule, fixed: Mapping[int, torch.Tensor], *, options: Mapping[str, Any], modules: list[XRTModule]
 ) -> Compiled:
+    """Compile one graph of AOTAutograd with the tensors in ``fixed`` as constants.
+
+    A graph that cannot be lowered runs in PyTorch, with a FallbackWarning.
+    """
     try:
         # The fake tensor mode of AOTAutograd is active here, and constants are real tensors.
         with _disable_current_modes():

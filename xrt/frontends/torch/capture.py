@@ -272,6 +272,7 @@ def capture(
 
 
 def _capture(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, allow_guards: bool) -> Capture:
+    """Export, make functional and lower a module; translates the errors of PyTorch."""
     if shapes:  # PyTorch marks tensors with dynamic sizes; pass detached views, not the tensors of the user
         args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
     try:
@@ -367,6 +368,7 @@ def _functionalize(program: ExportedProgram) -> ExportedProgram:
 
 
 def _lower(program: ExportedProgram, names: Mapping[str, str], title: str) -> Capture:
+    """Lower a functional program to a Function, with the mapping of its inputs and outputs."""
     builder = Builder(title)
     lowering = Lowering(builder, Symbols(names))
     with builder:

@@ -61,6 +61,7 @@ class FunctionModule(nn.Module):  # type: ignore[misc]  # PyTorch is not seen by
 
 
 def _open(model: Function | XRTModule, engine: Any, options: dict[str, Any]) -> tuple[Function, XRTModule]:
+    """The Function of a model, and the XRTModule that runs it."""
     if isinstance(model, TorchModule):
         raise ModelError("an XRTModule of a module of PyTorch is none of a Function; the module itself is its attribute `model`")
     if isinstance(model, XRTModule):

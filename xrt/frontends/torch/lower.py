@@ -132,6 +132,7 @@ def _cond(lowering: Lowering, condition: Any, then: GraphModule, other: GraphMod
 
 
 def _while_loop(lowering: Lowering, condition: GraphModule, body: GraphModule, carried: Any, others: Any) -> Sequence[Any]:
+    """Lower torch.while_loop to a Loop without a trip count."""
     lowering.read_constants(condition, body)
     carried = [as_tensor(value) for value in carried]
 
@@ -353,7 +354,7 @@ class Lowering:
         return tensor
 
     def add_constant(self, name: str, tensor: torch.Tensor) -> Tensor:
-        """Add a tensor as a constant that shares its memory; equal memory gives the same constant."""
+        """Add a tensor as a constant that shares its memory; tensors of equal memory share the constant."""
         # Empty tensors have no distinct address.
         key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype) if tensor.numel() else name
         if key not in self._constants:
@@ -401,6 +402,7 @@ class Lowering:
         return self.add_constant(str(call.target), value) if isinstance(value, torch.Tensor) else value
 
     def _lower_call(self, call: Call) -> Any:
+        """Lower one call; the result is a tensor, a number, None, or a list of these."""
         fake = call.meta.get("val")
         name = str(call.target)
         if isinstance(fake, _SYMBOLIC):
@@ -417,8 +419,8 @@ class Lowering:
         """Convert a call that returns a number; for one read from a tensor by ``item``, record the tensor as its source."""
         if name in ("aten.item.default", "aten._local_scalar_dense.default") and not fake.node.expr.is_number:
             scalar = emit("Reshape", self.argument(call.args[0]), _NO_AXES)
-            wanted = _NUMBERS[type(fake)]
-            self.symbols.record_value(fake.node.expr, scalar if scalar.dtype is wanted else emit("Cast", scalar, to=wanted))
+            dtype = _NUMBERS[type(fake)]
+            self.symbols.record_value(fake.node.expr, scalar if scalar.dtype is dtype else emit("Cast", scalar, to=dtype))
         return self.symbols.number(fake)
 
     def _lower_other(self, call: Call, args: Any, fake: Any) -> Any:
@@ -452,7 +454,7 @@ class Lowering:
             self.builder = before
 
     def read_constants(self, *parts: GraphModule) -> None:
-        """Make tensors of subgraphs constants of the root, so that a body that is traced twice finds them."""
+        """Make tensors of subgraphs constants of the root, so that a body may be traced twice."""
         for part in parts:
             for call in part.graph.nodes:
                 if call.op == "get_attr":
@@ -530,6 +532,7 @@ class Lowering:
         )
 
     def _record_opaque(self, call: Call, args: Any, kwargs: Any, fake: Any, reason: str) -> Any:
+        """Record a call as an opaque node with the captured types; raises ModelError if the operator writes to its inputs."""
         schema = call.target._schema
         if schema.is_mutable:
             raise ModelError(f"operator {schema.name} writes to its inputs and could not be made functional: {reason}")
@@ -558,15 +561,15 @@ class Lowering:
             return [self._add_types(item, captured) for item, captured in zip(result, fake, strict=True)]
         if not isinstance(fake, torch.Tensor) or result is None:
             return result
-        wanted = self.get_type(fake)
-        if result.dtype is not wanted.dtype:
-            result = emit("Cast", result, to=wanted.dtype)
+        captured_type = self.get_type(fake)
+        if result.dtype is not captured_type.dtype:
+            result = emit("Cast", result, to=captured_type.dtype)
         shape = result.tensor_type.shape
-        if shape is not None and not may_equal(TensorType(wanted.dtype, shape), wanted):
-            raise Unsupported(f"its rule gives {TensorType(wanted.dtype, shape)}, and PyTorch {wanted}")
+        if shape is not None and not may_equal(TensorType(captured_type.dtype, shape), captured_type):
+            raise Unsupported(f"its rule gives {TensorType(captured_type.dtype, shape)}, and PyTorch {captured_type}")
         # The capture knows extents that inference does not.
         if (shape is None or None in shape) and self.builder.find_constant(result) is None:
-            result.type = self.builder.types[result.name] = wanted
+            result.type = self.builder.types[result.name] = captured_type
         self.symbols.record_shape(result, fake.shape)
         return result
 

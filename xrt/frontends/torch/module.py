@@ -366,6 +366,7 @@ class TorchModule:
         return pytree.tree_unflatten(outputs, compiled.capture.out_spec)
 
     def _run(self, leaves: list[Any], structure: Any, originals: list[Any]) -> tuple[_CapturedModule, list[Any], Any]:
+        """Find or make a capture and run it; return the capture, the buffers that it updated, and the results."""
         while True:
             compiled, buffers = self._find(leaves, structure)
             for index in compiled.capture.updated:
@@ -445,6 +446,7 @@ class TorchModule:
             warn_of_signatures(self._max_bytes)
 
     def _capture(self, leaves: list[Any], structure: Any, earlier: list[_CapturedModule], state: ModuleState) -> _CapturedModule:
+        """Capture the module for these inputs, with the sizes that differ from an earlier capture symbolic where possible."""
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 share_array(leaf)  # raises for tensors that are not dense or not on the CPU

@@ -116,6 +116,7 @@ class Symbols:
         return self.rows[expression]
 
     def _compute(self, expression: Any) -> Tensor:
+        """Emit an expression from the shapes of tensors or from its arguments, as a tensor of one element."""
         if expression in self.sources:
             tensor, axis = self.sources[expression]
             return emit("Shape", tensor, start=axis, end=axis + 1)

@@ -60,6 +60,7 @@ def _as_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _append_gradients(function: Function, targets: Sequence[str], sources: Sequence[str], seeds: bool) -> Function:
+    """Sweep backward through a prepared Function; return it with the gradients of `sources` as additional outputs."""
     builder, tensors = continue_function(function)
     for option, names in (("of", targets), ("with_respect_to", sources)):
         for name in names:
@@ -125,6 +126,7 @@ def expand_gradient_nodes(function: Function) -> Function:
 
 
 def _expand_node(function: Function, node: Node) -> Function:
+    """Replace one Gradient node by the nodes that compute the gradients at its inputs."""
     sources, fixed, target = node.attr("xs", ()), node.attr("zs", ()) or (), node.attr("y")
     # Recompute the subgraph from the inputs of the node.
     part = _extract_subgraph(function, (*sources, *fixed), target)

@@ -228,6 +228,7 @@ class Sweep:
                 self._visit(node)
 
     def _visit(self, node: Node) -> None:
+        """Apply the rule of a node, and add the results to the gradients of its inputs and captured values."""
         if node.op in WITHOUT_GRADIENT:
             return
         rule = RULES.get(node.op)

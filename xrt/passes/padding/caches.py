@@ -160,6 +160,7 @@ def _check_outputs(p: Padder, caches: Sequence[_Cache]) -> None:
 
 
 def _finish(p: _CachePadder, states: Sequence[State], caches: Sequence[_Cache], capacity: int | None) -> Function:
+    """Build the Function with buffers of the capacity, the length as a state, and the limit of the capacity."""
     function = p.function
     by_input = {cache.state.input: cache for cache in caches}
     by_output = {cache.state.output: cache for cache in caches}

@@ -49,7 +49,7 @@ def propagate_sizes(p: Padder, node: Node) -> bool:
     try:
         elements = _ARITHMETIC[node.op_type](p, node) if node.op_type in _ARITHMETIC else _propagate_move(p, node)
     except (Unpaddable, IndexError, ValueError, TypeError, AttributeError):
-        # The table has no checks of its own: a node that it does not cover is left to the rules.
+        # The table checks nothing: a node that it does not cover is handled by its rule.
         return False
     if elements is None or elements.size > MOST_ELEMENTS or all(extent is None for extent in elements.flat):
         return False
@@ -78,7 +78,7 @@ def _read_contents(p: Padder, name: str) -> contents.Contents | None:
 
 
 def _vectorize(compute: Callable[..., Any]) -> Callable[..., Contents]:
-    """Vectorize a function of extents; unknown operands give unknown results."""
+    """Vectorize a function of extents; the result is None where an operand is None."""
     vectorized = np.frompyfunc(lambda *args: None if None in args else compute(*args), compute.__code__.co_argcount, 1)
     return lambda *args: _as_array(vectorized(*args))
 
@@ -124,6 +124,8 @@ def _reduce(combine: Callable[[tuple[Extent, ...]], Extent]) -> Callable[[Padder
 
 
 def _divide(p: Padder, node: Node) -> Contents:
+    """Integer division: exact, or by a positive number."""
+
     def divide(dividend: Extent, divisor: Extent) -> Extent | None:
         if (exact := dividend.divide(divisor)) is not None:
             return exact
@@ -200,6 +202,7 @@ class PaddedFunction:
 
 
 def _crop(result: Any, axes: Sequence[Axis], sizes: Mapping[str, int], padded: Mapping[str, int]) -> Any:
+    """Crop one result to its true size. ``axes`` are its extents; the array is returned unchanged if nothing is cut."""
     changed = {name for name, size in sizes.items() if size != padded[name]}
     parts = [
         [(part.at(sizes), part.at(padded)) for part in axis] if any(part.atoms & changed for part in axis) else [(size, size)]
@@ -339,6 +342,7 @@ def _find_dims(p: Padder, state: object) -> frozenset[str]:
 
 
 def _apply_rule(p: Padder, node: Node) -> Node:
+    """Apply the rule of a node that reads padded values or sizes; return its replacement."""
     if node.bodies:
         raise Unpaddable("what its body does with padded values is not followed")
     rule = p.rules.get(node.name) or RULES.get(node.op)
@@ -359,6 +363,7 @@ def _apply_rule(p: Padder, node: Node) -> Node:
 
 
 def _finish(p: Padder, original: Function, refusals: Mapping[str, PaddingRefusal]) -> PaddedFunction:
+    """Assemble the padded Function, with inputs for the true sizes that it reads."""
     function = p.function
     sizes = tuple(Value(name, TensorType(DType.INT64, ())) for name in p.fed.values())
     states = [p.states.get(value.name) for value in function.outputs]

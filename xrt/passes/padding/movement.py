@@ -134,6 +134,7 @@ def apply_pad(p: Padder, node: Node) -> Node:
 
 
 def _pad_axis(p: Padder, node: Node, data: str, place: int, begin: int, end: int) -> str:
+    """Prepare a padded axis for Pad: mask its padding with the number that Pad would add behind the valid part."""
     axis = p.axes(data)[place]
     if len(axis) != 1 or begin < 0 or end < 0 or (end and node.attr("mode", "constant") != "constant"):
         raise p.refuse("it cuts, or repeats what is at the end of the padded axis", axis)
@@ -287,6 +288,7 @@ def apply_reshape(p: Padder, node: Node) -> None:
 
 
 def _reshape(p: Padder, node: Node, target: Target) -> None:
+    """Match the target with the extents of the input: from the front, from the back, and the inferred extent last."""
     parts = _Parts(p, p.axes(node.inputs[0]))
     place = target.index(None) if None in target else len(target)
     front = [parts.take(extent, last=False) for extent in target[:place] if extent is not None]
@@ -484,6 +486,7 @@ def apply_slice(p: Padder, node: Node) -> Node | None:
 
 
 def _read_bounds(p: Padder, node: Node, slot: int, attribute: str) -> list[Extent | None]:
+    """Read the starts or ends of a Slice; None for bounds that are not known."""
     value = node.attr(attribute)
     if value is not None:
         return [Extent.of(number) for number in value]

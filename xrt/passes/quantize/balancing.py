@@ -93,6 +93,7 @@ def _find_factors(group: _Group, function: Function, magnitudes: Array, strength
 
 
 def _find_groups(function: Function) -> Iterator[_Group]:
+    """Yield the LayerNormalizations whose channels can be balanced, with the products that read them."""
     outputs = {value.name for value in function.outputs}
     for node in function.nodes:
         if node.op != "LayerNormalization" or any(node.outputs[1:]) or not _has_constant_terms(node, function):

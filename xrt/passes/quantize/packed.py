@@ -60,6 +60,7 @@ def why_not_matrix(node: Node, function: Function, options: QuantizationOptions)
 
 
 def _rewrite_product(node: Node, emission: Emission, options: QuantizationOptions) -> Node:
+    """Emit a product in integers; return the last node, which has the node's name and output."""
     name, is_turned = node.inputs[1], find_inner_axis(node) == 1
     matrix = emission.function.constants[name].array
     weight = quantize_channels(
@@ -120,6 +121,7 @@ def why_not_packed(node: Node, function: Function, options: QuantizationOptions)
 def _pack_product(
     node: Node, emission: Emission, packed: dict[tuple[str, int], tuple[str, ...]], options: QuantizationOptions
 ) -> Node:
+    """Make the MatMulNBits of a product. ``packed`` has the constants of matrices that are packed already."""
     name, axis = node.inputs[1], find_inner_axis(node)
     matrix = emission.function.constants[name].array
     if (name, axis) not in packed:

@@ -303,6 +303,7 @@ def _find_convolution(node: Node, function: Function) -> Node | None:
 
 
 def _fold_weights(convolution: Node, node: Node, function: Function) -> tuple[np.ndarray, np.ndarray]:
+    """The weights and bias of a Conv with the BatchNormalization behind it folded in."""
     # Fold in float64, so that the weights are rounded only once.
     scale, shift, mean, variance = (function.constants[name].array.astype(np.float64) for name in node.inputs[1:5])
     factor = scale / np.sqrt(variance + node.attr("epsilon", 1e-5))

@@ -285,6 +285,8 @@ rule("logsumexp")(partial(_reduce, "ReduceLogSumExp"))
 
 
 def _register_reduced_extreme(op_type: str, index: str, *names: str) -> None:
+    """Register the rules of ``max`` or ``min``: over axes, over one axis with indices, and indices only."""
+
     def extreme(result: TensorType, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
         if x.dtype is DType.BOOL:
             return cast(_reduce(op_type, TensorType(DType.UINT8), x, dim, keepdim), DType.BOOL)

@@ -266,29 +266,30 @@ def _adaptive_average_pool(count: int, result: TensorType, x: Tensor, output_siz
 
 
 def _pool_adaptively(op_type: str, x: Tensor, output_size: Any, count: int) -> Tensor:
-    wanted = each(output_size, count)
+    """Pool the last ``count`` axes to ``output_size``: by a reduction, an ordinary pool, or window by window."""
+    targets = each(output_size, count)
     axes = list(range(x.ndim - count, x.ndim))
     # A global pool is one reduction.
-    if all(size == 1 for size in wanted):
+    if all(size == 1 for size in targets):
         return reduce_by("ReduceMean" if op_type == "AveragePool" else "ReduceMax", x, axes, True)
     sizes = [x.shape[axis] for axis in axes]
-    wanted = [size if want is None else want for size, want in zip(sizes, wanted, strict=True)]
-    if not all(isinstance(size, int) and isinstance(want, int) for size, want in zip(sizes, wanted, strict=True)):
+    targets = [size if target is None else target for size, target in zip(sizes, targets, strict=True)]
+    if not all(isinstance(size, int) and isinstance(target, int) for size, target in zip(sizes, targets, strict=True)):
         raise Unsupported("an adaptive pool over axes of symbolic size")
     # Windows of equal size: an ordinary pool.
-    if all(size % want == 0 for size, want in zip(sizes, wanted, strict=True)):  # type: ignore[operator]  # all are integers
-        kernel = [size // want for size, want in zip(sizes, wanted, strict=True)]  # type: ignore[operator]  # as above
+    if all(size % target == 0 for size, target in zip(sizes, targets, strict=True)):  # type: ignore[operator]  # all are integers
+        kernel = [size // target for size, target in zip(sizes, targets, strict=True)]  # type: ignore[operator]  # as above
         y, is_single = add_batch(x, count)
         return drop_batch(emit(op_type, y, kernel_shape=kernel, strides=kernel), is_single)
-    for axis, size, want in zip(axes, sizes, wanted, strict=True):
-        x = _pool_axis(op_type, x, axis, int(size), want)  # type: ignore[arg-type]  # as above
+    for axis, size, target in zip(axes, sizes, targets, strict=True):
+        x = _pool_axis(op_type, x, axis, int(size), target)  # type: ignore[arg-type]  # as above
     return x
 
 
-def _pool_axis(op_type: str, x: Tensor, axis: int, size: int, want: int) -> Tensor:
+def _pool_axis(op_type: str, x: Tensor, axis: int, size: int, target: int) -> Tensor:
     """Pool one axis with windows of uneven size, slice by slice."""
-    starts = [i * size // want for i in range(want)]
-    ends = [-(-(i + 1) * size // want) for i in range(want)]
+    starts = [i * size // target for i in range(target)]
+    ends = [-(-(i + 1) * size // target) for i in range(target)]
     parts = []
     for start, end in zip(starts, ends, strict=True):
         part = emit("Slice", x, ints(start), ints(end), ints(axis))

@@ -155,6 +155,7 @@ _PADS = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "cir
 
 @rule("pad")
 def pad(result: TensorType, x: Tensor, pad: Any, mode: str = "constant", value: Any = None) -> Tensor:
+    """Pad the last axes; ``pad`` has two widths per axis, the last axis first. Negative widths crop."""
     if mode != "constant" and not all(isinstance(width, int) for width in pad):
         raise Unsupported("padding by symbolic numbers")
     if all(width == 0 for width in pad):
@@ -196,6 +197,7 @@ for _name, _upper in {"tril": 0, "triu": 1}.items():
 
 @rule("diagonal")
 def diagonal(result: TensorType, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """Gather the diagonal of two axes, which becomes the last axis."""
     a, b = dim1 % x.ndim, dim2 % x.ndim
     rows, columns = x.shape[a], x.shape[b]
     if not isinstance(rows, int) or not isinstance(columns, int):
@@ -251,8 +253,8 @@ def arange_step(result: TensorType, start: Any, end: Any, step: Any = 1, **_: An
         numbers = start + step * np.arange(count, dtype=np.int64 if is_whole else np.float64)
         return constant(numbers, result.dtype)
     # ONNX's Range has no other types.
-    wanted = result.dtype if result.dtype in _RANGES else DType.INT64
-    return cast(emit("Range", cast(start, wanted), cast(end, wanted), cast(step, wanted)), result.dtype)
+    dtype = result.dtype if result.dtype in _RANGES else DType.INT64
+    return cast(emit("Range", cast(start, dtype), cast(end, dtype), cast(step, dtype)), result.dtype)
 
 
 _RANGES = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT16, DType.INT32, DType.INT64})
@@ -350,6 +352,7 @@ def scatter_reduce(
 
 
 def _scatter(x: Tensor, dim: int, index: Tensor, source: Any, reduction: str) -> Tensor:
+    """Write or reduce ``source``, a tensor or a number, into ``x`` at indices along one axis."""
     if x.ndim == 0:
         raise Unsupported("a write by index into a 0-d tensor")
     axis, values = dim % x.ndim, as_tensor(source)
@@ -395,12 +398,12 @@ def masked_scatter(result: TensorType, x: Tensor, mask: Tensor, source: Tensor) 
     if 0 in (*(result.shape or ()), *source.shape):
         return expand(result, x, list(result.shape or ()))  # nothing is written
     shape = _broadcast_shape(x, mask)
-    wide = reshape(emit("Expand", mask, shape), -1)
+    flags = reshape(emit("Expand", mask, shape), -1)
     # The n-th true element of the mask reads element n of the source. Before the first one the index would be -1: read 0.
-    place = emit("Sub", emit("CumSum", cast(wide, DType.INT64), scalar(0, DType.INT64)), scalar(1, DType.INT64))
+    place = emit("Sub", emit("CumSum", cast(flags, DType.INT64), scalar(0, DType.INT64)), scalar(1, DType.INT64))
     picked = emit("Gather", reshape(source, -1), emit("Max", place, scalar(0, DType.INT64)))
     flat = reshape(emit("Expand", x, shape), -1)
-    return emit("Reshape", emit("Where", wide, cast(picked, x.dtype), flat), shape)
+    return emit("Reshape", emit("Where", flags, cast(picked, x.dtype), flat), shape)
 
 
 def _broadcast_shape(x: Tensor, mask: Tensor) -> Any:

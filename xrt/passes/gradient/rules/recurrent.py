@@ -59,6 +59,7 @@ def _has_one_direction(node: Node) -> bool:
 
 
 def _split_directions(at: RuleContext) -> Gradients:
+    """Emit one layer per direction, with the time first, and join their outputs."""
     op, by_batch, count = at.node.op, at.attr("layout", 0) == 1, len(at.node.inputs)
     passes = ("forward", "reverse") if at.attr("direction", "forward") == "bidirectional" else (at.attr("direction", "forward"),)
 
@@ -146,6 +147,7 @@ _ADVANCE = {"LSTM": _advance_lstm, "GRU": _advance_gru, "RNN": _advance_rnn}
 
 
 def _define_direction(at: RuleContext) -> Gradients:
+    """Define a layer of one direction, with the time first, by a Scan."""
     op, hidden, lengths = at.node.op, _read_hidden_size(at), at.optional(_LENGTHS)
     cell, inputs = _make_cell(at, hidden)
     states = [_read_state(at.optional(_STATES + k), at.x, hidden) for k in range(_count_states(at.node))]
