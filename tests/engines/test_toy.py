@@ -644,6 +644,25 @@ def test_an_output_that_is_a_view_of_its_input_is_read_before_the_input_is_overw
 
 
 @pytest.mark.parametrize("engine", [Toy(), Toy(native="off")], ids=str)
+def test_an_input_whose_view_is_read_later_is_not_overwritten_early(engine: Toy) -> None:
+    x = drawn(12)
+    nodes = (
+        named_node("Reshape", "x shape", "view"),
+        named_node("ReduceMean", "view", "mean", keepdims=0),
+        named_node("Add", "x mean", "y"),
+        named_node("ReduceMax", "y", "largest", keepdims=0),
+        named_node("Mul", "view largest", "z"),
+    )
+    function = Function((typed("x", x),), (Value("y"), Value("z")), nodes, {"shape": Constant(i64(3, 4))}, {"": 20})
+    executable = ready(infer_shapes(function), engine)
+    for pairs in ([], executable.inplace_pairs()):
+        state = x.copy()
+        y, z = executable.run([state], RunOptions(out=[state.view() if (0, 0) in pairs else None, None]))
+        np.testing.assert_allclose(y, x + x.mean(), rtol=1e-5)
+        np.testing.assert_allclose(z, x.reshape(3, 4) * (x + x.mean()).max(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("engine", [Toy(), Toy(native="off")], ids=str)
 def test_a_state_that_is_read_after_its_update_is_not_overwritten_early(engine: Toy) -> None:
     """The length of ``g`` is known only at a call, when the kernels for it are chosen."""
     w, g = drawn(4, 4), drawn(3)
