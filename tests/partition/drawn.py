@@ -24,7 +24,7 @@ def engine(name: str, *operators: str, devices: tuple[str, ...] = ("cpu", "cuda"
 
     @dataclass(frozen=True)
     class Mock(GraphCompiler):
-        results: ClassVar[list[str]] = []
+        asked: ClassVar[list[str]] = []
 
         def why_not(self, node: Node, function: Function) -> str | None:
             self.asked.append(node.name)
