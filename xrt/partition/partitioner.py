@@ -38,23 +38,25 @@ def place_updates(
     """
     if not function.aliases or len(engines) < 2:
         return choices
-    question = _Question(function, tuple(engines), choices.candidates(), tuple(devices))
-    copied = {result: size for result, size in question.list_copied() if size is not None}
+    search = _UpdateSearch(function, tuple(engines), choices.candidates(), tuple(devices))
+    copied = {result: size for result, size in search.list_copied() if size is not None}
     nbytes = sum(copied.values())
     if nbytes < LEAST_COPIED:
         return choices
     # Nodes are already on the first engine if it supports them, so only later engines can avoid a copy.
     for target in range(1, len(engines)):
-        part = question.find_part(copied, target)
+        part = search.find_part(copied, target)
         if sum(size for result, size in copied.items() if function.position(result) in part) >= LEAST_COPIED:
-            exclusions = question.make_exclusions(part, target, nbytes)
+            exclusions = search.make_exclusions(part, target, nbytes)
             updating = dict.fromkeys(exclusions, engines[target].spec)
             return replace(choices, exclusions={**choices.exclusions, **exclusions}, updating_engines=updating)
     return choices
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
+class _UpdateSearch:
+    """Finds the nodes that update state, and the engines that would copy it."""
+
     function: Function
     engines: tuple[GraphCompiler, ...]
     candidates: Sequence[tuple[int, ...]]
@@ -170,15 +172,15 @@ def check_engines(specs: Sequence[str], implicit: str | None) -> None:
 
 
 def _explain(
-    function: Function, choices: EligibleEngines, home: Sequence[int], why_passed_over: Callable[[int, int], str]
+    function: Function, choices: EligibleEngines, home: Sequence[int], explain_eligible: Callable[[int, int], str]
 ) -> Iterator[Reason]:
     """Yield for each node, in order, why it is not on each engine before its own.
 
-    ``why_passed_over`` explains it of an engine that may run the node.
+    ``explain_eligible`` returns the reason if the node may run on that engine: a cluster that was too small, or a measurement.
     """
     for number, (node, engine) in enumerate(zip(function.nodes, home, strict=True)):
         for earlier in range(engine):
-            text = choices.reason(number, earlier) or why_passed_over(number, earlier)
+            text = choices.reason(number, earlier) or explain_eligible(number, earlier)
             yield Reason(node.name, node.op, choices.engines[earlier], text, choices.updating_engines.get((number, earlier), ""))
 
 

@@ -92,31 +92,31 @@ class _NodeClasses:
 
     def __init__(self, function: Function) -> None:
         self._function = function
-        self._looks: dict[str, _Look] = {"": 0}
+        self._value_keys: dict[str, _ValueKey] = {"": 0}
         self._numbers: dict[tuple[object, ...], int] = {}
 
     def number(self, node: Node) -> int:
         """The question index of a node; a new question gets the next index."""
         inputs = node.inputs
-        input_looks = tuple(map(self._find_look, inputs))
-        output_looks = tuple(map(self._find_look, node.outputs))
+        input_keys = tuple(map(self._find_value_key, inputs))
+        output_keys = tuple(map(self._find_value_key, node.outputs))
         # `Add(x, x)` is another question than `Add(x, y)`, though the types are equal.
         same = tuple(map(inputs.index, inputs)) if len(set(inputs)) < len(inputs) else ()
         # Engines decline some operators only if an optional output is read.
-        read = tuple(name in self._read for name in node.outputs) if len(output_looks) > 1 else ()
+        read = tuple(name in self._read for name in node.outputs) if len(output_keys) > 1 else ()
         attributes = tuple(map(_make_attribute_key, node.attributes))
-        key = (node.op_type, node.domain, node.device, input_looks, output_looks, same, read, attributes)
-        if node.op_type in OF_TYPES or all(isinstance(look, str | int) for look in input_looks):
-            self._looks.update((name, name) for name in node.defines)
+        key = (node.op_type, node.domain, node.device, input_keys, output_keys, same, read, attributes)
+        if node.op_type in OF_TYPES or all(isinstance(value_key, str | int) for value_key in input_keys):
+            self._value_keys.update((name, name) for name in node.defines)
         return self._numbers.setdefault(key, len(self._numbers))
 
-    def _find_look(self, name: str) -> _Look:
-        if name in self._looks:
-            return self._looks[name]
+    def _find_value_key(self, name: str) -> _ValueKey:
+        if name in self._value_keys:
+            return self._value_keys[name]
         # A constant by identity, so that its content need not be hashed.
         constant = self._function.constants.get(name)
-        look = self._looks[name] = self._function.get_type(name) if constant is None else id(constant)
-        return look
+        value_key = self._value_keys[name] = self._function.get_type(name) if constant is None else id(constant)
+        return value_key
 
     @cached_property
     def _read(self) -> set[str]:
@@ -126,7 +126,7 @@ class _NodeClasses:
         return read
 
 
-_Look: TypeAlias = "Type | int | str | None"
+_ValueKey: TypeAlias = "Type | int | str | None"
 """What an engine can see of a value: its type, the identity of a constant, or, if it is computed only from constants or types,
 its name, because an engine may look at its computation."""
 _BY_IDENTITY = frozenset({AttrKind.TENSOR, AttrKind.TENSORS, AttrKind.GRAPH, AttrKind.GRAPHS})
@@ -141,7 +141,7 @@ def _make_attribute_key(attribute: Attribute) -> tuple[object, ...]:
 
 Refused: TypeAlias = tuple[str, str, str]
 """A node, the spec of an engine that refused it at compile, and the reason."""
-Bars: TypeAlias = dict[tuple[int, int], str]
+Exclusions: TypeAlias = dict[tuple[int, int], str]
 """(node, engine) to the reason why the node is excluded, regardless of the engine's answer."""
 SHOWN = 20  # nodes listed in an error
 
@@ -172,9 +172,9 @@ class EligibleEngines:
         Raises OptionError for a refusal of an unlisted engine or unknown node, and PlanError for a pin that matches no node.
         """
         specs = tuple(engine.spec for engine in engines)
-        bars = _list_pin_bars(function, [(engine.name, engine.spec) for engine in engines], pins)
-        bars.update(_list_refusal_bars(function, specs, refused))
-        return cls(specs, capability or SupportMatrix.of(function, engines, device), bars)
+        exclusions = _list_pin_exclusions(function, [(engine.name, engine.spec) for engine in engines], pins)
+        exclusions.update(_list_refusal_exclusions(function, specs, refused))
+        return cls(specs, capability or SupportMatrix.of(function, engines, device), exclusions)
 
     def candidates(self) -> list[tuple[int, ...]]:
         """For each node, the engines that may run it, by priority."""
@@ -217,11 +217,11 @@ def check_all_taken(
 # ------------------------------------------------------------------ refusals
 
 
-def _list_refusal_bars(function: Function, specs: Sequence[str], refused: Sequence[Refused]) -> Bars:
+def _list_refusal_exclusions(function: Function, specs: Sequence[str], refused: Sequence[Refused]) -> Exclusions:
     if not refused:
         return {}
     places = {node.name: number for number, node in enumerate(function.nodes)}
-    bars: Bars = {}
+    exclusions: Exclusions = {}
     for node, engine, reason in refused:
         if engine not in specs:
             raise OptionError(
@@ -231,21 +231,23 @@ def _list_refusal_bars(function: Function, specs: Sequence[str], refused: Sequen
             raise OptionError(
                 f"a refusal names node {node!r}, which is not in function {function.name!r}.{did_you_mean(node, places)}"
             )
-        bars[places[node], specs.index(engine)] = reason
-    return bars
+        exclusions[places[node], specs.index(engine)] = reason
+    return exclusions
 
 
 # ------------------------------------------------------------------ pins
 
 
-def _list_pin_bars(function: Function, engines: Sequence[tuple[str, str]], pins: Sequence[Pin]) -> Bars:
+def _list_pin_exclusions(function: Function, engines: Sequence[tuple[str, str]], pins: Sequence[Pin]) -> Exclusions:
     """Exclusions by pins; ``engines`` are (name, spec) pairs."""
-    bars: Bars = {}
+    exclusions: Exclusions = {}
     for node, pin in _match_pins(function, pins):
         for engine, (name, spec) in enumerate(engines):
             if pin.covers(name, spec) is pin.forbid:
-                bars.setdefault((node, engine), f"{'kept from' if pin.forbid else 'pinned to'} {pin.engine} by {str(pin)!r}")
-    return bars
+                exclusions.setdefault(
+                    (node, engine), f"{'kept from' if pin.forbid else 'pinned to'} {pin.engine} by {str(pin)!r}"
+                )
+    return exclusions
 
 
 def _match_pins(function: Function, pins: Sequence[Pin]) -> Iterator[tuple[int, Pin]]:

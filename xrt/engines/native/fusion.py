@@ -72,12 +72,12 @@ def lower_to_opcodes(node: Node, function: Function) -> Steps | None:
 # ---------------------------------------------------------------------- common rules
 
 
-def _write_step(node: Node, dtypes: Sequence[DType], *, gives: DType | None = None) -> Steps | None:
+def _write_step(node: Node, dtypes: Sequence[DType], *, result: DType | None = None) -> Steps | None:
     """One step with the name of the operator."""
     # The machine reads all operands of an opcode as one type.
     if len(set(dtypes)) > 1:
         return None
-    return (OpcodeStep(node.op_type, node.inputs, gives or dtypes[0]),)
+    return (OpcodeStep(node.op_type, node.inputs, result or dtypes[0]),)
 
 
 def _write_parameters(node: Node, dtypes: Sequence[DType], *, defaults: Sequence[tuple[str, float]]) -> Steps:
@@ -158,7 +158,7 @@ ATTRIBUTES = {
 
 
 def _make_rows() -> dict[str, OpcodeRule]:
-    predicate = partial(_write_step, gives=DType.BOOL)
+    predicate = partial(_write_step, result=DType.BOOL)
     comparisons = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual")
     exact = ("Ceil", "Floor", "HardSwish", "Reciprocal", "Round", "Softsign", "Sqrt")
     curves = ("Erf", "Exp", "Log", "Mish", "Sigmoid", "Softplus", "Tanh")
@@ -195,16 +195,16 @@ HIGHEST_RANK = 16
 """``XRT_MAX_RANK`` of kernel.h."""
 
 
-def fuse_elementwise(function: Function, may: Callable[[Node], bool] = lambda node: True) -> Function:
+def fuse_elementwise(function: Function, is_eligible: Callable[[Node], bool] = lambda node: True) -> Function:
     """Fuse the elementwise nodes of a Function, including single ones; return the same Function if there are none.
 
-    Skips nodes that ``may`` rejects, that have unknown types or shapes or control edges, or that the native kernel does not
-    support. Linear.
+    Skips nodes that ``is_eligible`` rejects, that have unknown types or shapes or control edges, or that the native kernel does
+    not support. Linear.
     """
     original = function
     if any(function.get_type(name) is None for node in function.nodes for name in node.defines):
         function = infer_shapes(function)
-    groups = _group_candidates(function, _find_candidates(function, may))
+    groups = _group_candidates(function, _find_candidates(function, is_eligible))
     if not groups:
         return original
     chains = [_make_chain(function, group) for group in groups]
@@ -217,7 +217,7 @@ def fuse_elementwise(function: Function, may: Callable[[Node], bool] = lambda no
 # ---------------------------------------------------------------------- candidates
 
 
-def _find_candidates(function: Function, may: Callable[[Node], bool]) -> dict[int, Shape]:
+def _find_candidates(function: Function, is_eligible: Callable[[Node], bool]) -> dict[int, Shape]:
     """Nodes that may be fused, by index, with the shape of their iteration space."""
     ordering = {name for node in function.nodes for name in node.control}
     shapes_by_node = {}
@@ -226,7 +226,7 @@ def _find_candidates(function: Function, may: Callable[[Node], bool]) -> dict[in
         if node.control or node.name in ordering or node.device.partition(":")[0] not in ("", "cpu"):
             continue
         shape = _find_space(function, node)
-        if shape is not None and lower_to_opcodes(node, function) is not None and may(node):
+        if shape is not None and lower_to_opcodes(node, function) is not None and is_eligible(node):
             shapes_by_node[index] = shape
     return shapes_by_node
 

@@ -19,7 +19,7 @@ from xrt.engines.native import NativeLibrary, open_bundled, requires_native, war
 from xrt.engines.toolkit.support import close_over, why_not_bodies
 from xrt.engines.toy.devices import plan_device_steps, why_not_on_device
 from xrt.engines.toy.kernels import namespace, ops
-from xrt.engines.toy.native import MOST_SHAPES, ByShapes, KernelSelection, order_updates, select_kernel, with_segments
+from xrt.engines.toy.native import MOST_SHAPES, ByShapes, KernelSelection, fold_segments, order_updates, select_kernel
 from xrt.engines.toy.reference import isolate_node
 from xrt.engines.toy.tape import DeviceExecutable, InterpretedExecutable, StepKernel, Tape, ToyExecutable, make_tape
 from xrt.errors import CompileRefused, OptionError
@@ -153,8 +153,8 @@ class _Compiler:
 
     def _compile_static(self, function: Function) -> Executable:
         """Compile to one native call if native kernels support all nodes, else to a tape of Python kernels and native runs."""
-        segments = with_segments(_infer_types(function), self._choice, self._threads)
-        return segments.whole() or self._interpret(segments.function, segments.kernel)
+        segments = fold_segments(_infer_types(function), self._choice, self._threads)
+        return segments.as_executable() or self._interpret(segments.function, segments.find_kernel)
 
     def _interpret(
         self, function: Function, segment: Callable[[Node], StepKernel | None] = lambda node: None
@@ -166,11 +166,11 @@ class _Compiler:
     def _has_native_kernel(self, function: Function) -> bool:
         """Whether a native kernel may support any node once the shapes are known."""
         function, choice = _infer_types(function), self._choice
-        return any(choice.joins_chain(node, function) or choice.native(node, function) for node in function.nodes)
+        return any(choice.joins_chain(node, function) or choice.find_native(node, function) for node in function.nodes)
 
     def _make_kernel(self, node: Node, function: Function) -> StepKernel:
         """The Python kernel of a node, over the array module of its device."""
-        kernel = self._choice.in_python(node, function)
+        kernel = self._choice.find_python(node, function)
         if isinstance(kernel, str):
             return StepKernel(self._make_native_kernel(node, function, kernel))
         on_device = self._accelerator is not None and bool(node.device)
@@ -183,7 +183,7 @@ class _Compiler:
 
     def _make_native_kernel(self, node: Node, function: Function, reason: str) -> Run:
         """Make a kernel for a node that only native kernels support and whose shapes are known only at a call."""
-        if self._choice.has_native and self._choice.native(node, function):
+        if self._choice.has_native and self._choice.find_native(node, function):
             executable = ByShapes(isolate_node(node, function, function.constants), self._compile_static)
             # A value that the node reads twice is one input of the isolated Function.
             reads = list(dict.fromkeys(name for name in node.inputs if name not in function.constants))

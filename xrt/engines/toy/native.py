@@ -41,7 +41,7 @@ class Segments:
         self.tapes = dict(tapes)
         """Tape by node name."""
 
-    def whole(self) -> NativeExecutable | None:
+    def as_executable(self) -> NativeExecutable | None:
         """The executable of a single native call if that covers the whole Function; None if Python has work to do."""
         if len(self.function.nodes) != 1 or not self.tapes:
             return None
@@ -51,7 +51,7 @@ class Segments:
             return None
         return NativeExecutable(self.function.name, tape, outputs)
 
-    def kernel(self, node: Node) -> StepKernel | None:
+    def find_kernel(self, node: Node) -> StepKernel | None:
         """The kernel of a folded node; None for other nodes."""
         tape = self.tapes.get(node.name)
         if tape is None or (node.op_type, node.domain) != (SEGMENT.op_type, SEGMENT.domain):
@@ -63,7 +63,7 @@ class Segments:
         return StepKernel(run, pairs=tape.in_place)
 
 
-def with_segments(function: Function, choice: KernelSelection, threads: int) -> Segments:
+def fold_segments(function: Function, choice: KernelSelection, threads: int) -> Segments:
     """Fold the runs of nodes with native kernels in a closed Function, and build their tapes.
 
     If a kernel refuses a node in ``prepare``, the node is tried with the next kernel. Raises CompileFailed if a kernel fails
@@ -93,8 +93,8 @@ class _KernelRefusal(Exception):
 
 
 def _fold_runs(function: Function, choice: KernelSelection, threads: int, refused: Refusals) -> Segments:
-    early: dict[str, PreparedKernel] = {}
-    function, kernels = _choose_kernels(function, choice, refused, early)
+    prepared: dict[str, PreparedKernel] = {}
+    function, kernels = _choose_kernels(function, choice, refused, prepared)
     nodes: list[Node] = []
     tapes: dict[str, NativeTape] = {}
     runs: dict[str, list[Node]] = {}
@@ -103,7 +103,7 @@ def _fold_runs(function: Function, choice: KernelSelection, threads: int, refuse
             nodes += run
             continue
         part = _extract_part(function, run, f"native_{len(tapes)}")
-        steps = [early.get(node.name) or _prepare_kernel(kernels[node.name], node, part) for node in part.nodes]
+        steps = [prepared.get(node.name) or _prepare_kernel(kernels[node.name], node, part) for node in part.nodes]
         inputs = {v.name: v.type for v in part.inputs if isinstance(v.type, TensorType)}
         outputs = [v.name for v in part.outputs]
         runs[part.name] = run
@@ -181,24 +181,24 @@ def _find_dependents(function: Function, writer: Node, place: int, end: int) -> 
 
 
 def _choose_kernels(
-    function: Function, choice: KernelSelection, refused: Refusals, early: dict[str, PreparedKernel]
+    function: Function, choice: KernelSelection, refused: Refusals, prepared: dict[str, PreparedKernel]
 ) -> tuple[Function, dict[str, NativeKernel]]:
     """Select the native kernel of each node that has one; also return the Function with the output types that kernels declare.
 
     Shape inference does not know custom operators. If the model does not declare their types, the kernel is prepared to get
-    them; ``early`` collects these prepared kernels by node name.
+    them; ``prepared`` collects these kernels by node name.
     """
     kernels: dict[str, NativeKernel] = {}
     for node in function.nodes:
         if node.bodies or not all(is_static(function.get_type(name)) for name in node.inputs if name):
             continue
-        kernel = choice.native(node, function, refused)
+        kernel = choice.find_native(node, function, refused)
         if kernel is None:
             continue
         kernels[node.name] = kernel
         if not all(is_static(function.get_type(name)) for name in node.defines):
-            early[node.name] = _prepare_kernel(kernel, node, function)
-            function = _add_types(function, early[node.name].outputs)
+            prepared[node.name] = _prepare_kernel(kernel, node, function)
+            function = _add_types(function, prepared[node.name].outputs)
     return function, kernels
 
 
@@ -402,36 +402,36 @@ class KernelSelection:
 
     def why_not(self, node: Node, function: Function) -> str | None:
         """Explain why no kernel supports the node, ignoring bodies; native kernels are tried only if no Python kernel fits."""
-        kernel = self.in_python(node, function)
+        kernel = self.find_python(node, function)
         if isinstance(kernel, str) and self.has_native:
-            kernel = self.best(node, function)
+            kernel = self.find_best(node, function)
         return kernel if isinstance(kernel, str) else None
 
-    def in_python(self, node: Node, function: Function) -> SelectedKernel:
-        """Find the Python kernel for the node."""
+    def find_python(self, node: Node, function: Function) -> SelectedKernel:
+        """Find the Python kernel of highest priority for the node."""
         return self._find(node, function, self.python, ())
 
-    def best(self, node: Node, function: Function, without: tuple[Any, ...] = ()) -> SelectedKernel:
+    def find_best(self, node: Node, function: Function, without: tuple[Any, ...] = ()) -> SelectedKernel:
         """Find the kernel of highest priority for the node, native ones included, skipping those in ``without``."""
         return self._find(node, function, self.everything, without)
 
-    def native(self, node: Node, function: Function, refused: Refusals = NONE) -> NativeKernel | None:
+    def find_native(self, node: Node, function: Function, refused: Refusals = NONE) -> NativeKernel | None:
         """The native kernel selected for the node, skipping those that ``refused`` it; None if a Python kernel is selected."""
-        kernel = self.best(node, function, tuple(kernel for name, kernel in refused if name == node.name))
+        kernel = self.find_best(node, function, tuple(kernel for name, kernel in refused if name == node.name))
         return kernel.code if isinstance(kernel, Kernel) and isinstance(kernel.code, NativeKernel) else None
 
     def joins_chain(self, node: Node, function: Function) -> bool:
         """Whether the node may join a chain of elementwise operators: it has no kernel of the chain's priority or higher."""
         if self.chain is None or lower_to_opcodes(node, function) is None:
             return False
-        kernel = self.best(node, function)
+        kernel = self.find_best(node, function)
         return not isinstance(kernel, Kernel) or kernel.priority < self.chain
 
     def list_mutable_inputs(self, node: Node, function: Function) -> tuple[int, ...]:
         """Positions of the inputs whose memory the result may overwrite; all inputs if the node joins a chain."""
         if self.joins_chain(node, function):
             return tuple(range(len(node.inputs)))
-        kernel = self.in_python(node, function)
+        kernel = self.find_python(node, function)
         return kernel.mutable[: len(node.inputs)] if isinstance(kernel, Kernel) else ()
 
     def _find(self, node: Node, function: Function, table: OpTable[Any], without: tuple[Any, ...]) -> SelectedKernel:

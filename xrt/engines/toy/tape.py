@@ -301,21 +301,21 @@ Place: TypeAlias = tuple[str, bool]
 
 
 def make_tape(
-    function: Function, kernel_of: Callable[[Node], StepKernel], engine: str = "toy", accelerator: Accelerator | None = None
+    function: Function, make_kernel: Callable[[Node], StepKernel], engine: str = "toy", accelerator: Accelerator | None = None
 ) -> Tape:
     """Build the tape of a closed Function, and upload its constants to the accelerator. Linear.
 
-    A node whose results stay on the host is passed to ``kernel_of`` without its device.
+    A node whose results stay on the host is passed to ``make_kernel`` without its device.
     """
-    return _TapeBuilder(function, kernel_of, accelerator).build(engine)
+    return _TapeBuilder(function, make_kernel, accelerator).build(engine)
 
 
 class _TapeBuilder:
     """Builds a tape: one kernel per node, and a copy where a value is read on the other side."""
 
-    def __init__(self, function: Function, kernel_of: Callable[[Node], StepKernel], accelerator: Accelerator | None) -> None:
+    def __init__(self, function: Function, make_kernel: Callable[[Node], StepKernel], accelerator: Accelerator | None) -> None:
         self.function = function
-        self.kernel_of = kernel_of
+        self.make_kernel = make_kernel
         self.accelerator = accelerator
         self.stores = {False: store_on_host, True: _make_device_store(accelerator) if accelerator else store_on_host}
         self.slots: dict[Place, int] = {}
@@ -367,7 +367,7 @@ class _TapeBuilder:
         return self._define(place)
 
     def _add_node(self, node: Node, on_device: bool) -> None:
-        kernel = self.kernel_of(replace(node, device="") if self.accelerator and not on_device else node)
+        kernel = self.make_kernel(replace(node, device="") if self.accelerator and not on_device else node)
         # SHAPES read no data, so their input may be on either side.
         reads_on_device = self.accelerator is not None and (on_device or node.op_type in SHAPES)
         names = (*node.inputs, *node.captures)
