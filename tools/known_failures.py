@@ -128,7 +128,7 @@ _ISSUES = {
     "tvm": ("xrt.engines.tvm.tables.ISSUES",),
     "openvino": ("xrt.engines.openvino.tables.ISSUES", "xrt.engines.openvino.tables.OPEN_ISSUES"),
     "iree": ("xrt.engines.iree.tables.ISSUES",),
-    "torch{inductor=True}": ("xrt.engines.torch.tables.GAPS",),
+    "torch{mode=inductor}": ("xrt.engines.torch.tables.GAPS",),
 }
 """The tables of known issues, by engine."""
 
