@@ -182,6 +182,26 @@ def test_a_model_that_violates_a_rule(source: ModelProto, reason: str) -> None:
     assert message(source) == f"cannot load the given ModelProto: {reason}"
 
 
+def normalization(**attributes: Any) -> ModelProto:
+    source = model("(float x, float s) => (float y) { y = SimplifiedLayerNormalization(x, s) }")
+    source.graph.node[0].attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
+    return source
+
+
+@pytest.mark.parametrize(
+    ("attributes", "values"),
+    [
+        ({"axis": [1]}, "(1,) and 1e-05"),
+        ({"axis": -(2**62)}, f"{-(2**62)} and 1e-05"),
+        ({"epsilon": "small"}, "-1 and 'small'"),
+    ],
+)
+def test_attributes_of_a_normalization_that_onnx_does_not_describe(attributes: dict[str, Any], values: str) -> None:
+    assert message(normalization(**attributes)) == (
+        f"cannot load the given ModelProto: SimplifiedLayerNormalization 'y' has no valid axis or epsilon: {values}"
+    )
+
+
 def changed(change: Callable[[ModelProto], Any], source: ModelProto = RELU) -> ModelProto:
     copy = ModelProto()
     copy.CopyFrom(source)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 LAYER, SIMPLIFIED = "LayerNormalization", "SimplifiedLayerNormalization"
 LAYER_OPSET = 17
+MOST_AXES = 64  # NumPy's limit on the rank of an array
 
 
 def is_fused_normalization(domain: str, op_type: str, opset: int) -> bool:
@@ -64,7 +65,10 @@ def expand_normalization(
     ``constants`` are those of the graph, ``dtype`` is the element type of the scale if it is declared.
     """
     scale, is_centered = node.inputs[1], node.op_type == LAYER
-    axis = int(node.attr("axis", -1))
+    axis, epsilon = node.attr("axis", -1), node.attr("epsilon", 1e-5)
+    # onnx does not describe this form of the operator, so that nothing has checked its attributes.
+    if not isinstance(axis, int) or axis < -MOST_AXES or not isinstance(epsilon, float):
+        raise ModelError(f"{node.op_type} {node.outputs[0]!r} has no valid axis or epsilon: {axis!r:.80} and {epsilon!r:.80}")
     if axis >= 0 and scale not in constants:
         raise ModelError(f"the axes of {node.op_type} {node.outputs[0]!r} are not known: its scale is no initialiser")
     axes = range(axis if axis < 0 else -len(constants[scale].shape), 0)
@@ -79,7 +83,7 @@ def expand_normalization(
     if is_centered:
         x = w.op("Sub", x, w.reduce("ReduceMean", x, axes, output=mean))
     squares = w.reduce("ReduceMean", w.op("Pow", x, w.constant(2, number)), axes)
-    deviation = w.op("Sqrt", w.op("Add", squares, w.constant(node.attr("epsilon", 1e-5), number)))
+    deviation = w.op("Sqrt", w.op("Add", squares, w.constant(epsilon, number)))
     if inverse:
         w.op("Reciprocal", deviation, output=inverse)
     x = w.op("Div", x, deviation)
