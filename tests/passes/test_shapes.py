@@ -351,6 +351,25 @@ ROWS = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        one("QLinearReduceMean", "uint8[] float32[] uint8[] float32[] uint8[]", axes=[0]),
+        one("GroupQueryAttention", "float32[2,3,8]", num_heads="many"),
+    ],
+    ids=lambda function: function.nodes[0].op_type,
+)
+def test_a_node_that_violates_its_operator_has_no_type(function: Function) -> None:
+    assert infer_shapes(function).outputs == function.outputs
+
+
+def test_contents_that_violate_their_operator_are_unknown() -> None:
+    function = read("""(float x) => (float y, float z) <int64[1] low = {-9223372036854775807}, int64[1] one = {1},
+        int64[1] high = {9223372036854775807}, int64 point = {3}, int64[1] zero = {0}> {
+        y = Range(low, high, one)  z = Slice(point, zero, one, zero) }""")
+    assert set(types(infer_shapes(without_outputs(function))).values()) <= {"int64[?]", "int64[...]", "int64[]", "None"}
+
+
 def test_inferred_types_do_not_keep_the_memory_of_constants() -> None:
     weights = np.zeros((1000, 7), np.float32)
     bias = Constant(weights[0])

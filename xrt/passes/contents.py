@@ -16,6 +16,8 @@ MOST_ELEMENTS = 128
 """Larger tensors are not tracked: shapes, pads and bounds are shorter."""
 FOLLOWED = frozenset({DType.INT64, DType.INT32, DType.BOOL, DType.FLOAT32, DType.FLOAT64})
 """Element types in which models compute shapes."""
+INVALID_NODE = (IndexError, KeyError, ValueError, TypeError, AttributeError, ArithmeticError)
+"""Raised by rules for a node that violates its operator. It has no inferred types; the engine that runs it reports the reason."""
 Elements: TypeAlias = "np.ndarray[Any, np.dtype[np.object_]]"
 """Numbers, symbolic extents (non-negative integers, as str), and None for unknown elements.
 
@@ -422,8 +424,8 @@ def propagate(node: Node, inputs: Sequence[Contents | None], types: Sequence[Typ
     rule = _RULES[node.op_type]
     try:
         outputs = rule(PropagationCase(node, inputs, types))
-    except (IndexError, ValueError, TypeError, OverflowError):
-        return None  # invalid inputs are reported by the engine that runs the node
+    except INVALID_NODE:
+        return None
     return [contents if contents is None or contents.elements.size <= MOST_ELEMENTS else None for contents in outputs]
 
 
@@ -581,5 +583,5 @@ def infer_shape(node: Node, inputs: Sequence[Contents | None], types: Sequence[T
     """Output 0's shape of a node in `SHAPED`, from the contents and types of its inputs; None if unknown."""
     try:
         return _SHAPES[node.op_type](PropagationCase(node, inputs, types))
-    except (IndexError, ValueError, TypeError):
-        return None  # invalid inputs are reported by the engine that runs the node
+    except INVALID_NODE:
+        return None

@@ -26,7 +26,7 @@ from xrt.graph import (
 from xrt.graph.function import pause_gc
 from xrt.graph.schemas import join_types
 from xrt.graph.types import LARGEST_EXTENT
-from xrt.passes.contents import PROPAGATED, SHAPED, Contents, infer_shape, propagate
+from xrt.passes.contents import INVALID_NODE, PROPAGATED, SHAPED, Contents, infer_shape, propagate
 from xrt.passes.operator_types import OPERATOR_TYPES, Operands
 
 
@@ -308,7 +308,11 @@ class Knowledge:
     def _infer_outputs(self, node: Node, again: bool) -> Sequence[Type | None]:
         rule = OPERATOR_TYPES.get(node.domain, {}).get(node.op_type) if node.domain else None
         if rule is not None:
-            return rule(Operands(node, [self._input_type(name) for name in node.inputs], self._find_constants(node), self._opset))
+            operands = Operands(node, [self._input_type(name) for name in node.inputs], self._find_constants(node), self._opset)
+            try:
+                return rule(operands)
+            except INVALID_NODE:  # onnx, which does not describe com.microsoft, has not checked the attributes
+                return ()
         shape = self._infer_shape(node)
         if not again and not any(map(self.is_news, node.uses)):
             types: Sequence[Type | None] = ()
