@@ -270,8 +270,8 @@ def explain_command(model: str, with_memory: bool, html: Path | None, as_json: b
     """Show how MODEL, an ONNX file, a bundle or a shipped model, is divided.
 
     The output has the regions in order, with sizes and boundaries, and the reason for each node that is not on the first
-    engine. For a plan that was chosen by measurement (-e auto) it also has the costs of regions, the plans that
-    lost, and the operators whose support would save most.
+    engine. For a plan that was chosen by measurement (-e auto) it also has the costs of regions and the plans that
+    lost.
     """
     function, module = inputs.open_model(model, params)
     files = params["files"]

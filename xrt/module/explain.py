@@ -62,7 +62,7 @@ class Explanation:
     placement: tuple[str, ...] = ()
     """How the plan was chosen; empty unless it was placed by measurement."""
     account: CostReport | None = None
-    """Cost of each part of the plan, and missing operators that would save time; None if the plan was not measured."""
+    """Cost of each part of the plan; None if the plan was not measured."""
     device: str = "cpu"
     copies: tuple[str, ...] = ()
     """Values copied between devices, each once per direction."""
