@@ -13,6 +13,8 @@ from xrt import __version__
 from xrt.cli.screen import complain, out, warnings_as_lines
 from xrt.errors import XRTError, did_you_mean
 
+# Each command: its module in xrt.cli, and its line in the help. The help is printed from here, because importing the modules
+# would load the whole library.
 _DAILY = {
     "run": ("run", "Run a model once, on files or random inputs"),
     "bench": ("tune", "Compare the speed of engines"),
@@ -52,6 +54,7 @@ class Commands(click.Group):
         module = importlib.import_module(f"xrt.cli.{_COMMANDS[name][0]}")
         return getattr(module, f"{name.replace('-', '_')}_command")  # type: ignore[no-any-return]
 
+    # click's own version imports every command to read its short help.
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         for title, commands in (("Commands", _DAILY), ("For authors of engines", _WORKSHOP)):
             with formatter.section(title):
@@ -70,12 +73,14 @@ def main(arguments: list[str] | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names may contain half a surrogate pair, which cannot be encoded
     typed = sys.argv[1:] if arguments is None else arguments
+    # --debug may stand anywhere, also after the subcommand, where click would not know it.
     sys.exit(_run([a for a in typed if a != "--debug"], debug="--debug" in typed))
 
 
 def _run(arguments: list[str], *, debug: bool) -> int:
     try:
         with warnings_as_lines():
+            # Standalone, click would print errors in its own form and end the process with its own exit codes.
             result: Any = cli(args=arguments, prog_name="xrt", standalone_mode=False, obj=tuple(arguments))
         return int(result or 0)
     except click.exceptions.Abort:
@@ -88,7 +93,7 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         sys.stderr.close()  # the reader left; say nothing more
         return 0
     except Exception as error:
-        if debug and not isinstance(error, click.ClickException):
+        if debug and not isinstance(error, click.ClickException):  # a mistake on the command line needs no traceback
             raise
         complain("error", _describe(error))
         return 2

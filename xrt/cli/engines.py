@@ -65,7 +65,7 @@ def engines_command(engine: str | None, as_json: bool, verbose: bool) -> None:
         if status.state == "ready":
             text += f"; {status.lacks}" if status.lacks and not is_brief else ""
             text += f"; also in {status.precisions}" if status.precisions else ""
-        if is_brief:
+        if is_brief:  # the first number of a longer text, so that the row fits one line
             number = re.search(r"\d+(?:\.\w+)+", version)
             version = number[0] if number else ""
         elif description := find_declaration(status.name).description:
@@ -149,6 +149,7 @@ def _examine_cache() -> dict[str, Any]:
 
 def read_engine_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Select the variables that may affect XRT or an engine, sorted; others may be secret."""
+    # An allow list: reports are pasted into public issues.
     prefixes = (*_PREFIXES, *(prefix for declaration in map(find_declaration, names()) for prefix in declaration.environment))
     return {name: variables[name] for name in sorted(variables) if name.startswith(prefixes) or name in _VARIABLES}
 
@@ -242,6 +243,7 @@ def gc_command(store: Store, size: int | None, failures: bool) -> None:
     """Remove what is damaged, left behind, out of date, or too much."""
     tier = open_disk_tier(directory=store.directory)
     limit = size if size is not None else tier.limit if tier else 0
+    # Damaged entries are removed first: their sizes must not evict good ones.
     damaged = store.find_damaged()
     forgotten = [item for item in store.entries.items() if failures and item not in damaged and _is_failure(item.path)]
     for item in (*damaged, *forgotten):

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 def load_with_options(text: str) -> Function:
     """Load the model at a path, or a shipped model with its sizes in braces.
 
-    The cache may know the hashes of a file's weights only until the file is read; the command keeps the Function, so that it is
-    read once.
+    The Function of a model file is stored in click's context until the command ends, so that the file is read only once.
     """
     if not os.path.lexists(text):
         return BenchTarget.parse(text).load()
@@ -69,6 +68,7 @@ def add_locked_dims(model: str, function: Function, sizes: Mapping[str, int], lo
     """Add the sizes of a lockfile; raises OptionError if they contradict ``sizes``."""
     if lock is None:
         return dict(sizes)
+    # Sizes of dims that this model does not have are dropped: the lock itself is checked later, with a better message.
     symbolic, record = name_batch(function), read_lock(lock)
     locked = {name: size for name, size in read_locked_dims(record).items() if name in list_dims(symbolic)}
     shapes = read_shapes(record, symbolic)  # the lock's inputs may have come from files
@@ -111,6 +111,7 @@ def open_model(model: str, params: dict[str, Any]) -> tuple[Function, XRTModule]
     # A bundle must not choose engines whose options may name files or code, so the caller names these.
     engines = split_specs(params["engine"]) if params["engine"] else []
     applicable = {*_ALSO_FOR_BUNDLES, "engine"} if any(why_not_chosen(spec, "bundle") for spec in engines) else _ALSO_FOR_BUNDLES
+    # Only options that the user typed: a default is no contradiction.
     context = click.get_current_context()
     fixed = [
         next((flag for flag in option.opts if flag.startswith("--")), option.opts[0])
@@ -160,7 +161,7 @@ def read_input_files(files: Sequence[str], function: Function) -> dict[str, tupl
     for text in files:
         name, equals, file = text.partition("=")
         path = Path(text)
-        if equals and not path.exists():
+        if equals and not path.exists():  # the path of an existing file may contain an equals sign
             path = Path(file)
             arrays = {name: read_npy(path)}
         elif text.endswith(".npz"):
@@ -230,6 +231,7 @@ def _split(arrays: Batch, function: Function, path: Path) -> Iterator[Batch]:
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise InputError(f"the arrays of {path} have different numbers of batches: {listed}")
+    # Scalars alone are one batch.
     for place in range(next(iter(counts.values()), 1)):
         yield {name: batches[place] if isinstance(batches, list) else batches for name, batches in parts.items()}
 
@@ -246,5 +248,5 @@ def _split_array(array: np.ndarray[Any, Any], value: Value) -> Any:
     extent, rows = type_.shape[0], array.shape[0]
     size = extent if isinstance(extent, int) else min(MAX_ROWS, max(1, math.ceil(rows / BATCHES)))
     if not size or (rows % size and isinstance(extent, int)):
-        return [array]
+        return [array]  # the call reports that the rows do not fit the fixed extent
     return [array[at : at + size] for at in range(0, rows, size)]

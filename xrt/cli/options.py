@@ -37,7 +37,11 @@ option = partial(click.option, show_default=True)
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]  # generic in click's latest release only
-    """A value that is spelled as text; ``parse`` returns None for text that is ``not wanted``."""
+    """A value with a textual form.
+
+    ``parse`` converts the text, or returns None if it is invalid. The OptionError then says that the option takes ``wanted``,
+    followed by ``hint(text)``.
+    """
 
     def __init__(self, name: str, wanted: str, parse: Callable[[str], Any], hint: Callable[[str], str] = lambda text: "") -> None:
         self.name, self._wanted, self._parse, self._hint = name, wanted, parse, hint
@@ -50,6 +54,7 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # generic in click's lat
 
 
 def _parse_numbers(text: str) -> tuple[int, ...] | None:
+    # The number of digits is limited because int() raises ValueError for thousands of them.
     parts = [part.strip() for part in text.split(",")]
     return tuple(map(int, parts)) if all(part.isdecimal() and len(part) <= DIGITS and int(part) for part in parts) else None
 
@@ -60,7 +65,10 @@ def _parse_seconds(text: str) -> float | None:
 
 
 def _parse_share(text: str) -> float | None:
-    """A number from 1 on needs the sign, since 5 is more likely 5 % than 500 %."""
+    """Parse ``1%`` or ``0.01`` to a fraction; None if invalid.
+
+    Numbers of 1 or more need the percent sign, since 5 is more likely meant as 5 % than as 500 %.
+    """
     match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?|\.\d+)\s*(%?)", text.strip())
     share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
     return share if match and (share < 1 or match[2]) else None
@@ -82,6 +90,7 @@ def _parse_devices(text: str) -> dict[str, str] | None:
 
 def _parse_check(text: str) -> str | float:
     """Convert numbers; words are validated by the module's option."""
+    # As a float, nan would make every comparison false; as a word it is rejected.
     try:
         return float(text) if text != "nan" else text
     except ValueError:
@@ -99,7 +108,7 @@ _DEVICES = Text("ENGINE=DEVICE,...", "ENGINE=DEVICE, each engine once, such as o
 
 
 class Target(click.Path):
-    """A file or a folder to write, which is tried before any work is done."""
+    """The path of an output, checked before any work is done; raises InputError with the reason if it cannot be written."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
@@ -173,6 +182,7 @@ def derive(
     ``kind`` is a key of `_KINDS` for values that the command line spells differently; ``shown`` is the help's text for a default
     that is not a value, and ``example`` is added to the help.
     """
+    # The types of fields are strings, because annotations are not evaluated.
     field = next(field for field in fields(owner) if field.name == name)
     value: Any = field.default
     text = attributes.pop("help", _describe(owner)[name])
@@ -186,7 +196,7 @@ def derive(
         attributes = {"is_flag": True, **attributes}
     elif field.metadata.get("at_least") is not None and "float" not in field.type:
         attributes = {"type": int, **attributes}
-        shown = shown or ("" if value in (None, 1) else str(value))
+        shown = shown or ("" if value in (None, 1) else str(value))  # a minimum of 1 restricts nothing
     text += f": {example}" * bool(example) + "; repeatable" * bool(attributes.get("multiple"))
     names = flags or (f"--{name.replace('_', '-')}", name)
     return click.option(*names, help=f"{text} [default: {shown}]" if shown else text, **attributes)
@@ -223,7 +233,7 @@ def add_all(*options: Decorator) -> Decorator:
     """Add several options, which the help shows in this order."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        for decorate in reversed(options):
+        for decorate in reversed(options):  # the decorator that is applied last comes first in the help
             command = decorate(command)
         return command
 
@@ -284,7 +294,10 @@ add_tuning_options = add_all(
 
 
 def isolation_keywords(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword ``isolate`` from `isolation_options`; empty if none is set."""
+    """XRTModule's keyword ``isolate`` from `isolation_options`; empty if none is set.
+
+    Raises OptionError for a limit without ``--isolate``.
+    """
     limits = {name: params.get(name) for name in ("time_limit", "memory_limit")}
     if params.get("isolate") is not None:
         return {"isolate": Isolation(tuple(split_specs(params["isolate"])), bool(params.get("isolate_run")), **limits)}
@@ -295,10 +308,14 @@ def isolation_keywords(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def module_keywords(params: Mapping[str, Any]) -> dict[str, Any]:
-    """XRTModule's keywords from `module_options`, without those that are not set."""
+    """XRTModule's keywords from `module_options`, without those that are not set.
+
+    Raises OptionError for ``--budget`` without ``auto``.
+    """
     engines = params["engine"] and split_specs(params["engine"])
     if params.get("budget") is not None and "auto" not in (engines or ()):
         raise OptionError("--budget is the time of a search; pass it with -e auto, or a list with auto in it")
+    # Options that are not set are omitted, so that XRTModule's own defaults apply.
     names = ("minimum_nodes", "maximum_nodes", "precision", "threads", "devices", "dump_subgraph_dir", "check", "lock", "budget")
     keywords = {name: params[name] for name in names if params.get(name) is not None}
     if "," in keywords.get("precision", ""):
@@ -333,6 +350,7 @@ def check_sizes(function: Function) -> None:
         missing.append(f"extents without a name of input{'s' * (len(unnamed) > 1)} {', '.join(unnamed)}")
         arguments += [f"-i {name}=FILE.npy" for name in unnamed]
     if missing:
+        # The command as typed, with the missing options appended, can be copied and run.
         typed = shlex.join(["xrt", *(context.obj or (context.command.name or "", context.params.get("model", "MODEL")))])
         raise OptionError(
             f"times are measured for inputs of known sizes, and the model leaves open: {'; '.join(missing)}. "

@@ -71,6 +71,7 @@ def quantize_command(model: str, target: Path, table_file: str | None, save_tabl
     batches = read_batches(Path(params["data"]), function) if params["data"] else []
     engines = params["engine"] and split_specs(params["engine"])
     with WorkStatus("quantizing") as status:
+        # A table from an earlier run replaces calibration; with --weights-only no ranges of values are needed.
         table = CalibrationTable.load(table_file) if table_file is not None and not is_weight_only else None
         if table is None and not is_weight_only:
             if not batches:
@@ -101,6 +102,7 @@ def quantize_command(model: str, target: Path, table_file: str | None, save_tabl
 
 def _make_options(params: Mapping[str, Any]) -> QuantizationOptions:
     patterns: dict[str, Any] = {"include": params["include"]} if params["include"] else {}
+    # Sums of 8-bit products saturate on x86 without VNNI; weights of 7 bits cannot. Weights alone are not summed as bytes.
     needs_7_bits = not params["weights_only"]
     if needs_7_bits and not params["portable"]:
         with suppress(XRTError):  # ONNX Runtime is not installed: the file is for unknown processors

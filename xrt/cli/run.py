@@ -84,6 +84,7 @@ def run_command(model: str, target: Path | None, repeat: int, trace: Path | None
     if trace is not None:
         print_lines(f"{trace}: a timeline of {format_count(repeat, 'call')}; open it in ui.perfetto.dev or chrome://tracing")
     if target is not None:
+        # Strings are object arrays, which numpy.savez would pickle.
         arrays = {name: value for name, value in outputs.items() if isinstance(value, np.ndarray) and value.dtype != object}
         if len(arrays) != len(outputs):
             raise InputError(f"only tensors of numbers can be saved; not: {', '.join(sorted(set(outputs) - set(arrays)))}")
@@ -116,7 +117,7 @@ def _verify(function: Function, values: Mapping[str, Any], results: Sequence[Any
             "or compare two engines by what each saves: xrt run MODEL -e ENGINE -o FILE"
         )
         print_lines(f"not verified: {advice if unsupported else f'there is no reference, {error}'}")
-        return 0
+        return 0  # exit code 1 means a difference, and none was found
     code = 0
     for value, actual, reference in zip(function.outputs, results, expected, strict=True):
         tolerance = tolerance_for(reference.dtype, "network") if isinstance(reference, np.ndarray) else None
@@ -163,6 +164,7 @@ def verify_command(model: str, outputs_only: bool, as_json: bool, **params: Any)
 def inspect_command(model: str, as_json: bool, as_text: bool) -> None:
     """Show inputs, outputs, types, opsets, operators and sizes of MODEL: an ONNX file, a bundle or a shipped model."""
     if is_bundle(model):
+        # The graphs of a bundle are in its plans, one per program, and are read only to be printed.
         file = BundleFile(model)
         functions = [file.read_plan(program.plan)["function"] for program in file.record.programs] if as_text else []
         facts, show = _read_bundle(file), _show_bundle
@@ -278,6 +280,7 @@ def explain_command(model: str, with_memory: bool, html: Path | None, as_json: b
     is_measured = not is_bundle(model) and is_auto(options.module_keywords(params)["engine"])
     if is_measured:
         options.check_sizes(inputs.set_shapes(function, inputs.from_files(files, function)))
+    # Measuring needs inputs, and sizes of input files select the specialization. The plans of a bundle are stored.
     if (files and not is_bundle(model)) or is_measured:
         module.plan_for(**inputs.all_inputs(files, function, params["seed"]))
     if with_memory:
@@ -328,6 +331,7 @@ def compile_command(model: str, target: Path | None, verbose: bool, **params: An
     sizes = [dict(zip(several, combination, strict=True)) for combination in product(*several.values())]
     examples = [sample_inputs(set_dims(function, combination)) for combination in sizes]
     began = perf_counter()
+    # A cache without a limit: otherwise early sizes could be evicted before all are saved.
     with XRTModule(function, **keywords, cache=CompileCache(disk=default_cache().disk, max_bytes=NO_LIMIT)) as module:
         try:
             module.compile()  # once for all sizes, where the engines can

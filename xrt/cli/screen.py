@@ -29,6 +29,7 @@ EDGES = 2
 _LINES = 25 if os.environ.get("TERM", "").lower() in ("dumb", "unknown") else None
 """For such terminals rich reads COLUMNS only if a height is set."""
 
+# soft_wrap: rich would otherwise break long lines of a pipe at 80 columns.
 out = Console(highlight=False, soft_wrap=True, height=_LINES)
 err = Console(stderr=True, highlight=False, soft_wrap=True, height=_LINES)
 
@@ -53,9 +54,11 @@ def show_table(
     for that, each row becomes a block with a line per column.
     """
     if not out.is_terminal:
+        # One line per row, for cut and awk: a line break or tab inside a cell becomes a space.
         for row in (columns, *rows):
             click.echo("\t".join(" ".join(str(cell).split()) for cell in row))
         return
+    # Text may be wrapped down to FOLDED characters; a table that needs less would break words.
     unbroken = {*numbers, *whole}
     widths = [max(len(str(cell)) for cell in cells) for cells in zip(columns, *rows, strict=True)]
     least = [width if name in unbroken else min(width, FOLDED) for name, width in zip(columns, widths, strict=True)]
@@ -103,9 +106,10 @@ STYLES = {"fastest": "bold green", "chosen": "bold green", "too noisy": "yellow"
 
 
 def show_times(subject: str, rows: Sequence[TimedRow], columns: Sequence[str], *, verbose: Sequence[str] = ()) -> None:
-    """Print times: in a pipe one table with all detail columns, on a terminal bars, and a second table of the ``verbose`` ones.
+    """Print a table of candidates with times, ratios and verdicts.
 
-    The first table fits 80 columns.
+    On a terminal: bars in a table that fits 80 columns, then a second table with the ``verbose`` details. Elsewhere: one table
+    with the details of all ``columns``. Both are keys of `TimedRow.details`.
     """
     cells = [(row.name, "" if row.seconds is None else f"{1e3 * row.seconds:.4g}", row.ratio, row.verdict) for row in rows]
     headings = (subject, "ms", "ratio", "verdict")
@@ -114,6 +118,7 @@ def show_times(subject: str, rows: Sequence[TimedRow], columns: Sequence[str], *
         show_table((*headings, *columns), [(*cell, *more) for cell, more in zip(cells, details, strict=True)])
         return
     widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+    # The bar gets the space that is left beside the other four columns, with the names wrapped as far as they may be.
     room = min(24, out.width - min(widths[0], FOLDED) - sum(widths[1:]) - 4 * GAP - EDGES)
     seconds = [row.seconds for row in rows if row.seconds]
     longest = min(max(seconds, default=1.0), LONGEST_BAR * min(seconds, default=1.0))
@@ -131,6 +136,7 @@ def _draw_bar(seconds: float | None, longest: float, width: int) -> Text:
     if seconds is None:
         return Text("")
     is_cut = seconds > longest
+    # Terminals with another encoding, as under LANG=C, cannot print block characters. The shortest bar remains visible.
     eighths = round(8 * width * min(seconds / longest, 1.0))
     can_draw = "utf" in (out.encoding or "").lower()
     bar = "█" * (eighths // 8) + BLOCKS[eighths % 8].strip() if can_draw else "#" * max(1, eighths // 8)
@@ -153,6 +159,7 @@ class WorkStatus(Status):
         return self
 
     def start(self) -> None:
+        # `start` is called again after a pause: the display is claimed only once, and released by `stop`.
         self._has_display = self._has_display or claim_display()
         super().start()
 
@@ -165,6 +172,7 @@ class WorkStatus(Status):
 
 def complain(kind: str, message: str) -> None:
     """Print a message on standard error."""
+    # Text instead of markup: rich would read brackets in a message as styles.
     style = "bold red" if kind == "error" else "yellow"
     err.print(Text(f"{kind}: ", style=style) + Text(message))
 
@@ -172,6 +180,7 @@ def complain(kind: str, message: str) -> None:
 @contextmanager
 def warnings_as_lines() -> Iterator[None]:
     """Print each distinct warning of the enclosed block as one line."""
+    # Python's filters compare the location too, and would repeat a message that several lines of code issue.
     seen: set[str] = set()
 
     def show(message: Warning | str, *rest: Any, **more: Any) -> None:

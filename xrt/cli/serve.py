@@ -94,9 +94,11 @@ def serve_command(models: tuple[str, ...], **params: Any) -> int:
 
     Each MODEL is a bundle or an ONNX file under its file's name, NAME=MODEL, or NAME:VERSION=MODEL.
     """
+    # Imported here, because export-triton and batch work without the server's libraries.
     from xrt.serve.application import Application, run_server
     from xrt.serve.metrics import ACCESS
 
+    # XRT_LOG was applied when xrt was imported; only an option overrides it.
     if params["log_level"] is not None or not os.environ.get(VARIABLE):
         show(params["log_level"] or "warning")
     if params["access_log"]:
@@ -109,7 +111,7 @@ def serve_command(models: tuple[str, ...], **params: Any) -> int:
         address = f"[{addresses.host}]" if ":" in addresses.host else addresses.host
         grpc = [f"gRPC on {address}:{addresses.grpc}"] if addresses.grpc is not None else []
         print_lines(f"listening on http://{address}:{addresses.http}", *grpc)
-        out.file.flush()
+        out.file.flush()  # scripts that start the service wait for this line
 
     def show_readiness(reason: str) -> None:
         if reason:
@@ -131,6 +133,7 @@ def _module_keywords(models: dict[str, dict[str, str]], params: dict[str, Any]) 
         keywords["threads"] = params["threads"]
     if params["engine"] is not None:
         keywords["engine"] = specs = split_specs(params["engine"])
+        # A bundle has its engines. Naming them only allows options that may refer to files or code.
         is_fixed = all(is_bundle(path) for versions in models.values() for path in versions.values())
         if is_fixed and not any(why_not_chosen(spec, "bundle") for spec in specs):
             raise OptionError("a bundle settles its engines; leave --engine out, or compile the model again")
@@ -209,7 +212,7 @@ def batch_command(model: str, rows: tuple[str, ...], target: Path, **params: Any
             f"xrt batch reads rows with pyarrow, which cannot be imported ({error}): pip install 'xrt-engine[batch]'"
         ) from error
     job = BatchJob(
-        str(Path(model).absolute()),
+        str(Path(model).absolute()),  # workers may have another working directory
         tuple(split_specs(params["engine"])) if params["engine"] else (),
         params["columns"],
         params["outputs"] or None,

@@ -107,6 +107,7 @@ def tune_command(model: str, **params: Any) -> int:
         return _tune_throughput(model, params)
     if len(params["batches"] or ()) == 1:
         params["batch"], params["batches"] = params["batches"][0], None
+    # Options of the other objective are an error rather than ignored.
     flags = {"batches": "batch with several sizes", "batch_dim": "batch-dim", "target": "output"}
     for name in ("p99", "batches", "instances", "batch_dim", "target"):
         if params[name] is not None:
@@ -130,13 +131,16 @@ def tune_command(model: str, **params: Any) -> int:
 
 
 def _read_keywords(params: dict[str, Any]) -> dict[str, Any]:
-    """XRTModule's keywords; the engines are compared, whether ``auto`` is in the list or not."""
+    """XRTModule's keywords, with ``auto`` added to the engines, so that they are compared by measurement."""
     keywords = options.module_keywords({**params, "engine": f"{params['engine']},auto"})
     return {**keywords, "engine": list(dict.fromkeys(keywords["engine"]))}
 
 
 def _load(model: str, params: dict[str, Any]) -> tuple[Function, dict[str, Any]]:
-    """Load a model, and inputs of the sizes of ``--dim``; the model's dims stay symbolic, as its placement serves all sizes."""
+    """Load a model, and make inputs of the sizes in ``--dim`` to measure it with.
+
+    The dims of the returned Function remain symbolic, because the chosen placement is used for all sizes.
+    """
     function = inputs.load_with_options(model)
     inputs.settle_batch(function, params)
     sized = set_dims(function, options.parse_dims(params["dims"]))
@@ -207,6 +211,7 @@ def _tune_throughput(model: str, params: dict[str, Any]) -> int:
     keywords |= inputs.precision_keywords(params, function)
     limits = {name: params[name] for name in ("p99", "batches", "instances", "batch_dim") if params[name] is not None}
     source = {"source": model, "seed": str(params["seed"]), "dims": ",".join(params["dims"])}
+    # The placement is locked while its module is open; the file needs the serving record too, which follows at the end.
     locks: list[PlacementFile] = []
 
     def lock(module: XRTModule, example: Sequence[Any]) -> None:
@@ -322,7 +327,7 @@ def check_command(lock: str, undecided: str, as_json: bool, **params: Any) -> in
     try:
         result, differences = _run_check(record, Path(lock), **params)
     except (LockError, EngineError, PlanError) as error:
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).split())  # one line, though a PlanError lists a line per node
         if as_json:
             print_json({"state": "cannot run", "reason": reason})
         else:
@@ -356,7 +361,7 @@ def _run_check(
     if not model and not source:
         raise LockError("the lock does not say where its model is; pass --model")
     with _convert_to_lock_error("model"):
-        nearby = folder / source
+        nearby = folder / source  # paths in a lock are relative to it; the name of a shipped model is no file there
         declared = inputs.load_with_options(model or (str(nearby) if nearby.is_file() else source))
         declared = set_dims(declared, inputs.read_locked_dims(lock))
     try:
@@ -375,6 +380,7 @@ def _run_check(
         "threads": _read_number(lock.options, "threads", "1"),
     }
     with _convert_to_lock_error("options"):
+        # Strict: otherwise a fallback would be measured in place of the plan.
         module = XRTModule(function, engines, strict=True, **keywords)
     with WorkStatus("running the plan"), module:
         arrays = [values[value.name] for value in function.inputs]
@@ -479,6 +485,7 @@ def bench_command(typed: tuple[str, ...], /, models: tuple[str, ...], as_json: b
     dims, budget = options.parse_dims(params["dims"]), params["budget"]
     targets = [BenchTarget.parse(model, size) for model in models for size in params["batch"] or (None,)]
     targets = [replace(target, sizes=FrozenDict({**dims, **target.sizes})) for target in targets]
+    # All models are checked before the first measurement, which may take minutes.
     for target in targets:
         if (function := target.check()) is not None:
             options.check_sizes(function)
@@ -510,6 +517,7 @@ def bench_command(typed: tuple[str, ...], /, models: tuple[str, ...], as_json: b
 def _parse_candidates(texts: tuple[str, ...]) -> list[BenchCandidate]:
     if not texts:
         return [BenchCandidate((status.name,)) for status in probe_all() if status.state == "ready"]
+    # Unknown names are reported now; otherwise they would be failed candidates at the end of a long run.
     candidates = list(dict.fromkeys(BenchCandidate.parse(text) for text in texts))
     for name in dict.fromkeys(name for candidate in candidates for name in candidate.names if name != AUTO):
         registry.find_entry_module(name)

@@ -64,6 +64,7 @@ def conformance_command(
             failed += outcome.word is ResultWord.FAILED
             status.show_count(f"{title}{f', {failed} failed' if failed else ''}: {outcome.group}", done, total)
 
+        # One engine is called directly, without XRT's planner; a list is planned as in a module.
         selected = listed if len(listed) > 1 else listed[0]
         report = conform(selected, patterns, isolate=not in_process, progress=advance, **params)
     if not report.outcomes:
@@ -184,6 +185,7 @@ def bisect_command(model: str, target: Path | None, **params: Any) -> int:
     MODEL is an ONNX file, a bundle or a shipped model.
     """
     _, module, values = open_with_inputs(model, params)
+    # Reducing runs the parts many times, so the status shows how far the smallest one is reduced.
     with module, WorkStatus("looking for a difference") as status:
         report = "{} parts tried, the smallest that differs has {} nodes".format
         culprit = module.bisect(**values, progress=lambda runs, nodes: status.update(report(runs, nodes)))
