@@ -12,17 +12,17 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint `` Did you mean 'x'?`` with the most similar known word, or an empty string if none is similar.
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
+    """A hint `` Did you mean 'x'?`` with the most similar candidate, or an empty string if none is similar.
 
     >>> did_you_mean("ort2", ["toy", "ort"])
     " Did you mean 'ort'?"
     >>> did_you_mean("zebra", ["toy", "ort"])
     ''
     """
-    import difflib
+    import difflib  # only errors need it
 
-    matches = difflib.get_close_matches(word, list(known), n=1)
+    matches = difflib.get_close_matches(word, list(candidates), n=1)
     return f" Did you mean {matches[0]!r}?" if matches else ""
 
 
@@ -36,8 +36,8 @@ def warn(message: str, category: type[UserWarning]) -> None:
     """
     level = 1
     frame = sys._getframe()
-    passed_over = (_PACKAGE, functools.__file__)  # functools, for cached properties
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(passed_over):
+    skipped = (_PACKAGE, functools.__file__)  # functools, for cached properties
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(skipped):
         frame = frame.f_back
         level += 1
     warnings.warn(message, category, stacklevel=level)
@@ -349,5 +349,6 @@ class SignatureWarning(XRTWarning):
     """
 
 
+# Every class above is public; a name that is missing here would be missing from the reference page too.
 _TREE = sorted(name for name, kind in vars().items() if isinstance(kind, type) and issubclass(kind, XRTError | XRTWarning))
 __all__ = [*_TREE, "did_you_mean", "warn"]

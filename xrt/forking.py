@@ -51,6 +51,7 @@ def leave_to_parent(value: object) -> None:
 
 def _begin_child() -> None:
     _Process.generation += 1
+    # The thread that held a lock does not exist here, so that nothing would ever release it.
     for lock in list(_Process.locks):
         lock._at_fork_reinit()
     for reference in list(_Process.parent_objects.values()):

@@ -19,6 +19,7 @@ def load_lazily(package: str) -> tuple[list[str], Callable[[str], Any], Callable
     imported on first access.
     """
     module = sys.modules[package]
+    # The source is parsed instead of executed: the imports of the block are exactly what must not happen yet.
     source: str = module.__loader__.get_source(package)  # type: ignore[union-attr]  # every loader of source files has it
     block = re.split(r"\n(?=\S)", source.partition("\nif TYPE_CHECKING:\n")[2], maxsplit=1)[0]
     homes = {alias: (home, name) for home, names in _IMPORT.findall(block) for name, alias in _NAME.findall(names)}
@@ -28,6 +29,7 @@ def load_lazily(package: str) -> tuple[list[str], Callable[[str], Any], Callable
             raise AttributeError(f"module {package!r} has no attribute {public!r}")
         home, name = homes[public]
         owner = import_module(home)
+        # ``from xrt import errors`` names a submodule, which is no attribute before its import.
         is_module = owner is module or not hasattr(owner, name)
         value = import_module(f"{home}.{name}") if is_module else getattr(owner, name)
         # Cache it, so that further reads do not call __getattr__.

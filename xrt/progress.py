@@ -24,8 +24,8 @@ DELAY = 2.0  # seconds before progress is shown
 PAUSE = 0.25  # seconds between updates
 ERASE = "\r\x1b[2K"
 
-Tell: TypeAlias = Callable[[str], None]
-"""Reports the current stage in a few words."""
+ReportStage: TypeAlias = Callable[[str], None]
+"""Sets the stage that the progress line shows, in a few words."""
 
 
 class TerminalLine:
@@ -130,7 +130,7 @@ def release_display() -> None:
 
 
 @contextmanager
-def show_progress(title: str, *, enabled: bool = True) -> Iterator[Tell]:
+def show_progress(title: str, *, enabled: bool = True) -> Iterator[ReportStage]:
     """Show progress of the enclosed block after `DELAY` seconds; yields a function that sets the current stage.
 
     Nothing is shown unless ``enabled``, without a display, or if the display is in use.

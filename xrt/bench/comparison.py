@@ -25,7 +25,7 @@ from xrt.measure.statistics import Timing, compute_ratio_of_medians, rank, rotat
 from xrt.processes.client import RemoteError, WorkerLost, WorkerProcess, WorkerTimedOut
 
 T = TypeVar("T")
-RIGHT = BenchCandidate((REFERENCE,))
+REFERENCE_CANDIDATE = BenchCandidate((REFERENCE,))
 Progress: TypeAlias = Callable[[str], None]
 """Called with a short description of the next step."""
 _POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -37,6 +37,7 @@ class BenchWorker:
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        # Libraries read these when they are loaded, so that they must be set before the process starts.
         variables = (*_POOLS, *(variable for name in names() for variable in find_declaration(name).thread_variables))
         self._process = WorkerProcess("xrt.bench.job_server:main", environment=dict.fromkeys(variables, str(job.threads)))
         self.results: list[Any] = []
@@ -98,7 +99,7 @@ def compare_engines(
     candidates: Sequence[BenchCandidate],
     threads: Sequence[int],
     settings: BenchOptions = BenchOptions(),
-    progress: Progress = lambda words: None,
+    progress: Progress = lambda step: None,
     finished: Callable[[Group], None] = lambda group: None,
 ) -> BenchReport:
     """Compare the candidates on each subject with each thread count; a failing candidate becomes a row with the reason.
@@ -139,7 +140,15 @@ def _compare(
     subject: BenchTarget, candidates: Sequence[BenchCandidate], threads: int, settings: BenchOptions, progress: Progress
 ) -> Group:
     group = Group(str(subject), subject.batch, threads, ())
-    job = Job(subject, RIGHT, threads, settings.seed, settings.warm_seconds, settings.turn_seconds, settings.budget_seconds)
+    job = Job(
+        subject,
+        REFERENCE_CANDIDATE,
+        threads,
+        settings.seed,
+        settings.warm_seconds,
+        settings.turn_seconds,
+        settings.budget_seconds,
+    )
     with ExitStack() as stack:
         progress(f"{group.title}: the reference")
         with BenchWorker(replace(job, warm_seconds=0.0)) as worker:  # ends before candidates start, whose memory it would use
@@ -165,6 +174,7 @@ def _check_results(results: list[Any], expected: list[Any] | str) -> Agreement:
         return Agreement(f"there is no reference: {expected}")
     checks = []
     for result, reference in zip(results, expected, strict=True):
+        # Errors accumulate over the whole model, so that the tolerance is not that of one operator.
         tolerance = tolerance_for(reference.dtype, "network") if isinstance(reference, np.ndarray) else None
         checks.append(compare_all([result], [reference], tolerance))
     message = next((check.message for check in checks if not check), "")
@@ -203,7 +213,7 @@ def _rank_rows(group: Group, runners: Sequence[_Runner]) -> Group:
     correct = [runner for runner in runners if runner.runs and not runner.agreement.is_wrong]
     # Only candidates with correct results can be the reference for ratios.
     fastest = min(correct, key=lambda runner: runner.timing.median, default=None)
-    last = {"wrong": 1, "failed": 2}
+    last = {"wrong": 1, "failed": 2}  # wrong results are not ranked by their speed
     rows = sorted(
         (_make_row(runner, fastest) for runner in runners),
         key=lambda row: (last.get(row.verdict, 0), row.median_seconds or 0.0),

@@ -1,6 +1,7 @@
-"""The worker process in which one candidate compiles and runs, which isolates its memory, threads and crashes; its messages.
+"""The worker process of one candidate, which isolates its memory, threads and crashes, and the messages to and from it.
 
-The first request compiles and warms up and is answered with a Start; later ones with a Turn or a Timeline.
+The first request has a `Job`: the worker compiles, warms up and replies with a `Start`. Each later request runs one turn (the
+reply is the mean seconds per call) or measures the regions (the reply is a `MeanCall`).
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def main(handle: str) -> None:
         if request.message["do"] == "start":
             ready, start, results = _start(msgspec.convert(request.message["job"], Job))
             return {"answer": msgspec.to_builtins(start), "results": put_values(request.buffer, results)}
-        assert ready is not None
+        assert ready is not None  # the client sends the job first
         return {"answer": msgspec.to_builtins(ready.profile() if request.message["do"] == "profile" else ready.turn())}
 
     serve(handle, answer)
@@ -139,6 +140,7 @@ def _start(job: Job) -> tuple[_Ready, Start, Sequence[Any]]:
         warmth = warm_up(ready.call, seconds=job.warm_seconds)
         repeats = choose_calls(ready.call, job.turn_seconds)
         times = [seconds_per_call(ready.call, repeats)]
+        # A slow call is measured once: the warm-up time limits this measurement too.
         while len(times) < ALONE and sum(times) * repeats < job.warm_seconds:
             times.append(seconds_per_call(ready.call, repeats))
         alone_seconds = statistics.median(times)

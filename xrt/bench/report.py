@@ -1,4 +1,4 @@
-"""The result of a comparison as values, for printing and JSON, and a description of the machine."""
+"""The results of a comparison: records, which convert to JSON and render as an HTML page, and facts about the machine."""
 
 from __future__ import annotations
 
@@ -118,6 +118,7 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         parts = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"name": str(value), **parts} if isinstance(value, BenchCandidate) else parts
+    # A FrozenDict is a Mapping and no dict, so that dataclasses.asdict would not convert it.
     if isinstance(value, dict | FrozenDict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
@@ -167,12 +168,14 @@ def peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-# ---------------------------------------------------------------------- in a notebook
+# ---------------------------------------------------------------------- pages and notebook cells
 
-SOUND = ("fastest", "tie", "slower", "too noisy")
+CORRECT_VERDICTS = ("fastest", "tie", "slower", "too noisy")
+"""Verdicts of candidates that ran with correct results; only these are ranked and have bars."""
 TROUBLES = {"failed": "failed", "wrong": "is wrong, so its speed counts for nothing"}
 DETAILED = 2
 """Plans with at least this many regions get a drawing and a table."""
+# The columns of two tables, with the CSS class of their cells.
 FIGURES = {
     "candidate": "",
     "verdict": "",
@@ -263,7 +266,7 @@ def answer(group: Group) -> str:
 
 
 def _list_correct(group: Group) -> list[ReportRow]:
-    return [row for row in group.rows if row.verdict in SOUND]
+    return [row for row in group.rows if row.verdict in CORRECT_VERDICTS]
 
 
 def _make_bar(row: ReportRow) -> views.Bar:

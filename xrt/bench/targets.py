@@ -162,6 +162,7 @@ class BenchCandidate:
             raise OptionError(
                 f"the candidate {text!r} has an empty pin; write it like 'tvm,ort with Conv|MatMul=ort; Softmax!=tvm'"
             )
+        # Checked here, because the pins of a module would be checked only in the candidate's process.
         candidate = cls(tuple(engine.strip() for engine in engines), tuple(pins))
         candidate._check_pins()
         return candidate

@@ -39,17 +39,19 @@ option = partial(click.option, show_default=True)
 class Text(click.ParamType):  # type: ignore[type-arg]  # generic in click's latest release only
     """A value with a textual form.
 
-    ``parse`` converts the text, or returns None if it is invalid. The OptionError then says that the option takes ``wanted``,
+    ``parse`` converts the text, or returns None if it is invalid. The OptionError then says that the option takes ``expected``,
     followed by ``hint(text)``.
     """
 
-    def __init__(self, name: str, wanted: str, parse: Callable[[str], Any], hint: Callable[[str], str] = lambda text: "") -> None:
-        self.name, self._wanted, self._parse, self._hint = name, wanted, parse, hint
+    def __init__(
+        self, name: str, expected: str, parse: Callable[[str], Any], hint: Callable[[str], str] = lambda text: ""
+    ) -> None:
+        self.name, self._expected, self._parse, self._hint = name, expected, parse, hint
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         parsed = self._parse(value) if isinstance(value, str) else value
         if parsed is None and param is not None:
-            raise OptionError(f"{param.opts[0]} takes {self._wanted}; got {value!r}{self._hint(value)}")
+            raise OptionError(f"{param.opts[0]} takes {self._expected}; got {value!r}{self._hint(value)}")
         return parsed
 
 

@@ -452,6 +452,7 @@ def _read_number(facts: Mapping[str, str], name: str, default: str) -> int:
 
 COSTS = ("ms from-to", "alone ms", "first ms", "compile s", "peak", "regions", "off by")
 """Columns in a pipe."""
+# Both are keys of `TimedRow.details`.
 SHOWN_COSTS = ("ms from-to", "first ms", "compile s", "peak", "off by")
 """Columns that -v shows on a terminal, where they fit 80 columns."""
 

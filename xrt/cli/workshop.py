@@ -55,7 +55,7 @@ def conformance_command(
     engines: str, cases: tuple[str, ...], reasons: bool, operators: bool, in_process: bool, as_json: bool, **params: Any
 ) -> int:
     """Count the tests of onnx that ENGINES (one, or several with commas) pass, decline and fail; exit code 1 when one fails."""
-    listed, patterns = split_specs(engines), ",".join(cases)
+    specs, patterns = split_specs(engines), ",".join(cases)
     title, failed = f"{engines}{', alternating' * params['alternate']}", 0
     with WorkStatus(title) as status:
 
@@ -65,7 +65,7 @@ def conformance_command(
             status.show_count(f"{title}{f', {failed} failed' if failed else ''}: {outcome.group}", done, total)
 
         # One engine is called directly, without XRT's planner; a list is planned as in a module.
-        selected = listed if len(listed) > 1 else listed[0]
+        selected = specs if len(specs) > 1 else specs[0]
         report = conform(selected, patterns, isolate=not in_process, progress=advance, **params)
     if not report.outcomes:
         within = f" in {', '.join(params['groups'])}" if params["groups"] else ""
@@ -109,7 +109,7 @@ _REPORT_EVERY = 500
 )
 @option(
     "--way",
-    "ways",
+    "kinds",
     multiple=True,
     type=click.Choice(MODE_KINDS),
     default=MODE_KINDS[:3],
@@ -117,14 +117,14 @@ _REPORT_EVERY = 500
 )
 @click.option("--keep", type=FOLDER, help="Write graphs that differ to this folder, as entries of the corpus")
 @add_in_process
-def fuzz_command(count: int, seed: int, engines: str, ways: tuple[ModeKind, ...], keep: Path | None, in_process: bool) -> int:
+def fuzz_command(count: int, seed: int, engines: str, kinds: tuple[ModeKind, ...], keep: Path | None, in_process: bool) -> int:
     """Run generated graphs on single engines, with the reference as fallback, and on mixtures.
 
     The exit code is 1 on a difference, and where nothing was compared: with --way alone, if an engine took none of the graphs.
     """
-    listed = split_specs(engines) if engines else []
-    _check_engines(listed)
-    fuzzer = Fuzzer(listed, isolate=not in_process, kinds=ways)
+    specs = split_specs(engines) if engines else []
+    _check_engines(specs)
+    fuzzer = Fuzzer(specs, isolate=not in_process, kinds=kinds)
     with WorkStatus("generated graphs") as status:
 
         def advance(done: int, finding: Finding | None) -> None:
@@ -143,7 +143,7 @@ def fuzz_command(count: int, seed: int, engines: str, ways: tuple[ModeKind, ...]
     idle = [w for w in words if w.endswith(" alone") and not any(fuzzer.counts[w, v] for v in Verdict if v != "declined")]
     for word in idle:
         complain("nothing compared", f"{word}: it took none of the graphs, so nothing is known of it; try a larger --count")
-    return 1 if fuzzer.findings or (idle and set(ways) == {"alone"}) else 0
+    return 1 if fuzzer.findings or (idle and set(kinds) == {"alone"}) else 0
 
 
 def _check_engines(engines: list[str]) -> None:

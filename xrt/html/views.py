@@ -84,7 +84,7 @@ def size(count: int) -> str:
     """
     value, units = float(count), iter(("kB", "MB", "GB", "TB"))
     if count < 1000:
-        return format_count(count, "byte")
+        return format_count(count, "byte")  # bytes have no decimals
     while value >= 1000 and (unit := next(units, None)):
         value, name = value / 1000, unit
     return f"{value:,.1f} {name}"
@@ -142,6 +142,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 _COMMENT = re.compile(r"/\*.*?\*/\s*", re.DOTALL)
 _REM = re.compile(r"(\d*\.?\d+)rem\b")
+# A quick filter: most pages are ASCII, and only the other characters are looked up in the Unicode tables.
 _UNUSUAL = re.compile(r"[^\n\t -~]")
 
 
@@ -161,18 +162,20 @@ def _render(template: str, **facts: Any) -> str:
 
 
 def _replace_unprintable(match: re.Match[str]) -> str:
-    """Replace control characters, surrogates and changes of writing direction."""
+    """Replace control characters, surrogates and changes of writing direction, which could make a name look like another one."""
     char = match[0]
     return char if char.isprintable() or category(char) == "Zs" else "�"
 
 
 @cache
 def _environment() -> Environment:
+    # Imported here: the formats of this module are used on every start, the templates rarely.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
         loader=PackageLoader("xrt.html"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    # StrictUndefined: a value that a template misspells is an error instead of an empty cell.
     environment.filters |= {"zip": zip} | {form.__name__: form for form in FORMATS}
     return environment
 
@@ -187,6 +190,7 @@ def load_page_style() -> str:
 def load_cell_style() -> str:
     """The style sheet of a cell, whose rules apply to the view only."""
     text = _read("view.css") + _read("cell.css")
+    # A rem is relative to the font of the page around the cell, which is not ours.
     return _REM.sub(lambda match: f"{float(match[1]) * PIXELS:g}px", text)
 
 
@@ -277,6 +281,7 @@ def make_bars(rows: Sequence[Bar]) -> list[dict[str, Any]]:
     """Scale bars to a common axis that begins at 0."""
     medians = [row.seconds for row in rows]
     limit = LONGEST * min(medians, default=0.0)
+    # The axis ends after the longest interval, or at the limit if a bar is cut there.
     ends = [row.interval.high if row.interval else row.seconds for row in rows]
     axis_end = (min(limit, ROOM * max(ends)) if max(medians, default=0.0) <= limit else limit) if rows else 1.0
     return [_make_bar(row, axis_end or 1.0) for row in rows]
@@ -309,6 +314,7 @@ class Strip:
 
 def make_strips(strips: Sequence[Strip], colors: Mapping[str, str]) -> dict[str, Any]:
     """Draw strips on a common scale; also return the seconds at its right end."""
+    # The profiled regions may add up to more than the mean call, because recording takes time.
     durations = [max(strip.timeline.seconds, sum(strip.timeline.regions)) for strip in strips]
     axis_end = min(max(durations), LONGEST * min(durations))
     return {"seconds": axis_end, "strips": [_make_strip(strip, axis_end, colors) for strip in strips]}
@@ -336,6 +342,7 @@ def _find_spans(plan: Sequence[RegionTimes], timeline: MeanCall, axis_end: float
     """Yield engine, name, start and seconds of each span: a region, or thin neighbors on one engine."""
     spans = list(zip(plan, timeline.starts, timeline.regions, strict=False))
     for (engine, thin), group in groupby(spans, lambda span: (span[0].engine, span[2] < THIN * axis_end)):
+        # A region narrower than a pixel would be invisible, so that neighbors share a span.
         members = list(group)
         if thin:
             yield engine, format_count(len(members), "region"), members[0][1], sum(length for _, _, length in members)
@@ -406,7 +413,7 @@ class Box:
 
 
 def draw_plan(name: str, plan: Sequence[RegionTimes], timeline: MeanCall | None, colors: Mapping[str, str]) -> dict[str, Any]:
-    """Draw a plan."""
+    """Lay out a plan as boxes and edges, as data for the template ``parts.html``; the colors are CSS classes by engine."""
     groups = split_in_boxes(len(plan))
     inner = [_make_box([plan[i] for i in group], _sum_seconds(group, timeline), timeline, colors) for group in groups]
     return draw_boxes(inner, _find_flows(plan, groups), _describe(name, plan, groups))
@@ -434,6 +441,7 @@ def draw_boxes(inner: Sequence[Box], flows: Mapping[Edge, int], description: str
     """
     from graphlay import Graph, layout
 
+    # Edges reserve space for their labels, so that the layout keeps labels and boxes apart.
     boxes = [Box(("inputs",)), *inner, Box(("outputs",))]
     labels = [size(amount) if amount else "" for amount in flows.values()]
     graph = Graph()
@@ -446,6 +454,7 @@ def draw_boxes(inner: Sequence[Box], flows: Mapping[Edge, int], description: str
     anchors = [
         (edge["label_anchor"]["x"], _measure_label(label)) for edge, label in zip(drawing.edges, labels, strict=True) if label
     ]
+    # Labels may reach beyond the outermost boxes: the drawing is widened to contain them.
     left = MARGIN - min([drawing.bounds["min"]["x"], *(x - width / 2 for x, width in anchors)])
     right = MARGIN + max([drawing.bounds["max"]["x"], *(x + width / 2 for x, width in anchors)])
     return {
@@ -506,7 +515,10 @@ def _describe(name: str, plan: Sequence[RegionTimes], groups: Sequence[range]) -
 
 
 def split_in_boxes(count: int) -> list[range]:
-    """Assign `count` items to boxes: one each, or consecutive ones, so that no cycle arises."""
+    """Assign ``count`` regions to boxes by index: one each, or consecutive ones if there are more than `MOST`.
+
+    Consecutive regions in a box cannot close a cycle between boxes, because edges only lead to later regions.
+    """
     boxes = min(count, MOST)
     bounds = [round(index * count / boxes) for index in range(boxes + 1)] if boxes else []
     return [range(low, high) for low, high in pairwise(bounds)]
@@ -535,7 +547,7 @@ def _find_flows(plan: Sequence[RegionTimes], groups: Sequence[range]) -> dict[Ed
     for index, region in enumerate(plan):
         for reading in region.reads:
             flows[box_of[reading.source], box_of[index]] += reading.size or 0
-        if region.is_output:
+        if region.is_output:  # its size is not known here
             flows[box_of[index], len(groups) + 1] += 0
     return {edge: amount for edge, amount in sorted(flows.items()) if edge[0] != edge[1]}
 
@@ -550,8 +562,10 @@ def assign_colors(engines: Iterable[str], declared: Callable[[str], str]) -> dic
     The first engine that declares a color gets it. When all are used, the others share the last.
     """
     specs = list(dict.fromkeys(engines))
+    # Specs of one engine with different options share its color.
     name_of = {spec: spec.partition("{")[0].strip() for spec in specs}
     colors: dict[str, str] = {}
+    # Declared colors first, so that no other engine gets one of them.
     for name in name_of.values():
         if (color := declared(name)) in PALETTE and color not in colors.values():
             colors.setdefault(name, color)
