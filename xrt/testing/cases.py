@@ -100,8 +100,9 @@ class ConformanceCase:
         if self.is_random:
             return compare_all([_blank(r) for r in results], [_blank(e) for e in self.truth], names=names)
         if len(results) != len(self.truth):
-            return compare_all(results, self.truth)
+            return compare_all(results, self.truth)  # its message has both counts
         comparison = self._compare(results, names, [None] * len(names))
+        # Ties are computed only for a difference: that runs the reference engine.
         if admit_ties and not comparison:
             comparison = self._compare(results, names, self.ties)
         return comparison
@@ -115,6 +116,7 @@ class ConformanceCase:
         return wrong[0] if wrong else max(parts, key=lambda part: part.absolute, default=Comparison())
 
     def _choose_tolerance(self, expected: Any) -> Tolerance:
+        # Random weights make a whole network sensitive to rounding; the equal weights of the stored models do not.
         if self.seed is not None:
             return tolerance_for(expected.dtype, "network")
         peak = tolerance_for(expected.dtype).peak if _TRANSFORMS.intersection(self.operators) else 0.0
@@ -171,16 +173,17 @@ def _split_globs(pattern: str) -> list[str]:
     return [glob.strip() for glob in pattern.split(",")]
 
 
+# onnx appends to one list as its modules are imported; this list has the cases of the same entries.
 _LOADED: list[tuple[ConformanceCase, ...]] = []
 """One tuple of cases (its data sets) per node test of onnx, for the modules imported so far."""
-_MAKING = Lock()
+_COLLECTION_LOCK = Lock()
 
 
 def _collect_cases(pattern: str) -> list[ConformanceCase]:
     """Import the modules that may define a matching test; list the cases of every module imported so far."""
     from onnx.backend.test.case import node
 
-    with _MAKING, warnings.catch_warnings(), np.errstate(all="ignore"):
+    with _COLLECTION_LOCK, warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # the cases overflow and cast NaN on purpose
         for name in _list_modules():
             if may_name_a_match(name, pattern):
@@ -199,6 +202,7 @@ def _list_modules() -> tuple[str, ...]:
 
 def may_name_a_match(module: str, pattern: str) -> bool:
     """Whether a module of onnx's node tests may define a matching test, judged by the ``test_...`` strings in its source."""
+    # The literal start of each glob, with and without ``test_``. Strings in the source may be longer or shorter than it.
     heads = [re.split(r"[*?\[]", glob, maxsplit=1)[0] for glob in _split_globs(pattern)]
     heads += [f"test_{head}" for head in heads]
     return any(head.startswith(word) or word.startswith(head) for word in _list_prefixes(module) for head in heads)
@@ -210,6 +214,7 @@ def _list_prefixes(module: str) -> frozenset[str]:
     spec = find_spec(module)
     loader = spec.loader if spec else None
     source = loader.get_source(module) if isinstance(loader, InspectLoader) else None
+    # The empty prefix fits every name: without its source, a module is imported.
     return frozenset({""} if source is None else re.findall(r"[\"'](test_\w*)", source))
 
 
@@ -240,6 +245,7 @@ def _convert_array(value: Any) -> np.ndarray[Any, Any]:
     array = np.asarray(value)
     if array.dtype.kind not in "OUS":
         return array
+    # Engines accept strings as object arrays only: a fixed-width type of NumPy depends on the longest string of the array.
     decoded = [item.decode() if isinstance(item, bytes) else str(item) for item in array.flat]
     out = np.empty(array.shape, object)
     out.reshape(-1)[:] = decoded
@@ -258,6 +264,7 @@ _RTOL, _ATOL = 1e-3, 1e-7
 """The tolerance that onnx's test runner uses for all stored cases except those in `_RTOLS`."""
 _RTOLS = {"densenet121": 2e-3}
 _SEED = 0
+# Its stored results are defined by rounding errors, see `load_light_cases`.
 _UNDEFINED = ("light_squeezenet",)
 
 
@@ -338,5 +345,6 @@ def group_cases(groups: Sequence[str] = (), pattern: str = "*") -> tuple[Conform
     for name in groups:
         if name not in GROUPS:
             raise OptionError(f"there is no group {name!r}.{did_you_mean(name, GROUPS)} There is: {', '.join(GROUPS)}")
+    # The node tests get the pattern, because importing all their modules takes seconds.
     chosen = [node_cases(pattern) if name == "node" else make() for name, make in GROUPS.items() if name in (groups or GROUPS)]
     return tuple(case for cases in chosen for case in cases if matches(case.name, pattern))

@@ -188,7 +188,8 @@ def settle(
     outcomes = tuple(_settle_outcome(outcome, gaps) for outcome in report.outcomes)
     if not alone:
         return replace(report, outcomes=outcomes)
-    stale = tuple(text for gap in gaps for text in _list_faults(gap, outcomes, complete))
+    # A known failure that no longer fails is an error, so that the lists of gaps shrink with the defects.
+    stale = tuple(text for gap in gaps for text in _list_stale(gap, outcomes, complete))
     return replace(report, outcomes=outcomes, stale=report.stale + stale)
 
 
@@ -201,7 +202,7 @@ def _settle_outcome(outcome: Outcome, gaps: Sequence[KnownFailure]) -> Outcome:
     )
 
 
-def _list_faults(gap: KnownFailure, outcomes: Sequence[Outcome], complete: bool) -> list[str]:
+def _list_stale(gap: KnownFailure, outcomes: Sequence[Outcome], complete: bool) -> list[str]:
     covered = [outcome for outcome in outcomes if gap.covers(outcome.case)]
     if not covered:
         return [f"{gap} matches no case; delete the entry"] if complete else []
@@ -250,18 +251,19 @@ def conform(
     dims, and each engine runs one executable at several sizes. With ``isolate``, engines run in worker processes: a case that
     crashes its worker has failed, and a new worker runs the next case.
     """
-    listed = [registry.create(engine) for engine in ([engines] if isinstance(engines, str | GraphCompiler) else engines)]
-    tried = isolate_engines(listed) if isolate else listed
-    makers = makers_for(tried, alternate=alternate, opening=opening)
+    originals = [registry.create(engine) for engine in ([engines] if isinstance(engines, str | GraphCompiler) else engines)]
+    tested = isolate_engines(originals) if isolate else originals
+    makers = makers_for(tested, alternate=alternate, opening=opening)
     cases = group_cases(groups, pattern)
     outcomes: list[Outcome] = []
     for done, case in enumerate(cases, 1):
         outcomes.append(run_case(replace(case), *makers))  # a copy, so that its cached properties are freed
         if progress is not None:
             progress(done, len(cases), outcomes[-1])
-    name = ",".join(engine.spec for engine in listed) + ", alternating" * alternate
+    name = ",".join(engine.spec for engine in originals) + ", alternating" * alternate
+    # A partial run cannot tell that an entry of ``gaps`` matches no case.
     complete = pattern == "*" and not groups
-    return settle(ConformanceReport(name, tuple(outcomes)), gaps, complete=complete, alone=len(listed) == 1)
+    return settle(ConformanceReport(name, tuple(outcomes)), gaps, complete=complete, alone=len(originals) == 1)
 
 
 def makers_for(engines: Sequence[GraphCompiler], *, alternate: bool = False, opening: Opening | None = None) -> tuple[Maker, ...]:
@@ -284,6 +286,7 @@ def run_single(engine: GraphCompiler) -> Maker:
     """A maker that calls ``compile`` and ``run`` of the engine directly, without the planner and runtime of XRT."""
 
     def make(function: Function, inputs: Sequence[Any]) -> PreparedCase:
+        # Folded as in a module: otherwise engines would be tested on constant parts that never reach them.
         prepared = _fold_constants(function)
         executable = compile_alone(engine, prepared, inputs)
 
@@ -361,6 +364,7 @@ def _fold_constants(function: Function) -> Function:
 
 def _find_compile_error(error: PlanError) -> Exception:
     """The exception to report for a PlanError: CompileFailed if it is in the chain of causes, otherwise CompileRefused."""
+    # A refusal is allowed; a failure of the library is a defect, also if a PlanError wraps it.
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, CompileFailed):
         cause = cause.__cause__
@@ -383,7 +387,7 @@ def run_case(case: ConformanceCase, *makers: Maker) -> Outcome:
             outcome = _try_maker(case, make)
             placed.update(outcome.placed)
             if outcome.word is not ResultWord.PASSED:
-                break
+                break  # further makers would usually fail for the same reason
     seconds = time.perf_counter() - start
     return replace(outcome, operators=case.operators, seconds=seconds, group=case.group, placed=tuple(sorted(placed)))
 
@@ -399,6 +403,7 @@ def _try_maker(case: ConformanceCase, make: Maker) -> Outcome:
 
 
 def _run_prepared(case: ConformanceCase, ready: PreparedCase) -> Outcome:
+    # Copies, which are compared with the originals after the run: an engine must not write to its inputs.
     inputs = copy.deepcopy(case.inputs)
     # Engines in a mixture round between nodes, and libraries quantize ties to different steps.
     admit_ties = len({engine for _, engine in ready.placed}) > 1 or any("Quant" in operator for operator in case.operators)
@@ -417,6 +422,7 @@ def _run_prepared(case: ConformanceCase, ready: PreparedCase) -> Outcome:
 
 def _find_cause(case: ConformanceCase, ready: PreparedCase, results: Sequence[Any], admit_ties: bool) -> str:
     """Name the declared deviation of an engine that explains all differences; empty if no declared deviation does."""
+    # Only engines that ran a node can be the cause.
     names = {engine for _, engine in ready.placed}
     engines = [engine for engine in ready.engines if engine.name in names]
     if not engines or case.is_random:

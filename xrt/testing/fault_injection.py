@@ -1,6 +1,6 @@
-"""Engines for tests: one records its calls and refuses regions, one misbehaves, as configured.
+"""Engines for tests: `RecordingEngine` counts its calls and can refuse regions, `FaultyEngine` fails in a configured way.
 
-Both delegate to another engine, so their results are right unless configured otherwise.
+Both delegate to another engine, so that their results are right unless configured otherwise.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ How: TypeAlias = Literal[
     "raise", "refuse", "hang", "kill", "memory", "dtype", "shape", "nan", "value", "missing", "scalar", "write_input"
 ]
 
+# These corrupt the results of `run`, so they have no meaning in another method.
 _RESULTS: tuple[How, ...] = ("dtype", "shape", "nan", "value", "missing", "scalar", "write_input")
 _POSSIBLE: dict[How, tuple[Where, ...]] = {
     "raise": get_args(Where),
@@ -62,6 +63,7 @@ class Journal:
         return self._counts[word]
 
     def clear(self) -> None:
+        """Reset the counts, and forget the compiled Functions."""
         with self._lock:
             self._counts.clear()
             self.compiled.clear()
@@ -87,6 +89,7 @@ class RecordingEngine(GraphCompiler):
     alternative is refused at compile."""
     mark: str = ""
     """Distinguishes engines with otherwise equal options."""
+    # Not compared: equal options must make equal engines, whatever was recorded.
     journal: Journal = field(init=False, default_factory=Journal, compare=False, repr=False)
 
     @property
@@ -105,12 +108,14 @@ class RecordingEngine(GraphCompiler):
         return self._engine.why_not(node, function)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
+        # A refused compile counts as a call, but `compiled` has only the Functions that went on to the inner engine.
         self.journal.note("compile")
         self._check_refuses(function)
         self.journal.compiled.append(function)
         return ObservedExecutable(self._engine.compile(function, context), self.journal)
 
     def _check_refuses(self, function: Function) -> None:
+        """Raise CompileRefused if the Function has all operators of an alternative in `refuses`."""
         present = {node.op for node in function.nodes}
         for together in self.refuses.split("|") if self.refuses else ():
             if set(together.split("+")) <= present:
@@ -205,6 +210,7 @@ class _FailingExecutable(Executable):
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         count = self.engine.count_call("run")
+        # Counted before the inner run, so that ``raise``, ``hang`` and ``kill`` leave no results.
         results = list(self.inner.run(inputs, options))
         if self.engine.due("run", count) and self.engine.how in _RESULTS:
             _spoil(self.engine.how, results, inputs)
@@ -215,6 +221,7 @@ class _FailingExecutable(Executable):
         return self.inner.memory()
 
     def close(self) -> None:
+        # Closed first: a fault in `close` must not leak the inner executable in the tests' process.
         self.inner.close()
         self.engine.count_call("close")
 
@@ -225,6 +232,7 @@ def _raise(where: Where) -> None:
 
 def _exhaust(where: Where) -> None:
     """Allocate memory without touching it, up to 1 TiB, then raise MemoryError."""
+    # Zeros are mapped lazily: the address space runs out, or the limit of a worker, before the machine's memory does.
     blocks = [np.zeros(1 << 30, np.uint8) for _ in range(1 << 10)]
     raise MemoryError(f"the faulty engine is set to ask for {len(blocks)} GiB in {where}")
 
@@ -244,7 +252,7 @@ def _spoil(how: How, results: list[Any], inputs: Sequence[Any]) -> None:
     elif how == "missing":
         results.pop()
     else:
-        results[0] = _SPOILT[how](results[0].copy())
+        results[0] = _SPOILT[how](results[0].copy())  # a copy, since a result may be an input or a constant
 
 
 _SPOILT: dict[How, Any] = {

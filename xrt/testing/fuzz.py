@@ -76,6 +76,7 @@ class ExecutionMode:
         """Run the function and return its outputs. Raises CompileRefused if it cannot run in this mode."""
         match self.kind:
             case "alone":
+                # Updating inputs in place is the work of a module, which an engine alone does not do.
                 return run_alone(self.engines[0], function.replace(aliases=()), inputs)
             case "listed":
                 return _run_module(function, self.engines, (), inputs)
@@ -158,6 +159,7 @@ class Fuzzer:
     def run(self, seeds: Sequence[int], progress: Callable[[int, Finding | None], None] = lambda done, finding: None) -> None:
         """Run the graphs of the seeds. Calls ``progress`` with the number done, for each finding and after each graph."""
         for done, seed in enumerate(seeds, 1):
+            # ``progress`` is called for the finding as well, so that it is shown at once.
             if (finding := self.try_seed(seed)) is not None:
                 self.findings.append(finding)
                 progress(done, finding)
@@ -217,6 +219,7 @@ class Fuzzer:
             check = judge_outputs(sample.function, sample.inputs, results, expected, self.truth)
             if check.verdict is not Verdict.DISAGREES:
                 return check
+            # Only for a difference: inner values show whether a special value reached a node with a declared deviation.
             exposed = expose_all_values(sample.function)
             inner = {value.name: array for value, array in zip(exposed.outputs, self.truth(exposed, sample.inputs), strict=True)}
             engines = [engine for engine in mode.engines if _has_a_node(engine, sample.function)]
@@ -228,6 +231,7 @@ class Fuzzer:
 
     def _bisect(self, seed: int, mode: ExecutionMode, sample: Sample, check: CheckVerdict) -> Finding:
         """Reduce the graph to the nodes that are needed for the same kind of disagreement."""
+        # A part that fails in another way than the whole graph is another defect.
         kind = _classify(check.message)
 
         def differ(part: Function, inputs: Sequence[Any], expected: Sequence[Any]) -> str | None:
@@ -258,6 +262,7 @@ def _summarize(error: Exception) -> str:
 
 def _classify(message: str) -> str:
     """The kind of a disagreement, which a reduction must keep: the type of an exception, or wrong shape, type, count or value."""
+    # A message of `_summarize` begins with the type of an exception.
     head = message.partition(":")[0]
     if head.isidentifier():
         return head

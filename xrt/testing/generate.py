@@ -68,7 +68,7 @@ class Form:
     @property
     def recipes(self) -> tuple[Recipe, ...]:
         """The recipes of the families of which `takes` accepts at least one of `TRIES` samples; may be empty."""
-        return _kept_recipes(self)
+        return _list_recipes(self)
 
 
 EVERYTHING = Form()
@@ -76,14 +76,16 @@ TRIES = 100
 """Samples per recipe: after this many rejected ones the recipe is dropped. Some recipes choose among many operators."""
 
 
+# Cached, because asking an engine about a hundred samples of each recipe takes seconds.
 @cache
-def _kept_recipes(form: Form) -> tuple[Recipe, ...]:
+def _list_recipes(form: Form) -> tuple[Recipe, ...]:
     chosen = tuple(recipe for name in form.families for recipe in ALL_FAMILIES[name])
     recipes = chosen + (structured.CONTROL if form.control else ())
-    return recipes if form.takes is None else tuple(recipe for recipe in recipes if _is_ever_kept(recipe, form))
+    return recipes if form.takes is None else tuple(recipe for recipe in recipes if _is_ever_accepted(recipe, form))
 
 
-def _is_ever_kept(recipe: Recipe, form: Form) -> bool:
+def _is_ever_accepted(recipe: Recipe, form: Form) -> bool:
+    # A recipe that adds no node to an empty draft, for lack of operands, does not count as accepted.
     drafts = (_draft(SeededChooser(seed), form) for seed in range(TRIES))
     return any(_grow(draft, recipe, form) and draft.nodes for draft in drafts)
 
@@ -126,6 +128,7 @@ def _choose_outputs(draft: GraphDraft, form: Form) -> list[DraftValue]:
     """Choose the outputs: all unread values, sometimes a value that is read, an input or constant, or a repeated output."""
     read = {name for node in draft.nodes for name in node.uses}
     computed = _list_computed(draft)
+    # Unread values are always outputs: otherwise optimizing would remove the nodes that compute them.
     outputs = [v for v in computed if v.name not in read]
     inner = [v for v in computed if v.name in read]
     if inner and draft.choose.integer(0, 2) == 2:
@@ -141,13 +144,15 @@ def _choose_outputs(draft: GraphDraft, form: Form) -> list[DraftValue]:
 def _add_control_edges(draft: GraphDraft) -> None:
     """Sometimes add a control edge from an earlier node."""
     for index in range(1, len(draft.nodes)):
+        # The largest number, because shrinking prefers small ones: a reduced example has no needless edge.
         if draft.choose.integer(0, 7) == 7:
-            earlier = draft.choose.pick(draft.nodes[:index])
+            earlier = draft.choose.pick(draft.nodes[:index])  # nodes are in topological order, so no cycle arises
             draft.nodes[index] = replace(draft.nodes[index], control=(earlier.name,))
 
 
 def _choose_aliases(draft: GraphDraft, outputs: Sequence[DraftValue]) -> tuple[tuple[str, str], ...]:
     """Sometimes alias an input to an output of the same type, which the input holds after the call."""
+    # Only computed outputs, as in a model that computes the next value of a state.
     computed = {name for node in draft.nodes for name in node.outputs}
     pairs = [
         (i.name, o.name) for i in draft.inputs for o in outputs if o.name in computed and (i.dtype, i.shape) == (o.dtype, o.shape)

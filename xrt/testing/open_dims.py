@@ -67,6 +67,7 @@ class SizedInputs:
 
     def _judge(self, results: Sequence[Any]) -> str:
         """The first difference beyond tolerance, ties and rounding; empty if there is none."""
+        # Inner casts of an operator's definition decide how much rounding is allowed.
         check = judge_outputs(self._expand_definition(), self.values, results, self.expected, _run_reference)
         return check.message if check.verdict is Verdict.DISAGREES else ""
 
@@ -89,6 +90,7 @@ def open_dims(function: Function, inputs: Sequence[Any], opening: Opening) -> Fu
     """
     if any(isinstance(array, np.ndarray) and not array.size for array in inputs):
         raise CompileRefused("an input has no elements, which an executable for all sizes may refuse when it runs")
+    # Extents declared in a body would contradict other sizes of the values that it captures.
     if any(_has_extents(body) for node in function.nodes for body in node.bodies):
         raise CompileRefused("a body declares the extents of its values")
     computes = any(node.op not in ELEMENTWISE for node in function.nodes)  # then 1-d integers may be a shape or axes
@@ -98,6 +100,7 @@ def open_dims(function: Function, inputs: Sequence[Any], opening: Opening) -> Fu
     )
     if opened == function.inputs:
         raise CompileRefused("no input has an extent that can be a symbolic dim")
+    # Declared types of outputs and inner values have the old sizes, so they are dropped and inferred again.
     return passes.infer_shapes(
         function.replace(
             inputs=opened,
@@ -131,6 +134,7 @@ def _has_extents(body: Function) -> bool:
 
 def compile_for_all_sizes(engine: GraphCompiler, function: Function) -> Executable:
     """Compile and prepare one executable for a Function with symbolic dims; raises CompileRefused if the engine declines."""
+    # As a module does before it asks an engine: engines that lack control flow support the inlined nodes.
     ready = passes.inline_constant_control_flow(function)
     if not engine.supports_dynamic_shapes:
         raise CompileRefused(f"engine {engine.spec!r} compiles for fixed sizes")
@@ -154,6 +158,7 @@ def list_other_sizes(function: Function, inputs: Sequence[Any]) -> list[SizedInp
     """
     if any(node.op in UNJUDGED for node in function.nodes):
         return []
+    # Sizes are often tied to each other, so the largest set of dims that may change together is tried first.
     sizes = read_sizes(function.inputs, inputs)
     names = list(sizes)
     equal = [name for name in names if sizes[name] == sizes[names[0]]]
@@ -163,7 +168,7 @@ def list_other_sizes(function: Function, inputs: Sequence[Any]) -> list[SizedInp
             other = {**sizes, **{name: change(sizes[name]) for name in chosen}}
             if other != sizes and (sized := _compute(function, resize_values(function.inputs, inputs, other))) is not None:
                 samples.append(sized)
-                break
+                break  # one valid choice per change is enough
     return samples
 
 

@@ -73,6 +73,7 @@ class _SharedWorker(IsolatedEngine):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        # Starting a worker imports the engine's library, which takes longer than most cases.
         self.close = lambda: None  # type: ignore[assignment]  # closing a module would end the worker
 
 
@@ -84,6 +85,7 @@ def as_planned(function: Function) -> Function:
 def fit_inputs_for(function: Function, inputs: Sequence[Any], engines: Sequence[GraphCompiler]) -> Function:
     """Infer types; if one of the engines does not support dynamic shapes here, fix the shapes to those of the inputs."""
     typed = infer_shapes(function)
+    # `fit_inputs` decides by one engine: one that needs fixed shapes, if there is any.
     wants_shapes = [engine for engine in engines if engine.why_not_dynamic(typed) is not None]
     return fit_inputs(function, inputs, (*wants_shapes, *engines)[0])
 
@@ -102,6 +104,7 @@ def alternate_engines(
     nodes that no other engine supports. ``refused`` has the reasons of refusals at compile by node and engine. Raises
     CompileRefused for a node that no engine supports.
     """
+    # Engines below ``count`` take turns; those above are asked only when these decline.
     count = len(engines) - int(last_resort)
     homes: dict[str, int] = {}
     for node in function.nodes:
@@ -139,6 +142,7 @@ def make_alternating_program(
     fixed, cache = fit_inputs_for(function, inputs, engines), CompileCache()
     context, by_spec = CompileContext(threads=available_cores()), {engine.spec: engine for engine in engines}
     refused: dict[tuple[str, str], str] = {}
+    # Each round excludes at least one node from one engine, so the loop ends.
     while True:
         plan = alternate_engines(fixed, engines, first, last_resort=last_resort, refused=refused)
         program = compile_plan(plan, by_spec, context, cache)
@@ -168,6 +172,7 @@ def overlook_deviations(
     declared = [deviation for engine in engines for deviation in list_deviations(engine.implementation, function)]
     if not declared or len(results) != len(expected):
         return list(results)
+    # Later lines replace earlier ones: expected outputs take precedence over values computed again.
     values = {name: constant.array for name, constant in function.constants.items()}
     values |= _evaluate_inner_values(function, inputs) if inner is None else inner
     values |= {value.name: array for value, array in zip(function.inputs, inputs, strict=True)}
@@ -205,6 +210,7 @@ def _trace_deviations(
     deviating: dict[str, set[DeviationKind]] = defaultdict(set)
     for node in function.nodes:
         operators = {node.op_type, *(inner.op_type for body in node.bodies for _, inner in body.walk())}
+        # A deviation without operators holds for every operator.
         covered = {d.kind for d in declared if not d.operators or operators.intersection(d.operators)}
         read = {kind for name in node.uses for kind in special.get(name, set()) if not _is_argument(node, name, function)}
         read |= _find_kinds(c.array for body in node.bodies for c in body.constants.values())
@@ -242,7 +248,7 @@ def _replace_explained(result: Any, reference: Any, everywhere: bool, kinds: set
         return result
     if result.dtype != reference.dtype or result.shape != reference.shape:
         return result
-    if everywhere:
+    if everywhere:  # type and shape are right, and no element says anything about the engine
         return reference
     marks = mark_special_elements(reference)
     explained = [mask for kind, mask in marks.items() if kind in kinds]

@@ -107,6 +107,7 @@ def compile_or_skip(engine: GraphCompiler, function: Function, inputs: Sequence[
 
 
 def _make_every_origin(size: int) -> Function:
+    """A Function of ``x`` whose outputs are an input, a constant, computed, copied, reshaped and repeated values."""
     flat, folded = (TensorType(DType.FLOAT32, shape) for shape in ((size,), (2, size // 2)))
     types = dict.fromkeys(("x", "passed", "y", "again", "c", "copied"), flat) | {"bent": folded, "turned": folded}
     nodes = [Node("Neg", ("x",), ("y",))]
@@ -125,6 +126,7 @@ def _save_and_run(engine: GraphCompiler, executable: Any, function: Function, co
     except CompileRefused:
         return None
     executable.close()
+    # A cache finds the executable by signature, for a Function with other names and another order of constants.
     fit = fit_inputs(function, inputs, engine)
     loaded = engine.load(memoryview(saved), rename_values(_reverse_constants(fit), {}), context)
     loaded.prepare()
@@ -150,6 +152,7 @@ def _make_strided(value: Any) -> Any:
     """Copy an array to a read-only, non-contiguous view of the same values."""
     if not isinstance(value, np.ndarray) or value.dtype == DType.STRING.numpy:
         return value
+    # Every other element of a larger array, so that no axis is contiguous.
     wide = np.empty((*value.shape, 2), value.dtype)
     wide[..., 0] = value
     view = wide[..., 0]
@@ -200,6 +203,7 @@ class EngineSuite:
 
         Skips the test if there are no such recipes: then only the corpus and the conformance cases test the engine.
         """
+        # Filtering while a graph grows: hypothesis would give up if most complete graphs were rejected.
         form = replace(cls.form, takes=SupportFilter(cls.create()), **narrower)
         if not form.recipes:
             pytest.skip(f"engine {cls.create().name!r} takes no operator of the generated graphs")
@@ -214,6 +218,7 @@ class EngineSuite:
     def agrees(cls, results: Sequence[Any], function: Function, seed: int) -> Comparison:
         """Compare results with the reference engine's for random inputs from ``seed``, accepting either side of a tie."""
         inputs = make_random_inputs(function, seed)
+        # Inputs are made again from the seed, in case a run wrote to them.
         expected = cls.truth(function, make_random_inputs(function, seed))
         ties = find_ambiguity(function, inputs, cls.truth)
         names = [value.name for value in function.outputs]
@@ -228,10 +233,10 @@ class EngineSuite:
         engine, reference = cls.create(), registry.create(cls.reference)
         return [engine, RecordingEngine(inner=reference.spec) if engine.name == reference.name else reference]
 
-    def same(self, results: Sequence[Any], function: Function, seed: int, what: str) -> None:
-        """Fail unless the results agree with the reference engine's; ``what`` describes the run in the message."""
+    def same(self, results: Sequence[Any], function: Function, seed: int, description: str) -> None:
+        """Fail unless the results agree with the reference engine's; ``description`` names the run in the message."""
         comparison = self.agrees(results, function, seed)
-        assert comparison, f"{what}: {comparison.message}\n{function}"
+        assert comparison, f"{description}: {comparison.message}\n{function}"
 
     @classmethod
     def judge(cls, results: Sequence[Any], entry: CorpusEntry) -> Comparison:
@@ -576,6 +581,7 @@ class EngineSuite:
         engine = self.create()
         if not engine.supports_dynamic_shapes:
             return
+        # A case may fail at its own sizes only, so that known failures may pass here.
         gaps = [replace(gap, everywhere=False) for gap in self.conformance_gaps]
         report = conform(engine, groups=["node"], opening=opening, isolate=why_not_isolated(engine) is None, gaps=gaps)
         assert report.ok, str(report)

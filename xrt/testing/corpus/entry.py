@@ -42,6 +42,7 @@ class CorpusEntry:
     expected: tuple[Any, ...]
 
     def __post_init__(self) -> None:
+        # Entries are shared by all tests of a process, so that a write to one must fail at once.
         for value in (*self.inputs, *self.expected):
             _freeze(value)
 
@@ -158,6 +159,7 @@ def read_entry(path: Path) -> CorpusEntry:
     except UnicodeDecodeError as error:
         raise ModelError(f"{path.name} is no entry of the corpus: it is not UTF-8 text: {error}") from None
     why, _, rest = text.partition("\n")
+    # The rest of each separator's line is its title, for readers only.
     parts = [part.partition("\n")[2] for part in f"\n{rest}".split("%% ")]
     if not why.startswith(_WHY) or len(parts) != 3:
         raise ModelError(f"{path.name} is no entry of the corpus; it must begin with {_WHY!r} and have two more parts after it")

@@ -114,6 +114,7 @@ class GraphDraft:
 
     def find(self, fits: Callable[[DraftValue], bool]) -> DraftValue | None:
         """Choose among the visible values that satisfy ``fits``, preferring the newest; None if there is none."""
+        # The newest first, because shrinking prefers the first option: reduced graphs are chains, which are easy to read.
         fitting = [v for v in self.visible() if not v.leaf and v.size <= MOST_ELEMENTS and fits(v)]
         return self.choose.pick(fitting[::-1]) if fitting else None
 
@@ -130,6 +131,7 @@ class GraphDraft:
         def fits(value: DraftValue) -> bool:
             return value.dtype in kinds and low <= value.rank <= high and (shape is None or value.shape == shape)
 
+        # The largest number creates one: shrinking prefers small numbers, and so graphs with few inputs.
         operand = None if self.choose.integer(0, 5) == 5 else self.find(fits)
         return operand or self.add_source(self.choose.pick(kinds), self.shape(low, high) if shape is None else shape)
 
@@ -150,6 +152,7 @@ class GraphDraft:
     def shape(self, low: int = 0, high: int | None = None) -> tuple[int, ...]:
         """Choose a shape with a rank from ``low`` to ``high``; dims are at most 5 and rarely 0."""
         rank = self.choose.integer(low, self.rank if high is None else high)
+        # Ordered by what shrinking should prefer; 2 and 3 twice, because they are the sizes of symbolic dims.
         extents = (2, 3, 1, 4, 2, 3, 5, 0) if self.empty else (2, 3, 1, 4, 5)
         return tuple(self.choose.pick(extents) for _ in range(rank))
 
@@ -157,6 +160,7 @@ class GraphDraft:
         """Add a new input or constant; in a body always a constant, since its operator determines the inputs."""
         if self.parent is None and self.choose.integer(0, 3) < 3:
             return self.input(dtype, shape)
+        # Few seeds, chosen as a number: elements that are drawn one by one would exhaust hypothesis' choices.
         return self.constant(list_draft_values(np.random.default_rng(self.choose.integer(0, 99)), dtype, shape))
 
     def input(self, dtype: DType, shape: tuple[int, ...]) -> DraftValue:
@@ -178,6 +182,7 @@ class GraphDraft:
 
     def axis(self, number: int | tuple[int, ...]) -> str:
         """Add a 0-d int64, or the list of a tuple, for a single node, and return its name."""
+        # Not among the values: other nodes must not compute with axes or shapes.
         name = self.fresh("k")
         self.constants[name] = Constant(np.array(number, np.int64))
         return name
@@ -195,7 +200,7 @@ class GraphDraft:
         """Add a node, and make its outputs available to other nodes."""
         read = tuple(i.name if isinstance(i, DraftValue) else i for i in inputs)
         self.nodes.append(Node(op, read, tuple(o.name for o in outputs), read_attributes(attributes), name=self.fresh("n")))
-        self.values.extend(o for o in outputs if o.name)
+        self.values.extend(o for o in outputs if o.name)  # an optional output without a name does not exist
         return outputs
 
     def out(self, dtype: DType, shape: tuple[int, ...], bound: float, *, steps: bool = False) -> DraftValue:
@@ -214,6 +219,7 @@ class GraphDraft:
 
     def take_back(self, mark: tuple[int, int, int, int]) -> None:
         """Remove everything that was added since `mark`."""
+        # The counter of names is not reset: a gap is harmless, a name with two meanings is not.
         nodes, inputs, constants, values = mark
         del self.nodes[nodes:], self.inputs[inputs:], self.values[values:]
         for name in list(self.constants)[constants:]:
@@ -224,6 +230,7 @@ class GraphDraft:
     def function(self, outputs: Sequence[DraftValue], *, name: str = "main", symbolic: bool = False, **fields: Any) -> Function:
         """Finish the Function. With ``symbolic``, some dims of inputs become the symbolic dim of that size."""
         inputs = tuple(Value(v.name, TensorType(v.dtype, self._name_dims(v.shape) if symbolic else v.shape)) for v in self.inputs)
+        # Outputs have unknown dims then: the draft knows their sizes only for its concrete inputs.
         results = tuple(Value(v.name, TensorType(v.dtype, (None,) * v.rank if symbolic else v.shape)) for v in outputs)
         return Function(inputs, results, tuple(self.nodes), self.constants, {"": OPSET}, name=name, **fields)
 

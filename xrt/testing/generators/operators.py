@@ -14,6 +14,7 @@ F32, BOOL = DType.FLOAT32, DType.BOOL
 
 
 def _largest(kind: DType) -> float:
+    # Integers must not overflow: libraries may wrap around, saturate or compute in a wider type.
     return LARGEST if kind.is_float else min(LARGEST, float(np.iinfo(kind.numpy).max))
 
 
@@ -64,6 +65,7 @@ _GENTLE = ("Relu", "Neg", "Tanh", "Abs", "Sigmoid")
 
 def gentle(draft: GraphDraft, x: DraftValue) -> DraftValue:
     """Add a unary operator that keeps the type and that every engine supports, and return its result. Used in bodies."""
+    # Other types have Identity alone in common: engines differ in which arithmetic they have for integers.
     op = draft.choose.pick(_GENTLE) if x.dtype.is_float else "Identity"
     return draft.node(op, [x], draft.like(x, _UNARY[op](x.bound)))[0]
 
@@ -83,7 +85,7 @@ def activation(draft: GraphDraft) -> None:
 def unary_of_integers(draft: GraphDraft) -> None:
     x = draft.want_of(INTEGERS)
     op = draft.choose.pick(("Abs", "Sign", "Neg", "BitwiseNot", "Relu") if _is_signed(x.dtype) else ("Abs", "Sign"))
-    if x.bound + 1 <= _largest(x.dtype):
+    if x.bound + 1 <= _largest(x.dtype):  # BitwiseNot of x is -x - 1
         draft.node(op, [x], draft.like(x, x.bound + 1))
 
 
@@ -91,6 +93,7 @@ def fast_growth(draft: GraphDraft) -> None:
     """Exp, Sinh, Cosh or Tan, of small arguments only."""
     x = draft.want((F32,))
     if x.bound <= 2:
+        # Tan has a pole at pi / 2, where every rounding of its argument counts.
         op = draft.choose.pick(("Exp", "Sinh", "Cosh", "Tan") if x.bound <= 1 else ("Exp", "Sinh", "Cosh"))
         draft.node(op, [x], draft.like(x, math.exp(x.bound)))
 
@@ -126,7 +129,7 @@ def _arithmetic(draft: GraphDraft, x: DraftValue, y: DraftValue) -> None:
     total, most = x.bound + y.bound, max(x.bound, y.bound)
     bounds = {"Add": total, "Sub": total, "Mul": x.bound * y.bound, "Max": most, "Min": most}
     if not _is_signed(x.dtype):
-        del bounds["Sub"]
+        del bounds["Sub"]  # it may be negative, and the bound says nothing about that
     if fitting := [op for op, bound in bounds.items() if bound <= _largest(x.dtype)]:
         op = draft.choose.pick(fitting)
         left, right = (x, y) if draft.choose.integer(0, 1) else (y, x)
@@ -145,6 +148,7 @@ def variadic(draft: GraphDraft) -> None:
 
 def division(draft: GraphDraft) -> None:
     x = draft.want_of(FLOATS)
+    # A divisor of at least 1, so that the quotient does not exceed the bound of x.
     draft.node("Div", [x, _make_positive(draft, draft.want_for(x), 1.0)], draft.like(x, x.bound))
 
 
@@ -154,12 +158,14 @@ def division_of_integers(draft: GraphDraft) -> None:
     divisors = (2, 3, 1, -2, -3) if _is_signed(x.dtype) else (2, 3, 1)
     shape = broadcastable(draft.choose, x.shape)
     seed = np.random.default_rng(draft.choose.integer(0, 99))
+    # A constant, because a computed divisor might be zero, for which no result is defined.
     y = draft.constant(seed.choice(divisors, shape).astype(x.dtype.numpy))
     op, attributes = draft.choose.pick((("Div", {}), ("Mod", {}), ("Mod", {"fmod": 1})))
     draft.node(op, [x, y], draft.like(x, max(x.bound, 3.0)), **attributes)
 
 
 def power(draft: GraphDraft) -> None:
+    # A positive base: negative ones have no real power with a fractional exponent.
     x = _make_positive(draft, draft.want((F32,)))
     if x.bound**2 <= LARGEST:
         exponent = draft.constant(np.float32(draft.choose.pick((2.0, 0.5, -1.0, 0.0, 1.5))))
@@ -182,6 +188,7 @@ def bitwise(draft: GraphDraft) -> None:
 
 
 def bit_shift(draft: GraphDraft) -> None:
+    # ONNX defines BitShift for unsigned integers only.
     kinds = [kind for kind in INTEGERS if not _is_signed(kind) and kind in draft.dtypes]
     if not kinds:
         return
@@ -226,6 +233,7 @@ def cast(draft: GraphDraft) -> None:
     x = draft.want_of((*INTEGERS, BOOL, *FLOATS))
     is_never_negative = x.dtype is BOOL or not _is_signed(x.dtype)
     fitting = [k for k in INTEGERS if k in draft.dtypes and (is_never_negative or _is_signed(k)) and x.bound <= _largest(k)]
+    # From floats to integers is `cast_to_integers`: there a rounding error becomes a whole step.
     to = draft.choose.pick([F32, DType.FLOAT64] if x.dtype.is_float else [F32, *fitting, DType.FLOAT64, BOOL])
     draft.node("Cast", [x], draft.out(to, x.shape, 1.0 if to is BOOL else x.bound), to=to.onnx)
 
@@ -326,7 +334,7 @@ def reduction(draft: GraphDraft) -> None:
     x = draft.want_of((*FLOATS, *INTEGERS[:2]))
     axes, shape, count = _choose_axes(draft, x)
     bounds = {"ReduceSum": count * x.bound} | (dict.fromkeys(("ReduceMax", "ReduceMin"), x.bound) if count else {})
-    bounds |= {"ReduceProd": max(1.0, x.bound) ** count} if count <= 4 else {}
+    bounds |= {"ReduceProd": max(1.0, x.bound) ** count} if count <= 4 else {}  # the exponent could overflow a float
     if x.dtype.is_float:
         bounds |= {"ReduceL1": count * x.bound, "ReduceSumSquare": count * x.bound**2}
         bounds |= {"ReduceMean": x.bound} if count else {}
@@ -387,6 +395,7 @@ def layer_norm(draft: GraphDraft) -> None:
     axis = draft.choose.integer(0, x.rank - 1)
     if not x.size:
         return
+    # A large epsilon: the deviation of equal elements is zero, and dividing by it would amplify rounding errors.
     scale = draft.want((F32,), x.shape[axis:])
     biases = [draft.want((F32,), x.shape[axis:])] if draft.choose.integer(0, 1) else []
     if (bound := scale.bound * math.sqrt(x.size) + sum(b.bound for b in biases)) <= LARGEST:
@@ -397,6 +406,7 @@ def batch_norm(draft: GraphDraft) -> None:
     x = draft.want((F32,), ranks=(2, min(draft.rank, 5)))
     channels = x.shape[1]
     scale, bias, mean = (draft.want((F32,), (channels,)) for _ in range(3))
+    # A constant that is certainly positive; a computed variance might not be.
     variance = draft.constant(np.linspace(0.5, 1.5, channels, dtype=np.float32))
     if (bound := (x.bound + mean.bound) * scale.bound * 1.5 + bias.bound) <= LARGEST:
         draft.node("BatchNormalization", [x, scale, bias, mean, variance], draft.like(x, bound), epsilon=0.01)
@@ -472,6 +482,7 @@ OTHER_PRODUCTS = (contraction, product_of_integers)
 
 
 def _want_image(draft: GraphDraft, spatial: int) -> DraftValue:
+    # At least 3 per spatial axis, so that a dilated kernel of 2 fits without padding.
     image = draft.find(lambda v: v.dtype is F32 and v.rank == spatial + 2 and min(v.shape) > 0 and min(v.shape[2:]) >= 3)
     sizes = [(1, 2), (2, 4), *[(4, 3, 5)] * spatial]
     return image or draft.add_source(F32, tuple(draft.choose.pick(options) for options in sizes))
@@ -546,6 +557,7 @@ def blocks(draft: GraphDraft) -> None:
 def resize(draft: GraphDraft) -> None:
     """Resize by integer factors, nearest or linear."""
     x = _want_image(draft, 2)
+    # Integer factors: with others, libraries round the sampled positions differently.
     scales = draft.constant(np.array([1, 1, 2, draft.choose.integer(1, 3)], np.float32))
     factors = draft.constants[scales.name].array.astype(int)
     mode, coordinates = draft.choose.pick((("nearest", "asymmetric"), ("linear", "half_pixel"), ("linear", "align_corners")))

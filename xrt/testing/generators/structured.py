@@ -22,6 +22,7 @@ def _want_any(draft: GraphDraft, low: int = 0) -> DraftValue:
 
 def transpose(draft: GraphDraft) -> None:
     x = _want_any(draft, 1)
+    # Fisher-Yates with the chooser's numbers, so that hypothesis can shrink the permutation.
     order = list(range(x.rank))
     for last in range(x.rank - 1, 0, -1):
         other = draft.choose.integer(0, last)
@@ -32,7 +33,7 @@ def transpose(draft: GraphDraft) -> None:
 def reshape(draft: GraphDraft) -> None:
     x = _want_any(draft)
     if x.size == 0:
-        return
+        return  # -1 is ambiguous there; `reshape_like` reshapes empty values
     first = draft.choose.pick([d for d in range(1, x.size + 1) if x.size % d == 0])
     shape, target = draft.choose.pick(
         [((x.size,), (-1,)), ((first, x.size // first), (first, -1)), ((1, first, x.size // first), (1, first, x.size // first))]
@@ -89,6 +90,7 @@ def split(draft: GraphDraft) -> None:
     if x.shape[place] < 2:
         return
     by_count = draft.choose.integer(0, 1)
+    # With num_outputs, ONNX rounds the size of a part up, and the last part has the rest.
     first = -(-x.shape[place] // 2) if by_count else draft.choose.integer(1, x.shape[place] - 1)
     sizes = (first, x.shape[place] - first)
     outs = [draft.out(x.dtype, (*x.shape[:place], size, *x.shape[place + 1 :]), x.bound) for size in sizes]
@@ -128,7 +130,7 @@ def padding(draft: GraphDraft) -> None:
     x = draft.want((F32, I64), ranks=(1, draft.rank))
     mode = draft.choose.pick(("constant", "edge", "reflect"))
     if mode != "constant" and min(x.shape) < 2:
-        return
+        return  # an axis of one element has nothing to reflect
     axes = [a for a in range(x.rank) if draft.choose.integer(0, 1)] or [x.rank - 1]
     low = -1 if mode == "constant" and all(x.shape[a] > 2 for a in axes) else 0
     before, after = ([draft.choose.integer(low, 1) for _ in axes] for _ in range(2))
@@ -196,6 +198,7 @@ def scatter_elements(draft: GraphDraft) -> None:
     axis = draft.choose.integer(0, x.rank - 1)
     if not x.size:
         return
+    # A permutation cut short has no index twice: the order of writes to one element is not defined.
     rng = np.random.default_rng(draft.choose.integer(0, 99))
     count = draft.choose.integer(1, x.shape[axis])
     shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
@@ -322,6 +325,7 @@ def _branch_body(outer: GraphDraft, x: DraftValue) -> tuple[Function, DraftValue
     value = gentle(inner, x)
     if x.dtype.is_float and (y := inner.find(lambda v: v.dtype is x.dtype and v.shape == x.shape)) is not None:
         value = inner.node("Add", [value, y], inner.out(x.dtype, x.shape, value.bound + y.bound))[0]
+    # At most two levels, because each doubles the number of bodies.
     if _count_parents(inner) < 2 and inner.choose.integer(0, 4) == 4:
         branch(inner)
     if inner.choose.integer(0, 3) == 3:
@@ -342,9 +346,11 @@ def loop(draft: GraphDraft) -> None:
     body, bound = draft.body(), max(1.0, carried.bound)
     number, keep = DraftValue(body.fresh("b"), I64, (), 3.0), DraftValue(body.fresh("b"), DType.BOOL, (), 1.0)
     inside = DraftValue(body.fresh("b"), carried.dtype, carried.shape, bound)
+    # Chosen before ``inside`` is visible, so that the body does read a value from outside.
     captured = body.want((DType.FLOAT32,), carried.shape)
     body.values.append(inside)
     total = body.node("Add", [inside, captured], body.out(carried.dtype, carried.shape, 1.0 + captured.bound))[0]
+    # Tanh bounds the carried value, which would otherwise grow with each turn.
     after = body.node("Tanh", [total], body.out(carried.dtype, carried.shape, 1.0))[0]
     again = body.node("Identity", [keep], body.out(DType.BOOL, (), 1.0))[0]
     function = _make_body(body, [number, keep, inside], [again, after, total])
@@ -368,7 +374,7 @@ def scan(draft: GraphDraft) -> None:
     start, direction = draft.want((F32,), row), draft.choose.integer(0, 1)
     inner = draft.body()
     state, x = (DraftValue(inner.fresh("b"), F32, row, 1.0) for _ in range(2))
-    captured = inner.want((F32,), row)
+    captured = inner.want((F32,), row)  # before the body's inputs are visible, as in `loop`
     inner.values.extend((state, x))
     first = inner.node("Add", [state, x], inner.out(F32, row, 2.0))[0]
     total = inner.node("Add", [first, captured], inner.out(F32, row, 2.0 + captured.bound))[0]
@@ -394,6 +400,7 @@ def list_of_tensors(draft: GraphDraft) -> None:
 
 
 def _add_sequence(draft: GraphDraft, op: str, read: list[str]) -> str:
+    # A draft has tensors only: the sequence is added as one, for its name.
     sequence = DraftValue(draft.fresh("s"), F32, (), 0.0)
     draft.node(op, list(read), sequence)
     draft.values.pop()  # only sequence operators may read it

@@ -38,6 +38,7 @@ class Block:
         device.machine.take(device.name, nbytes)
         self.device = device
         self.state = BlockState(np.full(nbytes, POISON, np.uint8), device.name, device.current_stream())
+        # Not at exit, when other modules may be gone already.
         weakref.finalize(self, device.machine.free, self.state).atexit = False
 
 
@@ -176,6 +177,7 @@ def _has_mask(key: Any) -> bool:
 def _device_of(arrays: Sequence[SimulatedArray]) -> SimulatedDevice:
     device = arrays[0].device
     current = device.world.current()
+    # CuPy would start the kernel on the current device, which could not read the memory of another one.
     for array in arrays:
         if array.device is not current:
             raise ValueError(f"an array of {array.device.name} is used while {current.name} is current")
@@ -212,19 +214,21 @@ def apply(
     if waits:
         device.wait([device.current_stream()])
     stand_ins = {id(a): a._view if waits else _make_stand_in(a._view) for a in arrays}
-    shown = _quiet(function, _contents(args, lambda a: stand_ins[id(a)]), _contents_of(options, lambda a: stand_ins[id(a)]))
-    outputs = list(shown) if isinstance(shown, list | tuple) else [shown]
+    # The function runs on the stand-ins now, which tells the types and shapes of its results before the stream gets to it.
+    example = _quiet(function, _contents(args, lambda a: stand_ins[id(a)]), _contents_of(options, lambda a: stand_ins[id(a)]))
+    outputs = list(example) if isinstance(example, list | tuple) else [example]
     sources = [_find_base(output, arrays, stand_ins) for output in outputs]
-    if shown is next((stand_ins[id(a)] for a in arrays if stand_ins[id(a)] is shown), arrays):
-        return next(a for a in arrays if stand_ins[id(a)] is shown)  # the function returns its argument itself
+    if example is next((stand_ins[id(a)] for a in arrays if stand_ins[id(a)] is example), arrays):
+        return next(a for a in arrays if stand_ins[id(a)] is example)  # the function returns its argument itself
     if all(source is not None for source in sources):
+        # Views share memory with their base, so that nothing is enqueued.
         views = _quiet(function, _contents(args, _view_of), _contents_of(options, _view_of))
         views = list(views) if isinstance(views, list | tuple) else [views]
         results = [SimulatedArray(s.block, v, s) for s, v in zip(sources, views, strict=True) if s is not None]
     else:
         results = [SimulatedArray.empty(device, np.shape(output), np.asarray(output).dtype) for output in outputs]
         _put(device, name, function, (args, options), results)
-    return type(shown)(results) if isinstance(shown, list | tuple) else results[0]
+    return type(example)(results) if isinstance(example, list | tuple) else results[0]
 
 
 def _view_of(array: SimulatedArray) -> np.ndarray[Any, Any]:
@@ -237,6 +241,7 @@ def _contents_of(options: dict[str, Any], as_view: Callable[[SimulatedArray], An
 
 def _make_stand_in(view: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Zeros with the strides order of a view, to find out the types, shapes and aliasing of a function's results."""
+    # NumPy lays out results in the order of its operands' strides, as CuPy does.
     base = np.zeros(view.shape, view.dtype)
     order = np.argsort([-abs(stride) for stride in view.strides], kind="stable")
     return np.zeros([view.shape[i] for i in order], view.dtype).transpose(np.argsort(order)) if view.ndim > 1 else base
@@ -245,7 +250,7 @@ def _make_stand_in(view: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def _find_base(output: Any, arrays: Sequence[SimulatedArray], stand_ins: dict[int, Any]) -> SimulatedArray | None:
     """The array of which an output is a view, or None."""
     if not isinstance(output, np.ndarray) or not output.size:
-        return None
+        return None  # empty arrays overlap nothing
     return next((a for a in arrays if np.may_share_memory(output, stand_ins[id(a)])), None)
 
 
@@ -366,30 +371,34 @@ class SimulatedMachine:
             self._streams.append(stream)
             return stream
 
-    def put(self, stream: SimulatedStream, piece: WorkItem) -> None:
+    def put(self, stream: SimulatedStream, item: WorkItem) -> None:
         """Enqueue work on a stream, or add it to the stream's recording; races with other work are logged in `races`."""
         with self.lock:
             if stream.recording is not None:
-                stream.recording.append(piece)
+                stream.recording.append(item)
                 return
+            # Whatever the host has waited for is complete before anything that it enqueues now.
             self._join(stream.clock, self._host)
             stream.issued += 1
             stream.clock[stream.number] = stream.issued
-            self._check(stream, piece)
-            stream.queue.append((stream.issued, piece.do, None))
+            self._check(stream, item)
+            stream.queue.append((stream.issued, item.do, None))
             self._advance()
 
-    def _check(self, stream: SimulatedStream, piece: WorkItem) -> None:
-        for state in piece.reads:
-            self._expect(state.writes, stream, f"{piece.name} reads what is written")
+    def _check(self, stream: SimulatedStream, item: WorkItem) -> None:
+        """Log races of the item with earlier accesses, and record its own; judged by clocks, so in any order of execution."""
+        for state in item.reads:
+            self._expect(state.writes, stream, f"{item.name} reads what is written")
             state.reads[stream.number] = stream.issued
-        for state in piece.writes:
-            self._expect(state.writes, stream, f"{piece.name} writes what is written")
-            self._expect(state.reads, stream, f"{piece.name} writes what is read", besides=stream.number)
+        for state in item.writes:
+            self._expect(state.writes, stream, f"{item.name} writes what is written")
+            # Its own reads were recorded above and are no race.
+            self._expect(state.reads, stream, f"{item.name} writes what is read", besides=stream.number)
             state.writes, state.reads = {stream.number: stream.issued}, {}
 
-    def _expect(self, touched: Clock, stream: SimulatedStream, access: str, besides: int = -1) -> None:
-        for number, place in touched.items():
+    def _expect(self, accesses: Clock, stream: SimulatedStream, access: str, besides: int = -1) -> None:
+        """Log a race unless the stream's clock is at or after all ``accesses``, except those of the stream ``besides``."""
+        for number, place in accesses.items():
             if number != besides and stream.clock.get(number, 0) < place:
                 self.races.append(f"{access} on stream {number}, and nothing orders stream {stream.number} after that")
 
@@ -431,13 +440,14 @@ class SimulatedMachine:
 
     @staticmethod
     def _may_begin(stream: SimulatedStream) -> bool:
-        waited = stream.queue[0][2]
-        return waited is None or waited.stream.done >= waited.number
+        event = stream.queue[0][2]
+        return event is None or event.stream.done >= event.number
 
     def _step(self, ready: Sequence[SimulatedStream]) -> bool:
         """Execute the next item of a ready stream, the newest unless in random order; return False if no stream is ready."""
         if not ready:
             return False
+        # The newest stream first: work that was enqueued last overtakes all that nothing orders before it.
         stream = self._chance.choice(ready) if self.order == "random" else ready[-1]
         number, work, _ = stream.queue.popleft()
         if work is not None:
@@ -460,9 +470,9 @@ class SimulatedMachine:
         """The stream whose next item the event depends on, as a list; empty if there is none."""
         stream = event.stream
         while stream.queue and not self._may_begin(stream):
-            waited = stream.queue[0][2]
-            assert waited is not None  # otherwise _may_begin is true
-            stream = waited.stream
+            blocking = stream.queue[0][2]
+            assert blocking is not None  # otherwise _may_begin is true
+            stream = blocking.stream
         return [stream] if stream.queue else []
 
     def is_done(self, event: Event) -> bool:
@@ -478,19 +488,19 @@ class SimulatedMachine:
     @contextmanager
     def record_work(self, stream: SimulatedStream) -> Iterator[list[WorkItem]]:
         """Collect the work that is enqueued on the stream instead of executing it."""
-        pieces: list[WorkItem] = []
-        stream.recording = pieces
+        items: list[WorkItem] = []
+        stream.recording = items
         try:
-            yield pieces
+            yield items
         finally:
             stream.recording = None
 
-    def replay(self, stream: SimulatedStream, pieces: Iterable[WorkItem]) -> None:
+    def replay(self, stream: SimulatedStream, items: Iterable[WorkItem]) -> None:
         """Enqueue recorded work on a stream."""
         with self.lock:
             self.kernels.append("graph")
-            for piece in pieces:
-                self.put(stream, piece)
+            for item in items:
+                self.put(stream, item)
 
     # ------------------------------------------------------------------ memory
 
@@ -506,6 +516,7 @@ class SimulatedMachine:
         """Free a block, and enqueue a write of `POISON` on its stream, as the next owner of the memory might do."""
         with self.lock:
             self.used[state.device] -= state.data.nbytes
+            # An access that is enqueued later, or not ordered before this write, is a race.
             data = state.data
             self.put(state.stream, WorkItem("the next owner", lambda: data.fill(POISON), (), (state,)))
 

@@ -90,6 +90,7 @@ class SimulatedDevice(Device):
     # ------------------------------------------------------------------ arrays
 
     def upload(self, array: np.ndarray[Any, Any]) -> SimulatedArray:
+        # A copy, because the caller may change the array before the stream gets to the transfer.
         with self.activate(self.current_stream()):
             return self._send(array, self.current_stream(), np.array(array))
 
@@ -152,6 +153,7 @@ class SimulatedDevice(Device):
 
     def copy_out(self, array: SimulatedArray, stream: SimulatedStream) -> PendingCopy:
         source = array._view
+        # The host sees garbage until it has waited for the copy.
         pinned = np.full(source.nbytes, POISON, np.uint8).view(source.dtype).reshape(source.shape)
 
         def work() -> None:
@@ -215,11 +217,12 @@ class SimulatedDevice(Device):
         self.machine.after(stream, event)
 
     def record(self, stream: SimulatedStream, work: Callable[[], None]) -> GraphCapture:
+        # As on CUDA, a first run outside the recording allocates memory and loads kernels, which a recording must not contain.
         work()
         self.machine.wait(self.machine.event(stream))
-        with self.machine.record_work(stream) as pieces:
+        with self.machine.record_work(stream) as items:
             work()
-        return _RecordedGraph(self.machine, tuple(pieces))
+        return _RecordedGraph(self.machine, tuple(items))
 
 
 class PinnedMemory:
@@ -228,26 +231,27 @@ class PinnedMemory:
     def __init__(self, host: np.ndarray[Any, Any]) -> None:
         self.content = content = np.array(host)
         self._alive = alive = [True]
-        self.check = lambda: None if alive[0] else _spoil(content)
+        # The check must not refer to this object: it would keep it alive until the copy.
+        self.check = lambda: None if alive[0] else _poison(content)
 
     def __del__(self) -> None:
         self._alive[0] = False
 
 
-def _spoil(content: np.ndarray[Any, Any]) -> None:
+def _poison(content: np.ndarray[Any, Any]) -> None:
     content.view(np.uint8 if content.ndim else content.dtype).fill(POISON)
 
 
 class _RecordedGraph(GraphCapture):
-    def __init__(self, machine: SimulatedMachine, pieces: tuple[WorkItem, ...]) -> None:
+    def __init__(self, machine: SimulatedMachine, items: tuple[WorkItem, ...]) -> None:
         self._machine = machine
-        self._pieces = pieces
+        self._items = items
 
     def replay(self, stream: SimulatedStream) -> None:
-        self._machine.replay(stream, self._pieces)
+        self._machine.replay(stream, self._items)
 
 
-def another() -> Callable[[int], SimulatedDevice]:
+def create_worker_devices() -> Callable[[int], SimulatedDevice]:
     """Make a function that opens the devices of a new machine, for use in a worker process."""
     return DeviceWorld(SimulatedMachine("eager"), 2).device
 
@@ -260,7 +264,7 @@ def simulate_devices(devices: int = 2, order: Order = "late", seed: int = 0, lim
     ``limit`` is the memory per device in bytes.
     """
     machine = SimulatedMachine(order, seed, limit)
-    with override_devices("cuda", DeviceWorld(machine, devices).device, f"{__name__}:another"):
+    with override_devices("cuda", DeviceWorld(machine, devices).device, f"{__name__}:create_worker_devices"):
         yield machine
     if machine.races:
         raise AssertionError("\n".join(["work raced on a simulated device:", *dict.fromkeys(machine.races)]))
@@ -298,7 +302,7 @@ class SimulatedModule:
         def call(*args: Any, **options: Any) -> Any:
             self._check(name, parameters, options)
             out = options.pop("out", None)
-            if not _holds(args) and not _holds(tuple(options.values())):
+            if not _has_arrays(args) and not _has_arrays(tuple(options.values())):
                 result = self.asarray(function(*args, **options))
                 if out is not None:
                     self.copyto(out, result)
@@ -316,7 +320,7 @@ class SimulatedModule:
         def create(*args: Any, **options: Any) -> Any:
             self._check(name, FUNCTIONS.get(name), options)
             values = [value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value for value in args]
-            if _holds(tuple(values)):
+            if _has_arrays(tuple(values)):
                 return apply(name, getattr(np, name), tuple(values), options)
             return self._device.upload(getattr(np, name)(*values, **options))
 
@@ -334,7 +338,7 @@ class SimulatedModule:
         """Convert host data or a list of device arrays to a device array; cast a device array to ``dtype`` if it differs."""
         if isinstance(value, SimulatedArray):
             return value if dtype in (None, value.dtype) else value.astype(dtype)  # type: ignore[attr-defined]
-        if _holds((value,)):
+        if _has_arrays((value,)):
             return self.stack(value)  # type: ignore[no-any-return]
         return self._device.upload(np.asarray(value, dtype, order="C"))
 
@@ -362,12 +366,12 @@ class SimulatedModule:
         return tuple(value.shape) if hasattr(value, "shape") else np.shape(value)
 
 
-ADDABLE = frozenset({"add", "maximum", "minimum", "subtract"})
+UFUNCS_WITH_AT = frozenset({"add", "maximum", "minimum", "subtract"})
 """Ufuncs for which CuPy has ``.at``."""
 
 
 def _update_at(name: str, function: np.ufunc, target: SimulatedArray, args: tuple[Any, ...]) -> None:
-    if name not in ADDABLE:
+    if name not in UFUNCS_WITH_AT:
         raise NotImplementedError(f"{name}.at is not there: CuPy has none")
     places, values = args
     several = isinstance(places, tuple)
@@ -378,9 +382,9 @@ def _update_at(name: str, function: np.ufunc, target: SimulatedArray, args: tupl
     mark_written(f"{name}.at", at, target, (*(places if several else (places,)), values))
 
 
-def _holds(value: Any) -> bool:
+def _has_arrays(value: Any) -> bool:
     if isinstance(value, list | tuple):
-        return any(map(_holds, value))
+        return any(map(_has_arrays, value))
     return isinstance(value, SimulatedArray)
 
 
@@ -402,6 +406,7 @@ for _name in (
     *("dot", "flatten", "max", "mean", "min", "nonzero", "prod", "ravel", "repeat", "round", "squeeze", "std", "sum", "swapaxes"),
     *("take", "trace", "transpose", "var", "view"),
 ):
+    # Methods are enqueued as functions are, under their own names in the log of kernels.
     setattr(SimulatedArray, _name, _make_method(_name))
 
 
