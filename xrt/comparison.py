@@ -65,7 +65,7 @@ BIT_EQUAL = Tolerance(bits=True)
 # large product; 1e-4 of the element covers the approximations of exp, tanh and erf that vector libraries use. A network
 # of 100 such layers accumulates the square root of 100 of them: ten times as much. Narrower types allow two roundings for
 # an operator, since engines differ on whether they accumulate in float32, and ten for a network.
-_DECLARED: dict[str, dict[Scope, tuple[float, float]]] = {
+_DEFAULTS: dict[str, dict[Scope, tuple[float, float]]] = {
     "float64": {"operator": (1e-9, 1e-12), "network": (1e-8, 1e-11)},
     "float32": {"operator": (1e-4, 1e-5), "network": (1e-3, 1e-4)},
     "float16": {"operator": (2e-3, 2e-3), "network": (1e-2, 1e-2)},
@@ -89,9 +89,9 @@ def tolerance_for(dtype: Any, scope: Scope = "operator") -> Tolerance:
     kind = np.dtype(dtype)
     # Complex numbers are as accurate as their parts.
     name = {"complex64": "float32", "complex128": "float64"}.get(kind.name, kind.name)
-    if name not in _DECLARED:
+    if name not in _DEFAULTS:
         return EXACT
-    rtol, peak = _DECLARED[name][scope]
+    rtol, peak = _DEFAULTS[name][scope]
     return Tolerance(rtol, _FLOOR[name], peak)
 
 

@@ -11,7 +11,7 @@ import pytest
 from xrt.cli.app import main
 from xrt.engines.contract import registry
 from xrt.graph.verify import verify
-from xrt.testing.corpus import CORPUS, FOUND, find_entry
+from xrt.testing.corpus import CORPUS, FUZZ_ENTRIES, find_entry
 from xrt.testing.corpus.entry import CorpusEntry, f32, graph, i64, node, read_entry, write_entry
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 from xrt.testing.fuzz import ExecutionMode, Fuzzer, make_sample
@@ -103,8 +103,8 @@ def test_an_entry_in_a_file_is_read_as_it_was(tmp_path):
 
 
 def test_what_was_found_is_in_the_corpus_of_every_engine():
-    assert len(FOUND) >= 5
-    assert all(find_entry(item.name) is item for item in FOUND)
+    assert len(FUZZ_ENTRIES) >= 5
+    assert all(find_entry(item.name) is item for item in FUZZ_ENTRIES)
     assert len({entry.name for entry in CORPUS}) == len(CORPUS)
 
 

@@ -99,7 +99,7 @@ def texts() -> tuple[Files, ...]:
 def corpus_entries() -> tuple[Files, ...]:
     """Return entries of the corpus as files."""
     with TemporaryDirectory(prefix="xrt-") as folder:
-        return tuple({"entry.txt": write_entry(entry, Path(folder)).read_bytes()} for entry in corpus.FOUND[:4])
+        return tuple({"entry.txt": write_entry(entry, Path(folder)).read_bytes()} for entry in corpus.FUZZ_ENTRIES[:4])
 
 
 def plans() -> tuple[Files, ...]:

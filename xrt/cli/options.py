@@ -177,12 +177,12 @@ def _describe(owner: type) -> dict[str, str]:
 
 
 def derive(
-    owner: type, name: str, *flags: str, kind: str = "", shown: str = "", example: str = "", **attributes: Any
+    owner: type, name: str, *flags: str, kind: str = "", default_text: str = "", example: str = "", **attributes: Any
 ) -> Decorator:
     """Derive a command line option from an option of a module or a server: flag, type and help.
 
-    ``kind`` is a key of `_KINDS` for values that the command line spells differently; ``shown`` is the help's text for a default
-    that is not a value, and ``example`` is added to the help.
+    ``kind`` is a key of `_KINDS` for values that the command line spells differently. ``default_text`` replaces the default in
+    the help, for a default that is not a value. ``example`` is added to the help.
     """
     # The types of fields are strings, because annotations are not evaluated.
     field = next(field for field in fields(owner) if field.name == name)
@@ -193,15 +193,15 @@ def derive(
         text = (text.partition(":")[0] if kind == "examples" else text) + spelling
         attributes = {"type": type_, **attributes}
         format_default = {"time": lambda: f"{value:g}s", "size": lambda: format_bytes(value)}.get(kind)
-        shown = shown or (format_default() if format_default and value else "")
+        default_text = default_text or (format_default() if format_default and value else "")
     elif field.type == "bool":
         attributes = {"is_flag": True, **attributes}
     elif field.metadata.get("at_least") is not None and "float" not in field.type:
         attributes = {"type": int, **attributes}
-        shown = shown or ("" if value in (None, 1) else str(value))  # a minimum of 1 restricts nothing
+        default_text = default_text or ("" if value in (None, 1) else str(value))  # a minimum of 1 restricts nothing
     text += f": {example}" * bool(example) + "; repeatable" * bool(attributes.get("multiple"))
     names = flags or (f"--{name.replace('_', '-')}", name)
-    return click.option(*names, help=f"{text} [default: {shown}]" if shown else text, **attributes)
+    return click.option(*names, help=f"{text} [default: {default_text}]" if default_text else text, **attributes)
 
 
 ENGINE_NAMES = ("-e", "--engine", "--engines", "engine")
@@ -216,9 +216,9 @@ add_json = click.option("--json", "as_json", is_flag=True, help="Print JSON")
 add_html = click.option("--html", type=TARGET, help="Also write a page to this file")
 
 
-def add_engines(text: str, shown: str = _FIRST_ENGINE, **attributes: Any) -> Decorator:
+def add_engines(text: str, default_text: str = _FIRST_ENGINE, **attributes: Any) -> Decorator:
     """Add the option for engines."""
-    return click.option(*ENGINE_NAMES, metavar="ENGINES", show_default=shown, help=text, **attributes)
+    return click.option(*ENGINE_NAMES, metavar="ENGINES", show_default=default_text, help=text, **attributes)
 
 
 def add_seed(text: str) -> Decorator:
@@ -249,15 +249,15 @@ _shared_options = add_all(
     derive(ClusteringOptions, "minimum_nodes"),
     derive(ClusteringOptions, "maximum_nodes"),
     derive(ExecutionOptions, "precision", metavar="NAME"),
-    derive(ExecutionOptions, "threads", shown=CORES),
+    derive(ExecutionOptions, "threads", default_text=CORES),
     derive(ModuleOptions, "strict"),
     add_dims,
 )
 isolation_options = add_all(
     derive(Isolation, "engines", "--isolate", "isolate", metavar="ENGINES"),
     derive(Isolation, "run", "--isolate-run", "isolate_run"),
-    derive(Isolation, "time_limit", kind="time", shown="no limit"),
-    derive(Isolation, "memory_limit", kind="size", shown="no limit"),
+    derive(Isolation, "time_limit", kind="time", default_text="no limit"),
+    derive(Isolation, "memory_limit", kind="size", default_text="no limit"),
 )
 input_options = add_all(
     click.option(
@@ -291,7 +291,7 @@ add_tuning_options = add_all(
         help="Measure of that error: of the norm, of the angle, or the share of rows with another largest element",
     ),
     derive(ModuleOptions, "calibrate", kind="examples"),
-    derive(ModuleOptions, "validate", kind="examples", shown="a fifth of --calibrate"),
+    derive(ModuleOptions, "validate", kind="examples", default_text="a fifth of --calibrate"),
 )
 
 

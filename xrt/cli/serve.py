@@ -52,8 +52,10 @@ def _parse_batch(context: click.Context, parameter: click.Parameter, sizes: tupl
 
 
 _add_batching = options.add_all(
-    options.derive(ServingOptions, "instances", shown="as tuned, or 1"),
-    options.derive(ServingOptions, "batch", type=options.NUMBERS, callback=_parse_batch, example="8; 1,2,4,8", shown="as tuned"),
+    options.derive(ServingOptions, "instances", default_text="as tuned, or 1"),
+    options.derive(
+        ServingOptions, "batch", type=options.NUMBERS, callback=_parse_batch, example="8; 1,2,4,8", default_text="as tuned"
+    ),
     options.derive(ServingOptions, "max_wait", type=options.WAIT, example="2ms"),
 )
 
@@ -64,7 +66,7 @@ _add_batching = options.add_all(
 @options.option("--host", default="127.0.0.1", help="Address to listen on; another one lets other machines in")
 @options.option("--port", default=8000, type=click.IntRange(0, 65535), help="Port of HTTP; 0: a free one")
 @click.option("--grpc-port", type=click.IntRange(0, 65535), help="Port of gRPC; 0: a free one  [default: no gRPC]")
-@options.derive(ExecutionOptions, "threads", shown=options.CORES, help="Thread budget of each model")
+@options.derive(ExecutionOptions, "threads", default_text=options.CORES, help="Thread budget of each model")
 @_add_batching
 @options.derive(ServingOptions, "max_queue")
 @options.derive(ServingOptions, "max_request_bytes", "--max-request", "max_request_bytes", kind="size")
@@ -145,7 +147,7 @@ def _module_keywords(models: dict[str, dict[str, str]], params: dict[str, Any]) 
 @click.argument("repository", type=click.Path(file_okay=False))
 @click.option("--name", default="", help="Name of the model  [default: that of the file]")
 @options.option("--version", default=1, type=click.IntRange(1), help="Version of the model")
-@options.derive(ExecutionOptions, "threads", shown="as tuned, or saved", help="Thread budget of each instance")
+@options.derive(ExecutionOptions, "threads", default_text="as tuned, or saved", help="Thread budget of each instance")
 @_add_batching
 def export_triton_command(bundle: str, repository: str, **params: Any) -> None:
     """Write BUNDLE as a model of Triton's Python backend into the folder REPOSITORY."""

@@ -23,10 +23,11 @@ Call: TypeAlias = Callable[[], object]
 Clock: TypeAlias = Callable[[], float]
 SAMPLE = 0.002
 """Seconds per sample: a fast call is repeated for this long, so that the overhead of the clock is negligible."""
-ENOUGH = 7
+MIN_SAMPLES = 7
 """Minimum number of samples for an interval."""
-MOST = 500
-NAP = 0.004
+MAX_SAMPLES = 500
+"""Maximum number of samples, for calls that are so fast that the time would allow thousands."""
+POLL_SECONDS = 0.004
 """Seconds between checks of whether the process is idle."""
 IDLE = 0.25
 """The process is idle if it uses less than this fraction of a core."""
@@ -35,9 +36,9 @@ LONGEST_WAIT = 0.2
 WARM_SHARE = 0.2
 """Fraction of the time for warm-up calls, which allocate, choose kernels and wake threads."""
 WARM_CALLS = 20
-MOST_CALLS = 20_000
+MAX_CALLS = 20_000
 """Maximum number of calls per turn."""
-FAR = 10
+SLOW_TURNS = 10
 """If the first call takes this many turns, it is not timed again: later calls are assumed to be slow, too."""
 T = TypeVar("T")
 
@@ -50,7 +51,7 @@ def sample_call_times(call: Call, seconds: float, *, within: float = 0.02, clock
     end = clock() + seconds
     repeats = _warm_up_calls(call, seconds * WARM_SHARE, clock)
     samples = [seconds_per_call(call, repeats, clock)]
-    while clock() < end and len(samples) < MOST and not _is_narrow(samples, within):
+    while clock() < end and len(samples) < MAX_SAMPLES and not _is_narrow(samples, within):
         samples.append(seconds_per_call(call, repeats, clock))
     return samples
 
@@ -75,12 +76,12 @@ def choose_calls_per_turn(seconds: float, turn: float) -> int:
 def choose_calls(call: Call, turn: float, clock: Clock = time.perf_counter) -> int:
     """How many calls fill a turn of ``turn`` seconds, found by trial; a call that takes longer runs once.
 
-    The first call may be slow only because it is the first, so it counts only if it takes `FAR` turns.
+    The first call may be slow only because it is the first, so it counts only if it takes `SLOW_TURNS` turns.
     """
     # Too slow to call three more times.
-    if seconds_per_call(call, 1, clock) > FAR * turn:
+    if seconds_per_call(call, 1, clock) > SLOW_TURNS * turn:
         return 1
-    return min(MOST_CALLS, choose_calls_per_turn(seconds_per_call(call, 3, clock), turn))
+    return min(MAX_CALLS, choose_calls_per_turn(seconds_per_call(call, 3, clock), turn))
 
 
 def time_call(call: Callable[[], T], clock: Clock = time.perf_counter) -> tuple[T, float]:
@@ -117,15 +118,15 @@ def wait_until_idle(longest: float = LONGEST_WAIT) -> None:
 
     Threads may spin after a call (OpenBLAS's for 0.1 s) and take a core from the next timed call.
     """
-    for _ in range(round(longest / NAP)):
+    for _ in range(round(longest / POLL_SECONDS)):
         start = time.process_time()
-        time.sleep(NAP)
-        if time.process_time() - start < IDLE * NAP:
+        time.sleep(POLL_SECONDS)
+        if time.process_time() - start < IDLE * POLL_SECONDS:
             return
 
 
 def _is_narrow(samples: Sequence[float], within: float) -> bool:
-    if len(samples) < ENOUGH:
+    if len(samples) < MIN_SAMPLES:
         return False
     median, low, high = median_interval(samples)
     return high - low <= within * median
@@ -196,7 +197,7 @@ def is_steady(times: Sequence[float]) -> bool:
 Instance: TypeAlias = Callable[[int, int], object]
 """Serves ``count`` requests, given the number of the first one and ``count``."""
 
-LEAST_CALLS = 5
+MIN_CALLS = 5
 """Minimum calls per instance, regardless of the time."""
 
 
@@ -245,7 +246,7 @@ def run_closed_loop(
             barrier.abort()  # release the other instances
             raise
         batches: list[tuple[float, list[float]]] = []
-        while len(batches) < LEAST_CALLS or clock() < began + seconds:
+        while len(batches) < MIN_CALLS or clock() < began + seconds:
             with lock:
                 issued = [waiting.popleft() for _ in range(batch)]
             instance(first, batch)

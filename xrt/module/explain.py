@@ -245,7 +245,7 @@ def _describe_page(report: Explanation) -> dict[str, Any]:
     }
     remarks = [(region.name, region.engine, remark) for region in report.regions for remark in region.remarks]
     tables = describe_plan(report.plan, report.reasons) | describe_costs(report.account) | describe_errors(report.precision)
-    return {"found": report, "facts": facts, "remarks": remarks, **tables}
+    return {"explanation": report, "facts": facts, "remarks": remarks, **tables}
 
 
 # ---------------------------------------------------------------------- memory

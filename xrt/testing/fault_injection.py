@@ -50,17 +50,17 @@ class Journal:
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
         self.compiled: list[Function] = []
-        """Every Function passed to `compile`, in order."""
+        """The Functions that `compile` did not refuse, in order."""
 
-    def note(self, word: str) -> int:
-        """Count one call of ``word``, and return the new count."""
+    def note(self, method: str) -> int:
+        """Count one call of ``method``, and return the new count."""
         with self._lock:
-            self._counts[word] += 1
-            return self._counts[word]
+            self._counts[method] += 1
+            return self._counts[method]
 
-    def count(self, word: str) -> int:
+    def count(self, method: str) -> int:
         """The number of calls of ``why_not``, ``compile``, ``prepare``, ``run``, ``memory``, ``close`` or ``version`` so far."""
-        return self._counts[word]
+        return self._counts[method]
 
     def clear(self) -> None:
         """Reset the counts, and forget the compiled Functions."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from xrt.testing.corpus import control, learned, numbers, shapes
 from xrt.testing.corpus.entry import CorpusEntry, read_entries
 
-__all__ = ["CORPUS", "FOUND", "CorpusEntry", "find_entry"]
+__all__ = ["CORPUS", "FUZZ_ENTRIES", "CorpusEntry", "find_entry"]
 
-FOUND = read_entries(Path(__file__).parent / "found")
+FUZZ_ENTRIES = read_entries(Path(__file__).parent / "found")
 """Defects found by fuzzing, one file per entry; the expected outputs are those of the reference engine after the fix."""
 
 CORPUS: tuple[CorpusEntry, ...] = (
@@ -24,7 +24,7 @@ CORPUS: tuple[CorpusEntry, ...] = (
     *numbers.LIMITS,
     *shapes.SAMPLED,
     *learned.ENTRIES,
-    *FOUND,
+    *FUZZ_ENTRIES,
 )
 
 
