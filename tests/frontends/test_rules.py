@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F  # as everybody writes it
 from torch.utils import _pytree as pytree
 
 import xrt
@@ -27,3 +30,12 @@ def test_a_rule_gives_what_pytorch_computes(case: Case) -> None:
         assert torch.from_numpy(np.array(output)).dtype is wanted.dtype
         np.testing.assert_allclose(output, wanted.numpy(), rtol=2e-5, atol=1e-5)
         assert output.shape == tuple(wanted.shape)
+
+
+@pytest.mark.parametrize("function", [torch.expm1, F.selu], ids=["expm1", "selu"])
+def test_a_gradient_is_finite_where_exponentials_overflow(function: Any) -> None:
+    x = torch.tensor([-200.0, -1.0, -1e-3, 1e-3, 1.0, 80.0, 200.0])[: 6 if function is torch.expm1 else 7]
+    gradient = xrt.gradient(xrt.from_torch(Call(function), (x,)))
+    inputs = x.clone().requires_grad_()
+    function(inputs).sum().backward()
+    np.testing.assert_allclose(xrt.XRTModule(gradient, "toy")(x.numpy())[1], inputs.grad.numpy(), rtol=1e-5)

@@ -69,10 +69,11 @@ def log1p(result: TensorType, x: Tensor) -> Tensor:
 def expm1(result: TensorType, x: Tensor) -> Tensor:
     """Precise for small x: e**x - 1 = 2 * sinh(x / 2) * e**(x / 2)."""
     y = cast(x, result.dtype)
-    half = y * 0.5
-    # Only near 0: for very negative x the product is infinity times zero.
-    small = emit("Sinh", half) * 2.0 * emit("Exp", half)
-    return emit("Where", emit("Abs", half) < 1.0, small, emit("Exp", y) - 1.0)
+    is_near = emit("Abs", y) < 2.0
+    # Far from 0 the product may be infinity times zero: its gradient would be NaN, though the result is not selected.
+    half = emit("Where", is_near, y * 0.5, scalar(0, result.dtype))
+    near = emit("Sinh", half) * 2.0 * emit("Exp", half)
+    return emit("Where", is_near, near, emit("Exp", y) - 1.0)
 
 
 # ---------------------------------------------------------------------- arithmetic, comparison and logic

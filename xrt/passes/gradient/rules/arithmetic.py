@@ -237,6 +237,14 @@ def elu(at: RuleContext) -> Gradients:
     return (_where(_is_negative(at.x), at.g * (at.y + alpha), at.g, at.g),)
 
 
+@rule("Selu")
+def selu(at: RuleContext) -> Gradients:
+    """Gamma alpha (exp x - 1) below 0, gamma x above; Klambauer et al., arXiv:1706.02515."""
+    # Not ONNX's body: its exponential overflows for large x, and the gradient of the branch that is not selected would be NaN.
+    alpha, gamma = at.attr("alpha", 1.67326319217681884765625), at.attr("gamma", 1.05070102214813232421875)
+    return (at.g * _where(_is_positive(at.x), gamma, at.y + gamma * alpha, at.y),)
+
+
 @rule("HardSwish")
 def hard_swish(at: RuleContext) -> Gradients:
     """For x max(0, min(1, x / 6 + 1 / 2)): x / 3 + 1 / 2 between -3 and 3; Howard et al., arXiv:1905.02244."""
