@@ -85,6 +85,8 @@ LEAST = 0.1
 """Minimum seconds for a necessary step, even if the budget is spent."""
 FEWEST = 2
 """Rounds for which a single engine joins the race: too few for an interval, but a worker has timed a slow model only once."""
+LONGEST_SOLO = 1.0
+"""Seconds that the rounds of a plan without a rival may take: they only give an interval of its time."""
 DISTURBED = 2.0
 """A time may be this many times too long if libraries were imported meanwhile."""
 
@@ -337,6 +339,7 @@ def _race_unproved_plans(search: Search) -> None:
         for entrant in search.entrants:
             if not entrant.rounds and not entrant.failure:
                 entrant.rounds, search.rounds = [entrant.first_call], 1  # no time for a round: use the first call
+                search.least_rounds = search.bounds.rules.least
         if search.has_measured:
             return
 
@@ -370,6 +373,7 @@ class Search:
     rounds: int = 0
 
     def __post_init__(self) -> None:
+        self.least_rounds = self.bounds.rules.least  # with fewer rounds the decision is provisional
         # Even after a slow construction, half of the budget is for the search.
         self.began = self.clock() - min(self.request.spent, self.request.budget / 2)
         self.end = self.began + self.request.budget * (1 - self.bounds.reserve)
@@ -600,11 +604,14 @@ class Search:
 
     def race(self) -> None:
         """Time the ready plans in interleaved rounds, until no other can win or the budget ends."""
+        rules = self.bounds.rules
+        # A plan without a rival has nothing to decide: six rounds of a slow one would take all of a budget.
+        if len(self.entrants) == 1 and rules.seconds([self.entrants[0].expected]) > LONGEST_SOLO:
+            rules = replace(rules, least=1)
+        self.least_rounds = rules.least
         with self.inquiry.quiet():
             self.rounds = 0
-            self.rounds = run_interleaved(
-                self.entrants, until=self.end, rules=self.bounds.rules, clock=self.clock, watch=self._watch
-            )
+            self.rounds = run_interleaved(self.entrants, until=self.end, rules=rules, clock=self.clock, watch=self._watch)
         for entrant in self.entrants:
             if entrant.failure:
                 self.failed_plans.add(make_partition_key(entrant.plan))
@@ -657,7 +664,7 @@ class Search:
             self.profiler.count,
             tuple(self.notes),
             unmeasured=FrozenDict(unmeasured),
-            is_provisional=how != "priority" and race.rounds < least,
+            is_provisional=how != "priority" and race.rounds < self.least_rounds,
             is_checked=how != "priority" and self.truth.reference is self.reference,
             queried=tuple(self.inquiry.engines()),
         )
