@@ -181,10 +181,10 @@ class _Parser:
         except (ModelError, ValueError, OverflowError) as error:
             self.refuse(str(error), token, error)
 
-    def string(self, what: str, errors: str = "strict") -> str:
+    def string(self, expected: str, errors: str = "strict") -> str:
         """Consume a quoted string; with ``errors="surrogateescape"`` it may encode bytes that are not UTF-8."""
         if self.current.kind != "string":
-            self.fail(f"{what} in double quotes")
+            self.fail(f"{expected} in double quotes")
         token = self.advance()
         try:
             text = str(json.loads(token.text))
@@ -195,26 +195,26 @@ class _Parser:
             self.refuse(f"{token.description} holds half of a character (a surrogate without its partner)", token, error)
         return text
 
-    def size(self, what: str) -> int:
+    def size(self, expected: str) -> int:
         """Consume an integer that fits into 64 bits, the range of extents and versions."""
         token = self.current
         if token.kind != "number" or not token.text.lstrip("+-").isdigit() or len(token.text) > 100:
-            self.fail(what)
+            self.fail(expected)
         number = int(self.advance().text)
         if not -(1 << 63) <= number < 1 << 63:
-            self.refuse(f"{what} must fit into 64 bits; found {token.description}", token)
+            self.refuse(f"{expected} must fit into 64 bits; found {token.description}", token)
         return number
 
-    def name(self, what: str) -> str:
+    def name(self, expected: str) -> str:
         if self.current.kind == "string":
-            return self.string(what)
+            return self.string(expected)
         # A keyword would be ambiguous here; the printer quotes names that equal one.
         if self.current.kind != "word" or self.current.text in RESERVED:
-            self.fail(what)
+            self.fail(expected)
         return self.advance().text
 
-    def name_or_blank(self, what: str) -> str:
-        return "" if self.accept("_") else self.name(what)
+    def name_or_blank(self, expected: str) -> str:
+        return "" if self.accept("_") else self.name(expected)
 
     def items(self, end: str, item: Callable[[], T]) -> list[T]:
         """Parse comma-separated items up to the closing mark; a trailing comma is allowed."""

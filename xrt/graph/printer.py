@@ -197,8 +197,8 @@ def format_elements(constant: Constant) -> list[str] | None:
 def number_array(texts: list[str], dtype: DType) -> np.ndarray[Any, Any]:
     """Parse numbers to a 1-d array; raises ValueError or OverflowError for text that is not a value of ``dtype``."""
     if dtype is DType.BOOL:
-        if (wrong := next((text for text in texts if text not in ("true", "false")), None)) is not None:
-            raise ValueError(f"{wrong!r} is neither true nor false")
+        if (invalid := next((text for text in texts if text not in ("true", "false")), None)) is not None:
+            raise ValueError(f"{invalid!r} is neither true nor false")
         return np.asarray([text == "true" for text in texts], dtype.numpy)
     if dtype.is_integer:
         wide = np.asarray([int(text) for text in texts], np.uint64 if dtype is DType.UINT64 else np.int64)

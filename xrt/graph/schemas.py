@@ -298,8 +298,8 @@ def bind(operator: Operator, types: Sequence[Type | None], names: Sequence[str] 
 
 
 def _list_types(types: frozenset[str]) -> str:
-    shown = sorted(types)
-    return ", ".join(shown[:12]) + (f" and {len(shown) - 12} more" if len(shown) > 12 else "")
+    sorted_types = sorted(types)
+    return ", ".join(sorted_types[:12]) + (f" and {len(sorted_types) - 12} more" if len(sorted_types) > 12 else "")
 
 
 def infer_output_types(operator: Operator, node: Node, bound: Mapping[str, str]) -> tuple[Type | None, ...]:

@@ -56,13 +56,13 @@ def declare_states(function: Function, states: Iterable[State]) -> Function:
 
     Raises ModelError for an invalid state, as `list_states` does.
     """
-    chosen = tuple(states)
-    pairs = [[s.input, s.output, *([s.fill] if s.fill else [])] for s in chosen]
+    declared_states = tuple(states)
+    pairs = [[s.input, s.output, *([s.fill] if s.fill else [])] for s in declared_states]
     declared = function.replace(metadata={**function.metadata, STATE: json.dumps(pairs, ensure_ascii=False)})
     list_states(declared)
     # A session updates an alias in place, which needs an array that keeps its size; other states are replaced by each call.
     aliased = {before for before, _ in function.aliases}
-    added = tuple((s.input, s.output) for s in chosen if s.input not in aliased and _has_fixed_type(function, s))
+    added = tuple((s.input, s.output) for s in declared_states if s.input not in aliased and _has_fixed_type(function, s))
     return declared.replace(aliases=(*function.aliases, *added)) if added else declared
 
 
@@ -108,8 +108,8 @@ def find_violations(function: Function) -> Iterator[str]:
             yield f"{name} is not an input.{did_you_mean(state.input, inputs)}"
         elif state.output not in outputs:
             yield f"{name} is to become {state.output!r}, which is not an output.{did_you_mean(state.output, outputs)}"
-        elif twice := {state.input, state.output} & seen:
-            yield f"{min(twice)!r} is in two states; a state has an input and an output of its own"
+        elif repeated := {state.input, state.output} & seen:
+            yield f"{min(repeated)!r} is in two states; a state has an input and an output of its own"
         else:
             yield from _check_types(function, state)
         seen |= {state.input, state.output}

@@ -101,7 +101,7 @@ class Window:
         """The input extents, without declared padding, of a pool with this many positions."""
         pads = zip(self.begins, self.ends, strict=True)
         steps = zip(positions, self.strides, self.kernel, pads, strict=True)
-        return [(n - 1) * s - sum(both) + k for n, s, k, both in steps]
+        return [(n - 1) * s - sum(axis_pads) + k for n, s, k, axis_pads in steps]
 
     def _place_axis(self, i: int, extent: int) -> tuple[int, int, int, int]:
         """Begin, required end, declared end and number of positions along one axis."""
@@ -135,7 +135,7 @@ def make_window(node: Node, kernel: Sequence[int]) -> Window:
     )
 
 
-def compute_padding_trims(node: Node, window: Window, whole: Sequence[int], inputs: Sequence[int]) -> list[int]:
+def compute_padding_trims(node: Node, window: Window, full_extents: Sequence[int], inputs: Sequence[int]) -> list[int]:
     """Pads, all begins then all ends, to apply to the full extents of a ConvTranspose; negative ones crop.
 
     Declared padding is cropped; with ``output_shape``, the crop that results in that shape.
@@ -146,7 +146,7 @@ def compute_padding_trims(node: Node, window: Window, whole: Sequence[int], inpu
         shape = [n * s for n, s in zip(inputs, window.strides, strict=True)]
     begins, ends = list(window.begins), list(window.ends)
     if shape is not None:
-        totals = [n + e - a for n, e, a in zip(whole, extra, shape, strict=True)]
+        totals = [n + e - a for n, e, a in zip(full_extents, extra, shape, strict=True)]
         # ONNX adds the odd element at the end for SAME_UPPER, at the begin otherwise.
         halves = [total // 2 for total in totals]
         rests = [total - half for total, half in zip(totals, halves, strict=True)]

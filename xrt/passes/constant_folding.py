@@ -115,30 +115,30 @@ class _Folding:
         if node.op == "DequantizeLinear" and self.must_stay is not None and self.must_stay(node, knowledge.function):
             return None
         if node.bodies:
-            alone = infer_shapes(knowledge.alone(node))
+            isolated = infer_shapes(knowledge.isolate(node))
         else:
             knowledge.infer(node, again=True)
-            alone = knowledge.alone(node)
-        return self.evaluate_alone(alone) if _is_bounded(alone) else None
+            isolated = knowledge.isolate(node)
+        return self.evaluate_isolated(isolated) if _is_bounded(isolated) else None
 
-    def evaluate_alone(self, alone: Function) -> dict[str, Constant] | None:
+    def evaluate_isolated(self, isolated: Function) -> dict[str, Constant] | None:
         """Evaluate a Function without inputs; None if that fails or the results do not match the inferred types."""
         try:
-            results = self.evaluate(alone, [])
+            results = self.evaluate(isolated, [])
         except Exception:  # noqa: BLE001  # a node that cannot be evaluated is left to its engine
             return None
-        if len(results) != len(alone.outputs) or not all(isinstance(result, np.ndarray) for result in results):
+        if len(results) != len(isolated.outputs) or not all(isinstance(result, np.ndarray) for result in results):
             return None
-        constants = {value.name: Constant(result) for value, result in zip(alone.outputs, results, strict=True)}
-        return constants if all(_fits(constants[value.name], value.type) for value in alone.outputs) else None
+        constants = {value.name: Constant(result) for value, result in zip(isolated.outputs, results, strict=True)}
+        return constants if all(_fits(constants[value.name], value.type) for value in isolated.outputs) else None
 
 
-def _is_bounded(alone: Function) -> bool:
+def _is_bounded(isolated: Function) -> bool:
     """Whether a one-node Function terminates and all its values are known to be small."""
-    node = alone.nodes[0]
+    node = isolated.nodes[0]
     if node.op in _DATA_SIZED:
-        return sum(constant.nbytes for constant in alone.constants.values()) <= LARGEST_UNKNOWN_BYTES
-    return all(_are_small(holder, inner) for holder, inner in alone.walk())
+        return sum(constant.nbytes for constant in isolated.constants.values()) <= LARGEST_UNKNOWN_BYTES
+    return all(_are_small(holder, inner) for holder, inner in isolated.walk())
 
 
 def _are_small(function: Function, node: Node) -> bool:

@@ -334,8 +334,8 @@ def _slice(case: PropagationCase, elements: Elements) -> Elements | None:
     selected = elements
     for k, axis in enumerate(range(len(starts)) if axes is None else axes):
         place = axis % elements.ndim
-        chosen = make_slice(starts[k], ends[k], 1 if steps is None else steps[k], elements.shape[place])
-        selected = selected[(slice(None),) * place + (chosen,)]
+        positions = make_slice(starts[k], ends[k], 1 if steps is None else steps[k], elements.shape[place])
+        selected = selected[(slice(None),) * place + (positions,)]
     return selected
 
 

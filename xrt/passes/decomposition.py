@@ -24,20 +24,20 @@ def find_decomposition(node: Node, function: Function) -> Function | None:
 
 
 @lru_cache(maxsize=CACHE_SIZE)
-def _decompose(alone: Function) -> Function | None:
+def _decompose(isolated: Function) -> Function | None:
     try:
-        body = rewrite_nodes(alone, write_decomposition)
+        body = rewrite_nodes(isolated, write_decomposition)
         # Declared types belong to the node that was replaced; those of its parts are inferred.
-        lowered = _expand(alone) if body is alone else body.replace(types={})
+        lowered = _expand(isolated) if body is isolated else body.replace(types={})
         return None if lowered is None else infer_shapes(lowered)
     except (ModelError, ValueError, IndexError, TypeError, KeyError):  # inconsistent attributes
         return None
 
 
-def _expand(alone: Function) -> Function | None:
+def _expand(isolated: Function) -> Function | None:
     """Replace the operator by ONNX's body. Constants are inputs meanwhile: onnx wants the types of all values."""
-    constants = alone.constants
-    lifted = alone.replace(inputs=(*alone.inputs, *(Value(name, c.type) for name, c in constants.items())), constants={})
+    constants = isolated.constants
+    lifted = isolated.replace(inputs=(*isolated.inputs, *(Value(name, c.type) for name, c in constants.items())), constants={})
     body = expand(lifted)
     if body is None:
         return None

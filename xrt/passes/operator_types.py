@@ -111,10 +111,10 @@ def _floats(o: Operands) -> Sequence[Type | None]:
 
 
 def _extract_features(o: Operands) -> Sequence[Type | None]:
-    shape, chosen = o.shape(0), o.shape(1)
+    shape, indices = o.shape(0), o.shape(1)
     # The indices are a vector, which may have leading axes of extent 1.
-    many = [extent for extent in chosen or () if extent != 1]
-    count = _multiply_all(many) if chosen is not None and len(many) != 1 else many[0] if many else None
+    lengths = [extent for extent in indices or () if extent != 1]
+    count = _multiply_all(lengths) if indices is not None and len(lengths) != 1 else lengths[0] if lengths else None
     if not shape:
         return [make_type(o.dtype(0), None)]
     return [make_type(o.dtype(0), (*(shape[:-1] if len(shape) > 1 else (1,)), count))]
@@ -221,8 +221,10 @@ def _quantized_mean(o: Operands) -> Sequence[Type | None]:
     keep, shape = o.attr("keepdims", 1), o.shape(0)
     if shape is None:
         return [make_type(o.dtype(0), None)]
-    chosen = set(range(len(shape))) if axes is None else {axis % len(shape) for axis in axes}
-    reduced = tuple(1 if axis in chosen else extent for axis, extent in enumerate(shape) if keep or axis not in chosen)
+    reduced_axes = set(range(len(shape))) if axes is None else {axis % len(shape) for axis in axes}
+    reduced = tuple(
+        1 if axis in reduced_axes else extent for axis, extent in enumerate(shape) if keep or axis not in reduced_axes
+    )
     return [make_type(o.dtype(0), reduced)]
 
 

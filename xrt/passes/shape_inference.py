@@ -375,7 +375,7 @@ class Knowledge:
         """Infer the body of a Loop, Scan or SequenceMap again if an input's type or content became known."""
         if node.op_type not in ("Loop", "Scan", "SequenceMap") or not any(map(self.is_news, node.uses)):
             return node
-        inferred = infer_by_onnx(self.alone(node))
+        inferred = infer_by_onnx(self.isolate(node))
         for value in inferred.outputs:
             self._learn(value.name, value.type)
         return inferred.nodes[0]
@@ -389,7 +389,7 @@ class Knowledge:
         for name, branch_types in zip(node.outputs, zip(*types, strict=False), strict=False):
             self._learn(name, join_types(*branch_types) if None not in branch_types and len(branch_types) == 2 else None)
 
-    def alone(self, node: Node) -> Function:
+    def isolate(self, node: Node) -> Function:
         """The node as a Function whose inputs are the non-constant values that it reads."""
         names = dict.fromkeys(node.uses)
         constants = {name: constant for name in names if (constant := self.find_constant(name)) is not None}

@@ -180,7 +180,7 @@ class _WeightExtractor:
             return self.tensor(start, end)
         if depth > _DEEPEST:
             raise MalformedMessage("messages are nested too deep")
-        submessages, seen = _SUBMESSAGES[kind], set()
+        submessages, seen_numbers = _SUBMESSAGES[kind], set()
         parts: list[bytes] = []
         copy_start = start
         for number, holds_bytes, at, content, stop in self.walk.fields(start, end):
@@ -188,9 +188,9 @@ class _WeightExtractor:
             if submessage is None:
                 continue
             # Protobuf merges the two, whose parts the walk would have to interleave.
-            if number in seen and not submessage.is_repeated:
+            if number in seen_numbers and not submessage.is_repeated:
                 raise MalformedMessage("a field stands twice where there is one")
-            seen.add(number)
+            seen_numbers.add(number)
             if stop - content >= LARGE_BYTES:
                 inner = self.message(_MESSAGE_OF[submessage.message_type.full_name], content, stop, depth + 1)
                 parts += (self.walk.data[copy_start:at], encode(number << 3 | 2), encode(sum(map(len, inner))), *inner)

@@ -136,7 +136,7 @@ def node_types(
     if schema is None or not schema.has_type_and_shape_inference_function:
         return [None] * len(node.outputs)
     # Names do not matter to the types, so that equal layers share a cache entry.
-    alone = replace(
+    canonical = replace(
         node,
         inputs=tuple(name and f"i{k}" for k, name in enumerate(node.inputs)),
         outputs=tuple(name and f"o{k}" for k, name in enumerate(node.outputs)),
@@ -149,7 +149,7 @@ def node_types(
     small = tuple((t, Constant(c.array.copy()) if c is not None and c.array.size <= MOST_VALUES else None) for t, c in operands)
     # Tensors among the attributes may be large, and would stay in memory with the cache entry.
     infer = _infer_outputs if all(a.kind in _NUMBERS for a in node.attributes) else _infer_outputs.__wrapped__
-    return infer(alone, small, tuple(opsets.items()))
+    return infer(canonical, small, tuple(opsets.items()))
 
 
 @lru_cache(maxsize=8192)  # models repeat the same layer many times

@@ -46,98 +46,100 @@ def encode_bytes(dtype: DType, count: int) -> int:
     return (dtype.bits * count + 7) // 8
 
 
-def read_tensor(tensor: TensorProto, external: ExternalData, what: str) -> Constant:
+def read_tensor(tensor: TensorProto, external: ExternalData, subject: str) -> Constant:
     """Convert a tensor; ``raw_data`` and external data are not copied.
 
     Exceptions are types narrower than a byte, which are unpacked, and unaligned data, which is copied once here instead of by
     each of its users.
 
-    ``what`` names the tensor in errors. Raises ModelError if the data does not match the header.
+    ``subject`` names the tensor in errors. Raises ModelError if the data does not match the header.
     """
     if tensor.HasField("segment"):
-        raise ModelError(f"{what} is a segment of a larger tensor, which ONNX has never defined how to join")
-    dtype = _read_dtype(tensor, what)
-    shape = _read_shape(tensor.dims, what)
+        raise ModelError(f"{subject} is a segment of a larger tensor, which ONNX has never defined how to join")
+    dtype = _read_dtype(tensor, subject)
+    shape = _read_shape(tensor.dims, subject)
     if tensor.data_location == TensorProto.EXTERNAL:
-        return Constant(_decode_bytes(external.view(tensor, what), dtype, shape, what))
+        return Constant(_decode_bytes(external.view(tensor, subject), dtype, shape, subject))
     if tensor.HasField("raw_data"):
-        return Constant(_decode_bytes(tensor.raw_data, dtype, shape, what))
+        return Constant(_decode_bytes(tensor.raw_data, dtype, shape, subject))
     if dtype is DType.STRING:
         strings = np.empty(len(tensor.string_data), object)
         strings[:] = list(tensor.string_data)
-        return Constant(_reshape(strings, shape, what))
+        return Constant(_reshape(strings, shape, subject))
     if dtype.bits < 6:  # packed, one byte per entry; onnx would ignore surplus entries
-        return Constant(_decode_bytes(np.array(tensor.int32_data, np.int32).astype(np.uint8).tobytes(), dtype, shape, what))
+        return Constant(_decode_bytes(np.array(tensor.int32_data, np.int32).astype(np.uint8).tobytes(), dtype, shape, subject))
     try:
         return Constant(numpy_helper.to_array(tensor))
     except (ValueError, OverflowError) as error:
-        raise ModelError(f"{what} is {TensorType(dtype, shape)}, and its data does not fit: {error}") from error
+        raise ModelError(f"{subject} is {TensorType(dtype, shape)}, and its data does not fit: {error}") from error
 
 
-def _read_dtype(tensor: TensorProto, what: str) -> DType:
+def _read_dtype(tensor: TensorProto, subject: str) -> DType:
     if not tensor.data_type:
-        raise ModelError(f"{what} has no element type")
+        raise ModelError(f"{subject} has no element type")
     try:
         return DType.from_onnx(tensor.data_type)
     except ModelError as error:
-        raise ModelError(f"{what}: {error}") from None
+        raise ModelError(f"{subject}: {error}") from None
 
 
-def _read_shape(dims: Sequence[int], what: str) -> tuple[int, ...]:
+def _read_shape(dims: Sequence[int], subject: str) -> tuple[int, ...]:
     shape = tuple(dims)
     if any(dim < 0 for dim in shape):
-        raise ModelError(f"{what} has a negative extent in its shape {list(shape)}")
+        raise ModelError(f"{subject} has a negative extent in its shape {list(shape)}")
     return shape
 
 
-def _decode_bytes(data: bytes | memoryview, dtype: DType, shape: tuple[int, ...], what: str) -> np.ndarray[Any, Any]:
+def _decode_bytes(data: bytes | memoryview, dtype: DType, shape: tuple[int, ...], subject: str) -> np.ndarray[Any, Any]:
     if dtype is DType.STRING:
-        raise ModelError(f"{what} holds strings as raw bytes; ONNX stores them in string_data only")
+        raise ModelError(f"{subject} holds strings as raw bytes; ONNX stores them in string_data only")
     needed, available = encode_bytes(dtype, math.prod(shape)), len(data)
     if needed != available:
-        raise ModelError(f"{what} is {TensorType(dtype, shape)}, which takes {needed} bytes, but its data is {available} bytes")
+        raise ModelError(
+            f"{subject} is {TensorType(dtype, shape)}, which takes {needed} bytes, but its data is {available} bytes"
+        )
     if dtype.bits < 8:
         packed = TensorProto(data_type=dtype.onnx, dims=shape, raw_data=bytes(data))
         return np.asarray(numpy_helper.to_array(packed))
     array = np.frombuffer(data, dtype.numpy.newbyteorder("<"))
-    return _reshape(array if array.flags.aligned else array.copy(), shape, what)
+    return _reshape(array if array.flags.aligned else array.copy(), shape, subject)
 
 
-def _reshape(array: np.ndarray[Any, Any], shape: tuple[int, ...], what: str) -> np.ndarray[Any, Any]:
+def _reshape(array: np.ndarray[Any, Any], shape: tuple[int, ...], subject: str) -> np.ndarray[Any, Any]:
     try:
         return array.reshape(shape)
     except ValueError as error:  # for example, an extent of 0 next to one that is too large
-        raise ModelError(f"{what} has the shape {list(shape)}, which no array can have: {error}") from None
+        raise ModelError(f"{subject} has the shape {list(shape)}, which no array can have: {error}") from None
 
 
-def read_sparse(sparse: SparseTensorProto, external: ExternalData, what: str) -> Constant:
+def read_sparse(sparse: SparseTensorProto, external: ExternalData, subject: str) -> Constant:
     """Convert a sparse tensor to a dense constant; raises ModelError if it would be too large."""
-    values = read_tensor(sparse.values, external, what)
-    shape = _read_shape(sparse.dims, what)
+    values = read_tensor(sparse.values, external, subject)
+    shape = _read_shape(sparse.dims, subject)
     size = math.prod(shape) * values.dtype.numpy.itemsize
     # Checked before allocating: a header of a few bytes can announce any size.
     external.dense_room += min(values.nbytes * DENSE_RATIO, LARGEST_DENSE) - size
     if external.dense_room < 0:
-        raise ModelError(f"{what} is sparse and would take {size} bytes as a dense tensor, too many for the size of its data")
+        raise ModelError(f"{subject} is sparse and would take {size} bytes as a dense tensor, too many for the size of its data")
     dense = np.full(math.prod(shape), "" if values.dtype is DType.STRING else values.dtype.numpy.type(0), values.dtype.numpy)
     if values.array.size:
-        dense[_read_positions(sparse, external, values.array.size, shape, what)] = values.array.reshape(-1)
-    return Constant(_reshape(dense, shape, what))
+        dense[_read_positions(sparse, external, values.array.size, shape, subject)] = values.array.reshape(-1)
+    return Constant(_reshape(dense, shape, subject))
 
 
 def _read_positions(
-    sparse: SparseTensorProto, external: ExternalData, count: int, shape: tuple[int, ...], what: str
+    sparse: SparseTensorProto, external: ExternalData, count: int, shape: tuple[int, ...], subject: str
 ) -> np.ndarray[Any, Any]:
     """Flat positions of the values, from either of ONNX's two index formats."""
-    indices = read_tensor(sparse.indices, external, f"the indices of {what}").array
+    indices = read_tensor(sparse.indices, external, f"the indices of {subject}").array
     if indices.dtype != np.int64 or indices.shape not in ((count,), (count, len(shape))):
         raise ModelError(
-            f"{what} is sparse with {count} values of rank {len(shape)}; its indices must be int64[{count}] or "
+            f"{subject} is sparse with {count} values of rank {len(shape)}; its indices must be int64[{count}] or "
             f"int64[{count},{len(shape)}], not {TensorType(DType.of(indices), indices.shape)}"
         )
     extents = np.array(shape if indices.ndim == 2 else (math.prod(shape),), np.int64)
     if ((indices < 0) | (indices >= (extents if indices.ndim == 2 else extents[0]))).any():
-        raise ModelError(f"{what} is sparse, and one of its indices lies outside of its shape {list(shape)}")
+        raise ModelError(f"{subject} is sparse, and one of its indices lies outside of its shape {list(shape)}")
     return np.ravel_multi_index(tuple(indices.T), shape) if indices.ndim == 2 else indices
 
 
@@ -197,42 +199,44 @@ class ExternalData:
         """The mapped files, as named in the model."""
         return tuple(sorted(self._maps))
 
-    def view(self, tensor: TensorProto, what: str) -> memoryview:
+    def view(self, tensor: TensorProto, subject: str) -> memoryview:
         """The bytes of a tensor: the length in its header, or up to the end of the file.
 
         Raises ModelError if the file is missing, outside the model's directory, or too short.
         """
-        entries = {entry.key: text(entry.value, f"the external data of {what}") for entry in tensor.external_data}
+        entries = {entry.key: text(entry.value, f"the external data of {subject}") for entry in tensor.external_data}
         location = entries.get("location", "")
         if not location:
-            raise ModelError(f"{what} is external data without a location")
+            raise ModelError(f"{subject} is external data without a location")
         if (embedded := self._within(location)) is not None:
             return embedded
         if location not in self._maps:
-            self._maps[location] = self._map_file(location, what)
+            self._maps[location] = self._map_file(location, subject)
         data = self._maps[location]
         # Python's integers do not overflow: offset + length is compared with the true size of the file.
-        offset = _parse_number(entries, "offset", 0, what)
-        length = _parse_number(entries, "length", max(len(data) - offset, 0), what)
+        offset = _parse_number(entries, "offset", 0, subject)
+        length = _parse_number(entries, "length", max(len(data) - offset, 0), subject)
         if offset + length > len(data):
             raise ModelError(
-                f"{what} is bytes {offset} to {offset + length} of external data file {location!r}, "
+                f"{subject} is bytes {offset} to {offset + length} of external data file {location!r}, "
                 f"which has only {len(data)} bytes"
             )
         return data[offset : offset + length]
 
-    def _map_file(self, location: str, what: str) -> memoryview:
-        path = self._find_path(location, what)
+    def _map_file(self, location: str, subject: str) -> memoryview:
+        path = self._find_path(location, subject)
         try:
             with path.open("rb") as file:
                 return map_file(file.fileno(), path)
         except OSError as error:
-            raise ModelError(f"{what} is in external data file {location!r}, which cannot be read: {error.strerror}") from error
+            raise ModelError(
+                f"{subject} is in external data file {location!r}, which cannot be read: {error.strerror}"
+            ) from error
 
-    def _find_path(self, location: str, what: str) -> Path:
+    def _find_path(self, location: str, subject: str) -> Path:
         if self.directory is None:
             raise ModelError(
-                f"{what} is in external data file {location!r}, but the model did not come from a file; load it by its path"
+                f"{subject} is in external data file {location!r}, but the model did not come from a file; load it by its path"
             )
         # Both are resolved, so that neither ".." nor a symbolic link leads out of the directory.
         root = self.directory.resolve()
@@ -240,22 +244,22 @@ class ExternalData:
             path = (root / location.replace("\\", "/")).resolve()
             is_file = path.is_file()
         except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name that is too long, NUL in it
-            raise ModelError(f"{what} is in external data file {location!r}, which is no path: {error}") from None
+            raise ModelError(f"{subject} is in external data file {location!r}, which is no path: {error}") from None
         if not path.is_relative_to(root):
             raise ModelError(
-                f"{what} is in external data file {location!r}, which leads outside the model's directory {str(root)!r}"
+                f"{subject} is in external data file {location!r}, which leads outside the model's directory {str(root)!r}"
             )
         if not is_file:
-            raise ModelError(f"{what} is in external data file {location!r}, which is missing from {str(root)!r}")
+            raise ModelError(f"{subject} is in external data file {location!r}, which is missing from {str(root)!r}")
         return path
 
 
-def _parse_number(entries: dict[str, str], key: str, default: int, what: str) -> int:
+def _parse_number(entries: dict[str, str], key: str, default: int, subject: str) -> int:
     digits = entries.get(key)
     if digits is None:
         return default
     if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
-        raise ModelError(f"{what} is external data with {key} {digits!r}, which is not a number of bytes")
+        raise ModelError(f"{subject} is external data with {key} {digits!r}, which is not a number of bytes")
     return int(digits)
 
 
@@ -392,14 +396,14 @@ def write_value(name: str, type_: Type | None, proto: ValueInfoProto) -> None:
         write_type(type_, proto.type)
 
 
-def text(value: Any, what: str) -> str:
+def text(value: Any, subject: str) -> str:
     """Check that the value is a string; raises ModelError otherwise."""
     if isinstance(value, str):
         return value
-    raise ModelError(f"{what} is not UTF-8 text: {value!r}")
+    raise ModelError(f"{subject} is not UTF-8 text: {value!r}")
 
 
-def check_texts(values: Iterable[Any], what: str) -> None:
+def check_texts(values: Iterable[Any], subject: str) -> None:
     """Raise ModelError unless all values are strings. One pass in C: a model has hundreds of thousands of names."""
     values = list(values)
     # Protobuf returns bytes for text that is not UTF-8, on which join fails.
@@ -407,7 +411,7 @@ def check_texts(values: Iterable[Any], what: str) -> None:
         "".join(values)
     except TypeError:
         for value in values:
-            text(value, what)
+            text(value, subject)
 
 
 def summarize_error(error: Exception) -> str:

@@ -195,9 +195,9 @@ class _ConstantHoister:
             return function
         names = {name: self.fresh.number(name) for name in large}
         self.constants.update((names[name], constant) for name, constant in large.items())
-        rest = {name: constant for name, constant in function.constants.items() if name not in large}
+        small = {name: constant for name, constant in function.constants.items() if name not in large}
         types = {name: type_ for name, type_ in function.types.items() if name not in large}
-        return rename_function(function.replace(nodes=nodes, constants=rest, types=types), names, {})
+        return rename_function(function.replace(nodes=nodes, constants=small, types=types), names, {})
 
 
 def _inline_constant_nodes(function: Function) -> Function:

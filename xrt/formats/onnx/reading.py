@@ -365,7 +365,7 @@ class _Reader:
             attributes[attribute.name] = attribute
         return tuple(attributes[name] for name in sorted(attributes))
 
-    def attribute(self, proto: AttributeProto, what: str) -> Attribute:
+    def attribute(self, proto: AttributeProto, subject: str) -> Attribute:
         number, name = proto.type, proto.name
         # The most frequent kinds first: a tree ensemble has hundreds of thousands of numbers.
         if number == AttributeProto.INT:
@@ -373,31 +373,31 @@ class _Reader:
         if number == AttributeProto.INTS:
             return Attribute(name, AttrKind.INTS, tuple(proto.ints))
         if not number or proto.ref_attr_name:
-            raise ModelError(f"{what} {'refers to an attribute of a function' if number else 'has no kind'}")
+            raise ModelError(f"{subject} {'refers to an attribute of a function' if number else 'has no kind'}")
         stored: Any = helper.get_attribute_value(proto)
         if number == AttributeProto.SPARSE_TENSOR:
             # Only Constant has one, as `sparse_value`; its dense form is called `value`.
             name, number = "value" if name == "sparse_value" else name, AttributeProto.TENSOR
         kind = AttrKind.TENSORS if number == AttributeProto.SPARSE_TENSORS else AttrKind(number)
         if kind.is_list:
-            return Attribute(name, kind, tuple(self.element(item, kind.element, what) for item in stored))
-        return Attribute(name, kind, self.element(stored, kind, what))
+            return Attribute(name, kind, tuple(self.element(item, kind.element, subject) for item in stored))
+        return Attribute(name, kind, self.element(stored, kind, subject))
 
-    def element(self, stored: Any, kind: AttrKind, what: str) -> Any:
+    def element(self, stored: Any, kind: AttrKind, subject: str) -> Any:
         """Convert one element of an attribute."""
         if kind is AttrKind.FLOAT:
             return stored if stored == stored else math.nan  # the same NaN object, so that tuples compare equal
         if kind is AttrKind.STRING:
             return decode_text(stored)
         if isinstance(stored, SparseTensorProto):
-            return read_sparse(stored, self.external, what)
+            return read_sparse(stored, self.external, subject)
         if kind is AttrKind.TENSOR:
-            return read_tensor(stored, self.external, what)
+            return read_tensor(stored, self.external, subject)
         if kind is AttrKind.GRAPH:
             return self.function(stored)
         type_ = read_type(stored)
         if type_ is None:
-            raise ModelError(f"{what} is a type without an element type")
+            raise ModelError(f"{subject} is a type without an element type")
         return type_
 
 
