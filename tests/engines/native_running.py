@@ -20,9 +20,9 @@ Array = np.ndarray[Any, Any]
 
 def library() -> native.NativeLibrary:
     """Return the shipped library; a build that lacks it fails the test with the reason."""
-    result = native.find_library()
-    assert result is not None, native.why_not_shipped()
-    return result
+    shipped = native.find_library()
+    assert shipped is not None, native.why_not_shipped()
+    return shipped
 
 
 def one_node(
@@ -38,19 +38,19 @@ def one_node(
     names = tuple("" if x is None else f"x{i}" for i, x in enumerate(inputs))
     outputs = tuple(f"y{i}" for i in range(n_outputs))
     node = Node(op, names, outputs, read_attributes(attributes or {}))
-    results = {names[i]: Constant(np.asarray(inputs[i])) for i in constants}
-    items = [(n, x) for n, x in zip(names, inputs, strict=True) if x is not None and n not in results]
-    values = tuple(Value(n, TensorType(DType.of(x), x.shape)) for n, x in items)
-    return Function(values, tuple(map(Value, outputs)), (node,), results, {"": opset})
+    constant_inputs = {names[i]: Constant(np.asarray(inputs[i])) for i in constants}
+    tensors = [(n, x) for n, x in zip(names, inputs, strict=True) if x is not None and n not in constant_inputs]
+    values = tuple(Value(n, TensorType(DType.of(x), x.shape)) for n, x in tensors)
+    return Function(values, tuple(map(Value, outputs)), (node,), constant_inputs, {"": opset})
 
 
 def on_python(function: Function, inputs: Sequence[Array]) -> list[Array]:
     """Return what toy's Python kernels compute."""
 
     def kernel_of(node: Node) -> StepKernel:
-        result = ops.find(node, function)
-        assert not isinstance(result, str), result
-        return StepKernel(result.code(node, KernelContext(node, function, namespace(np), _no_bodies)))
+        kernel = ops.find(node, function)
+        assert not isinstance(kernel, str), kernel
+        return StepKernel(kernel.code(node, KernelContext(node, function, namespace(np), _no_bodies)))
 
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, of the mean of nothing
@@ -68,13 +68,15 @@ def on_native(function: Function, inputs: Sequence[Array]) -> list[Array]:
     values.update((name, constant.array) for name, constant in function.constants.items())
     for node in function.nodes:
         kernel = kernel_of(node, function)
-        results = [values[name] if name else None for name in node.inputs]
-        items = [i for i, name in enumerate(node.inputs) if name in function.constants]
+        arrays = [values[name] if name else None for name in node.inputs]
+        constant_places = [i for i, name in enumerate(node.inputs) if name in function.constants]
         attributes = {a.name: a for a in node.attributes}
         opset = function.opset(node.domain)
         count = len(node.outputs)
-        result = native.run_kernel(kernel, *results, attributes=attributes, opset=opset, n_outputs=count, constants=items)
-        values.update(zip(node.outputs, result, strict=True))
+        outputs = native.run_kernel(
+            kernel, *arrays, attributes=attributes, opset=opset, n_outputs=count, constants=constant_places
+        )
+        values.update(zip(node.outputs, outputs, strict=True))
     return [values[value.name] for value in function.outputs]
 
 

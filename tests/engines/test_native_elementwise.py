@@ -236,8 +236,8 @@ def broadcasts(draw: st.DrawFn) -> list[Array]:
     shape = tuple(draw(st.lists(st.integers(0, 40) if draw(st.booleans()) else st.integers(1, 6), max_size=4)))
     arrays = []
     for seed in range(draw(st.integers(2, 3))):
-        results = tuple(draw(st.sampled_from([extent, extent, 1])) for extent in shape)
-        arrays.append(numbers(results[draw(st.integers(0, len(results))) :] if seed else shape, seed=seed))
+        smaller = tuple(draw(st.sampled_from([extent, extent, 1])) for extent in shape)
+        arrays.append(numbers(smaller[draw(st.integers(0, len(smaller))) :] if seed else shape, seed=seed))
     return arrays
 
 

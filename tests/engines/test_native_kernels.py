@@ -37,8 +37,8 @@ def check(
 ) -> None:
     """Compare one operator on both kinds of kernels, every output of it."""
     function = one_node(op, inputs, attributes, opset=opset, n_outputs=n_outputs, constants=constants)
-    results = [x for i, x in enumerate(inputs) if x is not None and i not in constants]
-    for actual, expected in zip(on_native(function, results), on_python(function, results), strict=True):
+    tensors = [x for i, x in enumerate(inputs) if x is not None and i not in constants]
+    for actual, expected in zip(on_native(function, tensors), on_python(function, tensors), strict=True):
         assert actual.dtype == expected.dtype
         assert actual.shape == expected.shape
         if expected.dtype.kind in "iu":
@@ -74,8 +74,8 @@ def test_softmax_along_each_axis(op: str, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("shape", [(5,), (4, 17), (2, 3, 5, 7), (0, 4), (1, 1000)])
 def test_layer_and_rms_normalization(shape: tuple[int, ...]) -> None:
     for axis in range(-len(shape), len(shape)):
-        copy = shape[axis % len(shape) :]
-        scale, bias = numbers(copy, seed=1), numbers(copy, seed=2)
+        parameter_shape = shape[axis % len(shape) :]
+        scale, bias = numbers(parameter_shape, seed=1), numbers(parameter_shape, seed=2)
         check("LayerNormalization", numbers(shape) + 3, scale, bias, axis=axis, n_outputs=3)
         check("LayerNormalization", numbers(shape), scale, axis=axis, epsilon=1e-3)
         check("RMSNormalization", numbers(shape), scale, axis=axis)

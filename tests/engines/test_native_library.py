@@ -153,8 +153,8 @@ def test_a_kernel_is_asked_for_by_name() -> None:
 
 
 def test_the_structures_are_the_compilers() -> None:
-    output = ctypes.CDLL(str(library())).layout
-    output.restype = ctypes.c_int64
+    read_layout = ctypes.CDLL(str(library())).layout
+    read_layout.restype = ctypes.c_int64
     structures = (
         abi.DTypeC, abi.TensorC, abi.AttributeC, abi.NodeC, abi.TextC, abi.OutputC, abi.PlanC, abi.CallC, abi.KernelC,
         abi.LibraryC,
@@ -164,8 +164,8 @@ def test_the_structures_are_the_compilers() -> None:
         abi.CallC.host, abi.KernelC.destroy, abi.LibraryC.kernels,
     )  # fmt: skip
     mine = [*(sizeof(s) for s in structures), *(field.offset for field in last), abi.ABI, abi.MAX_RANK]
-    assert [output(i) for i in range(len(mine))] == mine
-    assert output(len(mine)) == -1
+    assert [read_layout(i) for i in range(len(mine))] == mine
+    assert read_layout(len(mine)) == -1
 
 
 def test_a_kernel_runs_alone() -> None:

@@ -179,13 +179,13 @@ def test_a_call_of_known_shapes_waits_for_nobody() -> None:
 
     relu = function("x", "y", node("Relu", "x", "y")).replace(inputs=(Value("x", TensorType(F32, ("n",))),))
     by_shapes = ByShapes(relu, made)
-    table, new = np.ones(1, np.float32), np.ones(2, np.float32)
-    by_shapes.run([table])
+    old, new = np.ones(1, np.float32), np.ones(2, np.float32)
+    by_shapes.run([old])
     with ThreadPoolExecutor(2) as pool:
         slow = pool.submit(by_shapes.run, [new])
         assert begun.wait(300)
         try:
-            assert pool.submit(by_shapes.run, [table]).result(300)[0].tolist() == [1]
+            assert pool.submit(by_shapes.run, [old]).result(300)[0].tolist() == [1]
             assert not slow.done()
         finally:
             going_on.set()
@@ -194,21 +194,21 @@ def test_a_call_of_known_shapes_waits_for_nobody() -> None:
 
 def test_only_the_first_sets_of_shapes_have_tapes() -> None:
     """A value that grows in every call would else cost a preparation in every call."""
-    results: list[Any] = []
+    compiled: list[Any] = []
     relu = function("x", "y", node("Relu", "x", "y")).replace(inputs=(Value("x", TensorType(F32, ("n",))),))
-    by_shapes = ByShapes(relu, lambda f: results.append(f) or ready(f), lambda: ready(relu), most=3)
+    by_shapes = ByShapes(relu, lambda f: compiled.append(f) or ready(f), lambda: ready(relu), most=3)
     for size in (1, 2, 3, 4, 5, 6, 1, 4):
         assert by_shapes.run([np.full(size, -1, np.float32)])[0].tolist() == [0] * size
-    assert [f.inputs[0].type.shape for f in results] == [(1,), (2,), (3,)]
+    assert [f.inputs[0].type.shape for f in compiled] == [(1,), (2,), (3,)]
 
 
 def test_the_last_few_are_kept_where_nothing_serves_every_shape() -> None:
-    results: list[Any] = []
+    compiled: list[Any] = []
     relu = function("x", "y", node("Relu", "x", "y")).replace(inputs=(Value("x", TensorType(F32, ("n",))),))
-    by_shapes = ByShapes(relu, lambda f: results.append(f) or ready(f), most=2)
+    by_shapes = ByShapes(relu, lambda f: compiled.append(f) or ready(f), most=2)
     for size in (1, 2, 1, 3, 1, 2):
         by_shapes.run([np.ones(size, np.float32)])
-    assert [f.inputs[0].type.shape for f in results] == [(1,), (2,), (3,), (2,)]
+    assert [f.inputs[0].type.shape for f in compiled] == [(1,), (2,), (3,), (2,)]
 
 
 def test_a_shape_that_only_another_kernel_knows() -> None:

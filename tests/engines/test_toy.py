@@ -396,8 +396,8 @@ needs_calls = pytest.mark.skipif(
 
 def of_threads(count: int) -> BlasThreads:
     """Return a library that says it has so many threads, so that products are cut on a machine of one core too."""
-    results = [count]
-    library = BlasLibrary("fake", lambda: results[0], lambda n: results.__setitem__(0, n), find_blas().calls)
+    limit = [count]
+    library = BlasLibrary("fake", lambda: limit[0], lambda n: limit.__setitem__(0, n), find_blas().calls)
     return BlasThreads([library])
 
 
@@ -568,9 +568,9 @@ def test_a_choice_is_written_over_either_of_both(state: str, condition: np.ndarr
     a, b = np.arange(12, dtype="float32"), -np.arange(12, dtype="float32")
     expected = np.where(condition, *((a, b) if state == "a b" else (b, a)))
     for place in (1, 2, None):
-        results = [condition, a.copy(), b.copy()]
-        out = np.empty_like(a) if place is None else results[place]
-        (result,) = executable.run(results, RunOptions(out=[out]))
+        arrays = [condition, a.copy(), b.copy()]
+        out = np.empty_like(a) if place is None else arrays[place]
+        (result,) = executable.run(arrays, RunOptions(out=[out]))
         assert result is out
         np.testing.assert_array_equal(result, expected)
 
@@ -599,11 +599,11 @@ def test_a_view_that_is_read_later_keeps_its_values() -> None:
     executable = Toy(native="off").compile(function, CompileContext(threads=1))
     executable.prepare()
     assert (0, 0) in executable.inplace_pairs()
-    data = w.copy()
-    result = executable.run([data], RunOptions(out=[data, None]))
-    assert result[0] is data
-    np.testing.assert_array_equal(data, -w)
-    np.testing.assert_array_equal(result[1], -w * w)
+    state = w.copy()
+    results = executable.run([state], RunOptions(out=[state, None]))
+    assert results[0] is state
+    np.testing.assert_array_equal(state, -w)
+    np.testing.assert_array_equal(results[1], -w * w)
 
 
 def run_over_input(function: Function, place: int, *inputs: Array, engine: Toy = Toy(native="off")) -> list[Array]:

@@ -37,8 +37,8 @@ def test_every_version_of_every_operator_is_served() -> None:
 
 
 def test_every_kernel_serves_an_operator_that_exists() -> None:
-    results = {(s.domain, s.name) for s in onnx.defs.get_all_schemas_with_history()}
-    assert {(k.domain, k.op_type) for k in ops} <= results | {("com.microsoft", name) for name in MICROSOFT}
+    operators = {(s.domain, s.name) for s in onnx.defs.get_all_schemas_with_history()}
+    assert {(k.domain, k.op_type) for k in ops} <= operators | {("com.microsoft", name) for name in MICROSOFT}
 
 
 # ---------------------------------------------------------------------- attributes that became inputs
@@ -81,8 +81,8 @@ def test_attributes_became_inputs(op: str, old: int, attributes: dict[str, objec
     x = X[:1]
     outputs = 2 if op == "TopK" else 1
     before = one(op, x, opset=old, outputs=outputs, **attributes)
-    results = {name: value for name, value in attributes.items() if name in ("mode", "axis")}
-    after = one(op, x, *inputs, opset={"Upsample": 9, "Pad": 13}.get(op, 13), outputs=outputs, **results)
+    remaining = {name: value for name, value in attributes.items() if name in ("mode", "axis")}
+    after = one(op, x, *inputs, opset={"Upsample": 9, "Pad": 13}.get(op, 13), outputs=outputs, **remaining)
     for a, b in zip(*([before], [after]) if outputs == 1 else (before, after), strict=True):
         same(a, b)
 

@@ -95,13 +95,13 @@ def _body(captured: str, number: int) -> Function:
 
 def _closed(draw: st.DrawFn, nodes: Sequence[Node], dead: bool) -> Function:
     """Return the Function with outputs, each value that nobody reads among them unless dead nodes may be."""
-    results = [name for n in nodes for name in n.defines]
+    defined = [name for n in nodes for name in n.defines]
     read = {name for n in nodes for name in n.uses}
-    ends = [name for name in results if name not in read] if not dead else []
-    ends += draw(st.lists(st.sampled_from([*results, "x", "c"]), min_size=not ends, max_size=3, unique=True).map(list))
+    ends = [name for name in defined if name not in read] if not dead else []
+    ends += draw(st.lists(st.sampled_from([*defined, "x", "c"]), min_size=not ends, max_size=3, unique=True).map(list))
     ends = list(dict.fromkeys(ends))
     aliases = [
-        (before, after) for before, after in zip(("x", "y"), ends, strict=False) if after in results and draw(st.booleans())
+        (before, after) for before, after in zip(("x", "y"), ends, strict=False) if after in defined and draw(st.booleans())
     ]
     return Function(
         (Value("x", F32), Value("y", F32)),

@@ -84,8 +84,8 @@ def _function(chance: random.Random, count: int) -> Function:
     nodes, types = [], {}
     width = chance.choice([1, 2, 3, 5])
     for i in range(count):
-        results = [f"v{j}" for j in range(max(0, i - width), i)]
-        reads = chance.sample(results, min(len(results), chance.choice([1, 1, 2]))) or ["x"]
+        earlier = [f"v{j}" for j in range(max(0, i - width), i)]
+        reads = chance.sample(earlier, min(len(earlier), chance.choice([1, 1, 2]))) or ["x"]
         nodes.append(Node(chance.choice(OPERATORS), tuple(reads), (f"v{i}",), name=f"n{i}"))
         types[f"v{i}"] = TensorType(DType.FLOAT32, (chance.choice(SIZES),))
     read = {name for node in nodes for name in node.inputs}
@@ -96,8 +96,8 @@ def _function(chance: random.Random, count: int) -> Function:
 
 def _engines(chance: random.Random, specs: list[str]) -> tuple[GraphCompiler, ...]:
     """Return engines that take most operators; the last one takes all."""
-    array = [engine(spec, *[op for op in OPERATORS if chance.random() < 0.85], "none") for spec in specs[:-1]]
-    return (*array, engine(specs[-1]))
+    partial = [engine(spec, *[op for op in OPERATORS if chance.random() < 0.85], "none") for spec in specs[:-1]]
+    return (*partial, engine(specs[-1]))
 
 
 # ------------------------------------------------------------------ the optimum

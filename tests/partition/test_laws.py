@@ -112,8 +112,8 @@ def _shuffled(function: Function, chance: random.Random) -> Function:
 
 def _renamed(function: Function) -> Function:
     """Give every inner value another name; inputs, constants and outputs keep theirs."""
-    results = {v.name for v in (*function.inputs, *function.outputs)} | set(function.constants) | {""}
-    names = [name for node in function.nodes for name in node.defines if name not in results]
+    outer_names = {v.name for v in (*function.inputs, *function.outputs)} | set(function.constants) | {""}
+    names = [name for node in function.nodes for name in node.defines if name not in outer_names]
     new = {name: f"r{len(names) - i}" for i, name in enumerate(names)}
 
     def renamed(node: object) -> object:
