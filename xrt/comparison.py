@@ -259,6 +259,7 @@ def _compare_sequences(actual: Any, expected: Sequence[Any], tolerance: Toleranc
 
 
 def _compare_mappings(actual: Any, expected: dict[Any, Any], tolerance: Tolerance | None, name: str) -> Comparison:
+    """Compare dictionaries of numbers or strings by key; the keys must be equal."""
     if not isinstance(actual, dict):
         return Comparison(f"{name} is a {_kind(actual)}; it must be a dictionary")
     if actual.keys() != expected.keys():
@@ -326,6 +327,7 @@ def _compute_gap(actual: Array, expected: Array) -> Array:
 
 
 def _compare_floats(actual: Array, expected: Array, tolerance: Tolerance, ties: Ambiguity | None, name: str) -> Comparison:
+    """Compare elements within the tolerance; equal infinities and NaNs agree, and NaN disagrees with every number."""
     wide_actual, wide_expected = _widen(actual), _widen(expected)
     same = (wide_actual == wide_expected) | (np.isnan(wide_actual) & np.isnan(wide_expected))
     if tolerance.bits:

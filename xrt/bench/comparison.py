@@ -62,6 +62,7 @@ class BenchWorker:
         return self._ask({"do": "profile"}, MeanCall, timeout)
 
     def _ask(self, message: dict[str, Any], kind: type[T], timeout: float) -> T | JobFailure:
+        """Send a request to the worker; convert its reply to ``kind``, and any failure to a JobFailure."""
         try:
             answer, memory = self._process.ask(message, seconds=timeout)
         except WorkerTimedOut:
@@ -139,6 +140,7 @@ class _Runner:
 def _compare(
     subject: BenchTarget, candidates: Sequence[BenchCandidate], threads: int, settings: BenchOptions, progress: Progress
 ) -> Group:
+    """Compare the candidates on one subject with one thread count: the reference first, then each alone, then all in turns."""
     group = Group(str(subject), subject.batch, threads, ())
     job = Job(
         subject,
@@ -170,6 +172,7 @@ def _compare(
 
 
 def _check_results(results: list[Any], expected: list[Any] | str) -> Agreement:
+    """Compare a candidate's first results with the reference's, or with its error message if the reference failed."""
     if isinstance(expected, str):
         return Agreement(f"there is no reference: {expected}")
     checks = []
@@ -222,6 +225,7 @@ def _rank_rows(group: Group, runners: Sequence[_Runner]) -> Group:
 
 
 def _make_row(runner: _Runner, fastest: _Runner | None) -> ReportRow:
+    """Convert a runner to its row; ``fastest`` is None if no candidate has correct results."""
     if not runner.runs:
         return ReportRow(runner.candidate, "failed", runner.reason, runner.start)
     timing = runner.timing

@@ -203,6 +203,7 @@ def _title(report: BenchReport) -> str:
 
 
 def _describe(report: BenchReport) -> dict[str, Any]:
+    """Template data of a report: its groups, and facts about machine, versions and settings."""
     threads = views.format_list([str(count) for count in dict.fromkeys(group.threads for group in report.groups)])
     facts = {
         "measured": f"{report.date} UTC" if report.date else None,
@@ -216,6 +217,7 @@ def _describe(report: BenchReport) -> dict[str, Any]:
 
 
 def _describe_group(group: Group) -> dict[str, Any]:
+    """Template data of one group: answer, bars, tables, timelines, and drawings of plans with several regions."""
     correct = _list_correct(group)
     planned = [(row, row.start.plan) for row in group.rows if row.start and row.start.plan]
     all_colors = color_engines(region.engine for _, plan in planned for region in plan)
@@ -287,6 +289,7 @@ def _list_figures(row: ReportRow) -> tuple[Any, ...]:
 
 
 def _list_costs(row: ReportRow) -> tuple[Any, ...]:
+    """The cells of `COSTS` for one candidate that was timed."""
     start = row.start
     assert start is not None
     return (

@@ -78,6 +78,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str], *, debug: bool) -> int:
+    """Run the command; convert its result, or the error that it raises, to an exit code."""
     try:
         with warnings_as_lines():
             # Standalone, click would print errors in its own form and end the process with its own exit codes.

@@ -112,6 +112,7 @@ def doctor_command(as_json: bool) -> int:
 
 
 def _examine() -> dict[str, Any]:
+    """Collect the facts of the bug report as plain data; asks each engine in a process of its own."""
     import numpy as np
 
     libraries = (library for name in list_by_rank() for library in find_declaration(name).libraries)

@@ -210,6 +210,7 @@ def read_batches(path: Path, function: Function) -> list[Batch]:
 
 
 def _read(path: Path, function: Function) -> Batch:
+    """Read one file of examples: an array per input of the model. Raises InputError for missing or unknown inputs."""
     names = [value.name for value in function.inputs]
     listed = ", ".join(names)
     if path.suffix == ".npy":

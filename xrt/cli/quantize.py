@@ -101,6 +101,7 @@ def quantize_command(model: str, target: Path, table_file: str | None, save_tabl
 
 
 def _make_options(params: Mapping[str, Any]) -> QuantizationOptions:
+    """Options of the pass; without ``--portable``, a trial of ONNX Runtime's kernels decides between 7 and 8 bits."""
     patterns: dict[str, Any] = {"include": params["include"]} if params["include"] else {}
     # Sums of 8-bit products saturate on x86 without VNNI; weights of 7 bits cannot. Weights alone are not summed as bytes.
     needs_7_bits = not params["weights_only"]

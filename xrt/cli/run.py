@@ -181,6 +181,7 @@ def inspect_command(model: str, as_json: bool, as_text: bool) -> None:
 
 
 def _read_model(function: Function) -> dict[str, Any]:
+    """The facts of a model that `xrt inspect` prints, as plain data."""
     operators = Counter(node.op for _, node in function.walk())
     constants = function.constants.values()
     return {
@@ -227,6 +228,7 @@ def _read_bundle(file: BundleFile) -> dict[str, Any]:
 
 
 def _read_program(program: StoredProgram, file: BundleFile) -> dict[str, Any]:
+    """The inputs, fetched outputs and regions of one program of a bundle, as plain data."""
     regions = [
         {
             "name": launch["name"],
@@ -242,6 +244,7 @@ def _read_program(program: StoredProgram, file: BundleFile) -> dict[str, Any]:
 
 
 def _show_bundle(facts: Mapping[str, Any]) -> None:
+    """Print the facts of `_read_bundle`: a summary, the signature, the engines and the regions of each program."""
     total, weights = format_bytes(sum(facts["bytes"].values())), format_bytes(facts["bytes"]["weights"])
     print_lines(f"a bundle of {facts['writer']}: {facts['model']}, for {facts['device']}; {total}, weights {weights}")
     _show_signature(facts)

@@ -130,6 +130,7 @@ def serve_command(models: tuple[str, ...], **params: Any) -> int:
 
 
 def _module_keywords(models: dict[str, dict[str, str]], params: dict[str, Any]) -> dict[str, Any]:
+    """XRTModule's keywords for all models; raises OptionError if ``--engine`` could affect none of them."""
     keywords = options.isolation_keywords(params)
     if params["threads"] is not None:
         keywords["threads"] = params["threads"]

@@ -149,6 +149,7 @@ def _load(model: str, params: dict[str, Any]) -> tuple[Function, dict[str, Any]]
 
 
 def _show_result(tuned: TuningResult, threads: int, *, verbose: bool) -> None:
+    """Print the race as a table, then the decision, remarks, and what an error budget allowed."""
     fastest = next((contender.seconds for contender in tuned.race.contenders if contender.verdict == "won"), None)
     rows = []
     for contender in tuned.race.contenders:
@@ -549,6 +550,7 @@ def show_group(group: Group, *, verbose: bool) -> None:
 
 
 def _details(row: ReportRow) -> dict[str, str]:
+    """The cells of `COSTS` for one candidate; all empty if it was not timed."""
     start = row.start
     if start is None or row.median_seconds is None:
         return dict.fromkeys(COSTS, "")
@@ -566,6 +568,7 @@ def _details(row: ReportRow) -> dict[str, str]:
 
 
 def _list_notes(row: ReportRow, rounds: int) -> Iterator[str]:
+    """Yield remarks on one candidate: why it failed, how auto chose, and in what its times are limited."""
     if row.reason:
         # The first line, the first item of its list, and the number of further items.
         first, *listed = (line.strip() for line in row.reason.splitlines())

@@ -78,6 +78,7 @@ def conformance_command(
 
 
 def _show(report: ConformanceReport, *, reasons: bool, operators: bool) -> None:
+    """Print the tables that were requested, and the summary with each failed case."""
     if operators:
         placed = report.placements()
         engines = {name: ", ".join(f"{engine} {count}" for engine, count in counts.items()) for name, counts in placed.items()}

@@ -321,6 +321,7 @@ def make_strips(strips: Sequence[Strip], colors: Mapping[str, str]) -> dict[str,
 
 
 def _make_strip(strip: Strip, axis_end: float, colors: Mapping[str, str]) -> dict[str, Any]:
+    """Template data of one strip: its spans as shares of the common axis, and its figures in words."""
     duration = strip.timeline.seconds
     outside = percent(strip.timeline.rest / duration) if duration else "0 %"
     cut = " (the strip is cut)" if duration > axis_end else ""
@@ -529,6 +530,7 @@ def _sum_seconds(group: range, timeline: MeanCall | None) -> float | None:
 
 
 def _make_box(regions: Sequence[RegionTimes], total: float | None, timeline: MeanCall | None, colors: Mapping[str, str]) -> Box:
+    """The box of one or several consecutive regions; its color is that of the most frequent engine."""
     first, last = regions[0], regions[-1]
     engines = Counter(region.engine for region in regions)
     color = colors[engines.most_common(1)[0][0]]

@@ -116,6 +116,7 @@ class ConformanceCase:
         return wrong[0] if wrong else max(parts, key=lambda part: part.absolute, default=Comparison())
 
     def _choose_tolerance(self, expected: Any) -> Tolerance:
+        """The tolerance for one expected output: that of the case, raised to what its type and operators need."""
         # Random weights make a whole network sensitive to rounding; the equal weights of the stored models do not.
         if self.seed is not None:
             return tolerance_for(expected.dtype, "network")

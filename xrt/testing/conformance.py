@@ -403,6 +403,7 @@ def _try_maker(case: ConformanceCase, make: Maker) -> Outcome:
 
 
 def _run_prepared(case: ConformanceCase, ready: PreparedCase) -> Outcome:
+    """Run a compiled case on copies of its inputs, and judge results and inputs."""
     # Copies, which are compared with the originals after the run: an engine must not write to its inputs.
     inputs = copy.deepcopy(case.inputs)
     # Engines in a mixture round between nodes, and libraries quantize ties to different steps.

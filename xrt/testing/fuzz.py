@@ -88,6 +88,7 @@ class ExecutionMode:
                 return list(program.run(inputs))
 
     def _run_mixture(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
+        """Pin each node to one of the engines that support it, chosen by seed and node name, and run the module."""
         homes: dict[str, int] = {}
         for node in function.nodes:
             numbers = range(len(self.engines))

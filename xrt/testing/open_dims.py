@@ -116,6 +116,7 @@ def _may_be_a_shape(array: Any) -> bool:
 
 
 def _open(value: Value, array: Any, opening: Opening) -> Value:
+    """Replace sizes of one input by symbolic dims; values other than tensors of known rank are unchanged."""
     if not isinstance(array, np.ndarray) or not isinstance(value.type, TensorType) or not value.type.shape:
         return value
     dims = list(value.type.shape)

@@ -242,6 +242,7 @@ def _is_argument(node: Node, name: str, function: Function) -> bool:
 
 
 def _replace_explained(result: Any, reference: Any, everywhere: bool, kinds: set[DeviationKind]) -> Any:
+    """Replace the explained elements of one result: all if ``everywhere``, else those whose expected value is of ``kinds``."""
     if isinstance(result, list) and isinstance(reference, list) and len(result) == len(reference):
         return [_replace_explained(a, b, everywhere, kinds) for a, b in zip(result, reference, strict=True)]
     if not isinstance(result, np.ndarray) or not isinstance(reference, np.ndarray):

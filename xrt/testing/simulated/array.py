@@ -261,6 +261,7 @@ def _quiet(function: Callable[..., Any], args: Any, options: dict[str, Any]) -> 
 
 
 def _put(device: SimulatedDevice, name: str, function: Callable[..., Any], call: Any, arrays: Sequence[SimulatedArray]) -> None:
+    """Enqueue a function whose results are copied to ``arrays``; ``call`` is its arguments and options."""
     args, options = _contents(call[0], _view_of), _contents_of(call[1], _view_of)
     targets = [array._view for array in arrays]
 

@@ -371,6 +371,7 @@ UFUNCS_WITH_AT = frozenset({"add", "maximum", "minimum", "subtract"})
 
 
 def _update_at(name: str, function: np.ufunc, target: SimulatedArray, args: tuple[Any, ...]) -> None:
+    """Enqueue ``function.at``, which applies a ufunc at indices that may repeat."""
     if name not in UFUNCS_WITH_AT:
         raise NotImplementedError(f"{name}.at is not there: CuPy has none")
     places, values = args
