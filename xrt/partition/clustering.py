@@ -28,7 +28,7 @@ class Targets:
         return frozenset(k for k, pair in enumerate(self.pairs) if pair == (engine, device) or pair == (engine, ""))
 
     def phases(self) -> tuple[int, ...]:
-        """The kinds that regions may have: all but those whose units a more specific kind of the same engine accepts."""
+        """The kinds that regions may have: those with a device, and those of engines that have none with a device."""
         # A region on a device also accepts units of the engine that require none.
         placed = {engine for engine, device in self.pairs if device}
         return tuple(k for k, (engine, device) in enumerate(self.pairs) if device or engine not in placed)
@@ -41,7 +41,7 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class QuotientGraph:
-    """Numbered units with dependencies and kinds: nodes at first, later groups of nodes."""
+    """The nodes of a Function, or groups of them, as numbered units with dependencies and kinds."""
 
     graph: DependencyGraph
     kind: Sequence[int]
@@ -183,7 +183,7 @@ def find_engine_sequence(units: QuotientGraph) -> tuple[int, ...]:
 
 
 class _Scheduler:
-    """Executes units batch by batch."""
+    """Schedules units greedily, region by region: a unit is ready when all its predecessors have run."""
 
     def __init__(self, units: QuotientGraph, tails: Sequence[int]) -> None:
         self._kind = units.kind
@@ -199,7 +199,7 @@ class _Scheduler:
                 self._add_ready(unit)
 
     def most_urgent(self) -> int:
-        """The phase whose ready units have the longest remaining path; by priority if equal."""
+        """The kind of region whose ready units have the longest remaining path; of equal ones the first."""
         # The longest path decides how many regions must follow, so that it must not wait.
         return max(self._accepted, key=lambda phase: (max(self._longest[kind] for kind in self._accepted[phase]), -phase))
 

@@ -15,7 +15,7 @@ from xrt.partition.clustering import Cluster, DependencyGraph, cluster
 from xrt.partition.fold import fold
 from xrt.partition.options import ClusteringOptions
 from xrt.partition.plan import Plan, Reason
-from xrt.partition.support_matrix import DeviceMap, EligibleEngines, NodeDevices, Refused, check_all_taken
+from xrt.partition.support_matrix import DeviceMap, EligibleEngines, NodeDevices, Refused, check_all_supported
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
@@ -146,7 +146,7 @@ def partition(
         choices = EligibleEngines.of(function, engines, options.pins, refused, where, capability)
         choices = place_updates(function, engines, choices, where)
         candidates = choices.candidates()
-        check_all_taken(function, choices, candidates, options.pins, strict)
+        check_all_supported(function, choices, candidates, options.pins, strict)
         clustering = cluster(function, candidates, options, NodeDevices.of(function, engines, homes).devices)
         folded = fold(function, clustering.clusters, names)
 
@@ -159,7 +159,7 @@ def partition(
 
 
 def check_engines(specs: Sequence[str], implicit: str | None) -> None:
-    """Refuse a list of engines that is empty, names one twice or lacks the implicit one."""
+    """Raise OptionError for a list of engines that is empty, has one twice or lacks the implicit one."""
     if not specs:
         raise OptionError("the list of engines is empty; list at least one")
     twice = next((spec for spec in specs if specs.count(spec) > 1), None)
@@ -237,7 +237,7 @@ def map_nodes_to_regions(plan: Plan) -> dict[str, int]:
 
 
 def _number_engines(function: Function, choices: EligibleEngines, homes: Mapping[str, str]) -> list[int]:
-    """The index of each node's engine."""
+    """The index of each node's engine; raises PlanError for a node without an engine that is listed and supports it."""
     numbers = {spec: number for number, spec in enumerate(choices.engines)}
     indices = []
     for place, node in enumerate(function.nodes):

@@ -192,7 +192,7 @@ class EligibleEngines:
         return "; ".join(f"{spec}: {self.reason(node, engine)}" for engine, spec in enumerate(self.engines))
 
 
-def check_all_taken(
+def check_all_supported(
     function: Function, choices: EligibleEngines, candidates: Sequence[tuple[int, ...]], pins: Sequence[Pin], strict: bool
 ) -> None:
     """Raise PlanError if a node has no candidate; it lists all such nodes with each engine's reason."""

@@ -132,7 +132,7 @@ class RecordedSupportEngine(GraphCompiler):
         return self._engine.list_mutable_inputs(node, function)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
-        raise NotImplementedError(f"{self.spec!r} was asked for answers alone")
+        raise NotImplementedError(f"{self.spec!r} has recorded answers of why_not only and cannot compile")
 
 
 def load_engine(engine: GraphCompiler) -> GraphCompiler:

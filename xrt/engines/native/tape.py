@@ -404,7 +404,8 @@ def check_buffers(
 ) -> None:
     """Raise InputError for a buffer of the caller that cannot hold its output.
 
-    ``outputs`` are a value to describe, dtype and shape of each; the dtype is None for an output that is no array.
+    ``outputs`` has a (value, dtype, shape) per output: ``describe`` spells the value or its type in the error, and the dtype is
+    None for an output that is no array. With ``aligned``, a buffer must be aligned too.
     """
     if len(out) != len(names):
         raise InputError(f"function {function!r} has {len(names)} outputs; out= holds {len(out)} buffers")
