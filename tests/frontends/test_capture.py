@@ -147,6 +147,13 @@ def test_an_operator_without_a_rule_is_an_opaque_node_with_its_reason() -> None:
     assert "aten._linalg_svd.default" in captured.declined
 
 
+def test_a_tensor_is_filled_with_a_symbolic_size() -> None:
+    function = xrt.from_torch(
+        Call(lambda x: torch.full_like(x, x.shape[0] - 2)), (torch.ones(4, 3),), dynamic_shapes=(({0: "n"},),)
+    )
+    assert run(function, np.ones((7, 3), np.float32)).tolist() == [[5.0] * 3] * 7
+
+
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 def test_a_recurrent_layer_without_a_rule_is_not_unrolled_over_time() -> None:
     layer, x = nn.LSTM(3, 4, proj_size=2), torch.randn(5, 2, 3)

@@ -314,7 +314,8 @@ def stack_indices(indices: Sequence[Any]) -> tuple[Any, int]:
     if not any(isinstance(item, Symbol) for item in indices):
         return np.stack(_broadcast(indices), axis=-1).astype(np.int64), rank
     tensors = [_to_int64(item) for item in indices]
-    shapes = {tensor.shape for tensor in tensors}
+    # Shapes before the cast: without type inference, a new tensor has no known rank.
+    shapes = {item.shape if isinstance(item, Symbol) else np.shape(item) for item in indices}
     if len(shapes) > 1 or any(None in shape for shape in shapes):
         shape = emit("Shape", emit("Max", *tensors))  # Max broadcasts; only the shape of its result is used
         tensors = [emit("Expand", tensor, shape) for tensor in tensors]

@@ -29,6 +29,7 @@ from xrt.graph import DType, TensorType
 
 if TYPE_CHECKING:
     from xrt.builder import Tensor
+    from xrt.graph import Shape
 
 LAST = 2**63 - 1
 """The end of a slice without one: PyTorch's and ONNX's largest int64."""
@@ -232,9 +233,10 @@ def _fill(value: Any, sizes: Any, dtype: DType) -> Tensor:
     return emit("Expand", element, shape) if len(sizes) else element
 
 
-def _expand_to(y: Tensor, x: Tensor, result: TensorType) -> Tensor:
-    """Broadcast ``y`` to the shape of ``x``, which is that of the result."""
-    if y.shape == x.shape and None not in x.shape:
+def _expand_to(y: Tensor, shape: Shape, x: Tensor, result: TensorType) -> Tensor:
+    """Broadcast ``y``, which has this shape, to the shape of ``x``, which is that of the result."""
+    # Not y.shape: the rank of a tensor that a rule has just recorded is not known.
+    if shape == x.shape and None not in shape:
         return y
     return emit("Expand", y, np.array(result.shape, np.int64) if result.is_static else emit("Shape", x))
 
@@ -445,8 +447,8 @@ _EXPRESSIONS: dict[str, Rule] = {
     "unbind.int": lambda result, x, dim=0: tuple(emit("Gather", x, np.int64(i), axis=dim % x.ndim) for i in range(len(result))),
     "constant_pad_nd": lambda result, x, pads, value=0: pad(result, x, pads, "constant", value),
     "full": lambda result, size, fill_value, **_: _fill(fill_value, size, result.dtype),
-    "copy": lambda result, x, source, *_, **__: _expand_to(cast(source, result.dtype), x, result),
-    "full_like": lambda result, x, fill_value, **_: _expand_to(cast(fill_value, result.dtype), x, result),
+    "copy": lambda result, x, source, *_, **__: _expand_to(cast(source, result.dtype), source.shape, x, result),
+    "full_like": lambda result, x, fill_value, **_: _expand_to(cast(fill_value, result.dtype), (), x, result),
     "select.int": lambda result, x, dim, index: emit("Gather", x, as_tensor(index), axis=dim % x.ndim),
     "embedding": lambda result, weight, indices, *_, **__: emit("Gather", weight, indices, axis=0),
     "index_select": lambda result, x, dim, index: emit("Gather", x, index, axis=dim % x.ndim) if x.ndim else x,
