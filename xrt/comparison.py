@@ -158,12 +158,12 @@ class IndexAmbiguity:
             a.astype(np.int64) if has_axis else np.expand_dims(a.astype(np.int64), self.axis) for a in (actual, expected)
         )
         inside = (indices >= 0) & (indices < values.shape[self.axis])
-        chosen = np.take_along_axis(values, np.where(inside, indices, 0), self.axis)
-        best = np.take_along_axis(values, expected_indices, self.axis)
+        actual_values = np.take_along_axis(values, np.where(inside, indices, 0), self.axis)
+        expected_values = np.take_along_axis(values, expected_indices, self.axis)
         slack = tolerance.compute_bound(values)
-        good = inside & (np.abs(chosen - best) <= np.take_along_axis(slack, expected_indices, self.axis))
-        good = np.logical_and(good, ~_mark_repeats(indices, self.axis))
-        admitted: Array = good if has_axis else np.squeeze(good, self.axis)
+        is_tie = inside & (np.abs(actual_values - expected_values) <= np.take_along_axis(slack, expected_indices, self.axis))
+        is_tie = np.logical_and(is_tie, ~_mark_repeats(indices, self.axis))
+        admitted: Array = is_tie if has_axis else np.squeeze(is_tie, self.axis)
         return admitted
 
 
@@ -366,9 +366,9 @@ def _report(actual: Array, expected: Array, gap: Array, relative: Array, wrong: 
     where = f"{name}{_index(at[: actual.ndim])}" if absolute else ""
     if not wrong.any():
         return Comparison("", absolute, worst_relative, where)
-    shown = np.unravel_index(int(np.argmax(np.where(wrong, gap, -1.0))), gap.shape)[: actual.ndim]
+    worst = np.unravel_index(int(np.argmax(np.where(wrong, gap, -1.0))), gap.shape)[: actual.ndim]
     message = (
-        f"{name} differs in {_count(wrong)}; at worst {name}{_index(shown)} is {actual[shown]}, {expected[shown]} was expected "
+        f"{name} differs in {_count(wrong)}; at worst {name}{_index(worst)} is {actual[worst]}, {expected[worst]} was expected "
         f"(absolute difference {absolute:.3g}, relative {worst_relative:.3g}; {rule})"
     )
     return Comparison(message, absolute, worst_relative, where)

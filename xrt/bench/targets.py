@@ -98,8 +98,8 @@ def set_dims(function: Function, sizes: Mapping[str, int]) -> Function:
     dims = {dim for shape in _shapes(function) for dim in shape if isinstance(dim, str)}
     for name in sizes:
         if name not in dims:
-            listed = ", ".join(sorted(dims)) or "none"
-            raise OptionError(f"no input has a dimension {name!r}.{did_you_mean(name, dims)} The model has: {listed}")
+            dim_list = ", ".join(sorted(dims)) or "none"
+            raise OptionError(f"no input has a dimension {name!r}.{did_you_mean(name, dims)} The model has: {dim_list}")
     return passes.bind_dims(function, sizes) if sizes else function
 
 
@@ -153,8 +153,8 @@ class BenchCandidate:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse ``ort``, ``tvm,ort`` or ``tvm,ort with Conv|MatMul=ort; Softmax!=tvm``; raises OptionError otherwise."""
-        listed, *rest = _WITH.split(text.strip(), maxsplit=1)
-        engines = split_specs(listed)
+        spec_list, *rest = _WITH.split(text.strip(), maxsplit=1)
+        engines = split_specs(spec_list)
         for engine in engines or [text]:
             parse_spec(engine)
         pins = [pin.strip() for pin in rest[0].split(";")] if rest else []
@@ -184,5 +184,5 @@ class BenchCandidate:
         return ", ".join(dict.fromkeys(str(parse_spec(engine)[1].get("precision", "fp32")) for engine in self.engines))
 
     def __str__(self) -> str:
-        listed = ",".join(self.engines)
-        return f"{listed} with {'; '.join(self.pins)}" if self.pins else listed
+        spec_list = ",".join(self.engines)
+        return f"{spec_list} with {'; '.join(self.pins)}" if self.pins else spec_list

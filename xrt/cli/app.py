@@ -49,8 +49,8 @@ class Commands(click.Group):
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
-            listed = ", ".join(_COMMANDS)
-            raise click.UsageError(f"there is no command {name!r}.{did_you_mean(name, _COMMANDS)} There is: {listed}")
+            command_list = ", ".join(_COMMANDS)
+            raise click.UsageError(f"there is no command {name!r}.{did_you_mean(name, _COMMANDS)} There is: {command_list}")
         module = importlib.import_module(f"xrt.cli.{_COMMANDS[name][0]}")
         return getattr(module, f"{name.replace('-', '_')}_command")  # type: ignore[no-any-return]
 

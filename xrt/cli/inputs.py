@@ -212,14 +212,14 @@ def read_batches(path: Path, function: Function) -> list[Batch]:
 def _read(path: Path, function: Function) -> Batch:
     """Read one file of examples: an array per input of the model. Raises InputError for missing or unknown inputs."""
     names = [value.name for value in function.inputs]
-    listed = ", ".join(names)
+    name_list = ", ".join(names)
     if path.suffix == ".npy":
         if len(names) != 1:
-            raise InputError(f"{path} has one array, and the model takes {listed}; write an .npz with an array for each")
+            raise InputError(f"{path} has one array, and the model takes {name_list}; write an .npz with an array for each")
         return {names[0]: read_npy(path)}
     arrays = read_npz(path)
     if (extra := next((name for name in arrays if name not in names), None)) is not None:
-        raise InputError(f"{path} has an array {extra!r}, which is no input.{did_you_mean(extra, names)} Inputs: {listed}")
+        raise InputError(f"{path} has an array {extra!r}, which is no input.{did_you_mean(extra, names)} Inputs: {name_list}")
     if missing := [name for name in names if name not in arrays]:
         raise InputError(f"{path} has no array for input{'s' * (len(missing) != 1)} {', '.join(missing)}")
     return arrays
@@ -230,11 +230,11 @@ def _split(arrays: Batch, function: Function, path: Path) -> Iterator[Batch]:
     parts = {value.name: _split_array(arrays[value.name], value) for value in function.inputs}
     counts = {name: len(batches) for name, batches in parts.items() if isinstance(batches, list)}
     if len(set(counts.values())) > 1:
-        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise InputError(f"the arrays of {path} have different numbers of batches: {listed}")
+        count_list = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise InputError(f"the arrays of {path} have different numbers of batches: {count_list}")
     # Scalars alone are one batch.
-    for place in range(next(iter(counts.values()), 1)):
-        yield {name: batches[place] if isinstance(batches, list) else batches for name, batches in parts.items()}
+    for index in range(next(iter(counts.values()), 1)):
+        yield {name: batches[index] if isinstance(batches, list) else batches for name, batches in parts.items()}
 
 
 def _split_array(array: np.ndarray[Any, Any], value: Value) -> Any:

@@ -360,10 +360,10 @@ def _describe_sizes(
     if names and is_open:
         lines.append(f"compiled once for every size of {', '.join(names)}, which its engines leave open")
     elif names:
-        listed = "; ".join(_format_sizes({name: choice.get(name, 1) for name in names}) for choice in sizes)
+        size_list = "; ".join(_format_sizes({name: choice.get(name, 1) for name in names}) for choice in sizes)
         default = [name for name in names if name not in sizes[0]]
         hint = f" ({', '.join(default)} as no --dim says otherwise)" if default else ""
-        lines.append(f"compiled for {listed}{hint}; for other sizes the bundle compiles when it meets them")
+        lines.append(f"compiled for {size_list}{hint}; for other sizes the bundle compiles when it meets them")
     return lines
 
 

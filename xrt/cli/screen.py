@@ -122,11 +122,11 @@ def show_times(subject: str, rows: Sequence[TimedRow], columns: Sequence[str], *
     room = min(24, out.width - min(widths[0], FOLDED) - sum(widths[1:]) - 4 * GAP - EDGES)
     seconds = [row.seconds for row in rows if row.seconds]
     longest = min(max(seconds, default=1.0), LONGEST_BAR * min(seconds, default=1.0))
-    shown = []
+    table_rows = []
     for row, (*cell, verdict) in zip(rows, cells, strict=True):
         bar = [_draw_bar(row.seconds, longest, room)] if room >= 4 else []
-        shown.append((*cell, *bar, Text(verdict, style=STYLES.get(verdict, ""))))
-    show_table((*headings[:3], *[""] * (room >= 4), "verdict"), shown, numbers=("ms", "ratio"), whole=("", "verdict"))
+        table_rows.append((*cell, *bar, Text(verdict, style=STYLES.get(verdict, ""))))
+    show_table((*headings[:3], *[""] * (room >= 4), "verdict"), table_rows, numbers=("ms", "ratio"), whole=("", "verdict"))
     if verbose:
         measured = [(row.name, *map(row.details.get, verbose)) for row in rows if row.seconds is not None]
         show_table((subject, *verbose), measured, numbers=[name for name in verbose if name != "note"])

@@ -192,9 +192,9 @@ def _show_stored(keywords: Mapping[str, Any], began: float) -> None:
     if not isinstance(disk, DiskTier):
         return
     engines, device = keywords["engine"], keywords["device"]
-    shown = {**keywords, "engine": engines[0] if len(engines) == 1 else engines, "device": "" if device == "cpu" else device}
-    del shown["budget"]
-    call = ", ".join(f"{name}={value!r}" for name, value in sorted(shown.items()) if value)
+    arguments = {**keywords, "engine": engines[0] if len(engines) == 1 else engines, "device": "" if device == "cpu" else device}
+    del arguments["budget"]
+    call = ", ".join(f"{name}={value!r}" for name, value in sorted(arguments.items()) if value)
     is_stored = any(file.stat().st_mtime >= began for file in (disk.store.root / "decisions").glob("*.json"))
     stored = f"stored: XRTModule(MODEL, {call}) uses it for these shapes, whatever its budget"
     print_lines(stored if is_stored else f"not stored in {disk.store.root}; `xrt lock` writes a placement to a file")
@@ -389,13 +389,13 @@ def _run_check(
     return result, (*differences, *unavailable)
 
 
-def _check_engine_choice(engines: Sequence[str], chosen: Sequence[str]) -> None:
+def _check_engine_choice(engines: Sequence[str], allowed: Sequence[str]) -> None:
     """Check that the caller names engines whose options may name files or code: a file must not choose code to run."""
-    for spec in chosen:
+    for spec in allowed:
         if spec not in engines:
             raise OptionError(f"--engines names {spec!r}; the lock has {', '.join(engines)}.{did_you_mean(spec, engines)}")
     for spec in engines:
-        if spec not in chosen and (reason := why_not_chosen(spec, "lock")):
+        if spec not in allowed and (reason := why_not_chosen(spec, "lock")):
             raise LockError(f"{reason}; pass --engines {spec!r} if that is what you want")
 
 
@@ -571,9 +571,9 @@ def _list_notes(row: ReportRow, rounds: int) -> Iterator[str]:
     """Yield remarks on one candidate: why it failed, how auto chose, and in what its times are limited."""
     if row.reason:
         # The first line, the first item of its list, and the number of further items.
-        first, *listed = (line.strip() for line in row.reason.splitlines())
-        more = f" (and {len(listed) - 1} more)" if len(listed) > 1 else ""
-        yield " ".join([first, *listed[:1]]) + more
+        first, *items = (line.strip() for line in row.reason.splitlines())
+        more = f" (and {len(items) - 1} more)" if len(items) > 1 else ""
+        yield " ".join([first, *items[:1]]) + more
     if row.start is not None and row.start.placement:
         yield row.start.placement[0]
     if row.start is not None and not row.start.steady:

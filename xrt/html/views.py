@@ -378,9 +378,9 @@ def _measure(length: float, timeline: MeanCall) -> tuple[str, str]:
 
 def list_operators(region: RegionTimes, most: int = 4) -> str:
     """List a region's operators: ``Conv ×3, Relu, 2 others``."""
-    listed = [f"{op} ×{number}" if number > 1 else op for op, number in region.operators[:most]]
+    operators = [f"{op} ×{number}" if number > 1 else op for op, number in region.operators[:most]]
     remaining = len(region.operators) - most
-    return ", ".join([*listed, *([format_count(remaining, "other kind")] if remaining > 0 else [])])
+    return ", ".join([*operators, *([format_count(remaining, "other kind")] if remaining > 0 else [])])
 
 
 Edge: TypeAlias = tuple[int, int]

@@ -347,5 +347,5 @@ def group_cases(groups: Sequence[str] = (), pattern: str = "*") -> tuple[Conform
         if name not in GROUPS:
             raise OptionError(f"there is no group {name!r}.{did_you_mean(name, GROUPS)} There is: {', '.join(GROUPS)}")
     # The node tests get the pattern, because importing all their modules takes seconds.
-    chosen = [node_cases(pattern) if name == "node" else make() for name, make in GROUPS.items() if name in (groups or GROUPS)]
-    return tuple(case for cases in chosen for case in cases if matches(case.name, pattern))
+    collected = [node_cases(pattern) if name == "node" else make() for name, make in GROUPS.items() if name in (groups or GROUPS)]
+    return tuple(case for cases in collected for case in cases if matches(case.name, pattern))
