@@ -50,8 +50,8 @@ class NativeKernel:
         # A kernel without a predicate supports every node that can be passed to it.
         if reason is not None or not self.structure.why_not:
             return reason
-        message, owned = MessageBuffer(), list[Any]()
-        status = self.structure.why_not(marshal_node(node, function, owned), message.structure)
+        message, keep_alive = MessageBuffer(), list[Any]()
+        status = self.structure.why_not(marshal_node(node, function, keep_alive), message.structure)
         return None if status == abi.OK else f"{self.name}: {message.text}"
 
 

@@ -28,27 +28,27 @@ def why_not_marshalled(node: Node, function: Function) -> str | None:
     return None
 
 
-def marshal_node(node: Node, function: Function, owned: list[Any]) -> abi.NodeC:
+def marshal_node(node: Node, function: Function, keep_alive: list[Any]) -> abi.NodeC:
     """Marshal a node for which `why_not_marshalled` returns None. Linear in inputs and attributes.
 
-    ``owned`` receives the memory that the structure points to; keep it while a kernel may read the node.
+    ``keep_alive`` receives the memory that the structure points to; keep it while a kernel may read the node.
     """
-    attributes = [_marshal_attribute(a, owned) for a in node.attributes if a.kind in _KINDS]
-    inputs = [_marshal_input(name, function, owned) for name in node.inputs]
+    attributes = [_marshal_attribute(a, keep_alive) for a in node.attributes if a.kind in _KINDS]
+    inputs = [_marshal_input(name, function, keep_alive) for name in node.inputs]
     return abi.NodeC(
         domain=node.domain.encode(),
         op_type=node.op_type.encode(),
         version=function.opset(node.domain),
         name=node.name.encode("utf-8", "replace"),
         n_attributes=len(attributes),
-        attributes=_make_array(abi.AttributeC, attributes, owned),
+        attributes=_make_array(abi.AttributeC, attributes, keep_alive),
         n_inputs=len(inputs),
-        inputs=_make_array(abi.TensorC, inputs, owned),
+        inputs=_make_array(abi.TensorC, inputs, keep_alive),
         n_outputs=len(node.outputs),
     )
 
 
-def tensor_c(dtype: DType | None, shape: Sequence[Any] | None, data: int | None, owned: list[Any]) -> abi.TensorC:
+def tensor_c(dtype: DType | None, shape: Sequence[Any] | None, data: int | None, keep_alive: list[Any]) -> abi.TensorC:
     """Describe a tensor in host memory; unknown extents are -1, an unknown shape has rank -2."""
     extents = [dim if isinstance(dim, int) else UNKNOWN for dim in shape or ()]
     steps = [1] * len(extents)
@@ -60,28 +60,28 @@ def tensor_c(dtype: DType | None, shape: Sequence[Any] | None, data: int | None,
         device_type=1,
         ndim=UNKNOWN_RANK if shape is None else len(extents),
         dtype=(abi.encode_dtype(dtype) if dtype else None) or abi.DTypeC(0, 0, 1),
-        shape=_make_array(c_int64, extents, owned),
-        strides=_make_array(c_int64, steps, owned),
+        shape=_make_array(c_int64, extents, keep_alive),
+        strides=_make_array(c_int64, steps, keep_alive),
     )
 
 
-def _marshal_input(name: str, function: Function, owned: list[Any]) -> abi.TensorC:
+def _marshal_input(name: str, function: Function, keep_alive: list[Any]) -> abi.TensorC:
     if not name:
         return abi.TensorC(device_type=1, ndim=LEFT_OUT, dtype=abi.DTypeC(0, 0, 1))
     type_ = function.get_type(name)
     constant = function.constants.get(name)
     if constant is not None:
-        return _marshal_constant(constant, owned)
+        return _marshal_constant(constant, keep_alive)
     if not isinstance(type_, TensorType):
-        return tensor_c(None, None, None, owned)
-    return tensor_c(type_.dtype, type_.shape, None, owned)
+        return tensor_c(None, None, None, keep_alive)
+    return tensor_c(type_.dtype, type_.shape, None, keep_alive)
 
 
-def _marshal_constant(constant: Constant, owned: list[Any]) -> abi.TensorC:
+def _marshal_constant(constant: Constant, keep_alive: list[Any]) -> abi.TensorC:
     array = align(constant.array)
     # The copy, if one was necessary, has no other owner.
-    owned.append(array)
-    return tensor_c(constant.dtype, array.shape, array.ctypes.data, owned)
+    keep_alive.append(array)
+    return tensor_c(constant.dtype, array.shape, array.ctypes.data, keep_alive)
 
 
 def align(array: Array) -> Array:
@@ -90,7 +90,7 @@ def align(array: Array) -> Array:
     return array if flags.c_contiguous and flags.aligned else np.require(array, requirements=["C", "A"])
 
 
-def _marshal_attribute(attribute: Attribute, owned: list[Any]) -> abi.AttributeC:
+def _marshal_attribute(attribute: Attribute, keep_alive: list[Any]) -> abi.AttributeC:
     value = attribute.value
     attribute_c = abi.AttributeC(name=attribute.name.encode(), kind=_KINDS[attribute.kind])
     match attribute.kind:
@@ -103,16 +103,16 @@ def _marshal_attribute(attribute: Attribute, owned: list[Any]) -> abi.AttributeC
             # With its length, because the bytes may contain zeros.
             attribute_c.count = len(raw)
         case AttrKind.TENSOR:
-            attribute_c.tensor = _make_array(abi.TensorC, [_marshal_constant(value, owned)], owned)
+            attribute_c.tensor = _make_array(abi.TensorC, [_marshal_constant(value, keep_alive)], keep_alive)
         case AttrKind.INTS:
-            attribute_c.ints, attribute_c.count = _make_array(c_int64, value, owned), len(value)
+            attribute_c.ints, attribute_c.count = _make_array(c_int64, value, keep_alive), len(value)
         case AttrKind.FLOATS:
-            attribute_c.floats, attribute_c.count = _make_array(c_double, value, owned), len(value)
+            attribute_c.floats, attribute_c.count = _make_array(c_double, value, keep_alive), len(value)
         case AttrKind.STRINGS:
             buffers = [create_string_buffer(_encode(text)) for text in value]
             # c_char_p refers to the bytes and does not own them.
-            owned.append(buffers)
-            attribute_c.strings = _make_array(c_char_p, [cast(b, c_char_p) for b in buffers], owned)
+            keep_alive.append(buffers)
+            attribute_c.strings = _make_array(c_char_p, [cast(b, c_char_p) for b in buffers], keep_alive)
             attribute_c.count = len(value)
     return attribute_c
 
@@ -126,10 +126,10 @@ def _encode(text: str | bytes) -> bytes:
     return text if isinstance(text, bytes) else text.encode()
 
 
-def _make_array(kind: Any, items: Sequence[Any], owned: list[Any]) -> Any:
-    """A pointer to the items, which `owned` keeps alive; null if there are none."""
+def _make_array(kind: Any, items: Sequence[Any], keep_alive: list[Any]) -> Any:
+    """A pointer to the items, which `keep_alive` keeps alive; null if there are none."""
     if not items:
         return POINTER(kind)()
     items_c = (kind * len(items))(*items)
-    owned.append(items_c)
+    keep_alive.append(items_c)
     return cast(items_c, POINTER(kind))

@@ -96,9 +96,9 @@ class NativeTape:
             return None
         at, run, handle = c.address_of, self._run, self._handle
         arguments, results = self._arguments(*map(at, inputs)), self._results(*map(at, out))
-        owned = (self, *inputs, *out)
+        references = (self, *inputs, *out)
 
-        def call(_owned: object = owned) -> None:
+        def call(_references: object = references) -> None:
             status = run(handle, arguments, results)
             if status:
                 raise self._make_error(status)
