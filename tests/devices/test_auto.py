@@ -103,7 +103,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xrt.placement.autotune.choose_runner", lambda engine, limits: LocalRunner(engine))
 
 
-def module(devices: World, *engines: Any, where: str = "cuda", **options: Any) -> xrt.XRTModule:
+def module(simulation: World, *engines: Any, where: str = "cuda", **options: Any) -> xrt.XRTModule:
     options = {"budget": 30.0, "cache": xrt.cache.CompileCache(), "strict": True} | options
     return xrt.XRTModule(PAIR, [*engines, "auto"], where, **options)
 
@@ -311,7 +311,7 @@ def test_other_commands_take_a_device_for_each_engine_too(command: Command) -> N
 
 @pytest.mark.parametrize("way", [LocalRunner, lambda engine: WorkerRunner(engine, WorkerLimits(60.0))], ids=["here", "apart"])
 def test_a_piece_is_measured_on_a_device_here_and_in_a_worker(way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrt.placement.profiler.KEPT", 0.0)  # every executable of a worker is kept for the race
+    monkeypatch.setattr("xrt.placement.profiler.SLOW_COMPILE", 0.0)  # every executable of a worker is kept for the race
     with world("late"):
         context = on_device("cuda", CompileContext(threads=1))
         with_engine = way(SLOW_EXP)
