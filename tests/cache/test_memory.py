@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,21 @@ def test_eviction_closes_the_least_recently_used_once_nobody_holds_it() -> None:
     cache.clear()
     assert a.closed == 1  # type: ignore[attr-defined]  # a Counting
     assert values.executable.run([1]) == [1]
+
+
+def test_clearing_closes_every_executable_and_raises_the_first_error() -> None:
+    class Stuck(Counting):
+        def close(self) -> None:
+            super().close()
+            raise RuntimeError(f"close {executables.index(self)}")
+
+    executables: list[Counting] = [Counting(), Stuck(), Counting(), Stuck(), Counting()]
+    cache = CompileCache()
+    for number in range(5):
+        cache.lease(signature(str(number)), partial(executables.__getitem__, number)).release()
+    with pytest.raises(RuntimeError, match=r"^close 1$"):
+        cache.clear()
+    assert [executable.closed for executable in executables] == [1] * 5
 
 
 def test_a_cache_of_no_capacity_is_refused() -> None:

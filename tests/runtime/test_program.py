@@ -68,14 +68,14 @@ class Second(First):
     declines: ClassVar[frozenset[str]] = frozenset()
 
 
-def program(function: Function, **options: Any) -> Program | tuple[Refusal, ...]:
+def program(function: Function, cache: CompileCache | None = None, **options: Any) -> Program | tuple[Refusal, ...]:
     engines = (First(), Second())
     plan = partition(function, engines, ClusteringOptions(**options))
-    return compile_plan(plan, {e.spec: e for e in engines}, CompileContext(), CompileCache())
+    return compile_plan(plan, {e.spec: e for e in engines}, CompileContext(), cache or CompileCache())
 
 
-def made(function: Function, **options: Any) -> Program:
-    result = program(function, **options)
+def made(function: Function, cache: CompileCache | None = None, **options: Any) -> Program:
+    result = program(function, cache, **options)
     assert isinstance(result, Program)
     return result
 
@@ -101,6 +101,23 @@ def test_launches_run_in_order_across_engines() -> None:
     assert [launch.engine for launch in mixed.plan.launches] == ["first", "second", "first"]
     assert mixed.fast_call is None
     assert mixed.run([X])[0].tolist() == [1, 1, -1]
+
+
+def test_closing_closes_every_executable_and_raises_the_first_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = CompileCache()
+    mixed, closed = made(MIXED, cache), list[int]()
+    executables = list(mixed.executables)
+
+    def close(self: Executable) -> None:
+        closed.append(executables.index(self))
+        if closed[-1] != 0:
+            raise RuntimeError(f"close {closed[-1]}")
+
+    monkeypatch.setattr(Interpreter, "close", close)
+    cache.clear()  # the program alone has leases
+    with pytest.raises(RuntimeError, match=r"^close 1$"):
+        mixed.close()
+    assert sorted(closed) == [0, 1, 2]
 
 
 def test_one_region_is_called_directly_whatever_the_order_of_its_inputs_and_outputs(monkeypatch: pytest.MonkeyPatch) -> None:

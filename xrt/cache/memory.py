@@ -9,8 +9,9 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -78,6 +79,13 @@ def close_with(user: object, close: Close) -> None:
     """
     _closer.start()  # now, because a thread must not be started during garbage collection
     weakref.finalize(user, _closer.queue.put, close).atexit = False
+
+
+def call_all(closes: Iterable[Close]) -> None:
+    """Call all of them, the last one first; then raise the error of the first one that failed."""
+    with ExitStack() as stack:
+        for close in closes:
+            stack.callback(close)
 
 
 def wait_until_closed(seconds: float | None = None) -> bool:
@@ -316,8 +324,7 @@ class CompileCache:
         with self._lock:
             entries = list(self._entries.values())
             self._entries.clear()
-        for entry in entries:
-            self._release(entry)
+        call_all(partial(self._release, entry) for entry in entries)
 
     def __contains__(self, signature: Signature) -> bool:
         with self._lock:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from xrt.cache import CompileCache, CompileRequest, Lease, Signature, make_signature
+from xrt.cache.memory import call_all
 from xrt.engines.contract.graph_compiler import prepare_or_close
 from xrt.errors import CompileFailed, CompileRefused, EngineError, OutOfDeviceMemory, PlanError
 from xrt.forking import renew_after_fork
@@ -73,8 +74,7 @@ def compile_plan(
     leases = [outcome for outcome in outcomes if isinstance(outcome, Lease)]
     # Keep executables only if the whole plan compiled.
     if len(leases) < len(outcomes):
-        for lease in leases:
-            lease.release()
+        call_all(lease.release for lease in leases)
         return tuple(outcome for outcome in outcomes if isinstance(outcome, Refusal))
     if {plan.device, *(region.context.device for region in regions)} == {"cpu"}:
         return Program(plan, leases)
@@ -221,9 +221,7 @@ class _Compilation:
         except BaseException:
             with self.lock:
                 self.is_abandoned = True
-            for outcome in self.results.values():
-                if isinstance(outcome, Lease):
-                    outcome.release()
+            call_all(outcome.release for outcome in self.results.values() if isinstance(outcome, Lease))
             raise
         return [self.results[number] for number in range(len(self.regions))]
 

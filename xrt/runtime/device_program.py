@@ -569,10 +569,12 @@ class MultiDeviceProgram(Program):
 
     def close(self) -> None:
         """Wait for pending work, and release the executables."""
-        self._settle()
-        if self._captured is not None:
-            self._captured.close()
-        super().close()
+        try:
+            self._settle()
+        finally:
+            if self._captured is not None:
+                self._captured.close()
+            super().close()
 
     def close_in_background(self) -> None:
         """Do nothing: the finalizer waits for the device, then releases the executables."""

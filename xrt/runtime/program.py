@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from xrt.cache.memory import close_with
+from xrt.cache.memory import call_all, close_with
 from xrt.engines import Executable, RunOptions
 from xrt.engines.contract.graph_compiler import fill
 from xrt.errors import EngineError, InputError, RunFailed, XRTError
@@ -510,18 +510,13 @@ class Program:
         return ""
 
     def close(self) -> None:
-        """Release the executables; the program cannot run afterwards."""
+        """Release the executables, also those after one that cannot be closed; the program cannot run afterwards."""
         self._idle.clear()
-        _release(self._leases)
+        call_all(lease.release for lease in self._leases)
 
     def close_in_background(self) -> None:
         """Release the executables in a background thread once the program is garbage-collected, after calls in progress."""
-        close_with(self, partial(_release, self._leases))
-
-
-def _release(leases: Sequence[Lease]) -> None:
-    for lease in leases:
-        lease.release()
+        close_with(self, partial(call_all, [lease.release for lease in self._leases]))
 
 
 def _permute_call(
