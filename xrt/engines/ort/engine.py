@@ -27,22 +27,14 @@ from xrt.engines.ort.cuda import (
     why_not_present,
 )
 from xrt.engines.ort.executable import OrtExecutable, ParallelOrtExecutable, why_not_bindable, why_not_passable
-from xrt.engines.ort.options import (
-    as_names,
-    as_texts,
-    check_config,
-    check_inter_op_threads,
-    check_providers,
-)
 from xrt.engines.ort.saving import SavedSession, in_memory, optimize_model
 from xrt.engines.ort.session import Bytes, ExportedModel, Provider, open_session, quiet_options, report_memory
 from xrt.engines.toolkit.libraries import AllocationTracker
-from xrt.errors import CompileRefused, EngineUnavailable
+from xrt.errors import CompileRefused, EngineUnavailable, OptionError, did_you_mean
 from xrt.graph import FrozenDict, Function, Node
 
 if TYPE_CHECKING:
     from xrt.engines.contract.options import CompileContext, Precision
-    from xrt.engines.ort.session import Provider
 
 
 _log = logging.getLogger(__name__)
@@ -105,13 +97,13 @@ class Ort(GraphCompiler):
     """Session configuration entries, such as ``session.intra_op.allow_spinning``."""
 
     def __post_init__(self) -> None:
-        self._set("providers", as_names("providers", self.providers))
-        self._set("provider_options", as_texts("provider_options", self.provider_options))
-        self._set("config", as_texts("config", self.config))
-        check_providers(self.providers, self.provider_options)
+        self._set("providers", _as_names("providers", self.providers))
+        self._set("provider_options", _as_texts("provider_options", self.provider_options))
+        self._set("config", _as_texts("config", self.config))
+        _check_providers(self.providers, self.provider_options)
         check_options(self)
-        check_inter_op_threads(self.inter_op_threads, self.execution_mode)
-        check_config(self.config)
+        _check_inter_op_threads(self.inter_op_threads, self.execution_mode)
+        _check_config(self.config)
 
     def _set(self, field: str, value: Any) -> None:
         object.__setattr__(self, field, value)  # a frozen dataclass, still under construction
@@ -202,7 +194,8 @@ class Ort(GraphCompiler):
 
             inputs, outputs, inplace = function.inputs, function.outputs, find_inplace_outputs(function)
         else:
-            inputs, outputs, inplace = saved.name_inputs(function), saved.name_outputs(function), dict(saved.header["inplace"])
+            inputs, outputs = saved.rename("inputs", function.inputs), saved.rename("outputs", function.outputs)
+            inplace = dict(saved.header["inplace"])
         with AllocationTracker(export.nbytes) as growth:
             session = open_session(export, options, self._list_providers())
         uses = partial(report_memory, export.copied, export.mapped, growth)
@@ -232,7 +225,8 @@ class Ort(GraphCompiler):
     def _pack(self, data: memoryview, files: Mapping[str, Bytes], context: CompileContext) -> memoryview:
         """Add packed weights to a saved session that several processes will load."""
         saved = SavedSession.read(data)
-        if not context.is_shared or context.workdir is None or saved.has_packed or self.config.get(_NO_PACKING, "0") == "1":
+        is_packed = "mapped" in saved.header
+        if not context.is_shared or context.workdir is None or is_packed or self.config.get(_NO_PACKING, "0") == "1":
             return data
         try:
             return saved.pack(files, self._load_options(1), context.workdir)
@@ -267,15 +261,16 @@ class Ort(GraphCompiler):
 
     def _open_mapped(self, saved: SavedSession, function: Function, threads: int) -> OrtExecutable | None:
         """Open a session with memory-mapped packed weights; None if that is not possible."""
-        placed = saved.place(function)
-        if placed is None:
+        export = saved.place(function)
+        if export is None or export.mapping is None:
             return None
         try:
-            executable = self._open(function, placed.export, self._load_options(threads), saved)
+            executable = self._open(function, export, self._load_options(threads), saved)
         except Exception:  # noqa: BLE001  # no common base class; an invalid model fails again without mapping
             _log.info("ONNX Runtime cannot map packed weights", exc_info=True)
             return None
-        return executable if placed.release() else None
+        # Another file may have taken the place of this one before the library opened it.
+        return executable if export.mapping.is_at_path() else None
 
     def _load_options(self, threads: int) -> SessionOptions:
         """Options for a model that is already optimized."""
@@ -387,6 +382,104 @@ def _check_boundary_types(function: Function) -> None:
     reasons = (why_not_passable(value.name, value.type) for value in (*function.inputs, *function.outputs))
     if reason := next(filter(None, reasons), None) or why_not_bindable(function.inputs, function.outputs):
         raise CompileRefused(reason)
+
+
+# ---------------------------------------------------------------------- validation of options
+
+# ONNX Runtime ignores unknown session configuration entries, so that a misspelled key would have no effect. It cannot list the
+# keys that it knows: they are constants of ``onnxruntime_session_options_config_keys.h``.
+
+ENGINE_KEYS: Mapping[str, str] = {
+    "session.load_model_format": "the engine passes the model itself, in ONNX's format",
+    "session.model_external_initializers_file_folder_path": "the engine passes the constants itself, by reference",
+    "session.use_external_initializer_file_buffers_directly": "the engine passes the constants itself, by reference",
+    "session.use_ort_model_bytes_directly": "the engine passes the model itself, in ONNX's format",
+    "session.use_ort_model_bytes_for_initializers": "the engine passes the model itself, in ONNX's format",
+}
+"""Keys that the engine sets itself, with the reason."""
+
+_KEYS = {
+    "memory": "enable_memory_arena_shrinkage",
+    "mlas": "enable_gemm_fastmath_arm64_bfloat16 qnbit.force_fp32 use_lut_gemm",
+    "optimization": """
+        constant_folding_max_output_size_in_bytes disable_specified_optimizers enable_cast_chain_elimination
+        enable_gelu_approximation minimal_build_optimizations
+    """,
+    "session": """
+        collect_node_memory_stats_to_file debug_layout_transformation disable_aot_function_inlining disable_cpu_ep_fallback
+        disable_double_qdq_remover disable_prepacking disable_qdq_constant_folding disable_quant_qdq dynamic_block_base
+        enable_dq_matmulnbits_fusion enable_quant_qdq enable_quant_qdq_cleanup force_spinning_stop
+        function_expansion_byte_limit function_expansion_node_limit graph_optimizations_loop_level inter_op.allow_spinning
+        inter_op.spin_backoff_max inter_op.spin_duration_us intra_op.allow_spinning intra_op.spin_backoff_max
+        intra_op.spin_duration_us intra_op_thread_affinities prepack.enable_parallel qdq_matmulnbits_accuracy_level
+        qdq_matmulnbits_block_size qdqisint8allowed record_ep_graph_assignment_info set_denormal_as_zero
+        strict_shape_type_inference use_device_allocator_for_initializers use_env_allocators x64quantprecision
+    """,
+}
+KNOWN_KEYS = frozenset(f"{group}.{key}" for group, keys in _KEYS.items() for key in keys.split())
+"""All session keys of ONNX Runtime 1.31 that affect computation; keys of execution providers (``ep.``) are also accepted."""
+
+
+def _check_config(config: Mapping[str, str]) -> None:
+    """Raise OptionError for a key that is unknown or reserved."""
+    for key in config:
+        if key in ENGINE_KEYS:
+            raise OptionError(f"engine 'ort' sets config entry {key!r} itself: {ENGINE_KEYS[key]}; leave it out")
+        if key not in KNOWN_KEYS and not key.startswith("ep."):
+            raise OptionError(
+                f"ONNX Runtime reads no session config entry {key!r}, and would ignore it.{did_you_mean(key, KNOWN_KEYS)} "
+                "(Keys of an execution provider start with 'ep.'.)"
+            )
+
+
+def _as_names(field: str, value: Any) -> tuple[str, ...]:
+    """Convert the value of a field to a tuple of names; a single name is allowed."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list | tuple) and all(isinstance(name, str) for name in value):
+        return tuple(value)
+    raise OptionError(f"{field} of engine 'ort' must be a tuple of names; got {value!r}")
+
+
+def _as_texts(field: str, value: Any) -> FrozenDict[str, str]:
+    """Convert the value of a field to a mapping of text, sorted by key; booleans become 0 and 1."""
+    if not isinstance(value, Mapping):
+        raise OptionError(f"{field} of engine 'ort' must map names to values; got {value!r}")
+    return FrozenDict({str(key): _to_text(value[key]) for key in sorted(value, key=str)})
+
+
+def _to_text(value: Any) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _check_providers(providers: tuple[str, ...], options: Mapping[str, str]) -> None:
+    """Raise OptionError for an unknown, unavailable or repeated provider, or for options of an unlisted one."""
+    available = onnxruntime.get_available_providers()
+    for name in providers:
+        if name not in available:
+            raise OptionError(
+                f"ONNX Runtime has no execution provider {name!r} here.{did_you_mean(name, available)} "
+                f"Available: {', '.join(available)}. Others come with other builds, such as onnxruntime-gpu."
+            )
+    if not providers or len(set(providers)) < len(providers):
+        raise OptionError(f"providers of engine 'ort' must be one or more different names; got {providers!r}")
+    for key in options:
+        provider, _, option = key.partition(".")
+        if provider == "CPUExecutionProvider":
+            raise OptionError(f"ONNX Runtime's {provider} has no options of its own, and would ignore {option!r}; leave it out")
+        if provider not in providers or not option:
+            raise OptionError(
+                f"provider_options of engine 'ort' are named <provider>.<option>, for a provider in use "
+                f"({', '.join(providers)}); got {key!r}"
+            )
+
+
+def _check_inter_op_threads(value: int | None, mode: str) -> None:
+    """Raise OptionError for a number of threads that would have no effect."""
+    if value is not None and mode != "parallel":
+        raise OptionError(
+            f"inter_op_threads={value} of engine 'ort' has a meaning only with execution_mode='parallel'; it is {mode!r}"
+        )
 
 
 # ---------------------------------------------------------------------- TensorRT

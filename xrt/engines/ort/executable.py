@@ -77,7 +77,9 @@ class OrtExecutable(Executable):
             feed = dict(zip(self._inputs, inputs, strict=True))
             if self._needs_no_conversion and options.out is None:
                 return self._call(self._names, feed, None)
-            return self._run_indirectly(feed, options.out)
+            buffers = options.out or [None] * len(self._names)
+            results = self._compute(feed, self._choose_buffers(feed, buffers))
+            return [x if buffer is None else _fill(buffer, x) for x, buffer in zip(results, buffers, strict=True)]
         except InputError:
             raise
         except Exception as error:
@@ -196,12 +198,6 @@ class OrtExecutable(Executable):
         return self._session or _raise_closed()
 
     # ------------------------------------------------------------------ values to convert, buffers of the caller's
-
-    def _run_indirectly(self, feed: Mapping[str, Any], out: Sequence[Any] | None) -> list[Any]:
-        if out is None:
-            return self._compute(feed, {})
-        results = self._compute(feed, self._choose_buffers(feed, out))
-        return [result if buffer is None else _fill(buffer, result) for result, buffer in zip(results, out, strict=True)]
 
     def _compute(self, feed: Mapping[str, Any], buffers: Mapping[str, Array]) -> list[Any]:
         """Compute all outputs; those in ``buffers`` (which must satisfy `_can_fill`) are written there."""

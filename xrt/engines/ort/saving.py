@@ -21,7 +21,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, Literal, TypeAlias
 
 import numpy as np
 from onnxruntime import ModelCompiler, OrtExternalInitializerInfo, SessionOptions
@@ -66,40 +66,36 @@ class SavedSession:
         files = {**constants, _WEIGHTS: content} if inner_size else constants
         return ExportedModel(bytes(self.data[size : size + self.header["model"]]), files, copied, mapped)
 
-    @property
-    def has_packed(self) -> bool:
-        """Whether it contains packed weights."""
-        return "mapped" in self.header
-
-    def place(self, function: Function) -> PlacedModel | None:
+    def place(self, function: Function) -> ExportedModel | None:
         """The model to open whose weights, packed ones included, the library maps from this file.
 
         None without packed weights, if the Function's weights are not in the same file, or if another file may have replaced it.
         """
-        if not self.has_packed:
+        if "mapped" not in self.header:
             return None
-        contents = {0: np.frombuffer(self.data, np.uint8)}
-        contents.update((index + 1, content) for index, content in self._iter_constants(function))
-        places = {number: find_file_offset(content) for number, content in contents.items()}
-        starts = {number: place[1] for number, place in places.items() if place is not None}
-        mapping = places[0][0] if places[0] is not None else None
-        if mapping is None or any(place is None or place[0] is not mapping for place in places.values()):
+        constants = {index + 1: content for index, content in self._iter_constants(function)}
+        starts, mappings = dict[int, int](), set[FileMapping | None]()
+        for part, content in {0: np.frombuffer(self.data, np.uint8), **constants}.items():
+            mapping, starts[part] = find_file_offset(content) or (None, 0)
+            mappings.add(mapping)
+            release(content)  # free pages that the checksum has read; the library maps the file itself
+        if len(mappings) > 1 or mapping is None or mapping.path is None:
             return None
-        if mapping.path is None or not mapping.is_at_path() or not mapping.path.name.isprintable():
+        if not mapping.is_at_path() or not mapping.path.name.isprintable():
             return None
-        for content in contents.values():
-            release(content)  # free pages that the check has read; the library maps the file itself
-        name = _pad(os.fsencode(mapping.path.name))
+        # An equivalent relative path of fixed width.
+        name = os.fsencode(mapping.path.name)
+        missing = _NAME_WIDTH - len(name)
+        path = b"./" * (missing // 2) + b"/" * (missing % 2) + name
 
         def locate(mark: re.Match[bytes]) -> bytes:
-            """The file name or the offset in the file that a mark stands for."""
-            return name if mark[1] is None else b"%0*d" % (_NUMBER_WIDTH, starts[int(mark[1])] + int(mark[2]))
+            """The path or the offset in the file that a mark stands for."""
+            return path if mark[1] is None else b"%0*d" % (_NUMBER_WIDTH, starts[int(mark[1])] + int(mark[2]))
 
         size = self.header["weights"]
         start = size + self.header["model"]
         model = _MARKS.sub(locate, bytes(self.data[start : start + self.header["mapped"]]))
-        export = ExportedModel(model, mapped=size, folder=os.fspath(mapping.path.parent))
-        return PlacedModel(export, mapping, tuple(contents.values()))
+        return ExportedModel(model, mapped=size, mapping=mapping)
 
     def pack(self, constants: Mapping[str, Bytes], options: SessionOptions, folder: Path) -> memoryview:
         """Append packed weights by way of a file in ``folder``; the data unchanged if the library packs none.
@@ -128,13 +124,9 @@ class SavedSession:
                 content = get_tensor_bytes(weights[index][1])
             yield index, content
 
-    def name_inputs(self, function: Function) -> tuple[Value, ...]:
-        """The inputs of an equal Function under the session's names."""
-        return tuple(Value(name, value.type) for name, value in zip(self.header["inputs"], function.inputs, strict=True))
-
-    def name_outputs(self, function: Function) -> tuple[Value, ...]:
-        """The outputs of an equal Function under the session's names."""
-        return tuple(Value(name, value.type) for name, value in zip(self.header["outputs"], function.outputs, strict=True))
+    def rename(self, kind: Literal["inputs", "outputs"], values: Sequence[Value]) -> tuple[Value, ...]:
+        """The inputs or outputs of an equal Function under the session's names."""
+        return tuple(Value(name, value.type) for name, value in zip(self.header[kind], values, strict=True))
 
 
 def _list_weights(function: Function) -> list[tuple[str, Array]]:
@@ -268,22 +260,6 @@ offset in that part."""
 _FILE = "packed"
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedModel:
-    """A model whose weights the library maps from a file that XRT has mapped too."""
-
-    export: ExportedModel
-    mapping: FileMapping
-    files: Sequence[Bytes]
-    """The parts of the file."""
-
-    def release(self) -> bool:
-        """Release the pages that XRT read to check them; False if the file at the path may have been replaced."""
-        for content in self.files:
-            release(content)
-        return self.mapping.is_at_path()
-
-
 def pack_weights(export: ExportedModel, options: SessionOptions, folder: Path, file: BinaryIO) -> bytes | None:
     """Append packed weights to a file that begins with the plain ones; return the model with marks for both.
 
@@ -331,9 +307,3 @@ def _mark_entries(entry: Mapping[str, str], forms: Sequence[str], source: Binary
 
 def _mark(part: int, offset: int) -> str:
     return f"\x02{part:06d}{offset:013d}"
-
-
-def _pad(name: bytes) -> bytes:
-    """Pad a file name to a fixed width as an equivalent relative path."""
-    missing = _NAME_WIDTH - len(name)
-    return b"./" * (missing // 2) + b"/" * (missing % 2) + name

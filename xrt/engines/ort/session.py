@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from xrt.engines.contract.graph_compiler import MemoryUse
 from xrt.engines.toolkit.libraries import AllocationTracker, remove_noise, shorten
 from xrt.errors import CompileRefused
 from xrt.graph import DType, FrozenDict, Function, Node, TensorType, Value
+from xrt.graph.constants import Mapping as FileMapping
 
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -39,8 +41,8 @@ class ExportedModel:
     """Bytes of constants that were copied because the library cannot read them in place."""
     mapped: int = 0
     """Bytes of laid-out and packed weights in a file that processes share."""
-    folder: str = ""
-    """Folder of the file that the library maps itself; empty if none."""
+    mapping: FileMapping | None = None
+    """The file that the library maps itself; None if the weights are in ``files``."""
 
     @property
     def nbytes(self) -> int:
@@ -95,8 +97,9 @@ def _end_spinning(session: native.InferenceSession) -> None:
 
 def register_files(export: ExportedModel, options: SessionOptions) -> None:
     """Register the model's external files in memory or on disk, to be read in place."""
-    if export.folder:
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", export.folder)
+    if export.mapping is not None and export.mapping.path is not None:
+        folder = os.fspath(export.mapping.path.parent)
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
     if export.files:
         sizes = [content.nbytes for content in export.files.values()]
         options.add_external_initializers_from_files_in_memory(list(export.files), list(export.files.values()), sizes)
