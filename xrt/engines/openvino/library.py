@@ -9,16 +9,13 @@ report only to a ``TelemetryExtension`` that a caller would have to add.
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xrt.engines.contract.graph_compiler import MemoryUse
-from xrt.engines.toolkit.libraries import remove_noise, shorten
+from xrt.engines.toolkit.libraries import hide_module, remove_noise, shorten
 from xrt.errors import CompileRefused
 from xrt.graph.constants import find_file_offset
 
@@ -27,24 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HINTS", "LIBRARY", "check_precision", "core", "has_precision", "openvino", "report_memory", "summarize_error"]
 
-_TELEMETRY = "openvino_telemetry"
-
-
-@contextmanager
-def _hide_telemetry() -> Iterator[None]:
-    modules: dict[str, Any] = sys.modules
-    previous = modules.get(_TELEMETRY)
-    modules[_TELEMETRY] = None  # importing it now raises ModuleNotFoundError
-    try:
-        yield
-    finally:
-        del modules[_TELEMETRY]
-        # Restore the real module for other users in this process.
-        if previous is not None:
-            modules[_TELEMETRY] = previous
-
-
-with _hide_telemetry():
+with hide_module("openvino_telemetry"):
     import openvino
 
 LIBRARY = f"OpenVINO {openvino.__version__.partition('-')[0]}"
