@@ -9,7 +9,8 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -125,7 +126,6 @@ class IsolatedEngine(EngineProxy):
         self.runs = runs or cls.save is GraphCompiler.save
         self.name = engine.name  # type: ignore[misc]  # an instance attribute shadows the class variable
         self.devices = ("cpu",) if self.runs else engine.devices  # type: ignore[misc]  # device arrays cannot be passed between processes
-        self.supports_dynamic_shapes = engine.supports_dynamic_shapes  # type: ignore[misc]
         self._home = WorkerHandle(engine, limits)
         self._number = next(_numbers)
         self.close = weakref.finalize(self, self._home.close)
@@ -150,10 +150,8 @@ class IsolatedEngine(EngineProxy):
 
     def start(self) -> None:
         """Start the worker and import the engine before the first compile; raises EngineError."""
-        try:
+        with _convert_failure(CompileFailed, f"engine {self.spec!r} did not start: "):
             self._home.ask({"do": "import_engine", **identify(self._home.engine)})
-        except WorkerFailure as error:
-            raise CompileFailed(f"engine {self.spec!r} did not start: {error}") from error.__cause__
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         remote = self.compile_in_worker(function, context)
@@ -202,12 +200,9 @@ class RemoteExecutable(Executable):
             "saved": None if self._saved is None else buffer.put(self._saved.cast("B")),
             **describe_compile(buffer, home.engine, self._function, self._context),
         }
-        with home.lock:
-            try:
-                answer, _ = home.ask(message, buffer)
-            except WorkerFailure as error:
-                text = f"engine {home.engine.spec!r} failed to compile {self._function.name}: {error}"
-                raise CompileFailed(text) from error.__cause__
+        failure = f"engine {home.engine.spec!r} failed to compile {self._function.name}: "
+        with home.lock, _convert_failure(CompileFailed, failure):
+            answer, _ = home.ask(message, buffer)
             self.outputs_are_fresh = bool(answer["fresh"])  # type: ignore[misc]  # set per instance
             return answer["number"], home.generation
 
@@ -221,10 +216,8 @@ class RemoteExecutable(Executable):
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         buffer = SharedBuffer()
-        try:
+        with _convert_failure(RunFailed):  # the program adds the region
             answer, memory = self._ask({"do": "run", "inputs": put_values(buffer, inputs)}, buffer)
-        except WorkerFailure as error:
-            raise RunFailed(str(error)) from error.__cause__  # the program adds the region
         results = read_values(memory, answer["outputs"])
         # The worker cannot write to memory of this process: copy.
         for index, out in enumerate(options.out or ()):
@@ -241,10 +234,8 @@ class RemoteExecutable(Executable):
         """
         buffer = SharedBuffer()
         request = {"do": "measure", "inputs": put_values(buffer, inputs), "seconds": seconds, "inner": inner}
-        try:
+        with _convert_failure(RunFailed):
             answer, memory = self._ask(request, buffer)
-        except WorkerFailure as error:
-            raise RunFailed(str(error)) from error.__cause__
         return read_values(memory, answer["outputs"]), answer["samples"]
 
     @property
@@ -254,21 +245,24 @@ class RemoteExecutable(Executable):
 
     def save(self) -> memoryview:
         """The executable as the engine's `save` stores it; raises CompileRefused or CompileFailed."""
-        try:
+        with _convert_failure(CompileFailed, f"engine {self._home.engine.spec!r} failed to save {self._function.name}: "):
             answer, memory = self._ask({"do": "save"})
-        except WorkerFailure as error:
-            message = f"engine {self._home.engine.spec!r} failed to save {self._function.name}: {error}"
-            raise CompileFailed(message) from error.__cause__
         return read_block(memory, answer["saved"]).toreadonly()
 
     def close(self) -> None:
         """Release the executable in its worker, unless that has ended."""
-        with self._home.lock:
+        with self._home.lock, suppress(WorkerFailure, EngineError):  # the executable ended with its worker
             if self.is_in_worker:
-                try:
-                    self._home.ask({"do": "close", "number": self._remote_number})
-                except (WorkerFailure, EngineError):  # the executable ended with its worker
-                    return
+                self._home.ask({"do": "close", "number": self._remote_number})
+
+
+@contextmanager
+def _convert_failure(kind: type[EngineError], prefix: str = "") -> Iterator[None]:
+    """Raise the failure of a request as an error of this kind, with its cause."""
+    try:
+        yield
+    except WorkerFailure as error:
+        raise kind(f"{prefix}{error}") from error.__cause__
 
 
 def why_not_isolated(engine: GraphCompiler) -> str | None:
