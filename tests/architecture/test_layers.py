@@ -94,7 +94,7 @@ FILES = (
     "bench",
     "integrations.batch.job",
     "engines.*",
-    "engines.contract.entry_points",
+    "engines.contract.registry",
     "engines.native.library",
     "html.views",
     "cache.entries",

@@ -11,7 +11,6 @@ import pytest
 from tools.write_numerics import PAGE, rewrite
 from xrt import OpTable, XRTModule
 from xrt.engines import Deviation
-from xrt.engines.contract.graph_compiler import find_special_values, list_deviations
 from xrt.engines.toy import KernelContext, Run, Toy
 from xrt.errors import XRTError
 from xrt.formats import text
@@ -19,6 +18,7 @@ from xrt.graph import Node
 from xrt.testing import ResultWord
 from xrt.testing.cases import node_cases
 from xrt.testing.conformance import run_case, run_single
+from xrt.verify.deviations import find_special_values, list_deviations
 
 ops: OpTable[Any] = Toy.kernels.extend("losing")
 NAN = "a NaN may come out as a number, or a number as NaN (Relu)"

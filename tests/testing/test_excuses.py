@@ -12,7 +12,6 @@ import pytest
 
 from xrt.engines import CompileContext, Deviation, Executable, RunOptions
 from xrt.engines.contract import registry
-from xrt.engines.contract.graph_compiler import find_special_values
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.formats import text
 from xrt.graph import Function
@@ -24,6 +23,7 @@ from xrt.testing.fuzz import Fuzzer
 from xrt.testing.running import overlook_deviations
 from xrt.testing.suite import EngineSuite
 from xrt.verify import Verdict
+from xrt.verify.deviations import find_special_values
 from xrt.verify.execution import expose_all_values
 
 ALL = (

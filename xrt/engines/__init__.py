@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         Executable as Executable,
         GraphCompiler as GraphCompiler,
         MemoryUse as MemoryUse,
-        peak_of_values as peak_of_values,
     )
     from xrt.engines.contract.op_table import Kernel as Kernel, OpTable as OpTable, Predicate as Predicate
     from xrt.engines.contract.options import (
@@ -42,5 +41,6 @@ if TYPE_CHECKING:
         split_specs as split_specs,
     )
     from xrt.engines.toolkit.blas import blas_limit as blas_limit
+    from xrt.engines.toolkit.memory import peak_of_values as peak_of_values
 
 __all__, __getattr__, __dir__ = load_lazily(__name__)

@@ -7,11 +7,11 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from xrt.engines.contract.graph_compiler import list_deviations
 from xrt.graph import Constant, TensorType
 from xrt.graph.constants import is_mapped
 from xrt.partition.plan import GROUPED, group, group_reasons, list_some
 from xrt.placement.result import is_of_engine
+from xrt.verify.deviations import list_deviations
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler, MemoryUse

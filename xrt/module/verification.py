@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.contract.graph_compiler import name_likely_cause
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import XRTError
 from xrt.graph import DType, Function
 from xrt.partition import Launch
 from xrt.runtime import OutputInspector, find_type_mismatch, to_host
+from xrt.verify.deviations import name_likely_cause
 
 if TYPE_CHECKING:
     from xrt.module.dispatch import Call

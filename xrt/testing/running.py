@@ -22,14 +22,7 @@ import numpy as np
 from xrt.cache import CompileCache
 from xrt.comparison import tolerance_for
 from xrt.engines import CompileContext, GraphCompiler
-from xrt.engines.contract.graph_compiler import (
-    Deviation,
-    DeviationKind,
-    find_special_values,
-    list_deviations,
-    mark_special_elements,
-    name_likely_cause,
-)
+from xrt.engines.contract.graph_compiler import Deviation, DeviationKind
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.errors import CompileFailed, CompileRefused, XRTError
 from xrt.graph import FrozenDict, TensorType
@@ -38,6 +31,7 @@ from xrt.module.programs import optimize
 from xrt.partition import ClusteringOptions, Pin, Plan, partition
 from xrt.passes import infer_shapes
 from xrt.runtime import Program, available_cores, compile_plan
+from xrt.verify.deviations import find_special_values, list_deviations, mark_special_elements, name_likely_cause
 from xrt.verify.execution import expose_all_values, fit_inputs
 from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
 

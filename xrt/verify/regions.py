@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from xrt.engines import CompileContext, GraphCompiler
-from xrt.engines.contract.graph_compiler import name_likely_cause
 from xrt.errors import CompileRefused, EngineError, RunFailed
 from xrt.graph import DType, Function, Node, TensorType, Type, Value
 from xrt.runtime import adapt_to_host, available_cores, on_device
 from xrt.runtime.inputs import copy_values
 from xrt.runtime.program import to_run_failed
 from xrt.verify.comparison import CheckVerdict, Verdict, find_precision, is_lowered, judge_outputs
+from xrt.verify.deviations import name_likely_cause
 from xrt.verify.execution import Run, compile_alone, expose_all_values, find_region, fit_inputs
 
 if TYPE_CHECKING:

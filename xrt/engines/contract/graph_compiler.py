@@ -8,19 +8,16 @@ method has a safe default.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache
-from itertools import accumulate
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
-import ml_dtypes
 import numpy as np
 
 from xrt.engines.contract.options import CompileContext, RunOptions
 from xrt.errors import CompileRefused, RunFailed
-from xrt.graph import DType, TensorType
 
 if TYPE_CHECKING:
     from xrt.engines.contract.options import Precision
@@ -127,10 +124,6 @@ class Executable(abc.ABC):
 
     def close(self) -> None:  # noqa: B027  # optional: doing nothing is a correct default
         """Release all resources. Called once, after the last run."""
-
-
-_SPEC = "spec, once it was computed"
-"""Key of the cached spec in the instance dict. It contains spaces, so that no field can have the same name."""
 
 
 class GraphCompiler(abc.ABC):
@@ -262,15 +255,12 @@ class GraphCompiler(abc.ABC):
         """The class that compiles; only a proxy overrides it."""
         return type(self)
 
-    @property
+    @cached_property  # plans use it often, and the fields are frozen
     def spec(self) -> str:
         """The engine as text: its name, and in braces the fields that differ from their defaults."""
-        text: str | None = self.__dict__.get(_SPEC)
-        if text is None:
-            from xrt.engines.contract.spec import format_spec
+        from xrt.engines.contract.spec import format_spec
 
-            text = self.__dict__[_SPEC] = format_spec(self)  # cached: the fields are frozen, and plans use it often
-        return text
+        return format_spec(self)
 
     def __str__(self) -> str:
         return self.spec
@@ -286,10 +276,11 @@ def fill(buffer: np.ndarray[Any, Any], result: Any) -> None:
 
 def prepare_or_close(executable: Executable) -> Executable:
     """Prepare an executable and return it; close it if that fails, because the caller then has no reference to it."""
-    with ExitStack() as on_failure:
-        on_failure.callback(executable.close)
+    try:
         executable.prepare()
-        on_failure.pop_all()
+    except BaseException:
+        executable.close()
+        raise
     return executable
 
 
@@ -318,28 +309,6 @@ class MemoryUse:
     """True: allocated by each running call. False: held from compile to close."""
     shared: bool = False
     """Whether it is a mapped file: all processes of the host share its pages, and the system may evict them."""
-
-
-def peak_of_values(function: Function) -> int | None:
-    """The peak size in bytes of intermediate values of a Function; None if a dim is unknown.
-
-    A value lives from the node that computes it to its last reader. Outputs, inputs, constants and values inside bodies do not
-    count. Linear time.
-    """
-    outputs = {value.name for value in function.outputs}
-    last = {name: i for i, node in enumerate(function.nodes) for name in (*node.defines, *node.uses)}
-    # Difference array over the node index: add a size at its definition, subtract it after its last use.
-    change = [0] * (len(function.nodes) + 1)
-    for i, node in enumerate(function.nodes):
-        for name in node.defines:
-            type_ = function.get_type(name)
-            size = type_.nbytes if isinstance(type_, TensorType) else None
-            if size is None:
-                return None
-            if name not in outputs:
-                change[i] += size
-                change[last[name] + 1] -= size
-    return max(accumulate(change), default=0)
 
 
 class Accelerator(abc.ABC):
@@ -401,8 +370,6 @@ class Accelerator(abc.ABC):
         """Block the calling thread until all work now on the streams is done."""
 
 
-EXACT_IN_FLOAT32 = 1 << 24
-"""Up to this magnitude float32 represents every integer."""
 DeviationKind: TypeAlias = Literal["nan", "infinity", "denormal", "integer", "float16", "empty"]
 """Special values on which an engine may differ from the reference."""
 DEVIATIONS: Mapping[DeviationKind, str] = {
@@ -425,66 +392,3 @@ class Deviation(NamedTuple):
 
     def __str__(self) -> str:
         return f"{DEVIATIONS[self.kind]} ({', '.join(self.operators) or 'all operators'})"
-
-
-_DEVIATING_TYPES: Mapping[DeviationKind, frozenset[DType]] = {
-    "integer": frozenset({DType.INT32, DType.INT64, DType.UINT32, DType.UINT64}),
-    "float16": frozenset({DType.FLOAT16, DType.BFLOAT16}),
-}
-
-
-def list_deviations(engine: type[GraphCompiler], function: Function) -> list[Deviation]:
-    """The declared deviations of an engine that apply to the operators and element types of a Function."""
-    used = {node.op_type for _, node in function.walk() if not node.domain}
-    types = {t.dtype for holder, _ in function.walk() for t in holder.types.values() if isinstance(t, TensorType)}
-    types |= {v.type.dtype for v in (*function.inputs, *function.outputs) if isinstance(v.type, TensorType)}
-    deviations = []
-    for kind, operators in engine.deviations:
-        concerned = tuple(sorted(used & set(operators)))
-        if (concerned or not operators) and (kind not in _DEVIATING_TYPES or types & _DEVIATING_TYPES[kind]):
-            deviations.append(Deviation(kind, concerned))
-    return deviations
-
-
-_limits: Callable[[Any], Any] = ml_dtypes.finfo
-
-
-def find_special_values(values: Iterable[Any]) -> set[DeviationKind]:
-    """The kinds of special values in these arrays or lists of arrays."""
-    kinds: set[DeviationKind] = set()
-    for value in values:
-        if isinstance(value, list):
-            kinds |= find_special_values(value)
-        elif isinstance(value, np.ndarray) and not value.size:
-            kinds.add("empty")
-        elif isinstance(value, np.ndarray):
-            kinds |= {kind for kind, mask in mark_special_elements(value).items() if mask.any()}
-    return kinds
-
-
-def mark_special_elements(array: np.ndarray[Any, Any]) -> dict[DeviationKind, np.ndarray[Any, Any]]:
-    """A mask of special elements per kind that the array's type can hold."""
-    if array.dtype.kind in "iu" and array.dtype.itemsize >= 4:
-        return {"integer": (array < -EXACT_IN_FLOAT32) | (array > EXACT_IN_FLOAT32)}
-    if array.dtype.kind not in "fV" or not DType.of(array).is_float:
-        return {}
-    wide = np.abs(array.astype(np.float64))
-    nan, infinite = np.isnan(wide), np.isinf(wide)
-    denormal = (wide > 0) & (wide < float(_limits(array.dtype).smallest_normal))
-    # float64 represents every narrower float exactly, subnormals included.
-    marks: dict[DeviationKind, np.ndarray[Any, Any]] = {"nan": nan, "infinity": infinite, "denormal": denormal}
-    # A 16-bit infinity or NaN may come from an overflow that float32 intermediates avoid.
-    return marks | {"float16": nan | infinite} if array.dtype.itemsize == 2 else marks
-
-
-def name_likely_cause(engine: type[GraphCompiler], function: Function, values: Iterable[Any]) -> str:
-    """Name the deviations that explain a difference on these values; empty if none does."""
-    kinds = find_special_values(values)
-    if "infinity" in kinds:
-        kinds.add("float16")  # an infinity may be an overflow in float16
-    if not kinds:
-        return ""
-    from xrt.passes import infer_shapes  # imported only on a difference
-
-    deviations = [deviation for deviation in list_deviations(engine, infer_shapes(function)) if deviation.kind in kinds]
-    return f"likely a known deviation of engine {engine.name!r}: {'; '.join(map(str, deviations))}" if deviations else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from xrt.engines.contract import registry
@@ -16,53 +17,23 @@ if TYPE_CHECKING:
 
 
 class EngineProxy(GraphCompiler):
-    """An engine that forwards to another one, its ``inner``."""
+    """An engine that forwards `why_not`, `compile` and the members listed below to another one, its ``inner``."""
 
     inner: GraphCompiler
-
-    @property
-    def spec(self) -> str:
-        return self.inner.spec
-
-    @property
-    def implementation(self) -> type[GraphCompiler]:
-        return self.inner.implementation
 
     def why_not(self, node: Node, function: Function) -> str | None:
         return self.inner.why_not(node, function)
 
-    def why_not_dynamic(self, function: Function) -> str | None:
-        return self.inner.why_not_dynamic(function)
-
-    def version(self) -> str:
-        return self.inner.version()
-
-    def unsupported_options(self, context: CompileContext) -> str | None:
-        return self.inner.unsupported_options(context)
-
-    def fuses_dequantization(self, node: Node, function: Function) -> bool:
-        return self.inner.fuses_dequantization(node, function)
-
-    def list_mutable_inputs(self, node: Node, function: Function) -> Sequence[int]:
-        return self.inner.list_mutable_inputs(node, function)
-
-    def remarks(self, function: Function) -> tuple[str, ...]:
-        return self.inner.remarks(function)
-
     def compile(self, function: Function, context: CompileContext) -> Executable:
         return self.inner.compile(function, context)
 
-    def is_worth_saving(self, function: Function) -> bool:
-        return self.inner.is_worth_saving(function)
 
-    def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
-        return self.inner.save(executable, context)
-
-    def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
-        return self.inner.load(data, function, context)
-
-    def serves_threads(self, saved: int, threads: int) -> bool:
-        return self.inner.serves_threads(saved, threads)
+# Not `lower_precision` and what `xrt engines` prints: these are about the engine itself, not about a proxy of it.
+for _member in (
+    *("spec", "implementation", "version", "supports_dynamic_shapes", "why_not_dynamic", "unsupported_options"),
+    *("fuses_dequantization", "list_mutable_inputs", "remarks", "is_worth_saving", "save", "load", "serves_threads"),
+):
+    setattr(EngineProxy, _member, property(attrgetter(f"inner.{_member}")))
 
 
 class LazyEngine(EngineProxy):
@@ -81,10 +52,6 @@ class LazyEngine(EngineProxy):
     @property
     def spec(self) -> str:
         return self.name
-
-    @property
-    def supports_dynamic_shapes(self) -> bool:  # type: ignore[override]  # that of the real engine
-        return self.inner.supports_dynamic_shapes
 
     @property
     def compiles_in_parallel(self) -> bool:  # type: ignore[override]  # that of the real engine

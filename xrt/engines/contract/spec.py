@@ -30,8 +30,6 @@ LONG = 200
 """Error messages shorten a text beyond this many characters."""
 _PIECE = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^'"]""", re.DOTALL)
 _PAIRS = {")": "(", "}": "{", "]": "["}
-_ORDER = (type(None), bool, int, float)
-"""Types of a union are tried in this order, text last: ``3`` is a number wherever that is possible."""
 
 
 def split(text: str, separator: str = ",", limit: int | None = None) -> list[str]:
@@ -43,8 +41,8 @@ def split(text: str, separator: str = ",", limit: int | None = None) -> list[str
     ['a=1', 'b=(2, 3)', "c='x, y'"]
     """
     parts: list[str] = []
-    start, open_ = 0, ""
-    position = 0
+    start = position = 0
+    open_ = ""
     while position < len(text):
         piece = _PIECE.match(text, position)
         if piece is None:
@@ -151,12 +149,11 @@ _SCALARS: dict[Any, tuple[Callable[[str], Any], str]] = {
 
 
 def _read_union(raw: str, hint: Any) -> Any:
-    members = sorted(get_args(hint), key=lambda m: _ORDER.index(m) if m in _ORDER else len(_ORDER) + (m is str))
-    for member in members:
-        try:
+    # Text comes last: ``3`` is a number wherever that is possible.
+    order = [type(None), bool, int, float, *get_args(hint)]
+    for member in sorted(get_args(hint), key=lambda member: (member is str, order.index(member))):
+        with contextlib.suppress(OptionError):
             return read_value(raw, member)
-        except OptionError:
-            continue
     raise OptionError(f"expected {_name(hint)}; got {raw!r}")
 
 
@@ -295,7 +292,10 @@ def build(cls: type[E], fields: Mapping[str, str]) -> E:
     for key, raw in fields.items():
         with _prefix_error(cls, key):
             field, dot, entry = key.partition(".")
-            hint = _find_hint(cls, field, hints)
+            if field not in hints:
+                options = f"its options are {', '.join(sorted(hints))}" if hints else "it has no options"
+                raise OptionError(f"there is no such option; {options}.{did_you_mean(field, hints)}")
+            hint = hints[field]
             if not dot:
                 values[field] = read_value(raw, hint)
             elif is_mapping(hint):
@@ -303,13 +303,6 @@ def build(cls: type[E], fields: Mapping[str, str]) -> E:
             else:
                 raise OptionError(f"{field!r} is not a mapping, so {entry!r} names nothing in it")
     return cls(**values)
-
-
-def _find_hint(cls: type[GraphCompiler], field: str, hints: Mapping[str, Any]) -> Any:
-    if field not in hints:
-        options = f"its options are {', '.join(sorted(hints))}" if hints else "it has no options"
-        raise OptionError(f"there is no such option; {options}.{did_you_mean(field, hints)}")
-    return hints[field]
 
 
 @contextlib.contextmanager
@@ -334,35 +327,24 @@ def format_spec(engine: GraphCompiler) -> str:
     hints = field_types(cls)
     options: list[str] = []
     for field in sorted(dataclasses.fields(engine), key=lambda f: f.name):  # type: ignore[arg-type]  # every engine is a dataclass
-        if field.name not in hints or _is_default(field, getattr(engine, field.name)):
+        name, value, default = field.name, getattr(engine, field.name), _get_default(field)
+        # A default may be of a type without spelling.
+        if name not in hints or (type(value) is type(default) and (value is default or value == default)):
             continue
-        with _prefix_error(cls, field.name):
-            texts = _format_field(field.name, getattr(engine, field.name), hints[field.name])
-            # Equal values may be written differently, such as 1 and 1.0; compare their text.
-            if texts != _format_default(field, hints[field.name]):
-                options += texts
+        with _prefix_error(cls, name):
+            raw = write_value(value, hints[name])
+        if value == default:  # written differently, such as 1 for 1.0
+            continue
+        if is_mapping(hints[name]) and value:
+            options += [f"{name}.{key}={text}" for key, text in read_pairs(raw[1:-1]).items()]
+        else:
+            options.append(f"{name}={raw}")
     return f"{cls.name}{{{', '.join(options)}}}" if options else cls.name
 
 
-def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
-    """Quick check for a default value: the same object, or a container with the same repr. May miss some."""
-    if value is field.default:
-        return True
-    return field.default_factory is not dataclasses.MISSING and repr(value) == repr(field.default_factory())
-
-
-def _format_default(field: dataclasses.Field[Any], hint: Any) -> list[str] | None:
-    if field.default_factory is not dataclasses.MISSING:
-        return _format_field(field.name, field.default_factory(), hint)
-    return None if field.default is dataclasses.MISSING else _format_field(field.name, field.default, hint)
-
-
-def _format_field(name: str, value: Any, hint: Any) -> list[str]:
-    """``name=value``, or ``name.key=value`` for each entry of a mapping."""
-    raw = write_value(value, hint)
-    if not (is_mapping(hint) and value):
-        return [f"{name}={raw}"]
-    return [f"{name}.{key}={text}" for key, text in read_pairs(raw[1:-1]).items()]
+def _get_default(field: dataclasses.Field[Any]) -> Any:
+    """The default of a field; MISSING if it has none."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,11 +393,8 @@ def _read_fields(cls: type) -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def _spell_default(field: dataclasses.Field[Any]) -> str:
-    if field.default_factory is not dataclasses.MISSING:
-        value = field.default_factory()
-    elif field.default is not dataclasses.MISSING:
-        value = field.default
-    else:
+    value = _get_default(field)
+    if value is dataclasses.MISSING:
         return "required"
     if value == FrozenDict():
         return "{}"

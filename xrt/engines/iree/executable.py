@@ -24,11 +24,11 @@ from iree.runtime import (
 )
 from iree.runtime._binding import create_hal_driver, parse_flags
 
-from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill, peak_of_values
+from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.iree.compiler import ALIGNMENT, LIBRARY
 from xrt.engines.iree.export import ELEMENTS, SCOPE, list_parameters
-from xrt.engines.toolkit.memory import make_writable_alias
+from xrt.engines.toolkit.memory import make_writable_alias, peak_of_values
 from xrt.errors import CompileRefused, RunFailed
 from xrt.forking import get_generation, leave_to_parent, renew_after_fork, why_left_behind
 from xrt.graph import Function, Node, Shape, TensorType, Type

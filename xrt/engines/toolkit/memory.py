@@ -1,4 +1,4 @@
-"""Memory of values: offsets in one arena by live ranges, updates in place, and writable views."""
+"""Memory of values: offsets in one arena by live ranges, the peak, updates in place, and writable views."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,28 @@ def _free(gaps: list[tuple[int, int]], start: int, size: int) -> None:
 
 def _align(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def peak_of_values(function: Function) -> int | None:
+    """The peak size in bytes of intermediate values of a Function; None if a dim is unknown.
+
+    A value lives from the node that computes it to its last reader. Outputs, inputs, constants and values inside bodies do not
+    count. Linear time.
+    """
+    outputs = {value.name for value in function.outputs}
+    last = {name: i for i, node in enumerate(function.nodes) for name in (*node.defines, *node.uses)}
+    # Difference array over the node index: add a size at its definition, subtract it after its last use.
+    change = [0] * (len(function.nodes) + 1)
+    for i, node in enumerate(function.nodes):
+        for name in node.defines:
+            type_ = function.get_type(name)
+            size = type_.nbytes if isinstance(type_, TensorType) else None
+            if size is None:
+                return None
+            if name not in outputs:
+                change[i] += size
+                change[last[name] + 1] -= size
+    return max(accumulate(change), default=0)
 
 
 # ---------------------------------------------------------------------- updates in place

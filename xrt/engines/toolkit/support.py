@@ -289,11 +289,6 @@ def _fits_concat(node: Node, function: Function, shapes: Sequence[Shape]) -> boo
     return len({(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}) == 1
 
 
-def _reduces(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
-    """Whether the axes are constant."""
-    return len(node.inputs) < 2 or not node.inputs[1] or _get_constant(node, 1, function) is not None
-
-
 def _reshapes(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
     """Whether the target shape is constant and keeps the order of the symbolic dims."""
     if _get_constant(node, 1, function) is None:
@@ -318,11 +313,6 @@ def _slices(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
     return all(isinstance(shapes[0][axis], int) for axis in along)
 
 
-def _splits(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
-    is_known = len(node.inputs) < 2 or not node.inputs[1] or _get_constant(node, 1, function) is not None
-    return is_known and isinstance(shapes[0][node.attr("axis", 0)], int)
-
-
 def _is_batched(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
     """Whether only the batch dim is symbolic."""
     return _has_fixed_operands(node, function, shapes) and all(isinstance(dim, int) for dim in shapes[0][1:])
@@ -338,7 +328,6 @@ def _always(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
 
 _RULES: Mapping[str, Callable[[Node, Function, Sequence[Shape]], bool]] = {
     "Concat": _fits_concat,
-    "Flatten": _always,
     "Gather": lambda node, function, shapes: isinstance(shapes[0][node.attr("axis", 0)], int),
     "Gemm": _fits_gemm,
     "LayerNormalization": _normalizes_last,
@@ -346,11 +335,10 @@ _RULES: Mapping[str, Callable[[Node, Function, Sequence[Shape]], bool]] = {
     "MatMul": _fits_product,
     "Reshape": _reshapes,
     "Slice": _slices,
-    "Split": _splits,
-    "Transpose": _always,
     **dict.fromkeys(("LogSoftmax", "Softmax"), _keeps_axes),
-    **dict.fromkeys(("Squeeze", "Unsqueeze"), _reduces),
-    **{f"Reduce{kind}": _reduces for kind in ("L1", "L2", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")},
+    # Where axes or sizes are computed, the inferred shapes are unknown, which is checked before.
+    **dict.fromkeys(("Flatten", "Split", "Squeeze", "Transpose", "Unsqueeze"), _always),
+    **{f"Reduce{kind}": _always for kind in ("L1", "L2", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")},
     **dict.fromkeys(("AveragePool", "BatchNormalization", "Conv", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"), _is_batched),
 }
 """Per operator: whether symbolic dims cannot change the computation."""

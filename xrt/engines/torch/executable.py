@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill, peak_of_values
+from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill
 from xrt.engines.contract.options import RunOptions
+from xrt.engines.toolkit.memory import peak_of_values
 from xrt.engines.torch.dtypes import from_numpy, to_numpy
 from xrt.engines.torch.program import find_addresses
 from xrt.graph import OptionalType, SequenceType, TensorType, Type

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from xrt.engines.contract.graph_compiler import Executable, MemoryUse, peak_of_values
+from xrt.engines.contract.graph_compiler import Executable, MemoryUse
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.native.bindings import address_of
 from xrt.engines.native.tape import check_buffers
-from xrt.engines.toolkit.memory import SCATTERS
+from xrt.engines.toolkit.memory import SCATTERS, peak_of_values
 from xrt.engines.toolkit.support import list_used_outputs
 from xrt.engines.toy.devices import SHAPES, find_shape_values
 from xrt.engines.toy.kernels import product_threads
