@@ -244,13 +244,14 @@ def test_buffers_serve_every_kind_of_output() -> None:
 def test_calls_into_fixed_buffers_take_any_strides_and_go_the_public_way_where_there_is_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    executable = Ort().compile(function({"x": TensorType(F32, (2, 3))}, ["y"], [Node("Relu", ("x",), ("y",))]), CONTEXT)
+    model = function({"x": TensorType(F32, (2, 3))}, ["y"], [Node("Relu", ("x",), ("y",))])
     data, frozen = np.arange(-3, 3, dtype="float32").reshape(3, 2), SQUARE.copy()
     frozen.flags.writeable = False
     for private in (True, False):
         if not private:
-            monkeypatch.setattr("xrt.engines.ort.executable.getattr", lambda *_: None, raising=False)
-        buffer = np.empty((2, 3), "float32")
+            monkeypatch.setattr("xrt.engines.ort.executable.getattr", lambda item, name, default: default, raising=False)
+        executable, buffer = Ort().compile(model, CONTEXT), np.empty((2, 3), "float32")
+        np.testing.assert_array_equal(executable.run([SQUARE])[0], np.maximum(SQUARE, 0))
         into, bound = executable.bind_outputs([buffer]), executable.bind([frozen], [buffer])
         into(data.T)
         np.testing.assert_array_equal(buffer, np.maximum(data.T, 0))
@@ -369,26 +370,6 @@ def test_execution_options_that_are_not_honoured_are_named() -> None:
 
     assert answer(threads=1) is None
     assert answer(precision="fp16") == ("engine 'ort' computes in the model's own types: it does not honour precision='fp16'")
-
-
-def test_the_version_names_the_library_and_its_build() -> None:
-    assert Ort().version() == f"onnxruntime {onnxruntime.__version__} ({onnxruntime.get_build_info()})"
-
-
-class OtherSession:
-    """A session of a version without the inner call that this one has."""
-
-    def get_outputs(self) -> list[Any]:
-        return []
-
-    def run(self, names: list[str], feed: dict[str, Any], options: None) -> list[Any]:
-        return [feed["x"]]
-
-
-def test_without_the_librarys_inner_call_its_public_one_serves() -> None:
-    session: Any = OtherSession()
-    executable = OrtExecutable(relu(), session, (Value("x", TensorType(F32)),), (Value("y", TensorType(F32)),))
-    assert executable.run([SQUARE])[0] is SQUARE
 
 
 def test_an_error_while_running_has_its_cause_and_its_sense() -> None:
@@ -588,9 +569,6 @@ def assert_as_toy(function: Function, *inputs: Array) -> None:
         np.testing.assert_allclose(mine, wanted, rtol=1e-4, atol=1e-4)
 
 
-# ---------------------------------------------------------------------- convolutions
-
-
 @pytest.mark.parametrize(
     ("x", "w", "options"),
     [
@@ -638,9 +616,6 @@ def test_a_convolution_with_dequantized_weights_stays() -> None:
     x, w = f(1, 2, 6, 6), DRAW.integers(-9, 9, (3, 2, 5, 5)).astype("int8")
     function = make(lambda a, b: ops.Conv(a, ops.DequantizeLinear(b, np.float32(0.5))), x, w)
     assert list_operators(function) == ["DequantizeLinear", "Conv"]
-
-
-# ---------------------------------------------------------------------- sums
 
 
 @pytest.mark.parametrize("keepdims", [0, 1])

@@ -65,9 +65,6 @@ class Host(Accelerator):
     def download(self, array: Any) -> Any:
         return array
 
-    def fuse(self, function: Any) -> Any:
-        raise NotImplementedError
-
     def new_stream(self) -> str:
         return "own"
 

@@ -43,18 +43,14 @@ def branches() -> Function:
     """Return an If whose bodies have a weight each, of which one is also the model's."""
     u, v = weights(2, N, N)
     bodies = [
-        Function((), (value,), (node("MatMul", "x w", value.name),), {"w": Constant(w)}, {"": 21}, name=name)
-        for name, w, value in zip("ab", (u, v), map(_square, ("p", "q")), strict=True)
+        Function((), (Value(y, SQUARE),), (node("MatMul", "x w", y),), {"w": Constant(w)}, {"": 21}, name=name)
+        for name, w, y in zip("ab", (u, v), "pq", strict=True)
     ]
     nodes = [
         node("If", "c", "y").with_attributes(then_branch=bodies[0], else_branch=bodies[1]),
         node("MatMul", "x u", "z"),
     ]
     return function({"x": SQUARE, "c": TensorType(DType.BOOL, ())}, ["y", "z"], nodes, {"u": u})
-
-
-def _square(name: str) -> Value:
-    return Value(name, SQUARE)
 
 
 def convolutions() -> Function:

@@ -106,10 +106,9 @@ def test_launches_run_in_order_across_engines() -> None:
 def test_closing_closes_every_executable_and_raises_the_first_error(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = CompileCache()
     mixed, closed = made(MIXED, cache), list[int]()
-    executables = list(mixed.executables)
 
     def close(self: Executable) -> None:
-        closed.append(executables.index(self))
+        closed.append(mixed.executables.index(self))
         if closed[-1] != 0:
             raise RuntimeError(f"close {closed[-1]}")
 
