@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,7 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))  # also if a test imports this module
 
 from auto_figures import add_probes, make_row, select_engines
-from output import print_figures
+from output import ChildFailed, limit_pools, print_figures, run_python
 
 from xrt.bench import RatioInterval, machine
 from xrt.engines.contract.registry import probe_all
@@ -69,27 +68,12 @@ class Options:
 # ---------------------------------------------------------------------- one process
 
 
-def run_step(step: str, request: Mapping[str, Any], limit: float, **environment: str) -> dict[str, Any]:
+def run_step(step: str, request: Mapping[str, Any], limit: float) -> dict[str, Any]:
     """Run a step in a new process; if that fails or takes too long, return the reason as ``failed``."""
-    command = [sys.executable, str(STEPS), step, json.dumps(request)]
     try:
-        process = subprocess.run(
-            command, env=make_environment(request, environment), capture_output=True, text=True, timeout=limit, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return {"failed": f"no answer within {limit:g} s"}
-    if process.returncode:
-        message = (process.stderr.strip().splitlines() or ["no message"])[-1]
-        return {"failed": f"the process ended with code {process.returncode}: {message[:300]}"}
-    answer: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
-    return answer
-
-
-def make_environment(request: Mapping[str, Any], more: Mapping[str, str]) -> dict[str, str]:
-    """Limit thread pools that no engine sets, and import the XRT of this checkout."""
-    pools = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(request["threads"]))
-    path = os.pathsep.join(filter(None, [str(STEPS.parents[1]), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path, **pools, **more}
+        return run_python([str(STEPS), step, json.dumps(request)], limit_pools(request["threads"]), limit)
+    except ChildFailed as error:
+        return {"failed": str(error)}
 
 
 def compute_once(store: str, name: str, compute: Any, *, again: bool = False) -> dict[str, Any]:

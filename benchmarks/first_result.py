@@ -14,13 +14,13 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from benchmarks.output import ChildFailed, print_figures, run_python
 
 ENGINES = ("ort", "openvino")
 TRANSFORMERS = ("bert", "gpt", "vit")
@@ -104,13 +104,12 @@ def prepare(name: str, folder: Path) -> None:
 
 
 def start(folder: Path, engine: str, mode: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.first_result", "--child", str(folder), engine, mode]
-    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(folder.parent / "bytecode")}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{folder.name}, {engine}, {mode} failed: {done.stderr[-2000:]}")
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode
+    command = ["-m", "benchmarks.first_result", "--child", str(folder), engine, mode]
+    try:
+        return run_python(command, {"PYTHONPYCACHEPREFIX": str(folder.parent / "bytecode")}, shows_errors=True)
+    except ChildFailed as error:
+        raise SystemExit(f"{folder.name}, {engine}, {mode} failed: {error}") from error
 
 
 def measure(name: str, engine: str, folder: Path, rounds: int) -> dict[str, Any]:
@@ -145,9 +144,6 @@ def main() -> None:
         folder, engine, mode = arguments.child
         print(json.dumps(measure_process(Path(folder), engine, mode)))
         return
-    sys.path.insert(0, str(Path(__file__).parent))
-    from output import print_figures
-
     from xrt.bench import machine
     from xrt.models import light_models
 

@@ -17,14 +17,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from output import ChildFailed, print_figures, run_python
 
 FORMS = ("external", "inline")
 ROWS = 32
@@ -113,14 +112,12 @@ def measure(engine: str, regions: int, path: Path) -> dict[str, Any]:
 
 def measure_process(engine: str, regions: int, path: Path, cache: Path) -> dict[str, Any]:
     """Measure in a new process."""
-    command = [sys.executable, __file__, "--process", engine, str(regions), str(path)]
-    environment = {**os.environ, "XRT_CACHE_DIR": str(cache), "XRT_CACHE": "on"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit status {done.returncode}"
-        return {"failed": last.replace(f"{path.parent}{os.sep}", "")}
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
+    try:
+        return run_python(
+            [__file__, "--process", engine, str(regions), str(path)], {"XRT_CACHE_DIR": str(cache), "XRT_CACHE": "on"}
+        )
+    except ChildFailed as error:
+        return {"failed": str(error).replace(f"{path.parent}{os.sep}", "")}
 
 
 def compare(engine: str, path: Path, regions: list[int]) -> dict[str, Any]:
@@ -186,8 +183,6 @@ def main() -> None:
         print(json.dumps(measure(engine, int(regions), Path(path))))
         return
     counts = [int(count) for count in arguments.regions.split(",")]
-    from output import print_figures
-
     figures = measure_all(arguments.megabytes, arguments.large, arguments.engines.split(","), counts)
     print_figures("memory", figures, as_json=arguments.json)
 

@@ -1,12 +1,53 @@
-"""Print the figures of a benchmark as JSON, or as the tables of its section in ``docs/performance.md``."""
+"""What benchmarks share: measuring in a new process, and figures as JSON or as a section of ``docs/performance.md``."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+TOP = Path(__file__).parents[1]
+
+
+class ChildFailed(Exception):
+    """A process that ended with an error or took too long."""
+
+
+def run_python(
+    command: Sequence[str], environment: Mapping[str, str], limit: float | None = None, *, shows_errors: bool = False
+) -> dict[str, Any]:
+    """Run Python in a new process; return the JSON that it prints last, or raise ChildFailed with the reason.
+
+    It imports the XRT of this checkout. ``limit`` is in seconds; ``shows_errors`` leaves its standard error to the terminal.
+    """
+    path = os.pathsep.join(filter(None, [str(TOP), os.environ.get("PYTHONPATH")]))
+    variables = {**os.environ, "PYTHONPATH": path, **environment}
+    errors = None if shows_errors else subprocess.PIPE
+    try:
+        process = subprocess.run(
+            [sys.executable, *command],
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            timeout=limit,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ChildFailed(f"no answer within {limit:g} s") from error
+    if process.returncode:
+        *_, message = ["see above" if shows_errors else "no message", *(process.stderr or "").strip().splitlines()]
+        raise ChildFailed(f"the process ended with code {process.returncode}: {message[:300]}")
+    return dict(json.loads(process.stdout.splitlines()[-1]))
+
+
+def limit_pools(threads: int) -> dict[str, str]:
+    """Return variables that limit the thread pools that no engine sets."""
+    return dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
 
 
 def print_figures(name: str, figures: Mapping[str, Any], *, as_json: bool) -> None:
@@ -14,7 +55,7 @@ def print_figures(name: str, figures: Mapping[str, Any], *, as_json: bool) -> No
     if as_json:
         print(json.dumps(figures, indent=1))
         return
-    sys.path.insert(0, str(Path(__file__).parents[1]))  # a script has only its own folder in sys.path
+    sys.path.insert(0, str(TOP))  # a script has only its own folder in sys.path
     from tools.performance_page import SECTIONS, make_verdict_table
 
     section = SECTIONS[name]

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,7 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))  # also if a test imports this module
 
-from output import print_figures
+from output import ChildFailed, limit_pools, print_figures, run_python
 from precision_figures import drop_rounds, make_mean
 
 from xrt.bench import machine
@@ -57,17 +56,14 @@ def list_pieces(parts: list[str], models: list[str] | None) -> Iterator[tuple[st
 
 def measure_piece(part: str, model: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Measure a model in a new process; if that fails, return the reason as ``failed``."""
-    pools = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(options["threads"]))
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, __file__, "--child", part, model, json.dumps(options)]
     began, load = time.perf_counter(), os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="xrt-precision-") as cache:
-        environment = {**os.environ, **pools, "PYTHONPATH": path, "XRT_CACHE_DIR": cache}
-        process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
-    seconds = time.perf_counter() - began
-    if process.returncode:
-        return {"failed": f"the process ended with code {process.returncode}"}
-    return {**json.loads(process.stdout.splitlines()[-1]), "seconds": seconds, "load": load}
+        environment = {**limit_pools(options["threads"]), "XRT_CACHE_DIR": cache}
+        try:
+            figures = run_python([__file__, "--child", part, model, json.dumps(options)], environment, shows_errors=True)
+        except ChildFailed as error:
+            return {"failed": str(error).partition(":")[0]}
+    return {**figures, "seconds": time.perf_counter() - began, "load": load}
 
 
 def measure_once(part: str, model: str, options: Mapping[str, Any], work: Path) -> dict[str, Any]:

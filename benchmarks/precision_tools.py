@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from output import ChildFailed, limit_pools, run_python
 
 __all__ = [
     "TOOLS",
@@ -73,16 +73,10 @@ def run_tool(tool: str, folder: Path, threads: int, **options: Any) -> ToolResul
     if tool.startswith("nncf") and find_spec("nncf") is None:
         raise ToolFailed("NNCF is not installed: pip install '.[benchmarks]'")
     (folder / "options.json").write_text(json.dumps(options), encoding="utf-8")
-    pools = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-    command = [sys.executable, __file__, tool, str(folder)]
-    environment = {**os.environ, **pools, "ORT_DISABLE_TELEMETRY": "1"}
     try:
-        process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise ToolFailed(f"no answer within {PATIENCE:g} s") from error
-    if process.returncode:
-        raise ToolFailed((process.stderr.strip().splitlines() or ["no message"])[-1][:300])
-    result = json.loads(process.stdout.splitlines()[-1])
+        result = run_python([__file__, tool, str(folder)], {**limit_pools(threads), "ORT_DISABLE_TELEMETRY": "1"}, PATIENCE)
+    except ChildFailed as error:
+        raise ToolFailed(str(error).partition(": ")[2] or str(error)) from error
     return ToolResult(folder / result["file"], result["seconds"])
 
 

@@ -7,9 +7,7 @@ frozen, images with channels last. XRT is measured as `XRTModule` and as a backe
 ``engine="auto"``. Everything runs a second time with the processor check of PyTorch's MKL answered with yes: on processors that
 are not Intel's, the library takes a slow path otherwise.
 
-Then what is not a call: seconds of capturing and lowering against `torch.export` alone; the cost of a call of ``Linear(3, 3)``;
-how many times batches of 4, 5, 6 and 7 compile, and 1,000 calls of threads with other sizes; and the peak of memory of BERT-base
-against the module and ONNX Runtime alone.
+Then seconds of capturing and lowering against `torch.export` alone, and the cost of a call of ``Linear(3, 3)``.
 
     python -m benchmarks.pytorch [--json] [--rounds N] [--threads N] [--models bert,...] [--budget SECONDS] [--parts calls,...]
 
@@ -21,10 +19,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -33,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.output import print_figures
+from benchmarks.output import ChildFailed, print_figures, run_python
 from benchmarks.pytorch_ways import compile_ways
 from xrt.bench import Timing, interleave, machine, ratio
 from xrt.measure.statistics import take_turns
@@ -42,7 +38,7 @@ from xrt.measure.timing import LONGEST_WAIT
 NAMES = ("bert", "gpt2", "convnext", "resnet50", "vit", "lstm")
 OTHERS = ("eager", "inductor", "inductor frozen", "onnxruntime", "openvino")
 OURS = ("xrt", "torch.compile")
-PARTS = ("calls", "capture", "dispatch", "recompiles", "sizes", "memory")
+PARTS = ("calls", "capture", "dispatch")
 MKL_SOURCE = 'extern "C" int mkl_serv_intel_cpu_true() { return 1; }\n'
 
 
@@ -115,113 +111,13 @@ def measure_dispatch(threads: int, rounds: int) -> dict[str, Any]:
     return summarize(timings)["seconds"]
 
 
-def measure_recompiles() -> dict[str, Any]:
-    """Return how many graphs batches of 4, 5, 6 and 7 compile, by default and with ``dynamic=True``."""
-    import torch
-    from torch._dynamo.testing import CompileCounterWithBackend
-
-    found = {}
-    for way, dynamic in (("by default", None), ("dynamic=True", True)):
-        torch._dynamo.reset()
-        counter = CompileCounterWithBackend("xrt")
-        call = torch.compile(torch.nn.Linear(3, 3).eval().requires_grad_(False), backend=counter, dynamic=dynamic)
-        with torch.no_grad():
-            for batch in (4, 5, 6, 7):
-                call(torch.randn(batch, 3))
-        found[way] = counter.frame_count
-    return found
-
-
-def measure_sizes(calls: int = 1000, workers: int = 8) -> dict[str, Any]:
-    """Return how many graphs and executables three sizes compile with ``dynamic=True``, and how many more calls of threads do.
-
-    The calls have batches of 2 to 33 and lengths of 2 to 65; a result counts as wrong unless it is eager's.
-    """
-    import random
-    from concurrent.futures import ThreadPoolExecutor
-
-    import torch
-    from torch._dynamo.testing import CompileCounterWithBackend
-
-    from xrt.cache import CompileCache
-    from xrt.frontends.torch.backend import xrt_backend
-
-    torch._dynamo.reset()
-    module = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).eval().requires_grad_(False)
-    cache = CompileCache()
-    counter = CompileCounterWithBackend(partial(xrt_backend, options={"engine": "ort", "threads": 1, "cache": cache}))
-    call = torch.compile(module, backend=counter, dynamic=True)
-    sizes = random.Random(0)
-
-    def is_right(shape: tuple[int, int]) -> bool:
-        with torch.no_grad():
-            x = torch.randn(*shape, 32)
-            return torch.allclose(call(x), module(x), rtol=1e-4, atol=1e-5)
-
-    shapes = [(4, 16), (5, 16), (5, 19), *((sizes.randint(2, 33), sizes.randint(2, 65)) for _ in range(calls))]
-    right = [is_right(shape) for shape in shapes[:3]]
-    before = {"graphs": counter.frame_count, "executables": cache.statistics.misses}
-    with ThreadPoolExecutor(workers) as pool:
-        right += pool.map(is_right, shapes[3:])
-    after = {"graphs": counter.frame_count, "executables": cache.statistics.misses}
-    return {"calls": calls, "threads": workers, "before": before, "after": after, "wrong": right.count(False)}
-
-
-def measure_memory(way: str) -> dict[str, Any]:
-    """Return the peak of memory in bytes: of the module with ONNX Runtime alone, or with XRT on `ort`."""
-    import torch
-
-    from benchmarks.pytorch_models import make_model
-
-    module, inputs = make_model("bert")
-    with torch.no_grad():
-        if way == "xrt":
-            import xrt
-
-            call: Callable[[], Any] = partial(xrt.XRTModule(module, engine="ort", threads=1), *inputs)
-        else:
-            call = _saved_onnxruntime(inputs)
-        for _ in range(3):
-            call()
-    return {"peak": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
-
-
-def _saved_onnxruntime(inputs: Any) -> Callable[[], Any]:
-    """Return a call of the file that `export_bert` wrote: an export in this process would be part of the peak."""
-    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 3
-    session = onnxruntime.InferenceSession(os.environ["XRT_BENCHMARK_ONNX"], options, providers=["CPUExecutionProvider"])
-    feeds = {value.name: x.numpy() for value, x in zip(session.get_inputs(), inputs, strict=True)}
-    return lambda: session.run(None, feeds)
-
-
-def export_bert(path: Path) -> dict[str, Any]:
-    import torch
-
-    from benchmarks.pytorch_models import make_model
-
-    module, inputs = make_model("bert")
-    with torch.no_grad():
-        torch.onnx.export(module, inputs, path, dynamo=True, verbose=False)
-    return {}
-
-
 def run_child(a: argparse.Namespace) -> dict[str, Any]:
     part, subject = a.child
     if part == "calls":
         return measure_calls(subject, a.threads, a.budget, a.rounds, tuple(a.ways.split(",")))
     if part == "capture":
         return measure_capture(subject, min(a.rounds, 5))
-    if part == "dispatch":
-        return measure_dispatch(a.threads, a.rounds)
-    if part == "recompiles":
-        return measure_recompiles()
-    if part == "sizes":
-        return measure_sizes()
-    return export_bert(Path(subject)) if part == "export" else measure_memory(subject)
+    return measure_dispatch(a.threads, a.rounds)
 
 
 # ---------------------------------------------------------------------- all of them
@@ -229,14 +125,12 @@ def run_child(a: argparse.Namespace) -> dict[str, Any]:
 
 def start(a: argparse.Namespace, part: str, subject: str, **environment: str) -> dict[str, Any]:
     """Return what a process of its own measured; raises SystemExit where it failed."""
-    command = [sys.executable, "-m", "benchmarks.pytorch", "--child", part, subject, "--rounds", str(a.rounds)]
+    command = ["-m", "benchmarks.pytorch", "--child", part, subject, "--rounds", str(a.rounds)]
     command += ["--threads", str(a.threads), "--budget", str(a.budget), "--ways", a.ways]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(a.threads), **environment}
-    top = Path(__file__).parents[1]
-    done = subprocess.run(command, cwd=top, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{part} {subject} failed: {done.stderr[-3000:]}")
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    try:
+        return run_python(command, {"OMP_NUM_THREADS": str(a.threads), **environment}, shows_errors=True)
+    except ChildFailed as error:
+        raise SystemExit(f"{part} {subject} failed: {error}") from error
 
 
 def measure(a: argparse.Namespace) -> dict[str, Any]:
@@ -255,12 +149,6 @@ def measure(a: argparse.Namespace) -> dict[str, Any]:
                     figures.setdefault(part, {})[mkl] = rows
             elif part == "capture":
                 figures[part] = {name: start(a, part, name) for name in a.models.split(",")}
-            elif part == "memory":
-                path = Path(work, "bert.onnx")
-                start(a, "export", str(path))
-                figures[part] = {
-                    way: start(a, part, way, XRT_BENCHMARK_ONNX=str(path), **caches) for way in ("onnxruntime", "xrt")
-                }
             else:
                 figures[part] = start(a, part, "-", **caches)
     return figures

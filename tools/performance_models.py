@@ -145,16 +145,6 @@ def _list_pytorch_verdicts(figures: Figures) -> Iterator[Verdict]:
             (model, ratio), mean = find_worst(models, name), mean_over_eager(models, name)
             yield Verdict(f"{name} over the best of the others, {mkl}: {model}", "at least 0.9 x", f"{ratio:.2f} x", ratio >= 0.9)
             yield Verdict(f"{name} over eager, geometric mean, {mkl}", "over 1 x", f"{mean:.2f} x", mean > 1)
-    if "recompiles" in figures:
-        count = figures["recompiles"]["by default"]
-        yield Verdict("graphs compiled for batches of 4, 5, 6 and 7", "at most 2", str(count), count <= 2)
-    if "sizes" in figures:
-        row = figures["sizes"]
-        what = f"wrong results of {row['calls']} calls with new sizes by {row['threads']} threads"
-        yield Verdict(what, "none", str(row["wrong"] or "none"), not row["wrong"])
-    if "memory" in figures:
-        ratio = figures["memory"]["xrt"]["peak"] / figures["memory"]["onnxruntime"]["peak"]
-        yield Verdict("peak of BERT-base on `ort` over module and ONNX Runtime", "at most 1.2 x", f"{ratio:.2f} x", ratio <= 1.2)
 
 
 PYTORCH = Section(

@@ -53,7 +53,7 @@ BENCHMARKS = (
     Benchmark("imports", quick="--rounds 3"),
     Benchmark("first_result", "--models mobilenet,squeezenet,bert,gpt,vit", quick="--rounds 1 --engines ort --models squeezenet"),
     Benchmark("dynamic_shapes", quick="--rounds 3 --engines ort --models chain --sizes 4,8"),
-    Benchmark("pytorch", quick="--rounds 3 --models lstm --budget 5 --parts calls,recompiles,dispatch"),
+    Benchmark("pytorch", quick="--rounds 3 --models lstm --budget 5 --parts calls,dispatch"),
     Benchmark("precision", "--budget 20", quick="--quick --models mobilenet,images --budget 5 --seconds 1"),
 )
 """In the order in which they run and appear on the page."""
