@@ -62,13 +62,6 @@ def test_auto_is_a_candidate_and_says_how_it_chose() -> None:
     assert set(report.versions) == {"ort", "toy"}
 
 
-def test_no_other_engine_serves(tmp_path: Path) -> None:
-    report = compared("ort with Relu!=ort", "ort")
-    failed = report.groups[0].rows[-1]
-    assert (str(failed.candidate), failed.verdict) == ("ort with Relu!=ort", "failed")
-    assert "Relu" in failed.reason
-
-
 def test_a_subject_that_cannot_be_loaded_fails_everywhere_and_ends_nothing() -> None:
     (group,) = compared("toy", "ort", subject="missing.onnx").groups
     assert [row.verdict for row in group.rows] == ["failed"] * 2
@@ -156,19 +149,3 @@ def test_the_page_is_of_the_run_and_says_what_made_it(capsys: pytest.CaptureFixt
     assert (code, err) == (0, "") and out.startswith(f"{TINY}, ")
     assert shlex.join(["xrt", *command]) in html.unescape(text)
     assert text.startswith("<!DOCTYPE html>") and "What went wrong" in text
-
-
-def test_a_page_that_cannot_be_written_is_reported_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = xrt(capsys, "bench", TINY, "-e", "ort", "--html", "no/such/folder/report.html")
-    assert (code, out) == (2, "")
-    assert err == "error: cannot write no/such/folder/report.html: there is no folder no/such/folder\n"
-
-
-def test_off_a_terminal_it_is_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = xrt(capsys, "bench", TINY, "-e", "ort", "--threads", "1", "--rounds", "2")
-    lines = out.splitlines()
-    assert (code, err, "\x1b" in out) == (0, "", False)
-    assert lines[0] == f"{TINY}, 1 thread"
-    assert lines[1].split("\t")[:4] == ["engine", "ms", "ratio", "verdict"]
-    assert lines[2].split("\t")[0] == "ort" and lines[2].split("\t")[2:4] == ["1.00", "fastest"]
-    assert len(lines[2].split("\t")) == len(lines[1].split("\t"))

@@ -53,15 +53,9 @@ def test_they_are_a_section(results: dict[str, Any]) -> None:
     assert "| `toy` | ready |" in text and "| all | 3 | 0 | 0 | 0 |" in text
     assert "A call with arrays of the host: 1 arrays to the device, 0 to the host, 0 waits in 1 call(s)." in text
     assert "No mixture was measured: fewer than two engines are ready." in text
-
-
-def test_mixtures_are_named_by_their_engines(results: dict[str, Any]) -> None:
     mixed = {"engines": ["tvm", "toy"], "regions": ["toy", "tvm", "toy"], "traffic": results["copies"]["device"]}
     text = cuda_page.cuda_section(results | {"mixtures": [mixed]})
     assert "Two calls of tvm and toy (3 regions): 0 arrays to the device, 0 to the host" in text
-
-
-def test_what_was_not_measured_is_said() -> None:
     assert "no machine with a GPU has run" in cuda_page.cuda_section(None)
 
 

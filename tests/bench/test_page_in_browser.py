@@ -165,20 +165,6 @@ def test_bars_and_intervals_are_as_long_as_the_figures_say(browser: webdriver.Ch
     assert cut["width"] == pytest.approx(cut["room"]) and cut["width"] < scale * cut["seconds"]
 
 
-def test_strips_are_as_long_as_the_regions_take(browser: webdriver.Chrome, tmp_path: Path) -> None:
-    result = group()
-    opened = Page(browser, tmp_path, report(result))
-    opened.open()
-    script = """return [...document.querySelectorAll("ul.strips > li > svg")].map(svg =>
-        [...svg.querySelectorAll(".segment")].map(one => one.getBoundingClientRect()).map(box => [box.left, box.width]))"""
-    first, *_ = opened.ask(script)
-    timeline = result.rows[0].timeline
-    assert timeline is not None and len(first) == len(timeline.regions)
-    scale = first[-1][1] / timeline.regions[-1]
-    assert [width for _, width in first] == pytest.approx([scale * entry for entry in timeline.regions], rel=0.02)
-    assert [item - first[0][0] for item, _ in first] == pytest.approx([scale * start for start in timeline.starts], abs=0.5)
-
-
 CONTRAST = """
 const channel = c => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
 const parts = colour => colour.match(/[\\d.]+/g).map(Number);
@@ -193,17 +179,4 @@ for (const one of document.querySelectorAll("body *")) {
   if ((a + 0.05) / (b + 0.05) < 4.5) found.push([one.outerHTML.slice(0, 120), fill, (a + 0.05) / (b + 0.05)]);
 }
 return found
-"""
-
-
-def test_what_scrolls_is_reached_by_keyboard_and_has_a_name(shown: Page) -> None:
-    shown.open(360)
-    scrolling, reached = shown.ask(SCROLLING)
-    assert scrolling == reached > 0
-
-
-SCROLLING = """
-const found = [...document.querySelectorAll("*")].filter(one => one.clientWidth && one.scrollWidth > one.clientWidth + 1
-  && getComputedStyle(one).overflowX == "auto");
-return [found.length, found.filter(one => one.tabIndex == 0 && one.ariaLabel).length]
 """

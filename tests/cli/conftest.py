@@ -4,16 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.cli.commands import Command
 from xrt.cache import default_cache
+from xrt.cli import main
 
 
 @pytest.fixture
-def cache_of_place(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Keep what is cached in the folder that the module's tests share, and nothing of it in memory before and after a test."""
-    monkeypatch.setenv("XRT_CACHE_DIR", str(place / "cache"))
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run the command in this process."""
+
+    def run(*arguments: Any) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(list(map(str, arguments)))
+        return (int(ended.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache directory of the test's own, and nothing in memory before and after it."""
+    yield from use_cache(tmp_path / "cache", monkeypatch)
+
+
+@pytest.fixture
+def cache_of_place(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache directory that the module's tests share, and nothing in memory before and after a test."""
+    yield from use_cache(place / "cache", monkeypatch)
+
+
+def use_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("XRT_CACHE_DIR", str(folder))
     default_cache.cache_clear()
-    yield
+    yield folder
     default_cache.cache_clear()

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.cli.commands import Command, write_model
 from tests.verify.wrong import Wrong, long_model, numbers
 from xrt import XRTModule
 from xrt.cache import CompileCache
-from xrt.cli import app, engines as engines_module, main, run as run_command
+from xrt.cli import engines as engines_module, run as run_command
 from xrt.comparison import Comparison
 from xrt.engines import EngineStatus
 from xrt.errors import XRTWarning
@@ -28,72 +28,44 @@ from xrt.testing.fault_injection import FaultyEngine
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """x -> Relu -> Sin -> y, with a symbolic batch."""
-    type_ = TensorType(DType.FLOAT32, ("batch", 3))
-    nodes = (Node("Relu", ("x",), ("h",), name="first"), Node("Sin", ("h",), ("y",), name="second"))
-    path = tmp_path / "model.onnx"
-    onnx.save(Function((Value("x", type_),), (Value("y", type_),), nodes, opsets={"": 20}), path)
-    return path
-
-
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def xrt(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
-    """Run the command in the model's directory; returns exit code, standard output and standard error."""
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """x -> Relu -> Sin -> y, with a symbolic batch, in the current directory."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: Any) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as raised:
-            main([str(argument) for argument in arguments])
-        return (int(raised.value.code or 0), *capsys.readouterr())
-
-    return run
+    return write_model(tmp_path / "model.onnx", ("batch", 3), "Relu", "Sin")
 
 
-def in_a_process(*arguments: str) -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "xrt.cli", *arguments]
-    completed = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    return completed.returncode, completed.stdout, completed.stderr
-
-
-def test_without_arguments_the_help_is_shown(xrt: Command) -> None:
-    code, out, err = xrt()
+def test_without_arguments_the_help_is_shown(command: Command) -> None:
+    code, out, err = command()
     assert (code, err) == (2, "")
     assert out.startswith("Usage: xrt")
     assert all(name in out for name in ("engines", "inspect", "run", "explain", "conformance", "doctor"))
 
 
 @pytest.mark.slow
-def test_engines_are_listed_with_their_state(xrt: Command) -> None:
-    code, out, _ = xrt("engines")
+def test_engines_are_listed_with_their_state(command: Command) -> None:
+    code, out, _ = command("engines")
     assert code == 0
-    assert {tuple(line.split("\t")[:2]) for line in out.splitlines()[1:]} >= {
-        ("toy", "ready"),
-        ("ort", "ready"),
-        ("tvm", "ready"),
-    }
-    states = json.loads(xrt("engines", "--json")[1])
+    ready = {tuple(line.split("\t")[:2]) for line in out.splitlines()[1:]}
+    assert ready >= {("toy", "ready"), ("ort", "ready"), ("tvm", "ready")}
+    states = json.loads(command("engines", "--json")[1])
     assert {state["name"] for state in states} >= {"toy", "ort", "tvm"}
 
 
-def test_inspect(model: Path, xrt: Command) -> None:
-    code, out, _ = xrt("inspect", model)
+def test_inspect(model: str, command: Command) -> None:
+    code, out, _ = command("inspect", model)
     assert code == 0
     assert "input\tx\tfloat32[batch,3]" in out
     assert "Sin\t1" in out
-    facts = json.loads(xrt("inspect", model, "--json")[1])
-    assert (facts["nodes"], facts["opsets"], facts["inputs"]) == (2, {"ai.onnx": 20}, {"x": "float32[batch,3]"})
+    facts = json.loads(command("inspect", model, "--json")[1])
+    assert (facts["nodes"], facts["opsets"], facts["inputs"]) == (2, {"ai.onnx": 18}, {"x": "float32[batch,3]"})
 
 
-def test_run_reads_and_writes_arrays(model: Path, tmp_path: Path, xrt: Command) -> None:
+def test_run_reads_and_writes_arrays(model: str, tmp_path: Path, command: Command) -> None:
     x = np.array([[-1, 0, 2]], "float32")
     np.save(tmp_path / "x.npy", x)
     np.savez(tmp_path / "all.npz", x=x)
     for item in ("x=x.npy", "x.npy", "all.npz"):
-        code, out, err = xrt("run", model, "--input", item, "--output", "out.npz", "--verify", "-e", "ort")
+        code, out, err = command("run", model, "--input", item, "--output", "out.npz", "--verify", "-e", "ort")
         assert (code, err) == (0, "")
         assert "y agrees with the reference" in out
         np.testing.assert_allclose(np.load(tmp_path / "out.npz")["y"], np.sin(np.maximum(x, 0)), rtol=1e-6)
@@ -101,60 +73,55 @@ def test_run_reads_and_writes_arrays(model: Path, tmp_path: Path, xrt: Command) 
     assert {p.name for p in tmp_path.iterdir()} == {"model.onnx", "x.npy", "all.npz"}
 
 
-def test_run_makes_up_what_is_not_given_from_the_seed(model: Path, tmp_path: Path, xrt: Command) -> None:
+def test_run_makes_up_what_is_not_given_from_the_seed(model: str, tmp_path: Path, command: Command) -> None:
     seen = []
     for seed in (1, 1, 2):
-        assert xrt("run", model, "--dim", "batch=4", "--seed", seed, "-o", "out.npz")[0] == 0
+        assert command("run", model, "--dim", "batch=4", "--seed", seed, "-o", "out.npz")[0] == 0
         seen.append(np.load(tmp_path / "out.npz")["y"])
     assert seen[0].shape == (4, 3)
     assert np.array_equal(seen[0], seen[1])
     assert not np.array_equal(seen[0], seen[2])
 
 
-def test_explain_gives_regions_and_reasons(model: Path, xrt: Command) -> None:
-    code, out, _ = xrt("explain", model, "--engine", "ort,toy", "--pin", "Sin=toy")
+def test_explain_gives_regions_and_reasons(model: str, command: Command) -> None:
+    code, out, _ = command("explain", model, "--engine", "ort,toy", "--pin", "Sin=toy")
     assert code == 0
     assert "xrt_ort_0  on ort: 1 node (Relu)" in out
-    assert "second (Sin) not on ort: pinned to toy by 'Sin=toy'" in out
-    data = json.loads(xrt("explain", model, "--engine", "ort,toy", "--pin", "Sin=toy", "--json")[1])
+    assert "sin (Sin) not on ort: pinned to toy by 'Sin=toy'" in out
+    data = json.loads(command("explain", model, "--engine", "ort,toy", "--pin", "Sin=toy", "--json")[1])
     assert [(r["name"], r["nodes"]) for r in data["regions"]] == [("xrt_ort_0", 1), ("xrt_toy_1", 1)]
-    assert data["reasons"][0]["node"] == "second"
+    assert data["reasons"][0]["node"] == "sin"
 
 
-def test_explain_compiles_to_tell_of_memory(model: Path, xrt: Command) -> None:
-    code, out, _ = xrt("explain", model, "--engine", "ort,toy", "--pin", "Sin=toy", "--memory")
+def test_explain_compiles_to_tell_of_memory(model: str, command: Command) -> None:
+    code, out, _ = command("explain", model, "--engine", "ort,toy", "--pin", "Sin=toy", "--memory")
     assert code == 0
     table = out[out.index("memory:") :].splitlines()
     assert [line.split("  ")[0] for line in table[1:3]] == ["weights", "between regions"]
     assert table[-1].startswith("held between calls")
-    data = json.loads(xrt("explain", model, "--engine", "ort,toy", "--pin", "Sin=toy", "--memory", "--json")[1])
+    data = json.loads(command("explain", model, "--engine", "ort,toy", "--pin", "Sin=toy", "--memory", "--json")[1])
     assert [use["name"] for use in data["memory"]["regions"][0]["uses"]] == ["session", "workspace"]
 
 
 @pytest.mark.slow
-def test_conform_adds_up_the_cases_that_are_given_again(xrt: Command) -> None:
-    code, out, _ = xrt("conformance", "toy", "--cases", "test_relu", "--cases", "test_abs", "--group", "node")
-    assert (code, out.splitlines()[-1]) == (0, "toy: 2 passed, 0 declined, 0 failed, 0 gap of 2")
+def test_conformance_counts_the_cases_that_are_named(command: Command) -> None:
+    code, out, err = command(
+        "conformance", "toy", "--cases", "test_relu", "--cases", "test_abs", "--group", "node", "--operators"
+    )
+    assert (code, err, out.splitlines()[-1]) == (0, "", "toy: 2 passed, 0 declined, 0 failed, 0 gap of 2")
+    assert "Relu\t1" in out and "Abs\t1" in out
 
 
 @pytest.mark.slow
-def test_conform_counts_cases(xrt: Command) -> None:
-    code, out, err = xrt("conformance", "toy", "--cases", "test_relu", "--operators")
-    assert (code, err) == (0, "")
-    assert "Relu\t1" in out
-    assert "toy: 1 passed, 0 declined, 0 failed, 0 gap of 1" in out
-
-
-@pytest.mark.slow
-def test_conform_runs_groups_and_alternates(xrt: Command) -> None:
+def test_conformance_runs_groups_and_alternates(command: Command) -> None:
     arguments = ("conformance", "ort,toy", "--group", "simple", "--group", "pytorch-operator", "--cases", "*relu*,operator_mm")
-    code, out, err = xrt(*arguments, "--alternate", "--operators")
+    code, out, err = command(*arguments, "--alternate", "--operators")
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert "Relu\t1\t0\t0\t0\tort 1, toy 1" in lines
     assert "simple\t1\t0\t0\t0" in lines
     assert lines[-1].startswith("ort,toy, alternating: 2 passed, 0 declined, 0 failed, 0 gap of 2")
-    data = json.loads(xrt(*arguments, "--json")[1])
+    data = json.loads(command(*arguments, "--json")[1])
     assert data["groups"]["pytorch-operator"] == {"passed": 1, "declined": 0, "failed": 0, "gap": 0}
     assert [(outcome["case"], outcome["word"]) for outcome in data["outcomes"]] == [
         ("test_single_relu_model", "passed"),
@@ -174,14 +141,9 @@ def test_conform_runs_groups_and_alternates(xrt: Command) -> None:
         (["run", "mlp{layers=0}"], "layers of model 'mlp' must be a positive integer; got 0"),
         (["run", "garbage.onnx"], "cannot load 'garbage.onnx': it is not an ONNX model: it does not parse as one"),
         (["run", "empty.onnx"], "cannot load 'empty.onnx': it is empty"),
-        (["inspect", "missing.onnx"], "cannot load 'missing.onnx': there is no such file"),
-        (["inspect", "garbage.onnx"], "cannot load 'garbage.onnx': it is not an ONNX model: it does not parse as one"),
         (["inspect", "."], "cannot load '.': it is a directory; name the file in it (empty.onnx, garbage.onnx, model.onnx)"),
         (["inspect"], "Missing argument 'MODEL'. `xrt inspect --help` lists the options"),
         (["inspect", "model.onnx", "more"], "Got unexpected extra argument (more)"),
-        (["explain", "missing.onnx"], "cannot load 'missing.onnx': there is no such file"),
-        (["explain", "model.onnx", "--engine", "nobody"], "no engine is named 'nobody'"),
-        (["explain", "model.onnx", "--dump", "d"], "xrt explain has no option --dump. "),
         (["run", "model.onnx", "--seed", "-1"], "Invalid value for '--seed': -1 is not in the range x>=0."),
         (["run", "model.onnx", "--repeat", "0"], "Invalid value for '--repeat': 0 is not in the range x>=1."),
         (["run", "model.onnx", "--minimum-nodes", "-2"], "minimum_nodes must be a positive integer; got -2"),
@@ -192,31 +154,21 @@ def test_conform_runs_groups_and_alternates(xrt: Command) -> None:
         (["run", "model.onnx", "--dump", "model.onnx"], "Directory 'model.onnx' is a file."),
         (["run", "model.onnx", "--dump", "/proc/none"], "/proc/none: No such file or directory"),
         (["bench"], "Missing argument 'MODEL...'."),
-        (["bench", "missing.onnx"], "cannot load 'missing.onnx': there is no such file"),
-        (["bench", "garbage.onnx"], "cannot load 'garbage.onnx': it is not an ONNX model"),
+        (["cache", "gc", "--size", "much"], "--size takes a size such as 500MB or 4GB; got 'much'"),
         (["bench", "mlp{nosuch=1}"], "model 'mlp' has no size 'nosuch'"),
-        (["bench", "mlp", "-e", "nobody"], "no engine is named 'nobody'"),
         (["bench", "mlp", "-e", "ort with Conv=tvm"], "pin 'Conv=tvm' names engine 'tvm', which is not in the list: ort"),
-        (["bench", "mlp", "--threads", "-1"], "--threads takes positive integers, such as 1,2,4; got '-1'"),
         (["bench", "mlp", "--batch", "x"], "--batch takes positive integers, such as 1,2,4; got 'x'"),
         (["bench", "mlp", "--rounds", "1"], "Invalid value for '--rounds': 1 is not in the range x>=2."),
-        (["bench", "mlp", "--seed", "-1"], "Invalid value for '--seed': -1 is not in the range x>=0."),
         (["run", "model.onnx", "--budget", "5s"], "--budget is the time of a search; pass it with -e auto"),
         (["check", "model.onnx"], "model.onnx is a model, and `xrt check` takes a lockfile; `xrt lock model.onnx` writes one"),
         (["check", "mlp"], "mlp is a model, and `xrt check` takes a lockfile; `xrt lock mlp` writes one"),
-        (["fuzz", "--count", "0"], "Invalid value for '--count': 0 is not in the range x>=1."),
-        (["fuzz", "--seed", "-5"], "Invalid value for '--seed': -5 is not in the range x>=0."),
         (["fuzz", "--engines", ""], "no engine is named; name some to try with --engines"),
         (["fuzz", "--engines", "ort,ort"], "engine 'ort' is named twice; name each once"),
         (
             ["fuzz", "--engines", "toy{native=off}"],
             "every engine is compared with 'toy{native=off}', which cannot be compared with itself; name others",
         ),
-        (["fuzz", "--engines", "nobody"], "no engine is named 'nobody'"),
-        (["fuzz", "--keep", "model.onnx"], "Directory 'model.onnx' is a file."),
-        (["doctor", "more"], "Got unexpected extra argument (more)"),
         (["doctor", "--bogus"], "xrt doctor has no option --bogus. `xrt doctor --help` lists the options"),
-        (["run", "model.onnx", "--engine", "ort2"], "no engine is named 'ort2'. Did you mean 'ort'?"),
         (["run", "model.onnx", "--engine", "ort,"], "the engine list 'ort,' has an empty place; write it like 'tvm,ort'"),
         (["run", "model.onnx", "--dim", "batch"], "--dim takes NAME=SIZE, such as batch=4; got 'batch'"),
         (["run", "model.onnx", "--dim", "bath=2"], "no input has a dimension 'bath'. Did you mean 'batch'? The model has: batch"),
@@ -230,7 +182,6 @@ def test_conform_runs_groups_and_alternates(xrt: Command) -> None:
         (["run", "model.onnx", "--engin", "ort"], "xrt run has no option --engin. Did you mean '--engine'? `xrt run --help`"),
         (["bench", "model.onnx", "--budget", "soon"], "--budget takes a time such as 60s or 2m; got 'soon'"),
         (["check", "empty.onnx"], "empty.onnx is an empty file, and `xrt check` takes a lockfile; `xrt lock MODEL -o FILE.lock`"),
-        (["explain", "model.onnx", "--pin", "Relu=nobody"], "nobody"),
         (["conformance", "toy", "--alternate"], "nodes alternate between two engines or more; list another"),
         (
             ["conformance", "toy", "--cases", "nothing*", "--in-process"],
@@ -239,10 +190,12 @@ def test_conform_runs_groups_and_alternates(xrt: Command) -> None:
         (["conformance", "nobody"], "no engine is named 'nobody'"),
     ],
 )
-def test_an_error_is_one_message_and_exit_code_2(arguments: list[str], text: str, model: Path, xrt: Command) -> None:
-    (model.parent / "garbage.onnx").write_text("not a model")
-    (model.parent / "empty.onnx").touch()
-    code, out, err = xrt(*arguments)
+def test_an_error_is_one_message_and_exit_code_2(
+    arguments: list[str], text: str, model: str, tmp_path: Path, command: Command
+) -> None:
+    (tmp_path / "garbage.onnx").write_text("not a model")
+    (tmp_path / "empty.onnx").touch()
+    code, out, err = command(*arguments)
     assert (code, out) == (2, "")
     assert text in err
     assert err.startswith("error: ")
@@ -250,20 +203,20 @@ def test_an_error_is_one_message_and_exit_code_2(arguments: list[str], text: str
     assert "this should not happen" not in err
 
 
-def test_a_shipped_model_is_named_instead_of_a_file(xrt: Command) -> None:
-    code, out, err = xrt("inspect", "mlp{layers=2, features=8, hidden=4, classes=2}")
+def test_a_shipped_model_is_named_instead_of_a_file(command: Command) -> None:
+    code, out, err = command("inspect", "mlp{layers=2, features=8, hidden=4, classes=2}")
     assert (code, err) == (0, "")
     assert out.startswith("mlp: 5 nodes, opset ai.onnx ")
 
 
 @pytest.mark.slow
-def test_nothing_that_ran_is_exit_code_2(model: Path, xrt: Command) -> None:
-    code, out, _ = xrt("bench", model, "-e", "ort with Relu!=ort", "--rounds", "2", "--threads", "1", "--batch", "2")
+def test_nothing_that_ran_is_exit_code_2(model: str, command: Command) -> None:
+    code, out, _ = command("bench", model, "-e", "ort with Relu!=ort", "--rounds", "2", "--threads", "1", "--batch", "2")
     assert code == 2
     row = next(line.split("\t") for line in out.splitlines() if line.startswith("ort with"))
     assert row[3] == "failed"
     output = "'Relu!=ort' cannot be kept: no engine is left for 1 of 2 nodes; change the pin, or list an engine that takes them"
-    assert row[-1] == f"{output}: 'first' (Relu): ort: kept from ort by 'Relu!=ort'"
+    assert row[-1] == f"{output}: 'relu' (Relu): ort: kept from ort by 'Relu!=ort'"
 
 
 @pytest.mark.slow
@@ -279,26 +232,24 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_debug_shows_the_traceback() -> None:
-    code, _, err = in_a_process("--debug", "run", "missing.onnx")
-    assert code == 1
-    assert "Traceback" in err
-    assert "xrt.errors.ModelError" in err
+    command = [sys.executable, "-m", "xrt.cli", "--debug", "run", "missing.onnx"]
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert completed.returncode == 1
+    assert "Traceback" in completed.stderr and "xrt.errors.ModelError" in completed.stderr
 
 
-def test_a_difference_is_exit_code_1(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_is_exit_code_1(model: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_command, "compare", lambda *_, **__: Comparison("y differs"))
-    with pytest.raises(SystemExit) as ended:
-        app.main(["run", str(model), "--verify"])
-    assert ended.value.code == 1
+    assert command("run", model, "--verify")[0] == 1
 
 
-def test_what_the_reference_does_not_take_is_not_verified_and_the_advice_applies(tmp_path: Path, xrt: Command) -> None:
+def test_what_the_reference_does_not_take_is_not_verified_and_the_advice_applies(tmp_path: Path, command: Command) -> None:
     value = TensorType(DType.FLOAT32, (2, 3))
     node = Node("Gelu", ("x",), ("y",), domain="com.microsoft")
     onnx.save(
         Function((Value("x", value),), (Value("y", value),), (node,), opsets={"": 17, "com.microsoft": 1}), tmp_path / "m.onnx"
     )
-    code, out, _ = xrt("run", str(tmp_path / "m.onnx"), "-e", "ort", "--verify")
+    code, out, _ = command("run", str(tmp_path / "m.onnx"), "-e", "ort", "--verify")
     assert code == 0
     assert (
         "not verified: the reference engine does not take com.microsoft.Gelu. Write what such an operator computes into the "
@@ -306,8 +257,8 @@ def test_what_the_reference_does_not_take_is_not_verified_and_the_advice_applies
     ) in " ".join(out.split())
 
 
-def test_a_plan_for_cuda_needs_no_gpu(model: Path, xrt: Command) -> None:
-    code, out, _ = xrt("explain", str(model), "--device", "cuda", "--engine", "toy")
+def test_a_plan_for_cuda_needs_no_gpu(model: str, command: Command) -> None:
+    code, out, _ = command("explain", str(model), "--device", "cuda", "--engine", "toy")
     assert code == 0 and "device cuda:0" in out
 
 
@@ -319,93 +270,54 @@ def long_path(tmp_path: Path) -> str:
     return str(path)
 
 
-def left(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as raised:
-        main(list(arguments))
-    return int(raised.value.code or 0)
-
-
 @pytest.mark.sample(3)
 @pytest.mark.full
-def test_a_right_engine(long_path: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert left("verify", long_path, "--engine", "ort") == 0
-    assert capsys.readouterr().out == "xrt_ort_0 (ort, 20 nodes): agrees\nthe whole: agrees\n"
-    assert left("bisect", long_path, "--engine", "ort") == 0
-    assert capsys.readouterr().out == "no region differs from the reference engine\n"
-
-
-@pytest.mark.sample(3)
-@pytest.mark.full
-def test_a_wrong_engine(
-    long_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_engine(long_path: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xrt.cli.options.split_specs", lambda text: [Wrong(native="off")])
     np.save(tmp_path / "x.npy", numbers())
-    assert left("verify", long_path, "-e", "wrong", "--json", "-i", str(tmp_path / "x.npy")) == 1
-    (region,) = json.loads(capsys.readouterr().out)["regions"]
+    code, out, _ = command("verify", long_path, "-e", "wrong", "--json", "-i", tmp_path / "x.npy")
+    (region,) = json.loads(out)["regions"]
+    assert code == 1
     assert next(v["node"] for v in region["inner"] if v["judgement"]["verdict"] == "disagrees") == "n9"
-    assert left("verify", long_path, "-e", "wrong", "--outputs-only") == 1
-    assert "inside" not in capsys.readouterr().out
-    assert left("bisect", long_path, "-e", "wrong", "--output", str(tmp_path / "case")) == 1
-    output = capsys.readouterr().out
-    assert "differs on 1 node: 'n9' (Atan)" in output and output.endswith(f"written to {tmp_path / 'case'}\n")
+    code, out, _ = command("verify", long_path, "-e", "wrong", "--outputs-only")
+    assert code == 1 and "inside" not in out
+    code, out, _ = command("bisect", long_path, "-e", "wrong", "--output", tmp_path / "case")
+    assert code == 1
+    assert "differs on 1 node: 'n9' (Atan)" in out and out.endswith(f"written to {tmp_path / 'case'}\n")
     assert (tmp_path / "case" / "test_data_set_0" / "input_0.pb").exists()
 
 
-@pytest.mark.sample(3)
-def test_the_default_engine_is_compared(long_path: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert left("verify", long_path) == 0
-    assert capsys.readouterr().out == "xrt_ort_0 (ort, 20 nodes): agrees\nthe whole: agrees\n"
+def test_the_default_engine_is_compared(long_path: str, command: Command) -> None:
+    assert command("verify", long_path)[:2] == (0, "xrt_ort_0 (ort, 20 nodes): agrees\nthe whole: agrees\n")
 
 
 TYPE = TensorType(DType.FLOAT32, (2,))
 FUNCTION = Function((Value("x", TYPE),), (Value("y", TYPE),), (Node("Relu", ("x",), ("y",)),), opsets={"": 18}, name="relu")
-STATES = (EngineStatus("toy", "ready", "xrt 0.1.0", version="1", devices=("cpu",)),)
+READY = EngineStatus("toy", "ready", "xrt 0.1.0", version="1", devices=("cpu",))
 BROKEN = EngineStatus("odd", "broken", "odd 1.0", cause="ImportError: no")
 
 
-@pytest.fixture
-def engines(monkeypatch: pytest.MonkeyPatch) -> list[EngineStatus]:
-    results = list(STATES)
-    monkeypatch.setattr(engines_module, "probe_all", lambda: results)
-    return results
-
-
-def test_doctor_tells_all_as_json(engines: list[EngineStatus], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match=r"^0$"):
-        app.main(["doctor", "--json", "--debug"])
-    document = json.loads(capsys.readouterr().out)
+def test_doctor_reports_the_machine_the_cache_and_a_broken_engine(
+    command: Command, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = [READY]
+    monkeypatch.setattr(engines_module, "probe_all", lambda: engines)
+    code, out, _ = command("doctor", "--json", "--debug")
+    document = json.loads(out)
     keys = ["python", "platform", "versions", "processor", "cores", "threads", "memory", "cache", "environment", "engines"]
-    assert list(document) == keys
+    assert (code, list(document)) == (0, keys)
     assert document["versions"]["numpy"] == np.__version__
     assert document["processor"]["features"]
     assert document["cores"]["this process"] == document["threads"]["budget"] >= 1
     assert any(name.partition(" ")[2] for name in document["threads"])  # NumPy's BLAS, with its version
     assert document["engines"][0]["name"] == "toy"
-
-
-def test_doctor_shows_it_and_fails_for_a_broken_engine(engines: list[EngineStatus], capsys: pytest.CaptureFixture[str]) -> None:
     engines.append(BROKEN)
-    with pytest.raises(SystemExit, match=r"^1$"):
-        app.main(["doctor", "--debug"])
-    output = capsys.readouterr().out
-    assert f"numpy\t{np.__version__}" in output
-    assert "odd\tbroken\todd 1.0\tImportError: no" in output
-
-
-def test_doctor_shows_whether_the_cache_is_used(
-    engines: list[EngineStatus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    results = []
-    monkeypatch.setenv("XRT_CACHE_DIR", str(tmp_path))
-    for switch in ("off", "on"):
+    for switch, expected in (("off", ["cache\toff"]), ("on", ["directory", "entries", "bytes", "limit"])):
         monkeypatch.setenv("XRT_CACHE", switch)
-        with pytest.raises(SystemExit, match=r"^0$"):
-            app.main(["doctor", "--debug"])
-        lines = capsys.readouterr().out.splitlines()
-        results.append([line for line in lines if line.startswith("cache")])
-    assert results[0] == ["cache\toff"]
-    assert [line.partition("\t")[0] for line in results[1]] == ["cache directory", "cache entries", "cache bytes", "cache limit"]
+        code, out, _ = command("doctor", "--debug")
+        assert code == 1 and f"numpy\t{np.__version__}" in out and "odd\tbroken\todd 1.0\tImportError: no" in out
+        lines = [line for line in out.splitlines() if line.startswith("cache")]
+        assert [re.sub("cache (.*)\t.*", r"\1", line) for line in lines] == expected
 
 
 def test_only_variables_that_matter_are_reported() -> None:

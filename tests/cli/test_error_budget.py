@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import xrt
-from tests.cli.test_cache_and_bundles import call
+from tests.cli.commands import Command
 from tests.precision.lossy import Lossy
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext
@@ -92,7 +92,7 @@ def test_what_fails_a_check(fault: str, validate: Any, changes: dict[str, Any], 
 @pytest.mark.full
 @pytest.mark.slow
 def test_the_commands_keep_a_budget_and_a_check_fails_over_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     monkeypatch.chdir(tmp_path)
     onnx.save(MODEL, "model.onnx")
@@ -101,20 +101,20 @@ def test_the_commands_keep_a_budget_and_a_check_fails_over_it(
         for number, batch in enumerate(several):
             np.savez(f"{name}/{number}.npz", **batch)
     data = ["--max-error", "30%", "--calibrate", "calibrate", "--validate", "validate", "-e", "ort", "--threads", "1"]
-    tuned = call(capsys, "tune", "model.onnx", *data, "--budget", "10s", "-v", "--html", "page.html")
+    tuned = command("tune", "model.onnx", *data, "--budget", "10s", "-v", "--html", "page.html")
     assert tuned[0] == 0 and "relative error at most 30%" in tuned[1]
     assert "relative error at most 30%" in Path("page.html").read_text()
-    locked = call(capsys, "lock", "model.onnx", *data, "--budget", "10s", "--gate", "1s", "-o", "model.lock")
+    locked = command("lock", "model.onnx", *data, "--budget", "10s", "--gate", "1s", "-o", "model.lock")
     assert locked[0] == 0
     lock = json.loads(Path("model.lock").read_text())
     assert lock["precision"]["limit"] == 0.3 and lock["model"]["validate"] == "validate"
-    assert call(capsys, "check", "model.lock", "--budget", "1s", "--max-regress", "900%")[0] == 0
+    assert command("check", "model.lock", "--budget", "1s", "--max-regress", "900%")[0] == 0
     if lock["precision"]["precision"] == "int8":  # the race may have gone the other way
         lock["precision"]["limit"] = 0.0001
         Path("tight.lock").write_text(json.dumps(lock))
-        failed = call(capsys, "check", "tight.lock", "--budget", "1s")
+        failed = command("check", "tight.lock", "--budget", "1s")
         assert failed[0] == 1 and "is over the budget: up to" in failed[1]
         with pytest.raises(LockError, match="its error was measured to be up to"):
             xrt.XRTModule("model.onnx", "auto", lock="model.lock", max_error=0.0001, strict=True, threads=1)(**BATCHES[0])
-    refused = call(capsys, "tune", "model.onnx", "--validate", "validate")
+    refused = command("tune", "model.onnx", "--validate", "validate")
     assert refused[0] == 2 and "pass --max-error too" in refused[2]

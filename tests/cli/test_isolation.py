@@ -7,23 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cli.test_cache_and_bundles import call
+from tests.cli.commands import Command
 from tests.module.test_faults import RIGHT, X, chain
-from xrt.cache import default_cache
 from xrt.cli import tune
 from xrt.engines import split_specs
 from xrt.formats import onnx
 from xrt.testing.fault_injection import FaultyEngine
 
-pytestmark = pytest.mark.sample(3)
-
-
-@pytest.fixture(autouse=True)
-def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XRT_CACHE_DIR", str(tmp_path / "cache"))
-    default_cache.cache_clear()
-    yield tmp_path / "cache"
-    default_cache.cache_clear()
+pytestmark = [pytest.mark.sample(3), pytest.mark.usefixtures("own_cache")]
 
 
 @pytest.fixture
@@ -39,13 +30,11 @@ def planted(monkeypatch: pytest.MonkeyPatch, engine: FaultyEngine) -> None:
 
 
 @pytest.mark.full
-def test_a_crash_costs_a_line(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_crash_costs_a_line(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
     planted(monkeypatch, FaultyEngine(how="kill", takes="Exp"))
     target = tmp_path / "y.npz"
     arguments = ("--isolate", "faulty", "--isolate-run", "--time-limit", "60", "--memory-limit", "64GB")
-    code, _, err = call(capsys, "run", model, "-e", "planted", "-i", str(tmp_path / "x.npy"), "-o", str(target), *arguments)
+    code, _, err = command("run", model, "-e", "planted", "-i", str(tmp_path / "x.npy"), "-o", str(target), *arguments)
     assert code == 0
     (line,) = err.splitlines()
     assert line.startswith(
@@ -56,25 +45,25 @@ def test_a_crash_costs_a_line(
 
 @pytest.mark.full
 def test_a_crash_while_verifying_is_a_warning_a_strict_error_and_bisecting_it_a_finding(
-    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: str, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     planted(monkeypatch, FaultyEngine(how="kill", takes="Exp|Neg"))
     ended = "its process was ended by SIGKILL: a crash, or the system had no memory left"
     arguments = (model, "-e", "planted", "--isolate", "all", "--isolate-run")
-    code, out, err = call(capsys, "verify", *arguments)
+    code, out, err = command("verify", *arguments)
     assert code == 0 and "xrt_ort_0" in out and f" failed to run xrt_faulty_1: {ended}; node" in err
-    code, _, err = call(capsys, "verify", *arguments, "--strict")
+    code, _, err = command("verify", *arguments, "--strict")
     assert code == 2 and err.endswith(f" failed to run xrt_faulty_1: {ended}\n")
-    code, out, _ = call(capsys, "bisect", *arguments)
+    code, out, _ = command("bisect", *arguments)
     assert code == 1 and "1 node" in out and ended in out
 
 
 @pytest.mark.full
-def test_a_bundle_is_isolated_and_checked_as_asked(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bundle_is_isolated_and_checked_as_asked(model: str, tmp_path: Path, command: Command) -> None:
     target = str(tmp_path / "model.xrt")
-    assert call(capsys, "compile", model, "-e", "ort", "-o", target, "--isolate", "ort", "--time-limit", "60")[0] == 0
+    assert command("compile", model, "-e", "ort", "-o", target, "--isolate", "ort", "--time-limit", "60")[0] == 0
     arguments = ("--isolate", "ort", "--isolate-run", "--check", "first", "--verify", "--strict")
-    code, out, err = call(capsys, "run", target, *arguments)
+    code, out, err = command("run", target, *arguments)
     assert (code, err) == (0, "")
     assert "y agrees with the reference" in out
 
@@ -90,8 +79,8 @@ def test_a_bundle_is_isolated_and_checked_as_asked(model: str, tmp_path: Path, c
         (("--memory-limit", "much"), "--memory-limit takes a size such as 500MB or 4GB; got 'much'"),
     ],
 )
-def test_what_cannot_be_is_refused(model: str, arguments: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, "run", model, "-e", "ort", *arguments)[::2] == (2, f"error: {text}\n")
+def test_what_cannot_be_is_refused(model: str, arguments: tuple[str, ...], text: str, command: Command) -> None:
+    assert command("run", model, "-e", "ort", *arguments)[::2] == (2, f"error: {text}\n")
 
 
 def test_bench_needs_none_of_these() -> None:

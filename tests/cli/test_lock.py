@@ -9,59 +9,75 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
 
 import xrt
-from tests.cli.locks import BUDGET, NEVER, altered
-from tests.cli.test_cache_and_bundles import call
-from tests.damaging import mutants
+from tests.cli.commands import BUDGET, NEVER, Command, alter_lock
 from tests.module.test_faults import chain
+from xrt.cli import tune
 from xrt.formats import onnx
 from xrt.formats.placement_file import PlacementFile, read_placement
 from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.models import sample_inputs
+from xrt.passes import specialize
 
 pytestmark = [pytest.mark.usefixtures("cache_of_place"), pytest.mark.sample(3)]
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, and its lock in another folder."""
+    """Two models, values of an input of the second one, and a folder for their locks."""
     folder = tmp_path_factory.mktemp("locked")
-    onnx.save(chain("Abs", "Neg", "Exp", "Cos", "Sqrt"), folder / "model.onnx")
     (folder / "locks").mkdir()
+    onnx.save(chain("Abs", "Neg", "Exp", "Cos", "Sqrt"), folder / "model.onnx")
+    rows = TensorType(DType.FLOAT32, ("batch", 3))
+    nodes = (Node("Add", ("x", "z"), ("s",), name="add"), Node("Exp", ("s",), ("e",), name="exp"), Node("Cos", ("e",), ("y",)))
+    function = Function((Value("x", rows), Value("z", rows)), (Value("y", rows),), nodes, opsets={"": 20}, name="rows")
+    onnx.save(function, folder / "rows.onnx")
+    np.save(folder / "x.npy", np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3))
     return folder
 
 
-@pytest.fixture
-def lock(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Path:
-    target = place / "locks" / "model.lock"
+def copy_lock(place: Path, folder: Path, command: Command, name: str, *data: Any) -> Path:
+    """Lock a model once for all tests; return a copy of the lock, with the models beside its folder."""
+    target = place / "locks" / f"{name}.lock"
     if not target.exists():
-        code, out, _ = call(capsys, "lock", str(place / "model.onnx"), "-e", "ort,toy", "-o", str(target), *BUDGET)
-        assert code == 0
+        code, out, err = command("lock", place / f"{name}.onnx", "-e", "ort,toy", "-o", target, *data, *BUDGET)
+        assert code == 0, err
         assert out.startswith("placed by ")  # another test may have measured
         assert out.splitlines()[-1].startswith(f"{target}: locked at ")
-    copy = tmp_path / "locks"
-    copy.mkdir()
-    shutil.copy(place / "model.onnx", tmp_path)
-    return Path(shutil.copy(target, copy))
+    (folder / "locks").mkdir()
+    for file in ("model.onnx", "rows.onnx", "x.npy"):
+        shutil.copy(place / file, folder)
+    return Path(shutil.copy(target, folder / "locks"))
+
+
+@pytest.fixture
+def lock(place: Path, tmp_path: Path, command: Command) -> Path:
+    return copy_lock(place, tmp_path, command, "model")
+
+
+@pytest.fixture
+def rows(place: Path, tmp_path: Path, command: Command) -> Path:
+    """A lock of four rows, which one of the inputs has from a file."""
+    return copy_lock(place, tmp_path, command, "rows", "--input", f"x={place / 'x.npy'}", "--seed", "7")
 
 
 @pytest.mark.slow
-def test_a_lock_names_its_model_from_where_it_is(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lock_names_its_model_from_where_it_is(lock: Path, command: Command) -> None:
     result: PlacementFile = read_placement(lock)
     assert result.model["source"] == "../model.onnx"
-    code, out, err = call(capsys, "check", str(lock), "--budget", "2s", "--max-regress", NEVER)
+    code, out, err = command("check", lock, "--budget", "2s", "--max-regress", NEVER)
     assert (code, err) == (0, "")
     assert out.startswith("held: ") and f"time over that of {result.baseline.plan}: " in out  # type: ignore[union-attr]
 
 
 @pytest.mark.full
-def test_a_regression_is_exit_code_1(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = altered(lock, lambda facts: facts["baseline"].update(ratio=1e-6, low=9e-7, high=2e-6))
-    code, out, _ = call(capsys, "check", path, "--budget", "2s")
+def test_a_regression_is_exit_code_1(lock: Path, command: Command) -> None:
+    path = alter_lock(lock, lambda facts: facts["baseline"].update(ratio=1e-6, low=9e-7, high=2e-6))
+    code, out, _ = command("check", path, "--budget", "2s")
     assert code == 1
     assert out.startswith("regressed: +") and "; the limit is +5.0%\n" in out
-    code, out, _ = call(capsys, "check", path, "--budget", "2s", "--json")
+    code, out, _ = command("check", path, "--budget", "2s", "--json")
     document = json.loads(out)
     assert (code, document["state"], document["limit"], document["differs"]) == (1, "regressed", 0.05, [])
 
@@ -75,43 +91,43 @@ def test_a_regression_is_exit_code_1(lock: Path, capsys: pytest.CaptureFixture[s
 )
 @pytest.mark.slow
 def test_what_the_noise_leaves_open_passes_or_fails_as_asked(
-    asked: tuple[str, ...], code: int, says: str, lock: Path, capsys: pytest.CaptureFixture[str]
+    asked: tuple[str, ...], code: int, says: str, lock: Path, command: Command
 ) -> None:
-    path = altered(lock, lambda facts: facts["baseline"].update(ratio=1.0, low=1e-6, high=1e6))
-    result, out, _ = call(capsys, "check", path, "--budget", "1s", *asked)
+    path = alter_lock(lock, lambda facts: facts["baseline"].update(ratio=1.0, low=1e-6, high=1e6))
+    result, out, _ = command("check", path, "--budget", "1s", *asked)
     assert (result, out.splitlines()[-1]) == (code, says)
     assert out.startswith("not decided, the noise is too large: ")
-    assert call(capsys, "check", path, "--budget", "1s", "--json", *asked)[0] == code
+    assert command("check", path, "--budget", "1s", "--json", *asked)[0] == code
 
 
 @pytest.mark.full
-def test_engines_that_may_run_code_are_named_by_who_checks(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_engines_that_may_run_code_are_named_by_who_checks(lock: Path, command: Command) -> None:
     def with_library(facts: Any) -> None:
         for run in facts["plan"]:
             run.update(engine="toy{libraries=(nowhere.so)}", region=0)
 
-    path = altered(lock, with_library)
-    code, out, _ = call(capsys, "check", path, "--json")
+    path = alter_lock(lock, with_library)
+    code, out, _ = command("check", path, "--json")
     assert code == 1
     assert json.loads(out)["reason"] == (
         "the lock has engine 'toy{libraries=(nowhere.so)}', whose libraries may name files or code, and a lock does not choose "
         "what is run; pass --engines 'toy{libraries=(nowhere.so)}' if that is what you want"
     )
-    code, out, _ = call(capsys, "check", path, "--engines", "toy{libraries=(nowhere.so)}")
+    code, out, _ = command("check", path, "--engines", "toy{libraries=(nowhere.so)}")
     assert code == 1
     assert "nowhere.so" in out and "does not choose" not in out, "it is opened, or would be"
 
 
-def test_engines_that_the_lock_does_not_have_are_a_mistake(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = call(capsys, "check", str(lock), "--engines", "nobody")
+def test_engines_that_the_lock_does_not_have_are_a_mistake(lock: Path, command: Command) -> None:
+    code, out, err = command("check", lock, "--engines", "nobody")
     assert (code, out) == (2, "")
     assert err.startswith("error: --engines names 'nobody'; the lock has ")
 
 
 @pytest.mark.full
-def test_another_version_is_reported_and_checked(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = altered(lock, lambda facts: facts["engines"].update(ort="onnxruntime 1.0"))
-    code, out, _ = call(capsys, "check", path, "--budget", "2s", "--max-regress", NEVER)
+def test_another_version_is_reported_and_checked(lock: Path, command: Command) -> None:
+    path = alter_lock(lock, lambda facts: facts["engines"].update(ort="onnxruntime 1.0"))
+    code, out, _ = command("check", path, "--budget", "2s", "--max-regress", NEVER)
     assert code == 0
     assert out.startswith("not where it was locked: engine 'ort' was onnxruntime 1.0 and is onnxruntime 1.")
 
@@ -143,14 +159,12 @@ def test_another_version_is_reported_and_checked(lock: Path, capsys: pytest.Capt
         ),
     ],
 )
-def test_what_cannot_run_is_exit_code_1(
-    change: Any, more: tuple[str, ...], told: str, lock: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = altered(lock, change)
-    code, out, _ = call(capsys, "check", path, *more)
+def test_what_cannot_run_is_exit_code_1(change: Any, more: tuple[str, ...], told: str, lock: Path, command: Command) -> None:
+    path = alter_lock(lock, change)
+    code, out, _ = command("check", path, *more)
     assert code == 1
     assert out.startswith(f"cannot run: {told}")
-    code, out, _ = call(capsys, "check", path, *more, "--json")
+    code, out, _ = command("check", path, *more, "--json")
     assert code == 1
     assert json.loads(out)["state"] == "cannot run"
 
@@ -166,41 +180,24 @@ def test_what_cannot_run_is_exit_code_1(
         (("lock", "squeezenet", "--gate", "soon"), "--gate takes a time such as 60s or 2m; got 'soon'"),
     ],
 )
-def test_a_mistake_is_exit_code_2(arguments: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, *arguments)[::2] == (2, f"error: {told}\n")
+def test_a_mistake_is_exit_code_2(arguments: tuple[str, ...], told: str, command: Command) -> None:
+    assert command(*arguments)[::2] == (2, f"error: {told}\n")
 
 
-@pytest.mark.full
-@pytest.mark.slow
-@given(data=st.data())
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_has_become_of_a_lock_a_check_ends_with_an_answer(
-    data: st.DataObject, lock: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    damaged = lock.with_name("damaged.lock")
-    damaged.write_bytes(data.draw(mutants(lock.read_bytes())))
-    code, out, err = call(capsys, "check", str(damaged), "--budget", "0.01s", "--json")
-    assert code in (0, 1, 2)
-    assert "this should not happen" not in err
-    assert bool(out) != err.startswith("error: "), "either an outcome or an error"
-    if out:
-        assert json.loads(out)["state"] in ("held", "regressed", "undecided", "alone", "cannot run")
-
-
-def test_a_lock_that_holds_places_the_model_of_the_command_line(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = call(capsys, "explain", str(lock.parent.parent / "model.onnx"), "-e", "auto", "--lock", str(lock))
+def test_a_lock_that_holds_places_the_model_of_the_command_line(lock: Path, command: Command) -> None:
+    code, out, _ = command("explain", str(lock.parent.parent / "model.onnx"), "-e", "auto", "--lock", lock)
     assert code == 0
     assert "placed by a lock: " in out
 
 
 @pytest.mark.full
-def test_a_lock_serves_all_sizes(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lock_serves_all_sizes(place: Path, tmp_path: Path, command: Command) -> None:
     opened = Function(
         (Value("x", TensorType(DType.FLOAT32, ("s", 3))),), (Value("y"),), (Node("Exp", ("x",), ("y",)),), opsets={"": 20}
     )
     model, target = tmp_path / "open.onnx", tmp_path / "open.lock"
     onnx.save(opened, model)
-    code, _, _ = call(capsys, "lock", str(model), "-e", "ort", "-o", str(target), *BUDGET, "--dim", "s=2")
+    code, _, _ = command("lock", str(model), "-e", "ort", "-o", target, *BUDGET, "--dim", "s=2")
     assert code == 0
     with xrt.XRTModule(model, "auto", lock=target, strict=True) as module:
         for rows, notes in ((2, ()), (3, ("placed as it was measured for s=2",)), (99, ("placed as it was measured for s=2",))):
@@ -208,5 +205,80 @@ def test_a_lock_serves_all_sizes(place: Path, tmp_path: Path, capsys: pytest.Cap
             assert module.tuned is not None
             assert module.tuned.how == "locked"
             assert module.tuned.notes[-len(notes) or 99 :] == notes
-    code, _, _ = call(capsys, "check", str(target), "--budget", "2s", "--max-regress", NEVER)
+    code, _, _ = command("check", target, "--budget", "2s", "--max-regress", NEVER)
     assert code == 0
+
+
+# ---------------------------------------------------------------------- the inputs that a lock was measured on
+
+
+@pytest.mark.slow
+def test_a_bundle_has_the_sizes_and_the_plan_of_a_lock(rows: Path, tmp_path: Path, command: Command) -> None:
+    target = tmp_path / "m.xrt"
+    data = ("compile", tmp_path / "rows.onnx", "-e", "ort,toy,auto", "--lock", rows, "-o", target)
+    code, out, err = command(*data)
+    assert (code, err) == (0, "") and "placed by a lock: " in out, err
+    code, out, err = command(*data, "--dim", "batch=2")
+    assert code == 2 and "is for --dim batch=4, and --dim batch=2 was given" in err
+    code, out, err = command(*data, "--dim", "batch=4", "--dim", "batch=8")
+    assert code == 2 and "a lock is for one size of each dim" in err
+
+
+def test_a_lock_that_does_not_hold_makes_no_bundle(rows: Path, tmp_path: Path, command: Command) -> None:
+    target = tmp_path / "m.xrt"
+    other = alter_lock(rows, lambda facts: facts["model"].update(fingerprint="0" * 64))
+    code, _, err = command("compile", tmp_path / "rows.onnx", "-e", "ort,toy,auto", "--lock", other, "-o", target)
+    assert code == 2 and "does not hold: the model 'rows' had fingerprint 000000000000" in err and not target.exists()
+
+
+@pytest.mark.full
+def test_a_lock_tells_what_it_was_measured_on(rows: Path) -> None:
+    result = read_placement(rows)
+    assert result.inputs == {"x": "float32[4,3]", "z": "float32[4,3]"}, "the other one is as large"
+    assert result.values == {"x": "../x.npy"} and result.model["seed"] == "7"
+
+
+@pytest.mark.slow
+def test_a_check_is_made_on_what_the_lock_was_measured_on(rows: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    checked = tune.check_module
+
+    def noted(module: Any, lock: PlacementFile, values: Any, *more: Any) -> Any:
+        seen.extend(values)
+        return checked(module, lock, values, *more)
+
+    monkeypatch.setattr(tune, "check_module", noted)
+    code, out, _ = command("check", rows, "--budget", "1s", "--max-regress", NEVER)
+    assert (code, "not where it was locked" in out) == (0, False)
+    np.testing.assert_array_equal(seen[0], np.load(rows.parent.parent / "x.npy"))
+    array = sample_inputs(specialize(onnx.load(rows.parent.parent / "rows.onnx"), {"x": (4, 3)}), 7)
+    np.testing.assert_array_equal(seen[1], array["z"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (Path.unlink, "the values of input 'x', in ../x.npy, are not to be had: there is no input file "),
+        (lambda path: path.write_bytes(b"torn"), "the values of input 'x', in ../x.npy, are not to be had: "),
+        (
+            lambda path: np.save(path, np.zeros((2, 3))),
+            "the values of input 'x', in ../x.npy, were float32[4,3] and are float64[2,3]",
+        ),
+    ],
+)
+def test_values_that_are_not_to_be_had_are_reported_and_drawn(change: Any, message: str, rows: Path, command: Command) -> None:
+    change(rows.parent.parent / "x.npy")
+    code, out, _ = command("check", rows, "--budget", "1s", "--max-regress", NEVER)
+    assert code == 0
+    assert out.startswith(f"not where it was locked: {message}")
+
+
+@pytest.mark.full
+def test_arrays_of_an_archive_are_found_again(rows: Path, command: Command) -> None:
+    np.savez(rows.parent.parent / "all.npz", x=np.ones((4, 3), np.float32), other=np.ones(2))
+    path = alter_lock(rows, lambda facts: facts.update(values={"x": "../all.npz", "z": "../all.npz"}))
+    code, out, _ = command("check", path, "--budget", "1s", "--max-regress", NEVER)
+    assert code == 0
+    (line,) = [line for line in out.splitlines() if line.startswith("not where it was locked: ")]
+    assert line == "not where it was locked: the values of input 'z', in ../all.npz, are not to be had: it has no array 'z'"

@@ -13,17 +13,15 @@ import pytest
 from click.testing import CliRunner
 from onnx import parser
 
-from tests.cli.test_cache_and_bundles import call
+from tests.cli.commands import Command, write_model
 from tests.integrations.models import write_classifier
 from tests.serve.serving import double
 from xrt.bench.targets import set_dims
-from xrt.cache import default_cache
-from xrt.cli import main
 from xrt.cli.app import cli
 from xrt.errors import ModelError, OptionError
 from xrt.formats import onnx
 from xrt.formats.bundle import load_model
-from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.graph import DType, Function, TensorType, Value
 from xrt.graph.types import Dim
 
 SECONDS = ("--budget", "--time-limit", "--gate")
@@ -100,16 +98,11 @@ def test_commands_that_place_take_the_same_options(name: str) -> None:
 
 
 @pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A model of one symbolic dim, and a cache of its own."""
+def model(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A model of one symbolic dim in the current directory, and a cache of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XRT_CACHE_DIR", str(tmp_path / "cache"))
-    default_cache.cache_clear()
-    type_ = TensorType(DType.FLOAT32, ("n", 3))
-    function = Function((Value("x", type_),), (Value("y", type_),), (Node("Exp", ("x",), ("y",)),), opsets={"": 17})
-    onnx.save(function, tmp_path / "m.onnx")
-    yield "m.onnx"
-    default_cache.cache_clear()
+    write_model(tmp_path / "m.onnx", ("n", 3), "Exp")
+    return "m.onnx"
 
 
 OPEN = "error: times are measured for inputs of known sizes, and the model leaves open: dim n. Give them: "
@@ -126,36 +119,35 @@ OPEN = "error: times are measured for inputs of known sizes, and the model leave
     ],
 )
 @pytest.mark.usefixtures("model")
-def test_open_dims_are_named_with_the_command(typed: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = call(capsys, *typed)
+def test_open_dims_are_named_with_the_command(typed: tuple[str, ...], command: Command) -> None:
+    code, out, err = command(*typed)
     assert (code, out, err) == (2, "", f"{OPEN}xrt {' '.join(typed)} --dim n=SIZE\n")
 
 
-def test_an_extent_without_a_name_needs_a_file(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    type_ = TensorType(DType.FLOAT32, (2, None))
-    onnx.save(Function((Value("x", type_),), (Value("y", type_),), (Node("Exp", ("x",), ("y",)),), opsets={"": 17}), model)
-    text = "the model leaves open: extents without a name of input x. Give them: xrt tune m.onnx -i x=FILE.npy"
-    assert text in call(capsys, "tune", model)[2]
+def test_an_extent_without_a_name_needs_a_file(tmp_path: Path, command: Command) -> None:
+    model = write_model(tmp_path / "m.onnx", (2, None), "Exp")
+    text = f"the model leaves open: extents without a name of input x. Give them: xrt tune {model} -i x=FILE.npy"
+    assert text in command("tune", model)[2]
 
 
 @pytest.mark.slow
-def test_a_file_gives_the_sizes(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_gives_the_sizes(model: str, command: Command) -> None:
     np.save("x.npy", np.ones((2, 3), np.float32))
-    code, out, _ = call(capsys, "explain", model, "-e", "toy,auto", "-i", "x.npy", "--budget", "12s")
+    code, out, _ = command("explain", model, "-e", "toy,auto", "-i", "x.npy", "--budget", "12s")
     assert (code, "x: float32[2,3]" in out, "placed by measurement: toy" in out) == (0, True, True)
 
 
 @pytest.mark.slow
-def test_a_lock_brings_its_sizes(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lock_brings_its_sizes(model: str, command: Command) -> None:
     """With another size the command measured for 20 seconds, and said that a fingerprint differs."""
     arguments = ("-e", "toy", "--dim", "n=2", "--budget", "12s", "--gate", "1s", "-o", "n2.lock")
-    assert call(capsys, "lock", model, *arguments)[0] == 0
-    code, out, err = call(capsys, "run", model, "-e", "auto", "--lock", "n2.lock")
+    assert command("lock", model, *arguments)[0] == 0
+    code, out, err = command("run", model, "-e", "auto", "--lock", "n2.lock")
     assert (code, "float32[2, 3]" in out, err) == (0, True, "")
-    out = call(capsys, "explain", model, "-e", "auto", "--lock", "n2.lock")[1]
+    out = command("explain", model, "-e", "auto", "--lock", "n2.lock")[1]
     assert "placed by a lock: toy" in out
     assert "1.000 (1.000 to 1.000)" not in out, "the baseline has no ratio to itself"
-    code, out, err = call(capsys, "run", model, "-e", "auto", "--lock", "n2.lock", "--dim", "n=3")
+    code, out, err = command("run", model, "-e", "auto", "--lock", "n2.lock", "--dim", "n=3")
     assert (code, out) == (2, "")
     assert err == (
         "error: the lock n2.lock is for --dim n=2, and --dim n=3 was given; leave that out, or write another lock: "
@@ -163,47 +155,31 @@ def test_a_lock_brings_its_sizes(model: str, capsys: pytest.CaptureFixture[str])
     )
 
 
-HUGE = "9" * 20
+HUGE, ENDLESS = "9" * 20, "9" * 5000
+BEYOND = [
+    *(
+        (
+            (name, "m.onnx", "--dim", f"n={HUGE}"),
+            f"dimension 'n' cannot be {HUGE}: an extent is at least 0 and at most {2**63 - 1}\n",
+        )
+        for name in ("run", "explain", "verify", "compile", "lock", "tune")
+    ),
+    (("run", "m.onnx", "--dim", f"n={ENDLESS}"), f"--dim n: an extent is at most {2**63 - 1}; got a number of 5000 digits\n"),
+    (
+        ("run", "m.onnx", "--dim", "n=400000000000000"),
+        "float32[400000000000000,3], and random values for it take 9600000000000000 bytes, more than there is memory",
+    ),
+    (("run", f"mlp{{batch={HUGE}}}"), f"batch of model 'mlp' cannot be {HUGE}: an extent is at most {2**63 - 1}\n"),
+    (("run", "mlp{hidden=400000000000000}"), "there is not enough memory: Unable to allocate"),
+    (("bench", f"m.onnx{{n={ENDLESS}}}", "-e", "toy"), "is a number of 5000 digits, and no extent"),
+]
 
 
-@pytest.fixture
-def wide_model(tmp_path: Path) -> str:
-    type_ = TensorType(DType.FLOAT32, ("n", 4))
-    onnx.save(
-        Function((Value("x", type_),), (Value("y", type_),), (Node("Relu", ("x",), ("y",)),), opsets={"": 18}),
-        tmp_path / "m.onnx",
-    )
-    return str(tmp_path / "m.onnx")
-
-
-def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    with pytest.raises(SystemExit) as ended:
-        main(list(arguments))
-    assert ended.value.code == 2
-    return capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["run", "explain", "verify", "compile", "lock", "tune"])
-def test_an_extent_beyond_64_bits(command: str, wide_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = ("-o", str(tmp_path / "out")) if command in ("compile", "lock") else ()
-    assert error_of(capsys, command, wide_model, "--dim", f"n={HUGE}", *output) == (
-        f"error: dimension 'n' cannot be {HUGE}: an extent is at least 0 and at most 9223372036854775807\n"
-    )
-    assert "got a number of 5000 digits" in error_of(capsys, command, wide_model, "--dim", f"n={'9' * 5000}", *output)
-
-
-def test_an_extent_beyond_memory(wide_model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert error_of(capsys, "run", wide_model, "--dim", "n=400000000000000") == (
-        "error: input 'x' is float32[400000000000000,4], and random values for it take 12800000000000000 bytes, more than there "
-        "is memory\n"
-    )
-    assert error_of(capsys, "run", f"mlp{{batch={HUGE}}}") == (
-        f"error: batch of model 'mlp' cannot be {HUGE}: an extent is at most 9223372036854775807\n"
-    )
-    assert error_of(capsys, "run", "mlp{hidden=400000000000000}").startswith(
-        "error: there is not enough memory: Unable to allocate"
-    )
-    assert "is a number of 5000 digits, and no extent" in error_of(capsys, "bench", f"{model}{{n={'9' * 5000}}}", "-e", "toy")
+@pytest.mark.parametrize(("typed", "text"), BEYOND, ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "")
+@pytest.mark.usefixtures("model")
+def test_an_extent_that_cannot_be(typed: tuple[str, ...], text: str, command: Command) -> None:
+    code, _, err = command(*typed)
+    assert code == 2 and err.startswith("error: ") and text in err
 
 
 @pytest.mark.parametrize("end", ["input", "output"])
@@ -256,11 +232,11 @@ def test_tune_takes_one_size_and_throughput_several(tmp_path: Path) -> None:
     assert str(error.value) == "--batch with several sizes is of throughput; pass --objective throughput too, or leave it out"
 
 
-@pytest.mark.parametrize("command", ["bench", "tune", "lock"])
-def test_what_measures_asks_for_the_batch(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["bench", "tune", "lock"])
+def test_what_measures_asks_for_the_batch(name: str, tmp_path: Path) -> None:
     model = write_classifier(tmp_path)
     with pytest.raises(OptionError) as error:
-        run(command, model, "-e", "toy")
+        run(name, model, "-e", "toy")
     message = "the model leaves open: the first axes of the inputs, which have no name. Give them: xrt "
     assert message in str(error.value)
     assert str(error.value).endswith(" --batch SIZE")

@@ -16,8 +16,8 @@ import pytest
 
 import xrt
 from tests.bench.test_page import Reader
+from tests.cli.commands import Command, write_model
 from tests.runtime.trace_format import read_trace
-from xrt.cli import main
 from xrt.errors import BundleError, ModelError, OptionError
 from xrt.formats import onnx
 from xrt.formats.output import remove_dead_temporaries, replace_file, why_not_folder, why_not_writable
@@ -29,55 +29,44 @@ RELU = Function((Value("x", TYPE),), (Value("y", TYPE),), (Node("Relu", ("x",), 
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    onnx.save(RELU, tmp_path / "m.onnx")
-    return str(tmp_path / "m.onnx")
-
-
-def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    with pytest.raises(SystemExit) as ended:
-        main(list(arguments))
-    return int(ended.value.code or 0), capsys.readouterr().err
+    return write_model(tmp_path / "m.onnx", (2, 3), "Relu")
 
 
 WRITING: list[tuple[str, ...]] = [
-    ("run", "-o"),
-    ("run", "--trace"),
-    ("compile", "-o"),
-    ("lock", "-o"),
-    ("bisect", "-o"),
-    ("bench", "--html"),
-    ("explain", "--html"),
-    ("run", "--dump"),
+    ("run", "-o", "%"),
+    ("run", "--trace", "%"),
+    ("compile", "-o", "%"),
+    ("lock", "-o", "%"),
+    ("bisect", "-o", "%"),
+    ("bench", "--html", "%"),
+    ("explain", "--html", "%"),
+    ("run", "--dump", "%"),
     ("explain", "-e", "iree{dump_dir=%}"),
 ]
 
 
-@pytest.mark.parametrize("command", WRITING, ids=" ".join)
+@pytest.mark.parametrize("arguments", WRITING, ids=" ".join)
 def test_an_output_is_tried_before_the_work(
-    command: tuple[str, ...], model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], model: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_work(*_: object, **__: object) -> None:
         pytest.fail("it works before it looks where to write")
 
-    monkeypatch.setattr("xrt.partition.partition", no_work)
-    monkeypatch.setattr("xrt.cli.tune.compare_engines", no_work)
-    monkeypatch.setattr("xrt.cli.tune.lock_module", no_work)
+    for name in ("xrt.partition.partition", "xrt.cli.tune.compare_engines", "xrt.cli.tune.lock_module"):
+        monkeypatch.setattr(name, no_work)
     (tmp_path / "file").write_text("")
-    bad = str(tmp_path / "file" / "out")
-    name, *options = command
-    results = [option.replace("%", bad) for option in options]
-    code, err = call(capsys, name, model, *results, *([] if "%" in "".join(options) else [bad]))
-    assert code == 2
-    assert str(tmp_path / "file") in err
+    name, *options = (argument.replace("%", str(tmp_path / "file" / "out")) for argument in arguments)
+    code, _, err = command(name, model, *options)
+    assert code == 2 and str(tmp_path / "file") in err
     assert ".tmp" not in err and "partial" not in err and "this should not happen" not in err
 
 
 def test_a_folder_at_the_default_path_is_named(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.xrt").mkdir()
-    assert call(capsys, "compile", model) == (2, "error: cannot write m.xrt: it is a folder\n")
+    assert command("compile", model)[::2] == (2, "error: cannot write m.xrt: it is a folder\n")
 
 
 def test_why_a_file_cannot_be_written(tmp_path: Path) -> None:
@@ -132,53 +121,34 @@ def test_what_fails_leaves_the_old_file_and_names_it(
     assert [one.name for one in tmp_path.iterdir()] == ["out"]
 
 
-def test_links_and_devices_stay(tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_links_and_devices_stay(tmp_path: Path, model: str, command: Command) -> None:
     (tmp_path / "real.npz").write_text("old")
     (tmp_path / "link.npz").symlink_to(tmp_path / "real.npz")
     (tmp_path / "null").symlink_to("/dev/null")
-    assert call(capsys, "run", model, "-o", str(tmp_path / "link.npz"))[0] == 0
+    assert command("run", model, "-o", str(tmp_path / "link.npz"))[0] == 0
     assert (tmp_path / "link.npz").is_symlink()
     assert np.load(tmp_path / "real.npz")["y"].shape == (2, 3)
-    assert call(capsys, "run", model, "-o", str(tmp_path / "null"))[0] == 0
+    assert command("run", model, "-o", str(tmp_path / "null"))[0] == 0
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
     assert not list(tmp_path.glob(".*"))
 
 
-def test_an_engine_that_saves_nothing_misses_nothing(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["cache", "--dir", str(tmp_path), "explain-miss", model, "-e", "toy"])
-    assert not ended.value.code
-    assert capsys.readouterr().out == ("xrt_toy_0: engine 'toy' cannot save an executable, so it is compiled in each process\n")
-
-
-def test_a_timeline_of_the_runs(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_timeline_of_the_runs(model: str, tmp_path: Path, command: Command) -> None:
     target = tmp_path / "t.json"
-    with pytest.raises(SystemExit) as ended:
-        main(["run", model, "-e", "toy", "--repeat", "3", "--trace", str(target)])
-    assert not ended.value.code
-    events = read_trace(target)
-    assert [event["name"] for event in events] == 3 * ["call", "xrt_toy_0"]
-    output = f"{target}: a timeline of 3 calls; open it in ui.perfetto.dev or chrome://tracing"
-    assert output in capsys.readouterr().out.splitlines()
+    code, out, _ = command("run", model, "-e", "toy", "--repeat", "3", "--trace", target)
+    assert code == 0
+    assert [event["name"] for event in read_trace(target)] == 3 * ["call", "xrt_toy_0"]
+    assert f"{target}: a timeline of 3 calls; open it in ui.perfetto.dev or chrome://tracing" in out.splitlines()
 
 
-def test_a_page_about_a_plan(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    target = tmp_path / "plan.html"
-    with pytest.raises(SystemExit) as ended:
-        main(["explain", model, "-e", "toy", "--html", str(target)])
-    assert not ended.value.code
-    assert "xrt_toy_0" in capsys.readouterr().out, "the text is printed all the same"
+def test_a_plan_is_explained_as_text_and_as_a_page(model: str, tmp_path: Path, command: Command) -> None:
+    target, bundle = tmp_path / "plan.html", tmp_path / "m.xrt"
+    code, out, _ = command("explain", model, "-e", "toy", "--html", target)
+    assert code == 0 and "xrt_toy_0" in out, "the text is printed all the same"
     page = Reader(target.read_text(encoding="utf-8"))
     assert f"Where the nodes of {model} are" in page.text and "svg" in {name for name, _ in page.elements}
-
-
-def test_a_bundle_is_explained_and_timed_with_files_too(model: str, tmp_path: Path) -> None:
-    bundle, page, trace = (str(tmp_path / name) for name in ("m.xrt", "m.html", "m.json"))
-    for arguments in (["compile", model, "-o", bundle], ["explain", bundle, "--html", page], ["run", bundle, "--trace", trace]):
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        assert not ended.value.code
-    assert read_trace(Path(trace)) and Path(page).stat().st_size
+    assert command("compile", model, "-o", bundle)[0] == command("explain", bundle, "--html", target)[0] == 0
+    assert command("run", bundle, "--trace", tmp_path / "m.json")[0] == 0 and read_trace(tmp_path / "m.json")
 
 
 WRITER = """
@@ -211,16 +181,3 @@ def test_what_a_killed_writer_leaves_is_removed_by_the_next_one(tmp_path: Path) 
         assert target.read_bytes() == b"whole"
     remove_dead_temporaries(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.xrt"]
-
-
-def test_a_folder_is_listed_once_for_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folders, scan = [], os.scandir
-
-    def count(folder: Path) -> object:
-        folders.append(folder)
-        return scan(folder)
-
-    monkeypatch.setattr(os, "scandir", count)
-    for number in range(10):
-        replace_file(tmp_path / f"part-{number}", lambda file: file.write(b"rows"))
-    assert folders == [tmp_path]

@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from tests.cli.test_cache_and_bundles import call
+from tests.cli.commands import Command
 from tests.passes.quantize.models import draw, make_function
 from xrt.bench import BenchTarget
 from xrt.cli.inputs import read_batches
@@ -84,11 +84,11 @@ def test_the_file_runs_elsewhere(
     arguments: tuple[str, ...],
     operators: set[str],
     most: float,
-    capsys: pytest.CaptureFixture[str],
+    command: Command,
     processor: None,
 ) -> None:
     write_examples(MODELS[model])
-    code, out, err = call(capsys, "quantize", MODELS[model], "--data", "data", "-o", "out.onnx", "-e", "ort", *arguments)
+    code, out, err = command("quantize", MODELS[model], "--data", "data", "-o", "out.onnx", "-e", "ort", *arguments)
     assert (code, err) == (0, "")
     loaded_module = load("out.onnx")
     assert {node.op for node in loaded_module.nodes} & {"DequantizeLinear", "QuantizeLinear"} == operators
@@ -115,12 +115,12 @@ def test_the_command_says_for_which_processors_the_file_is(
     arguments: tuple[str, ...],
     most: int,
     told: str,
-    capsys: pytest.CaptureFixture[str],
+    command: Command,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(byte_sums, "sums_bytes_exactly", lambda engine: is_exact)
     np.save("x.npy", draw(2, 40, 6))
-    code, out, _ = call(capsys, "quantize", product(), "--data", "x.npy", "-o", "out.onnx", *arguments)
+    code, out, _ = command("quantize", product(), "--data", "x.npy", "-o", "out.onnx", *arguments)
     assert code == 0 and told in out.splitlines()
     (weights,) = list_weights()
     assert np.abs(weights.astype(int)).max() == most
@@ -131,10 +131,10 @@ def product(path: str = "m.onnx", extent: Any = "n") -> str:
     return path
 
 
-def test_a_table_takes_the_place_of_data(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_takes_the_place_of_data(command: Command) -> None:
     np.save("x.npy", draw(2, 40, 6))
-    assert call(capsys, "quantize", product(), "--data", "x.npy", "-o", "a.onnx", "--save-table", "t.json")[0] == 0
-    code, out, _ = call(capsys, "quantize", product(), "--table", "t.json", "-o", "b.onnx")
+    assert command("quantize", product(), "--data", "x.npy", "-o", "a.onnx", "--save-table", "t.json")[0] == 0
+    code, out, _ = command("quantize", product(), "--table", "t.json", "-o", "b.onnx")
     assert (code, "error" in out) == (0, False)
     assert Path("a.onnx").read_bytes() == Path("b.onnx").read_bytes()
 
@@ -149,15 +149,15 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("case", MISTAKES)
-def test_mistakes_are_one_line(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(case: str, command: Command) -> None:
     arguments, message = MISTAKES[case]
-    code, out, err = call(capsys, "quantize", product(), "-o", "out.onnx", *arguments)
+    code, out, err = command("quantize", product(), "-o", "out.onnx", *arguments)
     assert (code, out) == (2, "") and message in err and err.count("\n") == 1
 
 
-def test_a_quantized_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, "quantize", product(), "--weights-only", "int8", "-o", "a.onnx")[0] == 0
-    code, _, err = call(capsys, "quantize", "a.onnx", "--weights-only", "int8", "-o", "b.onnx")
+def test_a_quantized_model_is_refused(command: Command) -> None:
+    assert command("quantize", product(), "--weights-only", "int8", "-o", "a.onnx")[0] == 0
+    code, _, err = command("quantize", "a.onnx", "--weights-only", "int8", "-o", "b.onnx")
     assert (code, "is quantized already" in err) == (2, True)
 
 

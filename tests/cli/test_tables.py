@@ -113,21 +113,6 @@ def test_a_command_on_a_narrow_terminal(width: int, tmp_path: Path) -> None:
     assert lines[:2] == ["providers", "  default: ('CPUExecutionProvider',)"]
 
 
-@pytest.mark.slow
-def test_a_pipe_does_not_know_the_width(tmp_path: Path) -> None:
-    completed = {
-        subprocess.run(
-            [sys.executable, "-m", "xrt.cli", "engines", "ort"],
-            capture_output=True,
-            check=True,
-            env=os.environ | {"COLUMNS": width, "XRT_CACHE_DIR": str(tmp_path)},
-        ).stdout
-        for width in ("40", "200")
-    }
-    (out,) = completed
-    assert out.splitlines()[0] == b"option\tdefault\ttype\tmeaning"
-
-
 bench = importlib.import_module("xrt.cli.tune")
 REASON = "no engine takes 2 of 5 nodes; list another:\n  'a' (MatMul): toy: none\n  'b' (MatMul): toy: none\n"
 

@@ -35,39 +35,33 @@ RELU = model("(float[2,3] x) => (float[2,3] y) { y = Relu(x) }")
 # ---------------------------------------------------------------------------------------------- files
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
-    path = tmp_path / "no.onnx"
-    assert message(path) == f"cannot load {str(path)!r}: there is no such file"
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("no.onnx", "there is no such file"),
+        ("empty", "it is a directory; name the file in it"),
+        ("models", "it is a directory; name the file in it (a.onnx, b.onnx)"),
+        ("models/a.onnx/m.onnx", "it cannot be read: Not a directory"),
+        ("models/a.onnx", "it is empty"),
+        ("text", "it is not an ONNX model: it does not parse as one"),
+        ("picture", "it is not an ONNX model: it does not parse as one"),
+        ("ones", "it is not an ONNX model: it does not parse as one"),
+    ],
+)
+def test_a_file_that_is_no_model(name: str, reason: str, tmp_path: Path) -> None:
+    for folder in ("empty", "models"):
+        (tmp_path / folder).mkdir()
+    for model in "ba":
+        (tmp_path / "models" / f"{model}.onnx").touch()
+    contents = {"text": b"not a model at all, but some text", "picture": b"\x89PNG\r\n\x1a\n" + bytes(64), "ones": b"\xff" * 100}
+    for file, data in contents.items():
+        (tmp_path / file).write_bytes(data)
+    for path in (tmp_path / name, str(tmp_path / name)):
+        assert message(path) == f"cannot load {str(path)!r}: {reason}"
 
 
-def test_a_directory_names_the_models_in_it(tmp_path: Path) -> None:
-    assert message(tmp_path) == f"cannot load {str(tmp_path)!r}: it is a directory; name the file in it"
-    (tmp_path / "b.onnx").touch()
-    (tmp_path / "a.onnx").touch()
-    assert message(str(tmp_path)) == f"cannot load {str(tmp_path)!r}: it is a directory; name the file in it (a.onnx, b.onnx)"
-
-
-def test_a_path_through_a_file(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    path = tmp_path / "file" / "m.onnx"
-    assert message(path) == f"cannot load {str(path)!r}: it cannot be read: Not a directory"
-
-
-def test_an_empty_file(tmp_path: Path) -> None:
-    path = tmp_path / "empty.onnx"
-    path.touch()
-    assert message(path) == f"cannot load {str(path)!r}: it is empty"
+def test_bytes_and_messages_of_something_else() -> None:
     assert message(b"") == "cannot load the given bytes: it is empty"
-
-
-@pytest.mark.parametrize("data", [b"not a model at all, but some text", b"\x89PNG\r\n\x1a\n" + bytes(64), b"\xff" * 100])
-def test_a_file_of_something_else(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "text.onnx"
-    path.write_bytes(data)
-    assert message(path) == f"cannot load {str(path)!r}: it is not an ONNX model: it does not parse as one"
-
-
-def test_a_protobuf_of_something_else() -> None:
     assert message(helper.make_tensor_value_info("x", 1, [2]).SerializeToString()) in (
         "cannot load the given bytes: it is not an ONNX model: it does not parse as one",
         "cannot load the given bytes: it is not an ONNX model: it has no IR version",

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
 from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper, parser
 
 import xrt
@@ -30,27 +29,19 @@ from xrt.graph import (
     Value,
     read_attributes,
 )
-from xrt.testing.strategies import functions
 
 F23 = TensorType(DType.FLOAT32, (2, 3))
 
 
 def round_trip(function: Function) -> Function:
+    """Return what ONNX's form gives back; the text form must give the Function itself."""
+    assert text.parse(text.to_text(function)) == function
     return load(to_model(function).SerializeToString())
 
 
 def one(node: Node, *inputs: Value, opset: int = 21, **changes: object) -> Function:
     outputs = tuple(Value(name) for name in node.defines)
     return Function(inputs or (Value("x", F23),), outputs, (node,), opsets={"": opset}).replace(**changes)
-
-
-@pytest.mark.slow
-@given(functions())
-@settings(max_examples=150, deadline=None)
-def test_generated_functions(function: Function) -> None:
-    again = round_trip(function)
-    assert again == function
-    assert again.fingerprint == function.fingerprint
 
 
 # ---------------------------------------------------------------------------------------------- what ONNX has no word for

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.graph.tracing import F32, trace
@@ -16,8 +16,6 @@ from xrt.errors import ModelError
 from xrt.formats.dump import to_dot
 from xrt.formats.text import parse, to_text
 from xrt.graph import (
-    Attribute,
-    AttrKind,
     Constant,
     DType,
     Function,
@@ -107,16 +105,6 @@ names = st.one_of(
     st.sampled_from([*sorted(RESERVED), "inf", "nan", "ai.onnx", "1", "a:0", "?", "N"]), st.text(min_size=1, max_size=6)
 )
 texts = st.text(max_size=8)
-dims = st.one_of(st.integers(0, 5), names, st.none())
-tensor_types = st.builds(TensorType, st.sampled_from(DType), st.one_of(st.none(), st.lists(dims, max_size=3).map(tuple)))
-types = st.recursive(
-    tensor_types,
-    lambda inner: st.one_of(
-        st.builds(SequenceType, inner), st.builds(OptionalType, inner), st.builds(MapType, st.sampled_from(DType), inner)
-    ),
-    max_leaves=3,
-)
-maybe_types = st.one_of(st.none(), types)
 shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
 
 
@@ -136,66 +124,29 @@ def constants(draw: st.DrawFn) -> Constant:
     return Constant(np.frombuffer(bits.tobytes(), dtype.numpy).reshape(shape))
 
 
-single = {
-    AttrKind.FLOAT: st.floats(width=32),
-    AttrKind.INT: st.integers(-(2**63), 2**63 - 1),
-    AttrKind.STRING: st.one_of(texts, st.binary(max_size=6)),
-    AttrKind.TENSOR: constants(),
-    AttrKind.TYPE: types,
-}
-
-
-@st.composite
-def attributes(draw: st.DrawFn, depth: int, outer: tuple[str, ...]) -> tuple[Attribute, ...]:
-    results = {}
-    for name in draw(st.lists(names, unique=True, max_size=3)):
-        kind = draw(st.sampled_from([k for k in AttrKind if depth or k not in (AttrKind.GRAPH, AttrKind.GRAPHS)]))
-        items = functions(depth - 1, outer) if kind.element is AttrKind.GRAPH else single[kind.element]
-        results[name] = Attribute.of(name, draw(st.lists(items, max_size=3) if kind.is_list else items), kind)
-    return read_attributes(results)
-
-
-@st.composite
-def functions(draw: st.DrawFn, depth: int = 1, outer: tuple[str, ...] = ()) -> Function:
-    """Functions with anything in every field; whether they mean something is not asked."""
-    fresh = draw(st.lists(names, unique=True, min_size=1, max_size=8))
-    inputs = [Value(n, draw(maybe_types)) for n in fresh[:2]]
-    results = {name: draw(constants()) for name in fresh[2:3]}
-    outer = tuple(name for name in outer if name not in fresh)
-    table, nodes = [*fresh[:3], *outer], []
-    node_names = draw(st.lists(names, unique=True, min_size=len(fresh), max_size=len(fresh)))
-    for index, name in enumerate(fresh[3:]):
-        nodes.append(
-            Node(
-                op_type=draw(names),
-                inputs=tuple(draw(st.lists(st.sampled_from([*table, ""]), max_size=3))),
-                outputs=draw(st.sampled_from([(name,), (name, ""), ("", name)])),
-                attributes=draw(attributes(depth, tuple(table))),
-                domain=draw(st.one_of(st.just(""), names)),
-                name=draw(st.sampled_from([node_names[index], ""])),
-                control=tuple(n.name for n in nodes if n.name and draw(st.booleans())),
-                device=draw(st.sampled_from(["", "cpu", "cuda:1", "odd\n"])),
-            )
-        )
-        table.append(name)
-    return Function(
-        inputs=tuple(inputs),
-        outputs=tuple(Value(n, draw(maybe_types)) for n in draw(st.lists(st.sampled_from(table), max_size=3))),
-        nodes=tuple(nodes),
-        constants=results,
-        opsets=draw(st.dictionaries(st.one_of(st.just(""), names), st.integers(0, 99), max_size=3)),
-        aliases=tuple(draw(st.lists(st.tuples(names, names), max_size=2))),
-        types=draw(st.dictionaries(st.sampled_from([*fresh, "elsewhere"]), types, max_size=4)),
-        name=draw(st.one_of(names, st.just(""))),
-        doc=draw(texts),
-        metadata=draw(st.dictionaries(texts, texts, max_size=2)),
-    )
-
-
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
-@given(functions(depth=2))
-def test_any_function_comes_back(function: Function) -> None:
+@settings(max_examples=100, deadline=None)
+@given(names)
+def test_any_name_comes_back_in_every_place(name: str) -> None:
+    type_ = TensorType(DType.FLOAT32, (name, 2, None))
+    body = Function((Value(f"{name}i", type_),), (Value("x"),), opsets={name: 3}, name=name)
+    attributes = read_attributes({name: name, f"{name}b": body, f"{name}t": type_, f"{name}s": [name, b"\xff"]})
+    nodes = (
+        Node(name, ("x", "", f"{name}k"), (f"{name}y", ""), attributes, name, name, device=name),
+        Node("Op", (f"{name}y",), ("", "z"), name=f"{name}2", control=(name,)),
+    )
+    function = Function(
+        inputs=(Value("x", type_),),
+        outputs=(Value(f"{name}y"), Value("z", SequenceType(type_))),
+        nodes=nodes,
+        constants={f"{name}k": Constant(np.array([name], object))},
+        opsets={name: 3, "": 9},
+        aliases=((name, f"{name}y"),),
+        types={f"{name}y": type_, "elsewhere": OptionalType(MapType(DType.INT64, type_))},
+        name=name,
+        doc=name,
+        metadata={name: name},
+    )
     text = to_text(function)
     assert parse(text) == function
     assert to_text(parse(text)) == text
@@ -208,14 +159,6 @@ def test_any_function_comes_back(function: Function) -> None:
 def test_any_constant_comes_back(constant: Constant) -> None:
     function = Function((), (Value("k"),), constants={"k": constant})
     assert parse(to_text(function)).constants["k"] == constant
-
-
-@pytest.mark.parametrize("dtype", [d for d in DType if d.is_float], ids=str)
-def test_special_floats(dtype: DType) -> None:
-    with np.errstate(all="ignore"):
-        array = np.array([0.0, -0.0, 1.0, -1.5, 0.1, np.inf, -np.inf, np.nan], np.float32).astype(dtype.numpy)
-    function = Function((), (Value("k"),), constants={"k": Constant(array)})
-    assert parse(to_text(function)) == function
 
 
 def test_a_quiet_nan_with_a_payload_keeps_its_bits() -> None:
@@ -329,22 +272,6 @@ def test_hostile_text_is_refused_quickly(text: str, message: str) -> None:
     assert message in str(caught.value)
     assert len(str(caught.value)) < 500
     assert time.process_time() - start < 60  # seconds: a bound on blow-up, not a measurement
-
-
-@pytest.mark.slow
-@settings(max_examples=300, deadline=None)
-@given(st.data())
-@example(None)
-def test_damaged_text_is_refused_or_read(data: st.DataObject | None) -> None:
-    """Whatever is cut out of a text or put into it, the parser gives a Function or a ModelError, and nothing else."""
-    if data is None:
-        return
-    position, length = data.draw(st.integers(0, len(EXAMPLE))), data.draw(st.integers(0, 12))
-    put = data.draw(st.one_of(st.just(""), st.text(max_size=3), st.sampled_from(list('(){}[]=,:@?"_'))))
-    try:
-        parse(EXAMPLE[:position] + put + EXAMPLE[position + length :])
-    except ModelError as error:
-        assert str(error)  # noqa: PT017  # either ending is right
 
 
 F2 = TensorType(DType.FLOAT32, (2,))

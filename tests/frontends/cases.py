@@ -308,17 +308,6 @@ def neural_cases() -> Iterator[Case]:
     )
     yield from named(
         {
-            "attention": lambda q, k: F.scaled_dot_product_attention(q, k, k * 2),
-            "causal": lambda q, k: F.scaled_dot_product_attention(q, k, k, is_causal=True, scale=0.3),
-            "bool mask": lambda q, k: F.scaled_dot_product_attention(q, k, k, (k[..., 0] > 0)[..., None, :] & (q[..., :1] > -9)),
-            "nothing seen": lambda q, k: F.scaled_dot_product_attention(q, k, k, torch.zeros(3, 5, dtype=torch.bool)),
-            "float mask": lambda q, k: F.scaled_dot_product_attention(q, k, k, torch.tril(torch.full((3, 5), -math.inf), -1)),
-        },
-        "f2234 f2254",
-    )
-    yield from named({"grouped": lambda q, k: F.scaled_dot_product_attention(q, k, k, enable_gqa=True)}, "f2434 f2254")
-    yield from named(
-        {
             "conv1d": lambda x, w: F.conv1d(x, w, w[:, 0, 0], stride=2, padding=1),
             "conv1d same": lambda x, w: F.conv1d(x, w, padding="same", dilation=2),
             "conv1d single": lambda x, w: F.conv1d(x[0], w),

@@ -77,34 +77,22 @@ def compare(form: Form, dynamic: bool, dtype: torch.dtype = torch.float32, *, gr
         result = run(*inputs)
         weights = torch.linspace(-1, 1, result.numel()).reshape(result.shape).to(dtype)
         results.append([result, *(torch.autograd.grad(result, inputs, weights) if gradients else ())])
-    near = (
-        {"rtol": 1e-3, "atol": 1e-3}
-        if dtype is torch.float16
-        else {"rtol": 1e-2, "atol": 1e-2}
-        if dtype is torch.bfloat16
-        else {}
-    )
+    near = {torch.float16: 1e-3, torch.bfloat16: 1e-2}.get(dtype)
     for item, expected in zip(results[1], results[0], strict=True):
-        torch.testing.assert_close(item, expected, **near)
+        torch.testing.assert_close(item, expected, rtol=near, atol=near)
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_attention_is_that_of_pytorch(form: Form) -> None:
-    compare(form, False)
+CASES = [
+    *((form, False, False) for form in FORMS),
+    *((form, True, False) for form in (*FORMS[1:6:2], *FORMS[7:13])),
+    *((form, False, True) for form in FORMS[1:16:2]),
+    (FORMS[9], True, True),
+]
 
 
-@pytest.mark.parametrize("form", [*FORMS[1:6:2], *FORMS[7:13]], ids=lambda form: form.name)
-def test_attention_of_open_sizes_is_that_of_pytorch(form: Form) -> None:
-    compare(form, True)
-
-
-@pytest.mark.parametrize("form", FORMS[1:16:2], ids=lambda form: form.name)
-def test_gradients_of_attention_are_those_of_pytorch(form: Form) -> None:
-    compare(form, False, gradients=True)
-
-
-def test_gradients_of_grouped_attention_of_open_sizes_are_those_of_pytorch() -> None:
-    compare(FORMS[9], True, gradients=True)
+@pytest.mark.parametrize(("form", "dynamic", "gradients"), CASES)
+def test_attention_and_its_gradients_are_those_of_pytorch(form: Form, dynamic: bool, gradients: bool) -> None:
+    compare(form, dynamic, gradients=gradients)
 
 
 @pytest.mark.parametrize("form", [FORMS[3], *FORMS[8:17:2]], ids=lambda form: form.name)

@@ -123,33 +123,6 @@ def test_gradients_and_running_statistics_are_those_of_eager(name: str, engine: 
     assert {node.domain for function in functions for _, node in function.walk()} == {""}
 
 
-OPTIMIZERS = {
-    "sgd": lambda p: torch.optim.SGD(p, 0.05, 0.9),
-    "adam": lambda p: torch.optim.Adam(p, 0.01),
-}
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
-@pytest.mark.parametrize("name", NETWORKS)
-def test_twenty_steps_are_those_of_eager(name: str, optimizer: str, functions: list[Function]) -> None:
-    module, inputs = make(name)
-    twin = copy.deepcopy(module)
-    curves: list[list[float]] = []
-    for model, call in ((module, compiled(module, "ort")), (twin, twin)):
-        steps, losses = OPTIMIZERS[optimizer](model.parameters()), []
-        for _ in range(20):
-            steps.zero_grad()
-            loss = call(*inputs)
-            loss.backward()
-            steps.step()
-            losses.append(float(loss.detach()))
-        curves.append(losses)
-    torch.testing.assert_close(*map(torch.tensor, curves), rtol=1e-3, atol=1e-4)
-    assert curves[0][-1] < 0.95 * curves[0][0]
-    assert len(functions) == 2
-
-
 @pytest.mark.parametrize("name", ["convolutional", "decoder"])
 def test_two_forward_passes_before_two_backward_passes(name: str) -> None:
     module, inputs = make(name)

@@ -7,8 +7,8 @@ import math
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -191,14 +191,6 @@ def test_dropout_in_training_mode_is_a_dropout() -> None:
     assert [node.op for node in capture(nn.Dropout().eval(), (torch.ones(2),)).function.nodes] == ["Identity"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-def test_other_element_types_are_kept(dtype: torch.dtype) -> None:
-    module = nn.Linear(4, 3).to(dtype)
-    function = xrt.from_torch(module, (torch.randn(2, 4, dtype=dtype),))
-    assert {str(v.type.dtype) for v in (*function.inputs, *function.outputs)} == {str(dtype).removeprefix("torch.")}
-    assert function.constants["weight"].array.ctypes.data == module.weight.data_ptr()
-
-
 def test_what_cannot_be_exported_is_refused_with_the_reason() -> None:
     with pytest.raises(
         ModelError, match=r"Could not guard on data-dependent expression .*; write it with torch.cond, or run it by"
@@ -305,20 +297,9 @@ def test_a_named_size_that_the_module_branches_on_is_refused(function: Callable[
 
 @pytest.mark.slow
 def test_threads_capture_one_after_another() -> None:
-    failures: list[BaseException] = []
-
-    def capture() -> None:
-        try:
-            xrt.XRTModule(Block(), engine="toy")(torch.randn(2, 4))
-        except BaseException as error:  # noqa: BLE001  # looked at below
-            failures.append(error)
-
-    threads = [threading.Thread(target=capture) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: xrt.XRTModule(Block(), engine="toy")(torch.randn(2, 4)).shape, range(4)))
+    assert results == [(2, 4)] * 4
 
 
 @pytest.mark.slow

@@ -139,11 +139,8 @@ def test_floor_division_of_integers_does_not_overflow(dtype: str) -> None:
         check(lambda x, d=divisor: x % d, x)
 
 
-def test_bool_arithmetic_is_logic() -> None:
+def test_arithmetic_that_numpy_has_not_for_bools_is_refused() -> None:
     a, b = np.array([True, True, False]), np.array([True, False, False])
-    for function in (operator.add, operator.mul, operator.lt, operator.and_, operator.or_, operator.xor):
-        check(function, a, b)
-    check(operator.invert, a)
     with pytest.raises(ModelError, match="NumPy has no bool - bool"):
         trace(operator.sub, a, b)
     with pytest.raises(ModelError, match=r"NumPy has no - of bool; use ~x"):
@@ -165,12 +162,8 @@ def test_arrays_are_strong_and_numbers_weak() -> None:
     assert trace(lambda x: np.float32(2.5) * x, x).outputs[0].type == TensorType(DType.FLOAT32, (3,))
     assert trace(lambda x: x * [1, 2, 3], x).outputs[0].type == TensorType(DType.FLOAT64, (3,))
     assert trace(lambda x: x + Constant(np.ones(3, np.float16)), x).outputs[0].type == TensorType(DType.FLOAT32, (3,))
-
-
-def test_a_number_takes_the_type_of_a_small_float() -> None:
-    x = np.ones(3, ml_dtypes.bfloat16)
     for build in (lambda x: x + 1, lambda x: 1.5 * x, lambda x: x / 3):
-        assert trace(build, x).outputs[0].type == TensorType(DType.BFLOAT16, (3,))
+        assert trace(build, np.ones(3, ml_dtypes.bfloat16)).outputs[0].type == TensorType(DType.BFLOAT16, (3,))
 
 
 def test_a_constant_is_converted_once_not_cast_at_run_time() -> None:
@@ -211,12 +204,8 @@ def test_reductions(method: str, dtype: str) -> None:
     x = np.arange(6).reshape(2, 3).astype(dtype)
     for options in ({}, {"axis": 0}, {"axis": -1, "keepdims": True}, {"axis": (0, 1)}, {"axis": ()}):
         check(lambda x, o=options: getattr(x, method)(**o), x)
-
-
-def test_reductions_before_axes_were_inputs() -> None:
-    x = np.arange(6.0, dtype=np.float32).reshape(2, 3)
-    (actual,) = run(lambda x: x.max(axis=1), x, opsets=13)
-    np.testing.assert_array_equal(actual, x.max(axis=1))
+    if method == "max" and dtype == "float32":  # before its axes were an input
+        np.testing.assert_array_equal(run(lambda x: x.max(axis=1), x, opsets=13)[0], x.max(axis=1))
 
 
 def test_shapes() -> None:
@@ -290,21 +279,11 @@ def test_length_is_the_first_extent() -> None:
 CUBE = np.arange(2 * 3 * 4, dtype=np.float32).reshape(2, 3, 4)
 MASK = CUBE % 3 == 0
 KEYS = {
-    "an integer": 1,
-    "from the end": -1,
-    "integers": (1, -2),
-    "all integers": (1, 2, 3),
-    "a slice": slice(1, None),
     "a step": (slice(None), slice(None, None, 2)),
     "backwards": (slice(None, None, -1), slice(2, 0, -1)),
     "backwards to the start": (slice(None), slice(1, None, -2)),
-    "out of range slices": (slice(-10, 10), slice(5, 9)),
     "nothing": (slice(0, 0),),
-    "everything": (),
-    "an ellipsis": (..., 1),
-    "an ellipsis in the middle": (0, ..., slice(1, 3)),
     "an ellipsis for no axis": (0, 1, ..., 2),
-    "new axes": (None, slice(1), None, ..., None),
     "a new axis beside an integer": (0, None, slice(1, 3)),
     "a list": [1, 0, 1],
     "an array on an inner axis": (slice(None), np.array([[0, 2], [1, -1]])),
@@ -352,11 +331,6 @@ def test_a_tensor_of_unknown_rank_is_indexed_from_the_front() -> None:
     function = trace(lambda x: (x[0], x[1:, None], x[:, 1, ...]), TensorType(DType.FLOAT32))
     for actual, expected in zip(compute(function, CUBE), (CUBE[0], CUBE[1:, None], CUBE[:, 1, ...]), strict=True):
         np.testing.assert_array_equal(actual, expected)
-
-
-def test_masking_by_a_comparison() -> None:
-    (actual,) = run(lambda x: x[x > 5], CUBE)
-    np.testing.assert_array_equal(actual, CUBE[CUBE > 5])
 
 
 def test_slices_are_one_node() -> None:

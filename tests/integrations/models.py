@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 SCALE = """
@@ -56,6 +57,17 @@ def write_texts(path: Path, count: int, seed: int = 0, *, group: int | None = No
     table = pa.table({"row": pa.array(range(count), pa.int64()), "ids": pa.array([row.tolist() for row in rows])})
     pq.write_table(table, path, row_group_size=group)
     return rows
+
+
+def read_results(folder: Path) -> pa.Table:
+    return ds.dataset(str(folder), format="parquet").to_table()
+
+
+def check_squares(folder: Path, rows: list[np.ndarray]) -> None:
+    """Assert that the results of the model `TEXT` are there for each row, in order."""
+    result = read_results(folder)
+    assert result.column("row").to_pylist() == list(range(len(rows)))
+    assert result.column("squares").to_pylist() == [(row.astype("float32") ** 2).tolist() for row in rows]
 
 
 def write_classifier(folder: Path, *, zipmap: bool = True) -> str:

@@ -8,18 +8,26 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings, strategies as st
 
 import xrt
-from tests.integrations.models import FOUR, LOOKUP, SCALE, TEXT, write_classifier, write_model, write_texts
+from tests.integrations.models import (
+    FOUR,
+    LOOKUP,
+    SCALE,
+    TEXT,
+    check_squares,
+    read_results,
+    write_classifier,
+    write_model,
+    write_texts,
+)
 from xrt.cli.app import cli
 from xrt.errors import BatchJobError, EngineError, InputError, OptionError
 from xrt.integrations.batch import BatchJob, RowModel, open_model, run_job
@@ -34,16 +42,6 @@ def _run(*arguments: str) -> tuple[int, str]:
     return completed.return_value, completed.output
 
 
-def _read(folder: Path) -> pa.Table:
-    return ds.dataset(str(folder), format="parquet").to_table()
-
-
-def _check(folder: Path, rows: list[np.ndarray]) -> None:
-    result = _read(folder)
-    assert result.column("row").to_pylist() == list(range(len(rows)))
-    assert result.column("squares").to_pylist() == [(row.astype("float32") ** 2).tolist() for row in rows]
-
-
 @pytest.mark.slow
 def test_rows_of_several_files_come_out_in_order(tmp_path):
     model = write_model(tmp_path, TEXT)
@@ -54,7 +52,7 @@ def test_rows_of_several_files_come_out_in_order(tmp_path):
         model, str(tmp_path / "in"), "-o", str(tmp_path / "out"), "-e", "toy", "--part-rows", "5", "--workers", "2"
     )
     assert (code, completed) == (0, f"{tmp_path / 'out'}: 32 of 32 rows written in 7 parts\n")
-    result = _read(tmp_path / "out")
+    result = read_results(tmp_path / "out")
     assert result.column("row").to_pylist() == [*range(23), *range(9)]
     assert result.column("squares").to_pylist() == [(row.astype("float32") ** 2).tolist() for row in rows]
     assert result.schema.field("squares").type == pa.list_(pa.float32())
@@ -68,7 +66,7 @@ def test_rows_are_read_again_after_a_change(tmp_path):
     for seed, group in enumerate((20, 7, 20)):
         rows = write_texts(tmp_path / "rows.parquet", 20, seed=seed, group=group)
         run_job(job, [str(tmp_path / "rows.parquet")], tmp_path / str(seed))
-        _check(tmp_path / str(seed), rows)
+        check_squares(tmp_path / str(seed), rows)
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "feather"])
@@ -85,7 +83,7 @@ def test_rows_of_other_formats(tmp_path, ending):
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
     run_job(BatchJob(write_model(tmp_path, LOOKUP), ("toy",), part_rows=2), [str(path)], tmp_path / "out")
-    assert _read(tmp_path / "out").to_pylist() == [{"name": n, "y": y} for n, y in (("a", 1.0), ("b", 4.0), ("c", 2.0))]
+    assert read_results(tmp_path / "out").to_pylist() == [{"name": n, "y": y} for n, y in (("a", 1.0), ("b", 4.0), ("c", 2.0))]
 
 
 def test_rows_with_errors_have_nulls_and_a_reason(tmp_path):
@@ -94,7 +92,7 @@ def test_rows_with_errors_have_nulls_and_a_reason(tmp_path):
     arguments = (model, str(tmp_path / "rows.parquet"), "-o", str(tmp_path / "out"), "-e", "toy")
     code, completed = _run(*arguments, "--on-error", "column")
     assert (code, completed) == (1, f"{tmp_path / 'out'}: 4 of 4 rows written in 1 part; 2 rows have errors\n")
-    result = _read(tmp_path / "out")
+    result = read_results(tmp_path / "out")
     assert result.column("y").to_pylist() == [2.0, None, None, 4.0]
     reasons = result.column("error").to_pylist()
     assert reasons[0] is reasons[3] is None
@@ -135,11 +133,6 @@ def test_parts_are_as_large_as_their_bytes_allow(tmp_path):
     (file,) = list_row_files([str(tmp_path / "wide.parquet")])
     sizes = {chunk.stop - chunk.start for chunk in list_chunks([file])}
     assert 20 <= max(sizes) <= 32  # rows of 1 MiB
-
-
-def test_parts_of_a_given_size_need_no_look_at_the_files():
-    chunks = list_chunks([RowFile("not-read.parquet", 10, bytes=80, modified=0)], rows=4)
-    assert [(chunk.start, chunk.stop) for chunk in chunks] == [(0, 4), (4, 8), (8, 10)]
 
 
 @pytest.mark.parametrize(("rows", "size"), [(100, 100), (1000, 256), (64_000, 1000), (10_000_000, 16384)])
@@ -201,7 +194,7 @@ def test_a_killed_job_is_continued(tmp_path):
     report = run_job(BatchJob(model, ("toy",), part_rows=3), job[1:2], job[2])
     assert report.present + report.written == 40
     assert not list((tmp_path / "out").glob(".xrt-*"))
-    _check(tmp_path / "out", rows)
+    check_squares(tmp_path / "out", rows)
 
 
 def test_an_interrupt_while_parts_are_submitted_cancels_the_rest(tmp_path, monkeypatch):
@@ -244,8 +237,8 @@ def test_damaged_parts_are_run_again(tmp_path):
     for place in range(4, 200, 7):
         fourth.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
         run_job(job, [str(tmp_path / "rows.parquet")], out)
-        _check(out, rows)  # what the checksums do not cover is not read
-    _check(out, rows)
+        check_squares(out, rows)  # what the checksums do not cover is not read
+    check_squares(out, rows)
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff\xfe{}", b"[" * 100_000, b"null"])
@@ -293,7 +286,7 @@ def test_rows_that_depend_on_each_other_are_refused(tmp_path, rows, cure):
         assert str(caught.value).endswith(f"; {cure}, so that each row has a call of its own")
     if rows == "n":
         run_job(BatchJob(model, ("toy",), batch=1), [str(tmp_path / "rows.parquet")], tmp_path / "alone")
-        assert _read(tmp_path / "alone").column("y").to_pylist() == [[0.0, 0.0]] * 6
+        assert read_results(tmp_path / "alone").column("y").to_pylist() == [[0.0, 0.0]] * 6
 
 
 @pytest.mark.parametrize("engine", ["toy", "ort"])
@@ -301,7 +294,7 @@ def test_the_maps_of_a_classifier_of_scikit_learn_become_maps(tmp_path, engine):
     model = write_classifier(tmp_path)
     (tmp_path / "rows.csv").write_text("age,income\n20,1\n70,30\n40,2\n")
     assert _run(model, str(tmp_path / "rows.csv"), "-o", str(tmp_path / "out"), "-e", engine, "--batch", "2")[0] == 0
-    result = _read(tmp_path / "out")
+    result = read_results(tmp_path / "out")
     assert result.column("output_label").to_pylist() == [7, 7, 7]
     assert result.schema.field("output_probability").type == pa.map_(pa.int64(), pa.float32())
     for row in result.column("output_probability").to_pylist():
@@ -309,6 +302,10 @@ def test_the_maps_of_a_classifier_of_scikit_learn_become_maps(tmp_path, engine):
 
 
 def test_numbers_that_the_input_cannot_hold_are_refused(tmp_path):
+    rows = _open(tmp_path, LOOKUP.replace("int64[n] index", "int32[n] index"), on_error="column")
+    result = rows({"index": np.array([1, 2**40])})
+    message = "input 'index' takes rows of int32[]; got numbers from 1099511627776 to 1099511627776, which int32 cannot hold"
+    assert (result["y"][0], list(result["error"])) == (2, [None, message])
     pq.write_table(
         pa.table({"x": [[1.0, 2.0, 3.0], [1e300, 0.0, 0.0], [float("inf"), 0.0, 0.0]], "bias": [0.0] * 3}),
         tmp_path / "rows.parquet",
@@ -316,7 +313,7 @@ def test_numbers_that_the_input_cannot_hold_are_refused(tmp_path):
     job = BatchJob(write_model(tmp_path, SCALE), ("toy",), on_error="column")
     assert run_job(job, [str(tmp_path / "rows.parquet")], tmp_path / "out").errors == 1
     message = "input 'x' takes rows of float32[3]; got 1e+300, which float32 cannot hold"
-    assert _read(tmp_path / "out").column("error").to_pylist() == [None, message, None]
+    assert read_results(tmp_path / "out").column("error").to_pylist() == [None, message, None]
 
 
 def _open(tmp_path, text, **options):
@@ -336,26 +333,6 @@ def test_columns_fill_inputs_by_name_and_others_are_passed_on(tmp_path):
     assert list(result) == ["id", "out"]
     np.testing.assert_array_equal(result["out"], 2 * x + b[:, None])
     assert result["out"].dtype == np.float32
-
-
-def test_a_block_of_the_right_type_is_taken_as_it_is(tmp_path, monkeypatch):
-    rows = _open(tmp_path, FOUR.replace("[4,2]", "[n,2]"))
-    block = np.ones((5, 2), "float32")
-    block.flags.writeable = False
-    seen = []
-    call = rows.module
-    monkeypatch.setattr(rows, "module", _Spy(call, seen))
-    rows({"x": block})
-    assert seen[0][0] is block
-
-
-class _Spy:
-    def __init__(self, module, seen):
-        self.outputs, self._module, self._seen = module.outputs, module, seen
-
-    def __call__(self, *values):
-        self._seen.append(values)
-        return self._module(*values)
 
 
 @pytest.mark.slow
@@ -409,13 +386,6 @@ def test_a_row_that_an_engine_cannot_run_is_found_among_others(tmp_path):
     assert [row for row, error in enumerate(result["error"]) if error] == [2, 4]
     with pytest.raises(xrt.errors.EngineError):
         _open(tmp_path, LOOKUP)({"index": np.array([0, 99])})
-
-
-def test_integers_are_not_narrowed_to_others(tmp_path):
-    rows = _open(tmp_path, LOOKUP.replace("int64[n] index", "int32[n] index"), on_error="column")
-    result = rows({"index": np.array([1, 2**40])})
-    output = "input 'index' takes rows of int32[]; got numbers from 1099511627776 to 1099511627776, which int32 cannot hold"
-    assert (result["y"][0], list(result["error"])) == (2, [None, output])
 
 
 def test_flat_rows_get_the_shape_of_the_input(tmp_path):

@@ -6,21 +6,19 @@ import os
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, strategies as st
 
 import xrt
 from tests.integrations.clusters import start_cluster
-from tests.integrations.models import LOOKUP, SCALE, TEXT, write_model, write_texts
+from tests.integrations.models import LOOKUP, SCALE, TEXT, check_squares, read_results, write_model, write_texts
 from xrt.errors import EngineError, ModelError
 from xrt.integrations.batch import BatchJob
-from xrt.integrations.ray import count_next_chunks, load_once
+from xrt.integrations.ray import count_next_chunks
 from xrt.ray import Predictor, predict, run_cluster_job
 from xrt.runtime import available_cores
 
@@ -98,7 +96,7 @@ def test_a_model_and_rows_are_read_again_after_a_change(cluster, tmp_path):
         pq.write_table(pa.table({"index": pa.array(numbers)}), tmp_path / "rows.parquet", row_group_size=4 - turn)
         job = BatchJob(model, ("ort",), part_rows=2)
         run_cluster_job(job, [str(tmp_path / "rows.parquet")], tmp_path / str(turn))
-        built = ds.dataset(str(tmp_path / str(turn)), format="parquet").to_table().column("y").to_pylist()
+        built = read_results(tmp_path / str(turn)).column("y").to_pylist()
         assert built == [result[-1][number] for number in numbers]
     assert result == [[1, 2, 4], [1, 3, 9]]
 
@@ -106,17 +104,6 @@ def test_a_model_and_rows_are_read_again_after_a_change(cluster, tmp_path):
 def test_a_missing_model_is_named():
     with pytest.raises(ModelError, match=r"cannot load 'nowhere\.onnx': there is no such file"):
         predict({"x": np.zeros(1)}, model="nowhere.onnx", engine="ort")
-
-
-def test_threads_load_models_at_once():
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(8) as pool:
-            keys = [f"{number % 7}" for number in range(20_000)]
-            assert list(pool.map(lambda key: load_once(key, lambda: key), keys)) == keys
-    finally:
-        sys.setswitchinterval(interval)
 
 
 @given(st.integers(1, 5000), st.integers(1, 64))
@@ -128,12 +115,6 @@ def test_tasks_get_smaller_until_all_is_given_away(chunks, workers):
     assert given_away == sorted(given_away, reverse=True)
     assert max(given_away) <= 8
     assert given_away[-min(workers, len(given_away)) :] == [1] * min(workers, len(given_away))
-
-
-def _check(folder, rows) -> None:
-    result = ds.dataset(str(folder), format="parquet").to_table()
-    assert result.column("row").to_pylist() == list(range(len(rows)))
-    assert result.column("squares").to_pylist() == [(row.astype("float32") ** 2).tolist() for row in rows]
 
 
 @pytest.mark.full
@@ -149,7 +130,7 @@ def test_a_machine_is_lost_in_the_middle_of_a_job(cluster, tmp_path):
     job = BatchJob(model, ("ort",), part_rows=3)
     report = run_cluster_job(job, [str(tmp_path / "rows.parquet")], tmp_path / "out", progress=kill)
     assert (report.written, report.parts, len(seen)) == (120, 40, 40)
-    _check(tmp_path / "out", rows)
+    check_squares(tmp_path / "out", rows)
 
 
 _KILLED = """
@@ -174,7 +155,7 @@ def test_the_driver_is_killed_and_another_continues(cluster, tmp_path):
     report = run_cluster_job(BatchJob(model, ("ort",), part_rows=3), job[1:2], job[2])
     assert report.present + report.written == 60
     assert report.present >= 12
-    _check(tmp_path / "out", rows)
+    check_squares(tmp_path / "out", rows)
 
 
 def test_an_error_of_a_row_is_the_one_of_this_machine(cluster, tmp_path):

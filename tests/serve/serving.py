@@ -24,6 +24,7 @@ from jsonschema import Draft202012Validator
 import xrt
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.serve.application import Application
+from xrt.serve.protocol import NAMES, encode_binary
 
 TOP = Path(__file__).parents[2]
 HANGS = 120
@@ -220,6 +221,22 @@ def tensor(name: str, array: Any, datatype: str = "FP32", **more: Any) -> dict[s
     """Return an input with JSON data."""
     values = np.asarray(array)
     return {"name": name, "shape": list(values.shape), "datatype": datatype, "data": values.reshape(-1).tolist(), **more}
+
+
+def binary(arrays: Mapping[str, Any], *, shape: Sequence[int] = (), **more: Any) -> tuple[bytes, dict[str, str]]:
+    """Return a body with binary inputs and its header; ``shape`` is announced in place of the inputs' own."""
+    parts = {name: bytes(encode_binary(array)) for name, array in arrays.items()}
+    inputs = [
+        {
+            "name": name,
+            "shape": shape or array.shape,
+            "datatype": NAMES[DType.of(array)],
+            "parameters": {"binary_data_size": len(parts[name])},
+        }
+        for name, array in arrays.items()
+    ]
+    head = json.dumps({"inputs": inputs, **more}).encode()
+    return head + b"".join(parts.values()), {"Inference-Header-Content-Length": str(len(head))}
 
 
 @asynccontextmanager

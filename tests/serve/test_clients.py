@@ -8,9 +8,9 @@ import os
 import subprocess
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -25,7 +25,7 @@ from xrt.graph import DType, Function
 from xrt.models import load_light, sample_inputs
 from xrt.serve import export_triton
 
-HERE = Path(__file__).parent
+CLIENT = Path(__file__).with_name("client.py")
 MISSING = "is missing: `make test` installs it into .venv/clients, since it holds other packages back"
 
 
@@ -81,8 +81,7 @@ def server(folder: Path) -> Iterator[ServerProcess]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["http", "grpc"])
 def test_a_public_client_passes_every_case(kind: str, server: ServerProcess, folder: Path) -> None:
-    script, address = HERE / f"client_{kind}.py", getattr(server, kind)
-    command = [find_client_python(), str(script), address, str(folder)]
+    command = [find_client_python(), str(CLIENT), kind, getattr(server, kind), str(folder)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     completed = subprocess.run(command, capture_output=True, text=True, timeout=10 * HANGS, check=False, env=environment)
     assert (completed.returncode, completed.stdout) == (0, "every case passed\n"), completed.stderr
@@ -91,50 +90,31 @@ def test_a_public_client_passes_every_case(kind: str, server: ServerProcess, fol
 START, END = 1, 2
 
 
-@dataclass
-class Tensor:
-    """A tensor as Triton hands it over."""
-
-    name: str
-    array: Any
-
-    def as_numpy(self) -> Any:
-        return self.array
+def make_tensor(name: str, array: Any) -> Any:
+    """Return a tensor as Triton hands it over."""
+    return SimpleNamespace(name=name, array=array, as_numpy=lambda: array)
 
 
-@dataclass
-class Request:
-    """A request as Triton hands it over."""
-
-    tensors: Mapping[str, Any]
-    wanted: tuple[str, ...]
-    sequence: int = 0
-    flag: int = 0
-
-    def requested_output_names(self) -> list[str]:
-        return list(self.wanted)
-
-    def correlation_id(self) -> int:
-        return self.sequence
-
-    def flags(self) -> int:
-        return self.flag
+def make_request(tensors: Mapping[str, Any], outputs: Sequence[str], sequence: int = 0, flag: int = 0) -> Any:
+    """Return a request as Triton hands it over."""
+    return SimpleNamespace(
+        tensors=tensors,
+        requested_output_names=lambda: list(outputs),
+        correlation_id=lambda: sequence,
+        flags=lambda: flag,
+    )
 
 
-@dataclass
-class Response:
-    """What the model returns for a request."""
-
-    output_tensors: list[Tensor] = field(default_factory=list)
-    error: Any = None
+def make_response(output_tensors: Sequence[Any] = (), error: Any = None) -> Any:
+    return SimpleNamespace(output_tensors=output_tensors, error=error)
 
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stand-in of triton_python_backend_utils."""
     module: Any = types.ModuleType("triton_python_backend_utils")
-    module.Tensor, module.InferenceResponse, module.TritonError = Tensor, Response, RuntimeError
-    module.get_input_tensor_by_name = lambda request, name: Tensor(name, request.tensors[name])
+    module.Tensor, module.InferenceResponse, module.TritonError = make_tensor, make_response, RuntimeError
+    module.get_input_tensor_by_name = lambda request, name: make_tensor(name, request.tensors[name])
     module.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START, module.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = START, END
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", module)
 
@@ -146,7 +126,7 @@ def save(function: Function, path: Path, **options: Any) -> Path:
 
 
 def read_config(model: Path) -> Any:
-    command = [find_client_python(), str(HERE / "client_config.py"), str(model / "config.pbtxt")]
+    command = [find_client_python(), str(CLIENT), "config", str(model / "config.pbtxt")]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
@@ -185,10 +165,12 @@ def test_a_model_that_joins_requests(tmp_path: Path, start: Start) -> None:
     }
     served = start(model, config)
     arrays = [np.full((n, 3), n, np.float32) for n in (1, 2, 1)]
-    responses = served.execute([Request({"x": x}, ("add_1",)) for x in arrays])
+    responses = served.execute([make_request({"x": x}, ("add_1",)) for x in arrays])
     for x, response in zip(arrays, responses, strict=True):
         assert response.error is None and np.array_equal(response.output_tensors[0].array, 2 * x)
-    wrong = served.execute([Request({"x": arrays[0]}, ("add_1",)), Request({"x": np.ones((1, 2), np.float32)}, ("add_1",))])
+    wrong = served.execute(
+        [make_request({"x": arrays[0]}, ("add_1",)), make_request({"x": np.ones((1, 2), np.float32)}, ("add_1",))]
+    )
     assert np.array_equal(wrong[0].output_tensors[0].array, 2 * arrays[0])
     assert str(wrong[1].error) == "input 'x' must be float32[n,3]; got shape [1, 2]: axis 1 is 2, not 3"
     served.finalize()
@@ -203,7 +185,7 @@ def test_texts_scalars_and_names_that_need_quotes(tmp_path: Path, start: Start) 
     assert config["input"][0] == {"name": "x0", "data_type": "TYPE_STRING", "dims": ["1"], "reshape": {}}
     served = start(model, config, "3")
     results = {"x0": np.array(b"\xc3\xa9", dtype=object), "x1": np.array(True)}
-    (response,) = served.execute([Request(results, ("y0",))])
+    (response,) = served.execute([make_request(results, ("y0",))])
     assert [tensor.name for tensor in response.output_tensors] == ["y0"]
     assert response.output_tensors[0].array.tolist() == b"\xc3\xa9"
     served.finalize()
@@ -225,9 +207,9 @@ def test_a_model_with_state_gets_sequences(tmp_path: Path, start: Start) -> None
     first = {"x": np.ones(2, np.float32)}
     steps = [(1, START, 1.0), (2, START, 1.0), (1, 0, 2.0), (1, END, 3.0), (2, 0, 2.0)]
     for sequence, flag, expected in steps:
-        (response,) = served.execute([Request(first, (name,), sequence, flag)])
+        (response,) = served.execute([make_request(first, (name,), sequence, flag)])
         assert response.output_tensors[0].array.tolist() == [expected] * 2
-    (lost,) = served.execute([Request(first, (name,), 1)])
+    (lost,) = served.execute([make_request(first, (name,), 1)])
     assert str(lost.error) == "there is no sequence 1; begin it with the flag of a start"
     served.finalize()
 

@@ -11,29 +11,13 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 
 import xrt
-from tests.serve.serving import ask, run
+from tests.serve.serving import ask, binary, run, tensor
 from xrt.errors import OptionError, XRTError
 from xrt.graph import Function
 from xrt.operators.sample_inputs import sample_inputs as sample
 from xrt.serve import app
-from xrt.serve.protocol import DATATYPES, NAMES, decode_binary, decode_json, encode_binary
+from xrt.serve.protocol import DATATYPES, NAMES, decode_binary, decode_json
 from xrt.testing.strategies import functions
-
-
-def make_request(inputs: dict[str, Any], *, binary: bool) -> tuple[bytes, dict[str, str]]:
-    """Return a body and its header; FP16 and BF16 are binary in any case."""
-    tensors, tail = [], b""
-    for name, array in inputs.items():
-        datatype = NAMES[xrt.DType.of(array)]
-        described = {"name": name, "shape": array.shape, "datatype": datatype}
-        if binary or not DATATYPES[datatype].has_json:
-            data = bytes(encode_binary(array))
-            tail += data
-            tensors.append({**described, "parameters": {"binary_data_size": len(data)}})
-        else:
-            tensors.append({**described, "data": array.reshape(-1).tolist()})
-    head = json.dumps({"inputs": tensors, "parameters": {"binary_data_output": binary}}).encode()
-    return head + tail, {"Inference-Header-Content-Length": str(len(head))}
 
 
 def read_outputs(reply: Any) -> list[Any]:
@@ -77,14 +61,17 @@ def test_a_served_model_gives_the_bits_of_a_direct_call(function: Function) -> N
         except XRTError:  # random sizes that the model does not take
             assume(False)
         expected = results if isinstance(results, tuple) else (results,)
-        narrow = any(not DATATYPES[NAMES[xrt.DType.of(array)]].has_json for array in expected)
+        narrow = any(not DATATYPES[NAMES[xrt.DType.of(array)]].has_json for array in (*inputs.values(), *expected))
 
         async def test() -> None:
-            for binary in (True,) if narrow else (True, False):
-                body, headers = make_request(inputs, binary=binary)
+            for is_binary in (True,) if narrow else (True, False):
+                body, headers = binary(inputs, parameters={"binary_data_output": True})
+                if not is_binary:
+                    tensors = [tensor(name, array, NAMES[xrt.DType.of(array)]) for name, array in inputs.items()]
+                    body, headers = json.dumps({"inputs": tensors}).encode(), {}
                 reply = await ask(application, "POST", "/v2/models/model/infer", body, headers)
                 assert reply.status == 200, reply.body
                 for mine, direct in zip(read_outputs(reply), expected, strict=True):
-                    assert same(np.asarray(mine), np.asarray(direct), bits=binary)
+                    assert same(np.asarray(mine), np.asarray(direct), bits=is_binary)
 
         run(application, test)

@@ -112,18 +112,13 @@ async def test_what_has_no_typed_contents_is_raw() -> None:
             await refuse(port, "ModelInfer", "INVALID_ARGUMENT", message, model_name="half", **fields)
 
 
-async def test_facts_and_health() -> None:
+async def test_a_server_that_ends_is_not_ready() -> None:
     application = app({"double": xrt.XRTModule(double(), engine="toy")})
     async with serving(application) as port:
-        assert (await call(port, "ServerLive")).live and (await call(port, "ServerReady")).ready
-        assert (await call(port, "ModelReady", name="double", version="1")).ready
-        facts = await call(port, "ServerMetadata")
-        assert (facts.name, facts.version) == ("xrt", xrt.__version__)
-        described = await call(port, "ModelMetadata", name="double")
-        assert [(value.name, value.datatype, list(value.shape)) for value in described.inputs] == [("x", "FP32", [-1, 3])]
-        await refuse(port, "ModelMetadata", "NOT_FOUND", "there is no model 'none'; there is: double", name="none")
+        assert (await call(port, "ServerReady")).ready
         application.begin_drain()
-        assert not (await call(port, "ServerReady")).ready
+        assert not (await call(port, "ServerReady")).ready and (await call(port, "ServerLive")).live
+        await refuse(port, "ModelMetadata", "NOT_FOUND", "there is no model 'none'; there is: double", name="none")
 
 
 async def test_calls_in_memory_are_bounded_and_health_is_still_told() -> None:
@@ -153,12 +148,6 @@ async def test_calls_in_memory_are_bounded_and_health_is_still_told() -> None:
             with suppress(grpc.aio.AioRpcError):
                 response = await call(port, "ModelInfer", model_name="double", inputs=[tensor])
         assert list(response.outputs[0].contents.fp32_contents) == [2, 4, 6]
-
-
-async def test_without_a_model_in_service_a_request_gets_the_reason() -> None:
-    async with serving(app({"double": xrt.XRTModule(double(), engine="toy")})) as port:
-        await call(port, "RepositoryModelUnload", model_name="double")
-        await refuse(port, "ModelInfer", "NOT_FOUND", "model 'double' is not served: it was unloaded", model_name="double")
 
 
 async def test_a_cancelled_call_is_logged_as_such(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -209,8 +198,3 @@ def test_the_committed_messages_are_fresh_and_in_a_pool_of_their_own(tmp_path: P
     committed = read(Path(str(messages.__file__)).read_text())
     assert read(result.read_text()) == committed, "proto/open_inference.proto was changed; run `make proto`"
     assert messages.ModelInferRequest.DESCRIPTOR.file.pool is not descriptor_pool.Default()
-    lines = PROTO.read_text().splitlines()
-    declared = [n for n, line in enumerate(lines) if line.strip().startswith(("message ", "rpc ")) or line.strip().endswith(";")]
-    declared = [n for n in declared if not lines[n].startswith(("syntax", "package"))]
-    assert len(declared) > 70
-    assert [lines[n].strip() for n in declared if not lines[n - 1].strip().startswith("//")] == []

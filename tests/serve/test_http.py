@@ -14,7 +14,7 @@ import pytest
 
 import xrt
 from tests.integrations.models import write_classifier
-from tests.serve.serving import Gate, ask, double, exchange, identity, infer, running, tensor, total
+from tests.serve.serving import Gate, ask, binary, double, exchange, identity, infer, running, tensor, total
 from xrt.errors import OptionError
 from xrt.formats import onnx
 from xrt.graph import DType, TensorType, Value
@@ -35,15 +35,7 @@ def one_model(**options: Any) -> Any:
 
 @pytest.mark.parametrize("slash", ["", "/"])
 async def test_facts_have_both_forms_of_each_path(slash: str) -> None:
-    application = app(
-        {
-            "double": {
-                "1": xrt.XRTModule(double(), engine="toy"),
-                "10": xrt.XRTModule(double(), engine="toy"),
-                "2": xrt.XRTModule(double(), engine="toy"),
-            }
-        }
-    )
+    application = app({"double": {version: xrt.XRTModule(double(), engine="toy") for version in ("1", "10", "2")}})
     tensors = [{"datatype": "FP32", "shape": [-1, 3]}]
     described = {
         "name": "double",
@@ -73,8 +65,7 @@ async def test_facts_have_both_forms_of_each_path(slash: str) -> None:
             assert (reply.status, reply.document) == (200, expected)
             assert (await ask(application, "HEAD", path + slash)).status == 200
         for path, version in (("", "10"), ("/versions/2", "2")):
-            body = BODY
-            reply = await ask(application, "POST", f"/v2/models/double{path}/infer{slash}", body)
+            reply = await ask(application, "POST", f"/v2/models/double{path}/infer{slash}", BODY)
             assert (reply.status, reply.document["model_version"]) == (200, version)
 
 
@@ -95,19 +86,9 @@ async def test_a_request_in_json() -> None:
         assert str(special.document["outputs"][0]["data"]) == "[nan, inf, -inf]"
 
 
-def binary(arrays: dict[str, tuple[str, bytes, list[int]]], **more: Any) -> tuple[bytes, dict[str, str]]:
-    inputs = [
-        {"name": name, "shape": shape, "datatype": datatype, "parameters": {"binary_data_size": len(data)}}
-        for name, (datatype, data, shape) in arrays.items()
-    ]
-    head = json.dumps({"inputs": inputs, **more}).encode()
-    return head + b"".join(data for _, data, _ in arrays.values()), {"Inference-Header-Content-Length": str(len(head))}
-
-
 async def test_binary_tensors_by_output_and_for_all() -> None:
     application = app({"pair": xrt.XRTModule(identity(DType.FLOAT32, DType.INT64), engine="toy")})
-    x0, x1 = np.arange(4, dtype=np.float32).reshape(2, 2), np.arange(4).reshape(2, 2)
-    arrays = {"x0": ("FP32", x0.tobytes(), [2, 2]), "x1": ("INT64", x1.tobytes(), [2, 2])}
+    arrays = {"x0": np.arange(4, dtype=np.float32).reshape(2, 2), "x1": np.arange(4).reshape(2, 2)}
     async with running(application):
         body, headers = binary(arrays, parameters={"binary_data_output": True})
         reply = await ask(application, "POST", "/v2/models/pair/infer", [body[:7], body[7:50], body[50:]], headers)
@@ -117,13 +98,13 @@ async def test_binary_tensors_by_output_and_for_all() -> None:
             {"name": "y0", "datatype": "FP32", "shape": [2, 2], "parameters": {"binary_data_size": 16}},
             {"name": "y1", "datatype": "INT64", "shape": [2, 2], "parameters": {"binary_data_size": 32}},
         ]
-        assert reply.body[length:] == x0.tobytes() + x1.tobytes()
+        assert reply.body[length:] == arrays["x0"].tobytes() + arrays["x1"].tobytes()
         body, headers = binary(arrays, outputs=[{"name": "y1"}, {"name": "y0", "parameters": {"binary_data": True}}])
         reply = await ask(application, "POST", "/v2/models/pair/infer", body, headers)
         length = int(reply.headers["inference-header-content-length"])
         assert [document["name"] for document in json.loads(reply.body[:length])["outputs"]] == ["y1", "y0"]
         assert json.loads(reply.body[:length])["outputs"][0]["data"] == [0, 1, 2, 3]
-        assert reply.body[length:] == x0.tobytes()
+        assert reply.body[length:] == arrays["x0"].tobytes()
 
 
 REFUSED = {
@@ -153,17 +134,9 @@ REFUSED = {
         ),
     ),
     "another datatype": ({"inputs": [tensor("x", X, "FP64")]}, "input 'x' of model 'double' is FP32; the request has FP64"),
-    "a half in JSON": (
-        {"inputs": [tensor("x", X, "FP16")]},
-        "input 'x' is FP16, which JSON cannot hold; send it as a binary tensor",
-    ),
     "another extent": (
         {"inputs": [tensor("x", [[1, 2]])]},
         "input 'x' must be float32[n,3]; got shape [1, 2]: axis 1 is 2, not 3",
-    ),
-    "too few elements": (
-        {"inputs": [tensor("x", X, shape=[2, 3])]},
-        "input 'x' has shape [2, 3], 6 elements; its data have 3",
     ),
     "a negative extent": (
         {"inputs": [tensor("x", X, shape=[-1, 3])]},
@@ -172,14 +145,6 @@ REFUSED = {
     "large for nothing": (
         {"inputs": [tensor("x", X, shape=[0, 2**40], data=[])]},
         "input 'x' has shape [0, 1099511627776], which is more than a request may hold",
-    ),
-    "texts": (
-        {"inputs": [tensor("x", X, data=["a", "b", "c"])]},
-        "the data of input 'x' do not have the datatype FP32",
-    ),
-    "an infinite number": (
-        {"inputs": [tensor("x", X, data=[1e39, 0, 0])]},
-        "the data of input 'x' have a number that FP32 cannot hold",
     ),
     "an unknown output": (
         {"inputs": [tensor("x", X)], "outputs": [{"name": "y"}]},
@@ -239,7 +204,6 @@ async def test_paths_methods_and_sizes_that_are_refused() -> None:
 
 async def test_binary_bodies_that_do_not_fit() -> None:
     application = one_model()
-    good = X.tobytes()
 
     async def refuse(body: bytes, headers: dict[str, str]) -> str:
         reply = await ask(application, "POST", "/v2/models/double/infer", body, headers)
@@ -247,10 +211,10 @@ async def test_binary_bodies_that_do_not_fit() -> None:
         return reply.error
 
     async with running(application):
-        body, headers = binary({"x": ("FP32", good, [1, 3])})
+        body, headers = binary({"x": X})
         assert await refuse(body + b"1", headers) == "1 bytes follow the last tensor of the request"
         assert await refuse(body[:-1], headers) == "binary_data_size of input 'x' is 12, and 11 bytes are left"
-        body, headers = binary({"x": ("FP32", good[:8], [1, 3])})
+        body, headers = binary({"x": X[:, :2]}, shape=[1, 3])
         assert await refuse(body, headers) == "input 'x' is FP32 of shape [1, 3], 12 bytes; got 8"
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
-import json
-import threading
+import re
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import xrt
-from tests.serve.serving import HANGS, Gate, Reply, double, infer, running, serve, tensor
+from tests.serve.serving import HANGS, Gate, Reply, ask, double, infer, running, tensor
 from xrt.errors import OptionError, RunFailed
 from xrt.formats import onnx
 from xrt.formats.placement_file import ServingConfiguration
@@ -221,16 +218,6 @@ def test_the_configuration_of_a_tuned_module_is_the_default(function: Function, 
     assert next(iter(app({"double": module}, batch=1).models)).options.sizes == ()
 
 
-async def test_requests_at_once_are_answered_with_their_own_rows() -> None:
-    """Whatever is joined: many requests of several lengths get the results of a call of their own, bit for bit on toy."""
-    application = app({"double": xrt.XRTModule(double(), engine="toy")}, batch=[1, 2, 4, 8, 16])
-    requests = [np.arange(3 * n, dtype=np.float32).reshape(n, 3) + 100 * n for n in [1, 2, 3, 5] * 10]
-    async with running(application):
-        replies = await asyncio.gather(*(infer(application, "double", {"inputs": [tensor("x", x)]}) for x in requests))
-        for x, reply in zip(requests, replies, strict=True):
-            assert reply.document["outputs"][0]["data"] == (2 * x).reshape(-1).tolist()
-
-
 @pytest.mark.usefixtures("two_cores")
 @pytest.mark.parametrize(("threads", "count"), [(1, 1), (2, 3)])
 async def test_instances_of_several_threads_have_modules_of_their_own(threads: int, count: int, tmp_path: Path) -> None:
@@ -241,9 +228,6 @@ async def test_instances_of_several_threads_have_modules_of_their_own(threads: i
         assert all(reply.document["outputs"][0]["data"] == [2, 4, 6] for reply in replies)
 
 
-CLIENTS = 32
-
-
 def make_sum(count: int, dim: str | None) -> Function:
     """Return the sum of inputs of shape [dim, 2], whose unnamed rows NumPy would broadcast."""
     type_ = TensorType(DType.FLOAT32, (dim, 2))
@@ -252,9 +236,6 @@ def make_sum(count: int, dim: str | None) -> Function:
     nodes = [Node("Add", (names[place - 1], inputs[place].name), (names[place],), name=f"n{place}") for place in range(1, count)]
     nodes.append(Node("Identity", (names[count - 1],), ("y",), name="last"))
     return Function(inputs, (Value("y", type_),), tuple(nodes), opsets={"": 20})
-
-
-MODELS = [(count, dim) for count in (1, 2, 3) for dim in ("n", None)]
 
 
 def make_request(seed: int, count: int, dim: str | None) -> tuple[list[Any], Any]:
@@ -270,108 +251,46 @@ def make_request(seed: int, count: int, dim: str | None) -> tuple[list[Any], Any
     return arrays, expected
 
 
-def make_document(arrays: list[Any]) -> dict[str, Any]:
-    return {"inputs": [tensor(f"x{place}", array) for place, array in enumerate(arrays)]}
-
-
-def is_right(document: Any, expected: Any) -> bool:
-    (output,) = document["outputs"]
-    array = np.array(output["data"], np.float32).reshape(output["shape"])
-    return np.array_equal(array, expected, equal_nan=True)
-
-
 @pytest.mark.parametrize("batch", [8, [2, 4, 8]], ids=["up to 8", "sizes"])
-@pytest.mark.parametrize(("count", "dim"), MODELS)
+@pytest.mark.parametrize("dim", ["n", None])
+@pytest.mark.parametrize("count", [1, 2, 3])
 async def test_each_client_gets_its_own_rows(count: int, dim: str | None, batch: Any) -> None:
     application = app({"sum": xrt.XRTModule(make_sum(count, dim))}, batch=batch, max_wait=0.001)
 
     async def client(number: int) -> None:
         for step in range(5):
             arrays, expected = make_request(100 * number + step, count, dim)
-            reply: Reply = await infer(application, "sum", make_document(arrays))
-            assert is_right(reply.document, expected), (arrays, reply.document)
+            document = {"inputs": [tensor(f"x{place}", array) for place, array in enumerate(arrays)]}
+            reply: Reply = await infer(application, "sum", document)
+            (output,) = reply.document["outputs"]
+            array = np.array(output["data"], np.float32).reshape(output["shape"])
+            assert np.array_equal(array, expected, equal_nan=True), (arrays, array)
 
     async with running(application):
-        await asyncio.gather(*map(client, range(CLIENTS)))
+        await asyncio.gather(*map(client, range(32)))
+        metrics = (await ask(application, "GET", "/metrics")).body.decode()
+    names = r'bucket\{.*le="1\.0".*\}', r"count\{.*\}"
+    (alone,), (calls,) = (re.findall(rf"^xrt_batch_requests_{name} (\S+)$", metrics, re.MULTILINE) for name in names)
+    assert float(alone) < float(calls), "some were joined"
 
 
-@pytest.mark.slow
-def test_ten_thousand_answers_of_a_server_are_right(tmp_path: Path) -> None:
-    """32 clients over HTTP, in threads, against ``xrt serve --batch 8``."""
-    paths = []
-    for count, dim in MODELS:
-        paths.append(tmp_path / f"sum{count}{dim or ''}.xrt")
-        with xrt.XRTModule(make_sum(count, dim), engine="ort") as module:
-            module.save(paths[-1])
-    wrong: list[Any] = []
-    results: list[int] = []
-
-    def client(address: str, number: int) -> None:
-        with closing(http.client.HTTPConnection(address, timeout=HANGS)) as connection:
-            for step in range(10_000 // CLIENTS + 1):
-                seed = 1000 * number + step
-                count, dim = MODELS[seed % len(MODELS)]
-                arrays, expected = make_request(seed, count, dim)
-                path = f"/v2/models/sum{count}{dim or ''}/infer"
-                connection.request("POST", path, json.dumps(make_document(arrays)))
-                reply = connection.getresponse()
-                document = json.loads(reply.read())
-                if reply.status != 200 or not is_right(document, expected):
-                    wrong.append((reply.status, arrays, document))
-            results.append(step + 1)
-
-    with serve(*paths, "--batch", "8", "--max-wait", "0.002") as server:
-        threads = [threading.Thread(target=client, args=(server.http, number)) for number in range(CLIENTS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        with closing(http.client.HTTPConnection(server.http, timeout=HANGS)) as connection:
-            connection.request("GET", "/metrics")
-            metrics = connection.getresponse().read().decode()
-    assert sum(results) >= 10_000
-    assert wrong == []
-    joined = [line for line in metrics.splitlines() if line.startswith("xrt_batch_requests_bucket") and 'le="1.0"' in line]
-    calls = [line for line in metrics.splitlines() if line.startswith("xrt_batch_requests_count")]
-    assert sum(float(line.split()[-1]) for line in joined) < sum(float(line.split()[-1]) for line in calls)  # some were joined
+MIXING: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "scaled by their number": (3, lambda x: x * x.shape[0]),
+    "one NaN for all": (3, lambda x: x + (np.nan if np.isnan(x).any() else 0)),
+    "in reverse": (3, lambda x: x[::-1]),
+    "transposed": ("length", lambda x: x.reshape(x.shape[::-1]).T),
+    "in reverse unless eight wide": ("length", lambda x: x if x.shape[1] == 8 else x[::-1]),
+}
 
 
-def scale_by_rows(x: Any) -> tuple[Any, ...]:
-    return (x * x.shape[0],)
-
-
-def spread_nan(x: Any) -> tuple[Any, ...]:
-    return (x + (np.nan if np.isnan(x).any() else 0),)
-
-
-def reverse_rows(x: Any) -> tuple[Any, ...]:
-    return (x[::-1],)
-
-
-@pytest.mark.parametrize("call", [scale_by_rows, spread_nan, reverse_rows])
+@pytest.mark.parametrize("case", MIXING)
 @pytest.mark.parametrize(("sizes", "rounds_up"), [((8,), False), ((1, 2, 4), True), ((2,), False)])
-def test_the_trial_finds_rows_that_depend_on_each_other(
-    call: Callable[..., tuple[Any, ...]], sizes: tuple[int, ...], rounds_up: bool
-) -> None:
-    inputs = [Value("x", TensorType(DType.FLOAT32, (None, 3)))]
-    reason = explain_mixed_rows(call, inputs, sizes, rounds_up=rounds_up)
+def test_the_trial_finds_rows_that_depend_on_each_other(case: str, sizes: tuple[int, ...], rounds_up: bool) -> None:
+    width, compute = MIXING[case]
+    inputs = [Value("x", TensorType(DType.FLOAT32, (None, width)))]
+    reason = explain_mixed_rows(lambda x: (compute(x),), inputs, sizes, rounds_up=rounds_up)
     assert reason.startswith("the rows of a batch change each other: alone and together, ")
     assert explain_mixed_rows(lambda x: (x + 1,), inputs, sizes, rounds_up=rounds_up) == ""
-
-
-def reshape_and_transpose(x: Any) -> tuple[Any, ...]:
-    return (x.reshape(x.shape[::-1]).T,)
-
-
-def reverse_rows_unless_eight_wide(x: Any) -> tuple[Any, ...]:
-    return (x if x.shape[1] == 8 else x[::-1],)
-
-
-@pytest.mark.parametrize("call", [reshape_and_transpose, reverse_rows_unless_eight_wide])
-def test_the_trial_uses_two_extents_of_an_open_axis(call: Callable[..., tuple[Any, ...]]) -> None:
-    inputs = [Value("x", TensorType(DType.FLOAT32, ("n", "length")))]
-    reason = explain_mixed_rows(call, inputs, (8,), rounds_up=False)
-    assert reason.startswith("the rows of a batch change each other: alone and together, ")
 
 
 @pytest.mark.parametrize("width", [1, 3, 8, 64, 224])

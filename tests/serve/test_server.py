@@ -63,34 +63,6 @@ def test_a_server_listens_on_loopback_and_ends_cleanly(number: int, bundle: Path
 
 
 @pytest.mark.slow
-def test_a_killed_server_gives_no_wrong_answer(bundle: Path) -> None:
-    """Under load, its process group is killed: each request has its own answer or none."""
-    with serve(bundle) as process:
-        answers: list[Any] = []
-        begun = threading.Semaphore(0)
-
-        def load(first: int) -> None:
-            for number in range(first, first + 10_000):
-                try:
-                    status, reply = ask(process.http, "/v2/models/double/infer", {"inputs": [tensor("x", [[number] * 3])]})
-                except (OSError, http.client.HTTPException):
-                    return
-                answers.append((status, reply["outputs"][0]["data"] == [2 * number] * 3))
-                begun.release()
-
-        threads = [threading.Thread(target=load, args=(place * 10_000,)) for place in range(4)]
-        for thread in threads:
-            thread.start()
-        for _ in range(40):
-            assert begun.acquire(timeout=HANGS)
-        process.process.kill()
-        for thread in threads:
-            thread.join(HANGS)
-            assert not thread.is_alive()
-        assert len(answers) >= 40 and set(answers) == {(200, True)}
-
-
-@pytest.mark.slow
 async def test_a_killed_worker_under_load_gives_no_wrong_answer() -> None:
     """The region moves to another engine, and every request is answered, or refused with a status of a server's failure."""
     module = xrt.XRTModule(double(), engine="ort", isolate=xrt.Isolation(run=True))

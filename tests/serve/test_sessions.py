@@ -43,14 +43,6 @@ async def test_a_session_keeps_its_state_until_it_ends() -> None:
         assert (gone.status, gone.error) == (404, "there is no session 'b'; begin it with session_start")
 
 
-async def test_what_clients_of_triton_call_a_sequence_is_a_session() -> None:
-    async with running(app({"total": xrt.XRTModule(total(), engine="toy")})) as application:
-        for start, end, expected in ((True, False, 2), (False, False, 4), (False, True, 6)):
-            reply = await step(application, 2, sequence_id=5, sequence_start=start, sequence_end=end)
-            assert first(reply) == expected
-        assert (await step(application, 2, sequence_id=5, sequence_start=False, sequence_end=False)).status == 404
-
-
 def test_the_model_describes_inputs_and_outputs_without_the_state() -> None:
     model = next(iter(app({"total": xrt.XRTModule(total(), engine="toy")}).models))
     described = model.describe(("1",))
