@@ -20,10 +20,13 @@ import numpy as np
 from output import print_figures
 
 import xrt
+from xrt import ops
 from xrt.bench import machine
+from xrt.builder import trace
 from xrt.cache import CompileCache
 from xrt.errors import OptionError, PlanError
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
+from xrt.formats.onnx.inference import node_types
+from xrt.graph import DType, Function, TensorType
 from xrt.measure.statistics import compute_round_ratio
 
 ENGINES = ("ort", "openvino", "tvm", "iree")
@@ -31,80 +34,59 @@ NEW = 3
 """Number of new sizes, of each of which the first call is measured."""
 
 
-def chain() -> Function:
-    """Return 24 operators of one element at a time, on rows of 1024."""
-    ops = ("Tanh", "Relu", "Sigmoid", "Abs", "Exp", "Neg") * 4
-    names = ["x", *(f"v{place}" for place in range(len(ops)))]
-    nodes = tuple(Node(op, (names[i],), (names[i + 1],)) for i, op in enumerate(ops))
-    type_ = TensorType(DType.FLOAT32, ("s", 1024))
-    return Function((Value("x", type_),), (Value(names[-1], type_),), nodes, opsets={"": 17}, name="chain")
+RNG = np.random.default_rng(0)
 
 
-def perceptron() -> Function:
-    """Return four dense layers of width 512 for a batch of any size."""
-    rng = np.random.default_rng(0)
-    constants = {f"w{i}": Constant((rng.standard_normal((512, 512)) / 23).astype("float32")) for i in range(4)}
-    nodes, x = [], "x"
-    for i in range(4):
-        nodes += [Node("MatMul", (x, f"w{i}"), (f"m{i}",)), Node("Relu", (f"m{i}",), (f"r{i}",))]
-        x = f"r{i}"
-    type_ = TensorType(DType.FLOAT32, ("s", 512))
-    return Function((Value("x", type_),), (Value(x, type_),), tuple(nodes), constants, {"": 17}, name="perceptron")
+def weights(*shape: int) -> Any:
+    """Return random weights whose products keep the size of activations."""
+    return (RNG.standard_normal(shape) / np.prod(shape[1:] if len(shape) == 4 else shape[0]) ** 0.5).astype("float32")
 
 
-def convolutions() -> Function:
-    """Return four convolutions of 32 channels for a batch of any size."""
-    rng = np.random.default_rng(0)
-    constants = {f"w{i}": Constant((rng.standard_normal((32, 32, 3, 3)) * 0.06).astype("float32")) for i in range(4)}
-    pads, nodes, x = read_attributes({"pads": [1, 1, 1, 1]}), [], "x"
-    for i in range(4):
-        nodes += [Node("Conv", (x, f"w{i}"), (f"c{i}",), pads), Node("Relu", (f"c{i}",), (f"r{i}",))]
-        x = f"r{i}"
-    type_ = TensorType(DType.FLOAT32, ("s", 32, 28, 28))
-    return Function((Value("x", type_),), (Value(x, type_),), tuple(nodes), constants, {"": 17}, name="convolutions")
+def chain(x: Any) -> Any:
+    """Compute 24 operators of one element at a time."""
+    for operator in (ops.Tanh, ops.Relu, ops.Sigmoid, ops.Abs, ops.Exp, ops.Neg) * 4:
+        x = operator(x)
+    return x
 
 
-def transformer(layers: int = 4, width: int = 128, heads: int = 4) -> Function:
-    """Return layers of an encoder over a sequence of any length."""
-    rng, nodes, constants = np.random.default_rng(0), list[Node](), dict[str, Constant]()
+def perceptron(x: Any) -> Any:
+    for _ in range(4):
+        x = ops.Relu(x @ weights(512, 512))
+    return x
 
-    def emit(op: str, *inputs: str, **attributes: Any) -> str:
-        nodes.append(Node(op, inputs, (f"v{len(nodes)}",), read_attributes(attributes)))
-        return nodes[-1].outputs[0]
 
-    def constant(array: Any) -> str:
-        constants[name := f"c{len(constants)}"] = Constant(np.asarray(array))
-        return name
+def convolutions(x: Any) -> Any:
+    for _ in range(4):
+        x = ops.Relu(ops.Conv(x, weights(32, 32, 3, 3), pads=[1, 1, 1, 1]))
+    return x
 
-    def linear(x: str, rows: int, columns: int) -> str:
-        return emit("MatMul", x, constant((rng.standard_normal((rows, columns)) / rows**0.5).astype("float32")))
 
-    def norm(x: str) -> str:
-        return emit("LayerNormalization", x, constant(np.ones(width, "float32")), constant(np.zeros(width, "float32")), axis=-1)
+def transformer(x: Any, layers: int = 4, width: int = 128, heads: int = 4) -> Any:
+    """Compute layers of an encoder over a sequence of any length."""
 
-    def split(x: str, perm: list[int]) -> str:
-        places = constant(np.array([0, 0, heads, width // heads]))
-        return emit("Transpose", emit("Reshape", linear(x, width, width), places), perm=perm)
+    def norm(x: Any) -> Any:
+        return ops.LayerNormalization(x, np.ones(width, "float32"), np.zeros(width, "float32"), axis=-1)
 
-    x = "x"
+    def split(x: Any, perm: list[int]) -> Any:
+        return ops.Transpose(ops.Reshape(x @ weights(width, width), np.array([0, 0, heads, width // heads])), perm=perm)
+
     for _ in range(layers):
         h = norm(x)
-        scores = emit("MatMul", split(h, [0, 2, 1, 3]), split(h, [0, 2, 3, 1]))
-        scores = emit("Mul", scores, constant(np.float32((width // heads) ** -0.5)))
-        mixed = emit("MatMul", emit("Softmax", scores, axis=-1), split(h, [0, 2, 1, 3]))
-        joined = emit("Reshape", emit("Transpose", mixed, perm=[0, 2, 1, 3]), constant(np.array([0, 0, width])))
-        x = emit("Add", x, linear(joined, width, width))
-        x = emit("Add", x, linear(emit("Gelu", linear(norm(x), width, 4 * width)), 4 * width, width))
-    type_ = TensorType(DType.FLOAT32, (1, "s", width))
-    return Function((Value("x", type_),), (Value(x, type_),), tuple(nodes), constants, {"": 20}, name="transformer")
+        scores = split(h, [0, 2, 1, 3]) @ split(h, [0, 2, 3, 1]) * (width // heads) ** -0.5
+        mixed = ops.Softmax(scores, axis=-1) @ split(h, [0, 2, 1, 3])
+        joined = ops.Reshape(ops.Transpose(mixed, perm=[0, 2, 1, 3]), np.array([0, 0, width]))
+        x = x + joined @ weights(width, width)
+        x = x + ops.Gelu(norm(x) @ weights(width, 4 * width)) @ weights(4 * width, width)
+    return x
 
 
-MODELS: dict[str, Callable[[], Function]] = {
-    "chain": chain,
-    "perceptron": perceptron,
-    "convolutions": convolutions,
-    "transformer": transformer,
+MODELS: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
+    "chain": (chain, ("s", 1024)),
+    "perceptron": (perceptron, ("s", 512)),
+    "convolutions": (convolutions, ("s", 32, 28, 28)),
+    "transformer": (transformer, (1, "s", 128)),
 }
+"""What each computes, and the shape of its input."""
 
 
 def make_input(function: Function, size: int) -> Any:
@@ -116,7 +98,9 @@ def make_input(function: Function, size: int) -> Any:
 
 def measure(engine: str, name: str, arguments: argparse.Namespace) -> dict[str, Any] | None:
     """Return what both policies take, None where the engine does not take the model with symbolic dims."""
-    function, sizes = MODELS[name](), [int(size) for size in arguments.sizes.split(",")]
+    build, shape = MODELS[name]
+    function = trace(build, TensorType(DType.FLOAT32, shape), opsets=20, name=name, inference=node_types)
+    sizes = [int(size) for size in arguments.sizes.split(",")]
     policies: list[Any] = ["one", "each"]
     options: dict[str, Any] = {"threads": arguments.threads, "strict": True, "progress": False}
     try:
