@@ -17,6 +17,7 @@ from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_a
 from xrt.module.programs import optimize
 from xrt.passes import drop_dead_nodes, fold_constants, infer_shapes, shape_inference
 from xrt.passes.contents import PROPAGATED, Contents, propagate
+from xrt.passes.extents import Extent
 from xrt.testing.strategies import functions, make_random_inputs
 
 
@@ -271,6 +272,7 @@ CASES = [
     case("Reshape", A, I([0, -1])),
     case("Reshape", A, I([4])),
     case("Expand", A[:1], I([2, 1])),
+    case("ConstantOfShape", I([2, 3]), value=I([7])),
     case("Tile", A, I([1, 3])),
     case("Transpose", np.arange(6).reshape(1, 2, 3), perm=[2, 0, 1]),
     case("Concat", A, B, axis=1),
@@ -317,13 +319,13 @@ def test_every_rule_has_a_case() -> None:
     assert {item.values[0] for item in CASES} == PROPAGATED
 
 
-N, Q = "N", None  # a name, and nothing known
+N, Q = Extent.of("N"), None  # an extent, and nothing known
 PARTLY: list[tuple[str, list[Any], list[Any]]] = [
     ("Add", [[N, 0, Q], [0, N, 0]], [N, N, Q]),
-    ("Add", [[N, N], [1, N]], [Q, Q]),
-    ("Sub", [[N, N, 5], [0, N, N]], [N, Q, Q]),
-    ("Mul", [[N, 1], [1, N]], [N, N]),
-    ("Div", [[N, N, 4], [1, 2, 0]], [N, Q, Q]),
+    ("Add", [[N, N], [1, N]], [N + 1, Q]),
+    ("Sub", [[N, N, 5], [0, N, N]], [N, Q, 5 - N]),
+    ("Mul", [[N, 1, N], [1, N, 0]], [N, N, 0]),
+    ("Div", [[N, N, 4, N * 4], [1, 2, 0, 2]], [N, Q, Q, N * 2]),
     ("Max", [[N, N, -1], [0, 1, N]], [N, Q, N]),
     ("Min", [[N, N], [0, 1]], [0, Q]),
     ("Equal", [[N, N, -1, N], [-1, 1, N, N]], [False, Q, False, Q]),

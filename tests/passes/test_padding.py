@@ -471,9 +471,16 @@ def test_what_padding_would_change_is_refused_with_the_reason(name: str) -> None
 
 
 def test_the_reason_names_the_node_that_is_decomposed() -> None:
-    function = make(lambda x: emit("CenterCropPad", x, constant([3]), axes=[2]), X, 18)
+    function = make(lambda x: emit("CenterCropPad", x, constant([3]), axes=[1]), X, 18)
     reason = "node 'centercroppad_1' (CenterCropPad): in its decomposition, Pad: input 1 is no constant"
     assert str(pad_dims(function).refusals["s"]) == reason
+
+
+def test_a_decomposition_is_followed_whose_sizes_do_not_depend_on_padding() -> None:
+    function = make(lambda x: emit("CenterCropPad", x, constant([3]), axes=[2]), X, 18)
+    padded = pad_dims(function)
+    assert padded.dims == ("s",)
+    check(function, padded)
 
 
 def test_the_body_of_a_loop_is_not_followed() -> None:

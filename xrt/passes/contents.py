@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, TypeAlias
@@ -11,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xrt.graph import Constant, Dim, DType, Node, Shape, TensorType, Type
+from xrt.passes.extents import Extent
 
 MOST_ELEMENTS = 128
 """Larger tensors are not tracked: shapes, pads and bounds are shorter."""
@@ -19,9 +21,7 @@ FOLLOWED = frozenset({DType.INT64, DType.INT32, DType.BOOL, DType.FLOAT32, DType
 INVALID_NODE = (IndexError, KeyError, ValueError, TypeError, AttributeError, ArithmeticError)
 """Raised by rules for a node that violates its operator. It has no inferred types; the engine that runs it reports the reason."""
 Elements: TypeAlias = "np.ndarray[Any, np.dtype[np.object_]]"
-"""Numbers, symbolic extents (non-negative integers, as str), and None for unknown elements.
-
-Rules that only move elements accept any object as a symbol."""
+"""Numbers, an Extent for an integer that depends on dims, and None for an unknown element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,8 @@ class PropagationCase:
     node: Node
     inputs: Sequence[Contents | None]
     types: Sequence[Type | None]
+    trusts_names: bool = False
+    """Whether dims of one name are equal. A declared name is only a claim, from which no number may follow."""
 
     def contents(self, index: int) -> Contents | None:
         return self.inputs[index] if index < len(self.inputs) else None
@@ -72,7 +74,7 @@ class PropagationCase:
     def extents(self, index: int) -> list[Dim] | None:
         """A 1-d input of extents as numbers, names and None; None if it is unknown."""
         contents = self.contents(index)
-        return None if contents is None or contents.elements.ndim != 1 else list(contents.elements)
+        return None if contents is None or contents.elements.ndim != 1 else [_make_dim(element) for element in contents.elements]
 
     def shape(self, index: int) -> Shape | None:
         type_ = self.types[index] if index < len(self.types) else None
@@ -89,6 +91,11 @@ class PropagationCase:
         parts = [contents or _make_unknown(type_) for contents, type_ in zip(self.inputs, self.types, strict=True)]
         present = [contents for contents in parts if contents is not None]
         return present if len(present) == len(parts) and any(contents is not None for contents in self.inputs) else None
+
+
+def _make_dim(element: Any) -> Dim:
+    """The element as the extent of a type, which has no name for sums and products of dims."""
+    return element.name if isinstance(element, Extent) else element
 
 
 def _make_unknown(type_: Type | None) -> Contents | None:
@@ -108,7 +115,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 def _elementwise(compute: Callable[..., Any], rule: Callable[..., Any] | None = None, to: DType | None = None) -> Rule:
     """Make the rule of an elementwise operator.
 
-    ``compute`` works on arrays of numbers; ``rule`` on two elements of which at least one is symbolic or unknown.
+    ``compute`` works on arrays of numbers; ``rule`` on elements of which at least one is an Extent or unknown.
     """
 
     def apply(case: PropagationCase) -> Sequence[Contents | None]:
@@ -123,7 +130,14 @@ def _elementwise(compute: Callable[..., Any], rule: Callable[..., Any] | None = 
         elements = [operand.elements for operand in operands]
         if math.prod(np.broadcast_shapes(*(array.shape for array in elements))) > MOST_ELEMENTS:
             return [None]
-        return [Contents(to or dtype, _map_elements(lambda *each: _compute_element(each, dtype, compute, rule), *elements))]
+        # One Extent and numbers do not depend on the equality of names.
+        most_extents = 2 if case.trusts_names else 1
+
+        def compute_element(*each: Any) -> Any:
+            is_decided = _count_extents(each) <= most_extents
+            return _compute_element(each, dtype, compute, rule) if is_decided else None
+
+        return [Contents(to or dtype, _map_elements(compute_element, *elements))]
 
     return apply
 
@@ -143,10 +157,22 @@ def _compute(compute: Callable[..., Any], arrays: Sequence[Array]) -> Array | No
 
 
 def _compute_element(elements: Sequence[Any], dtype: DType, compute: Callable[..., Any], rule: Callable[..., Any] | None) -> Any:
-    if all(not isinstance(element, str) and element is not None for element in elements):
+    if all(isinstance(element, int | float) for element in elements):
         array = _compute(compute, [np.array(element, dtype.numpy) for element in elements])
         return None if array is None else array.item()
-    return None if rule is None or len(elements) != 2 else rule(*elements)
+    # Only And and Or may have a result with an unknown operand.
+    if rule is None or len(elements) > 2 or (None in elements and compute not in (np.logical_and, np.logical_or)):
+        return None
+    return _simplify(rule(*elements))
+
+
+def _count_extents(elements: Iterable[Any]) -> int:
+    return sum(isinstance(element, Extent) for element in elements)
+
+
+def _simplify(element: Any) -> Any:
+    """Replace an Extent that is a number by the number."""
+    return element.number if isinstance(element, Extent) and element.number is not None else element
 
 
 def _quotient(a: Any, b: Any) -> Any:
@@ -159,41 +185,34 @@ def _quotient(a: Any, b: Any) -> Any:
     return floor + ((floor * b != a) & ((a < 0) != (b < 0)))  # ONNX truncates towards zero
 
 
-def _neutral(a: Any, b: Any, neutral: int) -> Any:
-    """The other element if one is the neutral element of the operation (0 of Add, 1 of Mul), else None."""
-    return a if b == neutral else b if a == neutral else None
-
-
-def _bounds(element: Any) -> tuple[float, float]:
-    """The least and the largest value of an element: extents are never negative, and nothing compares with NaN."""
-    if isinstance(element, str):
-        return 0, math.inf
-    return (math.nan, math.nan) if element is None else (element, element)
+def _compare(a: Any, b: Any) -> tuple[float, float]:
+    """The least and the largest possible difference of two elements."""
+    return Extent.of(a - b).bounds
 
 
 def _larger(a: Any, b: Any) -> Any:
-    (a_low, a_high), (b_low, b_high) = _bounds(a), _bounds(b)
-    return a if a_low >= b_high else b if b_low >= a_high else None
+    low, high = _compare(a, b)
+    return a if low >= 0 else b if high <= 0 else None
 
 
 def _smaller(a: Any, b: Any) -> Any:
-    (a_low, a_high), (b_low, b_high) = _bounds(a), _bounds(b)
-    return a if a_high <= b_low else b if b_high <= a_low else None
+    low, high = _compare(a, b)
+    return a if high <= 0 else b if low >= 0 else None
 
 
-def _equal(a: Any, b: Any) -> Any:
-    (a_low, a_high), (b_low, b_high) = _bounds(a), _bounds(b)
-    return False if a_high < b_low or b_high < a_low else None
+def _equal(a: Any, b: Any) -> bool | None:
+    low, high = _compare(a, b)
+    return False if low > 0 or high < 0 else True if low == high == 0 else None
 
 
-def _less(a: Any, b: Any) -> Any:
-    (a_low, a_high), (b_low, b_high) = _bounds(a), _bounds(b)
-    return True if a_high < b_low else False if a_low >= b_high else None
+def _less(a: Any, b: Any) -> bool | None:
+    low, high = _compare(a, b)
+    return True if high < 0 else False if low >= 0 else None
 
 
-def _less_or_equal(a: Any, b: Any) -> Any:
-    greater = _less(b, a)
-    return None if greater is None else not greater
+def _less_or_equal(a: Any, b: Any) -> bool | None:
+    low, high = _compare(a, b)
+    return True if high <= 0 else False if low > 0 else None
 
 
 def _mod(case: PropagationCase) -> Sequence[Contents | None]:
@@ -217,9 +236,9 @@ def _cast(case: PropagationCase) -> Sequence[Contents | None]:
 
 
 def _cast_element(element: Any, source: DType, dtype: DType) -> Any:
-    if isinstance(element, str) or element is None:
+    if isinstance(element, Extent) or element is None:
         # A symbolic extent is assumed to fit 32 bits.
-        return element if isinstance(element, str) and dtype in (DType.INT64, DType.INT32) else None
+        return element if dtype in (DType.INT64, DType.INT32) else None
     # Casting a float out of range is undefined in C, and engines differ.
     if isinstance(element, float) and not (math.isfinite(element) and abs(element) < 2**31):
         return None
@@ -233,23 +252,26 @@ def _where(case: PropagationCase) -> Sequence[Contents | None]:
 
     def choose(flag: Any, x: Any, y: Any) -> Any:
         # With an unknown condition the result is known if both branches agree.
-        return (x if flag else y) if flag is not None else x if x == y and type(x) is type(y) else None
+        return (x if flag else y) if isinstance(flag, int) else x if x == y and type(x) is type(y) else None
 
     return [Contents(operands[1].dtype, _map_elements(choose, *(operand.elements for operand in operands)))]
 
 
 def _reduction(compute: Callable[..., Any]) -> Rule:
     def rule(case: PropagationCase) -> Sequence[Contents | None]:
-        contents, constant = case.contents(0), None
-        has_axes = case.has(1) or case.node.attr("axes") is not None
-        axes = case.integers(1, "axes")
-        if contents is None or (constant := contents.constant()) is None or (has_axes and axes is None):
+        contents, axes = case.contents(0), case.integers(1, "axes")
+        if contents is None or (axes is None and case.has(1)):
+            return [None]
+        if not case.trusts_names and _count_extents(contents.elements.flat) > 1:
             return [None]
         if not axes and case.node.attr("noop_with_empty_axes", 0):
             return [contents]
-        keep = bool(case.node.attr("keepdims", 1))
-        reduced = compute(constant.array, axis=tuple(axes) if axes else None, keepdims=keep)
-        return [Contents.of(Constant(np.asarray(reduced, contents.dtype.numpy)))]
+        # Python adds and multiplies Extents. What it does not compute raises TypeError, so that the result is unknown.
+        dtype = contents.dtype.numpy if contents.is_known else object
+        reduced = compute(
+            contents.elements.astype(dtype), axis=tuple(axes) if axes else None, keepdims=bool(case.node.attr("keepdims", 1))
+        )
+        return [Contents(contents.dtype, _map_elements(_simplify, np.asarray(reduced, dtype).astype(object)))]
 
     return rule
 
@@ -257,14 +279,14 @@ def _reduction(compute: Callable[..., Any]) -> Rule:
 ARITHMETIC: Mapping[str, Rule] = {
     "Cast": _cast,
     "Where": _where,
-    "Add": _elementwise(np.add, lambda a, b: _neutral(a, b, 0) if a == 0 or b == 0 else None),
-    "Sub": _elementwise(np.subtract, lambda a, b: a if b == 0 else None),
-    "Mul": _elementwise(np.multiply, lambda a, b: _neutral(a, b, 1)),
-    "Div": _elementwise(_quotient, lambda a, b: a if b == 1 else None),
+    "Add": _elementwise(np.add, operator.add),
+    "Sub": _elementwise(np.subtract, operator.sub),
+    "Mul": _elementwise(np.multiply, operator.mul),
+    "Div": _elementwise(_quotient, lambda a, b: Extent.of(a).divide(b)),
     "Mod": _mod,
     "Min": _elementwise(lambda *arrays: reduce(np.minimum, arrays), _smaller),
     "Max": _elementwise(lambda *arrays: reduce(np.maximum, arrays), _larger),
-    "Neg": _elementwise(np.negative),
+    "Neg": _elementwise(np.negative, operator.neg),
     "Abs": _elementwise(np.abs),
     "Not": _elementwise(np.logical_not),
     "Floor": _elementwise(np.floor),
@@ -288,20 +310,22 @@ def _shape(case: PropagationCase) -> Sequence[Contents | None]:
     shape = case.shape(0)
     if shape is None:
         return [None]
-    return [Contents(DType.INT64, _to_objects(shape[case.node.attr("start", 0) : case.node.attr("end")]))]
+    extents = [Extent.of(dim) if isinstance(dim, str) else dim for dim in shape]
+    return [Contents(DType.INT64, np.array(extents, object)[case.node.attr("start", 0) : case.node.attr("end")])]
 
 
 def _size(case: PropagationCase) -> Sequence[Contents | None]:
     (type_,) = case.types
     if not isinstance(type_, TensorType) or not type_.is_static:
         return [None]
-    return [Contents(DType.INT64, _to_objects(math.prod(d for d in type_.shape or () if isinstance(d, int))))]
+    return [Contents(DType.INT64, np.array(math.prod(d for d in type_.shape or () if isinstance(d, int)), object))]
 
 
-def _to_objects(values: Any) -> Elements:
-    elements = np.empty(len(values) if isinstance(values, tuple) else (), object)
-    elements[...] = values
-    return elements
+def _constant_of_shape(case: PropagationCase) -> Sequence[Contents | None]:
+    shape, value = case.integers(0), case.node.attr("value", Constant(np.zeros(1, np.float32)))
+    if shape is None or value.dtype not in FOLLOWED or math.prod(shape) > MOST_ELEMENTS:
+        return [None]
+    return [Contents(value.dtype, np.full(shape, value.array.item(), object))]
 
 
 # ---------------------------------------------------------------------- moved
@@ -400,6 +424,7 @@ def _split(case: PropagationCase) -> Sequence[Contents | None]:
 MOVES: Mapping[str, Rule] = {
     "Shape": _shape,
     "Size": _size,
+    "ConstantOfShape": _constant_of_shape,
     "Identity": lambda case: [case.contents(0)],
     "Gather": _move_elements(_gather),
     "Slice": _move_elements(_slice),
@@ -419,11 +444,16 @@ PROPAGATED = frozenset(_RULES)
 """Operators of ai.onnx with a propagation rule."""
 
 
-def propagate(node: Node, inputs: Sequence[Contents | None], types: Sequence[Type | None]) -> Sequence[Contents | None] | None:
-    """Contents of the outputs of a node in `PROPAGATED`, from the contents and types of its inputs; None if nothing is known."""
+def propagate(
+    node: Node, inputs: Sequence[Contents | None], types: Sequence[Type | None], *, trusts_names: bool = False
+) -> Sequence[Contents | None] | None:
+    """Contents of the outputs of a node in `PROPAGATED`, from the contents and types of its inputs; None if nothing is known.
+
+    With ``trusts_names``, dims of one name are equal, so that their difference is 0.
+    """
     rule = _RULES[node.op_type]
     try:
-        outputs = rule(PropagationCase(node, inputs, types))
+        outputs = rule(PropagationCase(node, inputs, types, trusts_names))
     except INVALID_NODE:
         return None
     return [contents if contents is None or contents.elements.size <= MOST_ELEMENTS else None for contents in outputs]
@@ -541,7 +571,7 @@ def _shape_of_pad(case: PropagationCase) -> Shape | None:
 
 def _shape_of_range(case: PropagationCase) -> Shape | None:
     """The length of a Range. ONNX infers it only from scalars; models, and ONNX's AffineGrid, pass tensors of one element."""
-    start, limit, step = (None if operand is None else operand.elements.item() for operand in case.inputs)
+    start, limit, step = (None if operand is None else _make_dim(operand.elements.item()) for operand in case.inputs)
     if start == 0 and step == 1 and isinstance(limit, str):
         return (limit,)
     if isinstance(start, int) and isinstance(limit, int) and isinstance(step, int) and step:

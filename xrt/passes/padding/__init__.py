@@ -4,7 +4,8 @@ The result accepts larger, zero-padded inputs; the leading part of each output i
 before operators that would read padding. A dim for which that cannot be proved is refused, with the node and the reason.
 """
 
+from xrt.passes.extents import Extent
 from xrt.passes.padding.function import PaddedFunction, pad_dims
-from xrt.passes.padding.padder import Axis, Extent, PaddingRefusal
+from xrt.passes.padding.padder import Axis, PaddingRefusal
 
 __all__ = ["Axis", "Extent", "PaddedFunction", "PaddingRefusal", "pad_dims"]

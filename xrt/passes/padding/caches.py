@@ -11,8 +11,9 @@ from xrt.errors import ModelError
 from xrt.graph import DType, Function, Node, State, TensorType, Value, declare_states
 from xrt.graph.state import Capacity, declare_capacity
 from xrt.graph.types import LARGEST_EXTENT
+from xrt.passes.extents import Extent, multiply
 from xrt.passes.padding.function import decompose_without_rule, walk
-from xrt.passes.padding.padder import SIZE, Extent, PaddedTensor, Padder, PaddingRefusal, Unpaddable, multiply
+from xrt.passes.padding.padder import SIZE, PaddedTensor, Padder, PaddingRefusal, Unpaddable
 from xrt.passes.shape_inference import infer_shapes
 
 LENGTH, NEXT_LENGTH = "xrt.length", "xrt.next_length"

@@ -10,7 +10,8 @@ import numpy as np
 
 from xrt.graph import DType, Node
 from xrt.operators import Trait, has_trait, list_operators
-from xrt.passes.padding.padder import ONE, Axis, Padder, Unpaddable, multiply, rule
+from xrt.passes.extents import multiply
+from xrt.passes.padding.padder import ONE, Axis, Padder, Unpaddable, rule
 
 _MICROSOFT = ("com.microsoft.BiasGelu", "com.microsoft.FastGelu", "com.microsoft.Gelu", "com.microsoft.QuickGelu")
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value
-from xrt.operators import SHAPE_OPERANDS, decompose_nodes, find_constant
+from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.operators import SHAPE_OPERANDS, decompose_nodes
 from xrt.passes import contents
-from xrt.passes.contents import MOVES, propagate
+from xrt.passes.contents import MOVES, PROPAGATED, propagate
+from xrt.passes.extents import Extent, multiply
 from xrt.passes.padding import elementwise, movement, windows  # noqa: F401  # they register their rules
 from xrt.passes.padding.padder import (
     MOST_ELEMENTS,
@@ -21,12 +22,10 @@ from xrt.passes.padding.padder import (
     SIZE,
     Axis,
     Contents,
-    Extent,
     PaddedTensor,
     Padder,
     PaddingRefusal,
     Unpaddable,
-    multiply,
 )
 from xrt.passes.shape_inference import list_symbols
 
@@ -44,10 +43,10 @@ def propagate_sizes(p: Padder, node: Node) -> bool:
 
     Such a node stays as it is, and its readers use the recorded extents.
     """
-    if node.domain or not (node.op_type in _ARITHMETIC or node.op_type in MOVES):
+    if node.domain or not (node.op_type in _SIZES or node.op_type in PROPAGATED):
         return False
     try:
-        elements = _ARITHMETIC[node.op_type](p, node) if node.op_type in _ARITHMETIC else _propagate_move(p, node)
+        elements = _SIZES[node.op_type](p, node) if node.op_type in _SIZES else _propagate(p, node)
     except (Unpaddable, IndexError, ValueError, TypeError, AttributeError):
         # The table checks nothing: a node that it does not cover is handled by its rule.
         return False
@@ -59,39 +58,25 @@ def propagate_sizes(p: Padder, node: Node) -> bool:
     return True
 
 
-def _propagate_move(p: Padder, node: Node) -> Contents | None:
-    """Compute the contents of the output of a node that only moves elements, with the rules of shape inference."""
+def _propagate(p: Padder, node: Node) -> Contents | None:
+    """Compute the contents of a node's output with the rules of shape inference."""
     if len(node.outputs) != 1:
         return None
-    # The shape of a padded input is not that of its type.
-    types = [None if name in p.states else p.function.get_type(name) for name in node.inputs]
-    results = propagate(node, [_read_contents(p, name) for name in node.inputs], types)
-    return None if results is None or results[0] is None else results[0].elements
+    # Inputs of unknown contents only move. The shape of a padded input is not that of its type.
+    is_typed = [node.op_type in MOVES and name not in p.states for name in node.inputs]
+    types = [p.function.get_type(name) if typed else None for name, typed in zip(node.inputs, is_typed, strict=True)]
+    result = (propagate(node, [_read_contents(p, name) for name in node.inputs], types, trusts_names=True) or [None])[0]
+    # Sizes are integers, and conditions on them.
+    return result.elements if result is not None and result.dtype in (DType.INT64, DType.INT32, DType.BOOL) else None
 
 
 def _read_contents(p: Padder, name: str) -> contents.Contents | None:
-    """The contents of an integer tensor as shape inference represents them: numbers, symbols, and None."""
+    """The contents of an integer tensor as shape inference represents them: numbers, other extents, and None."""
     elements = p.contents(name) if name else None
     if elements is None:
         return None
-    return contents.Contents(DType.INT64, _vectorize(lambda extent: extent if extent.number is None else extent.number)(elements))
-
-
-def _vectorize(compute: Callable[..., Any]) -> Callable[..., Contents]:
-    """Vectorize a function of extents; the result is None where an operand is None."""
-    vectorized = np.frompyfunc(lambda *args: None if None in args else compute(*args), compute.__code__.co_argcount, 1)
-    return lambda *args: _as_array(vectorized(*args))
-
-
-def _as_array(elements: Any) -> Contents:
-    return elements if isinstance(elements, np.ndarray) else np.array(elements, object)
-
-
-def _get_input(p: Padder, node: Node, slot: int) -> Contents:
-    elements = p.contents(node.inputs[slot])
-    if elements is None:
-        raise Unpaddable("it is not known")
-    return elements
+    numbers = [extent if extent is None or extent.number is None else extent.number for extent in elements.flat]
+    return contents.Contents(DType.INT64, np.array(numbers, object).reshape(elements.shape))
 
 
 def _shape(p: Padder, node: Node) -> Contents:
@@ -99,34 +84,16 @@ def _shape(p: Padder, node: Node) -> Contents:
     return np.array(extents[slice(node.attr("start", 0), node.attr("end"))] or [], object)
 
 
-def _constant(p: Padder, node: Node) -> Contents | None:
-    constant = find_constant(node, p.function)
-    integers = constant is not None and constant.array.dtype.kind in "iub"
-    return p.set_contents(node.outputs[0], constant.array.tolist()) if constant is not None and integers else None
+def _size(p: Padder, node: Node) -> Contents:
+    return np.array(multiply([multiply(axis) for axis in p.axes(node.inputs[0])]), object)
 
 
-def _constant_of_shape(p: Padder, node: Node) -> Contents:
-    value = node.attr("value")
-    if not isinstance(value, Constant) or value.array.dtype.kind not in "iub":
-        raise Unpaddable("it is no integer")
-    return np.full(tuple(p.integers(node, 0) or ()), Extent.of(int(value.array.reshape(-1)[0])), object)
-
-
-def _reduce(combine: Callable[[tuple[Extent, ...]], Extent]) -> Callable[[Padder, Node], Contents]:
-    def reduce(p: Padder, node: Node) -> Contents:
-        elements = _get_input(p, node, 0)
-        if elements.ndim > 1:
-            raise Unpaddable("it is no vector")
-        total = np.array(combine(tuple(elements.reshape(-1))), object)
-        return total.reshape((1,) * elements.ndim) if node.attr("keepdims", 1) else total
-
-    return reduce
-
-
-def _divide(p: Padder, node: Node) -> Contents:
+def _divide(p: Padder, node: Node) -> Contents | None:
     """Integer division: exact, or by a positive number."""
 
-    def divide(dividend: Extent, divisor: Extent) -> Extent | None:
+    def divide(dividend: Extent | None, divisor: Extent | None) -> Extent | None:
+        if dividend is None or divisor is None:
+            return None
         if (exact := dividend.divide(divisor)) is not None:
             return exact
         if divisor.number is None or divisor.number < 1:
@@ -135,43 +102,14 @@ def _divide(p: Padder, node: Node) -> Contents:
         p.require(dividend)  # Div rounds towards zero, Quotient down
         return dividend // divisor.number
 
-    return _vectorize(divide)(_get_input(p, node, 0), _get_input(p, node, 1))
+    dividends, divisors = map(p.contents, node.inputs)
+    if dividends is None or divisors is None:
+        return None
+    return np.asarray(np.frompyfunc(divide, 2, 1)(dividends, divisors), object)
 
 
-def _is_equal(left: Extent, right: Extent) -> Extent | None:
-    difference = left - right
-    if difference.number is not None:
-        return Extent.of(int(difference.number == 0))
-    # Extents are not negative, so a nonzero constant plus terms of its sign is never 0.
-    signs = {factor > 0 for _, factor in difference.terms}
-    return Extent.of(0) if len(signs) == 1 and () in dict(difference.terms) else None
-
-
-def _choose(flag: Extent, left: Extent, right: Extent) -> Extent | None:
-    return None if flag.number is None else left if flag.number else right
-
-
-def _binary(compute: Callable[[Extent, Extent], Extent | None]) -> Callable[[Padder, Node], Contents]:
-    return lambda p, node: _vectorize(compute)(_get_input(p, node, 0), _get_input(p, node, 1))
-
-
-_ARITHMETIC: Mapping[str, Callable[[Padder, Node], Contents | None]] = {
-    "Add": _binary(lambda a, b: a + b),
-    "Cast": lambda p, node: _get_input(p, node, 0) if DType.from_onnx(node.attr("to")) in (DType.INT64, DType.INT32) else None,
-    "Constant": _constant,
-    "ConstantOfShape": _constant_of_shape,
-    "Div": _divide,
-    "Equal": _binary(_is_equal),
-    "Mul": _binary(lambda a, b: a * b),
-    "Neg": lambda p, node: _vectorize(lambda a: a * Extent.of(-1))(_get_input(p, node, 0)),
-    "ReduceProd": _reduce(multiply),
-    "ReduceSum": _reduce(lambda parts: sum(parts, Extent.of(0))),
-    "Shape": _shape,
-    "Size": lambda p, node: np.array(multiply(tuple(multiply(axis) for axis in p.axes(node.inputs[0]))), object),
-    "Sub": _binary(lambda a, b: a - b),
-    "Where": lambda p, node: _vectorize(_choose)(*(_get_input(p, node, slot) for slot in range(3))),
-}
-"""Symbolic integer arithmetic by operator: computes the contents of the output, None if unknown."""
+_SIZES: Mapping[str, Callable[[Padder, Node], Contents | None]] = {"Div": _divide, "Shape": _shape, "Size": _size}
+"""The operators for which the rules of shape inference do not suffice, because extents have parts and conditions."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +177,7 @@ def decompose_without_rule(function: Function) -> Function:
     from xrt.passes.decomposition import find_decomposition  # imports onnx, which a stored program does not need
 
     def decompose(node: Node, holder: Function) -> Function | None:
-        if node.op in RULES or (not node.domain and (node.op_type in _ARITHMETIC or node.op_type in MOVES)):
+        if node.op in RULES or (not node.domain and node.op_type in PROPAGATED):
             return None
         types = (holder.get_type(name) for name in (*node.uses, *node.defines))
         is_static = all(isinstance(type_, TensorType) and type_.is_static for type_ in types)

@@ -10,7 +10,8 @@ import numpy as np
 
 from xrt.graph import DType, Node
 from xrt.passes.contents import make_slice
-from xrt.passes.padding.padder import ONE, Axis, Extent, Padder, Unpaddable, multiply, rule
+from xrt.passes.extents import Extent, multiply
+from xrt.passes.padding.padder import ONE, Axis, Padder, Unpaddable, rule
 
 
 @rule("Transpose")
@@ -86,12 +87,10 @@ def apply_split(p: Padder, node: Node) -> None:
 @rule("Expand")
 def apply_expand(p: Padder, node: Node) -> None:
     """Axes of extent 1 may expand to padded ones."""
-    axes, extents = p.axes(node.inputs[0]), p.elements(node.inputs[1])
-    if extents is None or None in extents:
-        raise Unpaddable(f"its shape {node.inputs[1]!r} is not known")
+    axes, extents = p.axes(node.inputs[0]), p.extents(node.inputs[1], "shape")
     rank = max(len(axes), len(extents))
     source = [ONE] * (rank - len(axes)) + list(axes)
-    target = [ONE] * (rank - len(extents)) + [(extent,) for extent in extents if extent is not None]
+    target = [ONE] * (rank - len(extents)) + [(extent,) for extent in extents]
     expanded: list[Axis] = []
     for axis, other in zip(source, target, strict=True):
         if axis != ONE and other not in (ONE, (multiply(axis),)) and (p.is_padded(axis) or p.is_padded(other)):
@@ -104,13 +103,10 @@ def apply_expand(p: Padder, node: Node) -> None:
 @rule("Tile")
 def apply_tile(p: Padder, node: Node) -> None:
     """Only axes without padding may be repeated."""
-    axes, repeats = p.axes(node.inputs[0]), p.elements(node.inputs[1])
-    if repeats is None or None in repeats:
-        raise Unpaddable(f"its repeats {node.inputs[1]!r} are not known")
     tiled: list[Axis] = []
-    for axis, count in zip(axes, repeats, strict=True):
-        if count is None or (count.number != 1 and p.is_padded(axis)) or (p.is_padded(count) and axis != ONE):
-            raise p.refuse("it repeats a padded axis", axis, *([count] if count else []))
+    for axis, count in zip(p.axes(node.inputs[0]), p.extents(node.inputs[1], "number of repeats"), strict=True):
+        if (count.number != 1 and p.is_padded(axis)) or (p.is_padded(count) and axis != ONE):
+            raise p.refuse("it repeats a padded axis", axis, count)
         tiled.append(axis if count.number == 1 else (multiply((count, *axis)),))
     p.set(node.outputs[0], tiled, p.zeros(node.inputs[0]))
 
@@ -155,10 +151,9 @@ def _pad_axis(p: Padder, node: Node, data: str, place: int, begin: int, end: int
 @rule("Range")
 def apply_range(p: Padder, node: Node) -> Node | None:
     """A padded limit only adds numbers behind the valid ones."""
-    operands = [p.elements(name) for name in node.inputs]
-    start, limit, step = (operand[0] if operand else None for operand in operands)
-    if start is None or limit is None or step is None or step.number is None or step.number < 1:
-        raise Unpaddable("its start or its step is no constant")
+    (start,), (limit,), (step,) = (p.extents(name, "start, limit or step") for name in node.inputs)
+    if step.number is None or step.number < 1:
+        raise Unpaddable("its step is no positive number")
     count = (limit - start + Extent.of(step.number - 1)) // step.number
     p.require(limit - start)
     p.set(node.outputs[0], [(count,)])
@@ -173,12 +168,9 @@ def apply_range(p: Padder, node: Node) -> Node | None:
 @rule("ConstantOfShape")
 def apply_fill(p: Padder, node: Node) -> None:
     """All elements are the same number."""
-    extents = p.elements(node.inputs[0])
-    if extents is None or None in extents:
-        raise Unpaddable(f"its shape {node.inputs[0]!r} is not known")
     value = node.attr("value")
     is_zero = value is None or not np.any(value.array)
-    axes: list[Axis] = [(extent,) for extent in extents if extent is not None]
+    axes: list[Axis] = [(extent,) for extent in p.extents(node.inputs[0], "shape")]
     p.set(node.outputs[0], axes, {n for n, axis in enumerate(axes) if p.is_padded(axis)} if is_zero else ())
 
 
@@ -275,13 +267,8 @@ def _merge(p: Padder, parts: Sequence[Extent]) -> Axis:
 @rule("Reshape")
 def apply_reshape(p: Padder, node: Node) -> None:
     """Padded extents stay whole or merge with their neighbors."""
-    axes, extents = p.axes(node.inputs[0]), p.elements(node.inputs[1])
-    if extents is None:
-        raise Unpaddable(f"its shape {node.inputs[1]!r} is not known")
-    target: list[Extent | None] = []
-    for number, extent in enumerate(extents):
-        if extent is None:
-            raise Unpaddable(f"its shape {node.inputs[1]!r} is known in part")
+    axes, target = p.axes(node.inputs[0]), []
+    for number, extent in enumerate(p.extents(node.inputs[1], "shape")):
         is_copied = extent.number == 0 and not node.attr("allowzero", 0)
         target.append(None if extent.number == -1 else multiply(axes[number]) if is_copied else extent)
     _reshape(p, node, target)

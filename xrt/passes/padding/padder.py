@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -13,150 +11,11 @@ import numpy as np
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.graph.node import FreshNames
 from xrt.operators import find_value
-
-
-@dataclass(frozen=True, slots=True)
-class Quotient:
-    """Floor division of an extent by a number."""
-
-    dividend: Extent
-    divisor: int
-
-    def __str__(self) -> str:
-        return f"(({self.dividend}) // {self.divisor})"
-
-
-Atom: TypeAlias = str | Quotient
-Monomial: TypeAlias = tuple[Atom, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """A symbolic size: a polynomial with integer coefficients over dim names and quotients, in normal form.
-
-    The normal form makes equal polynomials compare equal, so that extents can be keys.
-
-    >>> s = Extent.of("s")
-    >>> str((s + Extent.of(3)) * Extent.of(2) - s)
-    's + 6'
-    """
-
-    terms: tuple[tuple[Monomial, int], ...]
-
-    @classmethod
-    def of(cls, value: int | Atom) -> Extent:
-        """The extent of a number, a dim name or a quotient."""
-        return cls._sum({(): value}) if isinstance(value, int) else cls._sum({(value,): 1})
-
-    @classmethod
-    def _sum(cls, factors: Mapping[Monomial, int]) -> Extent:
-        terms = [(monomial, factor) for monomial, factor in factors.items() if factor]
-        return cls(tuple(sorted(terms, key=lambda term: (-len(term[0]), str(term[0])))))
-
-    def __add__(self, other: Extent) -> Extent:
-        factors: Counter[Monomial] = Counter(dict(self.terms))
-        for monomial, factor in other.terms:
-            factors[monomial] += factor
-        return self._sum(factors)
-
-    def __sub__(self, other: Extent) -> Extent:
-        return self + other * Extent.of(-1)
-
-    def __mul__(self, other: Extent) -> Extent:
-        factors: Counter[Monomial] = Counter()
-        for monomial, factor in self.terms:
-            for other_monomial, other_factor in other.terms:
-                factors[tuple(sorted((*monomial, *other_monomial), key=str))] += factor * other_factor
-        return self._sum(factors)
-
-    def __floordiv__(self, divisor: int) -> Extent:
-        """Floor division by a positive number."""
-        exact = self.divide(Extent.of(divisor))
-        return exact if exact is not None else Extent.of(Quotient(self, divisor))
-
-    def divide(self, other: Extent) -> Extent | None:
-        """Divide exactly; None unless the division is provably exact and divisor or quotient has a single term."""
-        if not other.terms:
-            return None
-        if len(other.terms) == 1:
-            parts = [_divide_term(term, other.terms[0]) for term in self.terms]
-            return None if None in parts else self._sum(dict(part for part in parts if part is not None))
-        for term in self.terms:
-            part = _divide_term(term, other.terms[0])
-            if part is not None and (quotient := self._sum(dict([part]))) * other == self:
-                return quotient
-        return None
-
-    @property
-    def number(self) -> int | None:
-        """The value as a number; None if it depends on a dim."""
-        if not self.terms:
-            return 0
-        (monomial, factor), *others = self.terms
-        return None if monomial or others else factor
-
-    @property
-    def atoms(self) -> frozenset[str]:
-        """Names of the dims that it depends on."""
-        names: set[str] = set()
-        for monomial, _ in self.terms:
-            for atom in monomial:
-                names |= {atom} if isinstance(atom, str) else atom.dividend.atoms
-        return frozenset(names)
-
-    def at(self, sizes: Mapping[str, int]) -> int:
-        """The number for these sizes of the dims; raises KeyError for a missing dim."""
-        return sum(factor * math.prod(_evaluate(atom, sizes) for atom in monomial) for monomial, factor in self.terms)
-
-    def substitute(self, change: Callable[[str], Extent | None]) -> Extent:
-        """Replace each dim for which `change` returns an extent."""
-        total = Extent.of(0)
-        for monomial, factor in self.terms:
-            product = Extent.of(factor)
-            for atom in monomial:
-                product *= _substitute(atom, change)
-            total += product
-        return total
-
-    def __str__(self) -> str:
-        shown = " + ".join("*".join([*([str(factor)] if factor != 1 or not m else []), *map(str, m)]) for m, factor in self.terms)
-        return shown.replace("+ -1*", "- ").replace("+ -", "- ") or "0"
-
+from xrt.passes.extents import Extent, Quotient
 
 Axis: TypeAlias = tuple[Extent, ...]
 """The extents that form an axis, outermost first; several if a reshape merged a padded extent with others."""
 ONE: Axis = (Extent.of(1),)
-
-
-def multiply(axis: Sequence[Extent]) -> Extent:
-    """Product of extents, such as those of an axis."""
-    product = Extent.of(1)
-    for part in axis:
-        product *= part
-    return product
-
-
-def _evaluate(atom: Atom, sizes: Mapping[str, int]) -> int:
-    return sizes[atom] if isinstance(atom, str) else atom.dividend.at(sizes) // atom.divisor
-
-
-def _substitute(atom: Atom, change: Callable[[str], Extent | None]) -> Extent:
-    if isinstance(atom, Quotient):
-        return atom.dividend.substitute(change) // atom.divisor
-    replacement = change(atom)
-    return Extent.of(atom) if replacement is None else replacement
-
-
-def _divide_term(term: tuple[Monomial, int], other: tuple[Monomial, int]) -> tuple[Monomial, int] | None:
-    """Divide one term by another; None if that is not exact."""
-    remaining, (atoms, divisor) = list(term[0]), other
-    if divisor == 0 or term[1] % divisor:
-        return None
-    for atom in atoms:
-        if atom not in remaining:
-            return None
-        remaining.remove(atom)
-    return tuple(remaining), term[1] // divisor
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,6 +249,13 @@ class Padder:
         """Elements of a vector or scalar, or None."""
         contents = self.contents(name) if name else None
         return None if contents is None or contents.ndim > 1 else list(contents.reshape(-1))
+
+    def extents(self, name: str, title: str) -> list[Extent]:
+        """Elements of a vector or scalar, which the refusal calls ``title``; raises Unpaddable unless all are known."""
+        elements = self.elements(name)
+        if elements is None or None in elements:
+            raise Unpaddable(f"its {title}, {name!r}, is not known")
+        return [extent for extent in elements if extent is not None]
 
     def integers(self, node: Node, slot: int, attribute: str = "") -> list[int] | None:
         """Integers of an attribute, or else of a constant input; None if both are absent. Raises Unpaddable for other inputs."""

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from xrt.graph import Node
+from xrt.graph import DType, Node
 from xrt.operators.windows import Window, make_window
-from xrt.passes.padding.padder import ONE, Axis, Extent, Padder, Unpaddable, rule
+from xrt.passes.extents import Extent
+from xrt.passes.padding.padder import ONE, Axis, Padder, Unpaddable, rule
 
 
 def _read_window(p: Padder, node: Node, kernel: Sequence[int]) -> Window:
@@ -158,18 +159,15 @@ def apply_attention(p: Padder, node: Node) -> Node:
     if query[0] != key[0] or key[0] != value[0] or key[sequence] != value[sequence]:
         raise p.refuse("keys, values and queries differ in batch or length", *query, *key, *value)
     if names[_MASK] and any(map(p.is_padded, (*query, *key))):
-        _check_mask(p, names[_MASK], query[sequence], key[sequence])
+        *_, rows, columns = (ONE, *p.axes(names[_MASK]))
+        if rows not in (query[sequence], ONE) or columns != key[sequence]:
+            raise p.refuse("its mask has another extent than queries or keys", *p.axes(names[_MASK]))
     if p.is_padded(key[sequence]):
         names[_MASK] = _hide_padded_keys(p, names[_K], sequence, names[_MASK])
         names[_K:_MASK] = [p.mask(name, sequence, 0) for name in names[_K:_MASK]]  # the mask is added, so NaN would remain
     width = p.unknown(node.outputs[0], 2) if is_flat else value[-1]
     p.set(node.outputs[0], [*query[:-1], width])
     return replace(node, inputs=tuple(names[:4] if names[_MASK] else names[:3]))
-
-
-def _check_mask(p: Padder, mask: str, query: Axis, key: Axis) -> None:
-    if any(axis not in (query, ONE) for axis in p.axes(mask)[-2:-1]) or any(axis != key for axis in p.axes(mask)[-1:]):
-        raise p.refuse("its mask has another extent than queries or keys", *p.axes(mask))
 
 
 def _hide_padded_keys(p: Padder, key: str, axis: int, mask: str) -> str:
@@ -194,8 +192,11 @@ def apply_recurrent(p: Padder, node: Node) -> Node:
         if p.is_padded(batch) and batch not in p.axes(name):
             raise p.refuse("an input is not padded along the batch", batch)
     # Forward outputs of valid steps do not depend on later steps; final states and reverse directions do.
-    if p.is_padded(time) and not names[4] and (_reads_end(p, node) or node.attr("direction", "forward") != "forward"):
-        names[4] = _feed_length(p, names[0], time)
+    ends, readable = node.outputs[1:], {value.name for value in p.function.outputs}
+    reads_end = any(name and (name in readable or p.function.users(name)) for name in ends)
+    if p.is_padded(time) and not names[4] and (reads_end or node.attr("direction", "forward") != "forward"):
+        length = p.node("Cast", p.value(p.only(time)), to=DType.INT32.onnx)
+        names[4] = p.node("Expand", length, p.node("Reshape", p.length(names[0], 1), p.constant(np.array([1], np.int64))))
     hidden: Axis = (Extent.of(node.attr("hidden_size")),)
     outputs = [*node.outputs, "", "", ""]
     p.set(outputs[0], [time, (Extent.of(directions),), batch, hidden])
@@ -204,22 +205,6 @@ def apply_recurrent(p: Padder, node: Node) -> Node:
     while not names[-1]:
         names.pop()
     return replace(node, inputs=tuple(names))
-
-
-def _reads_end(p: Padder, node: Node) -> bool:
-    """Whether a final state is used."""
-    ends = {value.name for value in p.function.outputs}
-    return any(name and (name in ends or p.function.users(name)) for name in node.outputs[1:])
-
-
-def _feed_length(p: Padder, data: str, time: Axis) -> str:
-    """The true sequence length, per batch element."""
-    shape = p.constant(np.array([1], np.int64))
-    count = p.node("Reshape", p.length(data, 1), shape)
-    return p.node("Expand", p.node("Cast", p.value(p.only(time)), to=_INT32), count)
-
-
-_INT32 = 6
 
 
 @rule("RotaryEmbedding")

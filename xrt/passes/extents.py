@@ -1,0 +1,166 @@
+"""Symbolic integers: polynomials over dim names, for extents that are computed from other extents."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Quotient:
+    """Floor division of an extent by a number."""
+
+    dividend: Extent
+    divisor: int
+
+    def __str__(self) -> str:
+        return f"(({self.dividend}) // {self.divisor})"
+
+
+Atom: TypeAlias = str | Quotient
+Monomial: TypeAlias = tuple[Atom, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A symbolic size: a polynomial with integer coefficients over dim names and quotients, in normal form.
+
+    The normal form makes equal polynomials compare equal, so that extents can be keys.
+
+    >>> s = Extent.of("s")
+    >>> str((s + 3) * 2 - s)
+    's + 6'
+    """
+
+    terms: tuple[tuple[Monomial, int], ...]
+
+    @classmethod
+    def of(cls, value: int | Atom | Extent) -> Extent:
+        """The extent of a number, a dim name or a quotient; an extent is returned unchanged."""
+        if isinstance(value, Extent):
+            return value
+        return cls._sum({(): value}) if isinstance(value, int) else cls._sum({(value,): 1})
+
+    @classmethod
+    def _sum(cls, factors: Mapping[Monomial, int]) -> Extent:
+        terms = [(monomial, factor) for monomial, factor in factors.items() if factor]
+        return cls(tuple(sorted(terms, key=lambda term: (-len(term[0]), str(term[0])))))
+
+    def __add__(self, other: Extent | int) -> Extent:
+        factors: Counter[Monomial] = Counter(dict(self.terms))
+        for monomial, factor in Extent.of(other).terms:
+            factors[monomial] += factor
+        return self._sum(factors)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Extent:
+        return self * -1
+
+    def __sub__(self, other: Extent | int) -> Extent:
+        return self + -other
+
+    def __rsub__(self, other: int) -> Extent:
+        return -self + other
+
+    def __mul__(self, other: Extent | int) -> Extent:
+        factors: Counter[Monomial] = Counter()
+        for monomial, factor in self.terms:
+            for other_monomial, other_factor in Extent.of(other).terms:
+                factors[tuple(sorted((*monomial, *other_monomial), key=str))] += factor * other_factor
+        return self._sum(factors)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, divisor: int) -> Extent:
+        """Floor division by a positive number."""
+        exact = self.divide(divisor)
+        return exact if exact is not None else Extent.of(Quotient(self, divisor))
+
+    def divide(self, other: Extent | int) -> Extent | None:
+        """Divide exactly; None unless the division is provably exact and divisor or quotient has a single term."""
+        divisor = Extent.of(other)
+        if not divisor.terms:
+            return None
+        if len(divisor.terms) == 1:
+            parts = [_divide_term(term, divisor.terms[0]) for term in self.terms]
+            return None if None in parts else self._sum(dict(part for part in parts if part is not None))
+        for term in self.terms:
+            part = _divide_term(term, divisor.terms[0])
+            if part is not None and (quotient := self._sum(dict([part]))) * divisor == self:
+                return quotient
+        return None
+
+    @property
+    def number(self) -> int | None:
+        """The value as a number; None if it depends on a dim."""
+        if not self.terms:
+            return 0
+        (monomial, factor), *others = self.terms
+        return None if monomial or others else factor
+
+    @property
+    def name(self) -> str | None:
+        """The dim that it equals; None for any other extent."""
+        (monomial, factor), *others = self.terms or [((), 0)]
+        return monomial[0] if len(monomial) == 1 and factor == 1 and not others and isinstance(monomial[0], str) else None
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The least and the largest possible value: dims and quotients are not negative."""
+        number = dict(self.terms).get((), 0)
+        factors = [factor for monomial, factor in self.terms if monomial]
+        return number if min(factors, default=0) >= 0 else -math.inf, number if max(factors, default=0) <= 0 else math.inf
+
+    @property
+    def atoms(self) -> frozenset[str]:
+        """Names of the dims that it depends on."""
+        names: set[str] = set()
+        for monomial, _ in self.terms:
+            for atom in monomial:
+                names |= {atom} if isinstance(atom, str) else atom.dividend.atoms
+        return frozenset(names)
+
+    def at(self, sizes: Mapping[str, int]) -> int:
+        """The number for these sizes of the dims; raises KeyError for a missing dim."""
+        return sum(factor * math.prod(_evaluate(atom, sizes) for atom in monomial) for monomial, factor in self.terms)
+
+    def substitute(self, change: Callable[[str], Extent | None]) -> Extent:
+        """Replace each dim for which `change` returns an extent."""
+        products = (multiply([Extent.of(factor), *(_substitute(atom, change) for atom in m)]) for m, factor in self.terms)
+        return sum(products, Extent.of(0))
+
+    def __str__(self) -> str:
+        shown = " + ".join("*".join([*([str(factor)] if factor != 1 or not m else []), *map(str, m)]) for m, factor in self.terms)
+        return shown.replace("+ -1*", "- ").replace("+ -", "- ") or "0"
+
+
+def multiply(extents: Sequence[Extent]) -> Extent:
+    """Product of extents, such as those of an axis."""
+    return math.prod(extents, start=Extent.of(1))
+
+
+def _evaluate(atom: Atom, sizes: Mapping[str, int]) -> int:
+    return sizes[atom] if isinstance(atom, str) else atom.dividend.at(sizes) // atom.divisor
+
+
+def _substitute(atom: Atom, change: Callable[[str], Extent | None]) -> Extent:
+    if isinstance(atom, Quotient):
+        return atom.dividend.substitute(change) // atom.divisor
+    replacement = change(atom)
+    return Extent.of(atom) if replacement is None else replacement
+
+
+def _divide_term(term: tuple[Monomial, int], other: tuple[Monomial, int]) -> tuple[Monomial, int] | None:
+    """Divide one term by another; None if that is not exact."""
+    remaining, (atoms, divisor) = list(term[0]), other
+    if divisor == 0 or term[1] % divisor:
+        return None
+    for atom in atoms:
+        if atom not in remaining:
+            return None
+        remaining.remove(atom)
+    return tuple(remaining), term[1] // divisor
