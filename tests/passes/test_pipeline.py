@@ -82,6 +82,14 @@ def test_what_is_new_enough_stays_itself() -> None:
     assert why_not_upgradable(f.nodes[0], f, 18) is None
 
 
+def test_a_function_without_onnx_operators_imports_them() -> None:
+    tensor = TensorType(DType.FLOAT32, (2,))
+    node = Node("Own", ("x",), ("y",), domain="com.acme")
+    f = Function((Value("x", tensor),), (Value("y", tensor),), (node,), opsets={"com.acme": 1})
+    assert why_not_upgradable(node, f, 18) is None
+    assert upgrade_opset(f, 18) == f.replace(opsets={"com.acme": 1, "": 18})
+
+
 def test_what_cannot_be_raised_has_a_reason() -> None:
     f = old(Node("Scatter", ("x", "s", "s"), ("y",), name="n"))
     reason = why_not_upgradable(f.nodes[0], f, 18)

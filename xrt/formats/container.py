@@ -71,9 +71,6 @@ class ContainerWriter:
         self._file.write(bytes(-len(view) % ALIGNMENT))
         self._end += len(view) + -len(view) % ALIGNMENT
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._sections
-
     def finish(self) -> None:
         """Write the table, then the head, which makes the file valid."""
         table = json.dumps({"kind": self._kind, "sections": [astuple(s) for s in self._sections.values()]}).encode()

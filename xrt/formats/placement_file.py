@@ -20,43 +20,7 @@ from xrt.formats.calibration_table import CalibrationTable
 from xrt.formats.documents import DocumentError, DocumentType
 from xrt.formats.output import replace_file
 
-__all__ = [
-    "MOST_TEXT",
-    "BalancedValue",
-    "Baseline",
-    "CandidateRecord",
-    "Count",
-    "DeclinedNodes",
-    "ExactNodeRecord",
-    "Facts",
-    "FormKind",
-    "Key",
-    "LoweredOutcome",
-    "LoweredPlanRecord",
-    "NodeRange",
-    "Number",
-    "PlacementFile",
-    "PrecisionRecord",
-    "Record",
-    "RegionPrecision",
-    "RegionRecord",
-    "SearchRecord",
-    "SelectionOutcome",
-    "ServingCandidate",
-    "ServingConfiguration",
-    "Split",
-    "Text",
-    "Word",
-    "dumps",
-    "format_latency",
-    "format_rate",
-    "loads",
-    "parse_serving",
-    "read_placement",
-    "spell_serving",
-    "write_placement",
-]
-
+__all__ = ["PlacementFile", "PrecisionRecord", "ServingConfiguration", "dumps", "loads", "read_placement", "write_placement"]
 
 # Longest text in characters: a name, a version, a note.
 MOST_TEXT = 4000

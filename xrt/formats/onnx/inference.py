@@ -168,10 +168,7 @@ def _infer_outputs(
         )
     except (shape_inference.InferenceError, ValidationError) as error:
         # Exceptions are not cached: equal nodes with contradictory inputs are rare.
-        raise ModelError(_strip_tags(str(error))) from error
+        # ONNX prepends a tag to the message for each nesting level.
+        message = str(error).rpartition("[ShapeInferenceError] ")[2].rpartition("[TypeInferenceError] ")[2].strip()
+        raise ModelError(message) from error
     return tuple(read_type(inferred[name]) if name in inferred else None for name in node.outputs)
-
-
-def _strip_tags(text: str) -> str:
-    """Strip the tags that ONNX prepends to a message, one per nesting level."""
-    return text.rpartition("[ShapeInferenceError] ")[2].rpartition("[TypeInferenceError] ")[2].strip()

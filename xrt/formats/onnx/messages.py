@@ -308,7 +308,11 @@ def _parse_type(serialised: bytes, symbols: frozenset[str] | None) -> Type | Non
 def _read(proto: TypeProto, symbols: frozenset[str] | None) -> Type | None:
     kind = proto.WhichOneof("value")
     if kind in ("tensor_type", "sparse_tensor_type"):
-        return _read_tensor_type(getattr(proto, kind), symbols)
+        tensor = getattr(proto, kind)
+        if not tensor.elem_type:
+            return None
+        shape = tuple(_read_dim(dim, symbols) for dim in tensor.shape.dim) if tensor.HasField("shape") else None
+        return TensorType(DType.from_onnx(tensor.elem_type), shape)
     if kind == "sequence_type":
         element = _read(proto.sequence_type.elem_type, symbols)
         return None if element is None else SequenceType(element)
@@ -319,13 +323,6 @@ def _read(proto: TypeProto, symbols: frozenset[str] | None) -> Type | None:
         element = _read(proto.map_type.value_type, symbols)
         return None if element is None else MapType(DType.from_onnx(proto.map_type.key_type), element)
     return None
-
-
-def _read_tensor_type(proto: TypeProto.Tensor | TypeProto.SparseTensor, symbols: frozenset[str] | None) -> TensorType | None:
-    if not proto.elem_type:
-        return None
-    shape = tuple(_read_dim(dim, symbols) for dim in proto.shape.dim) if proto.HasField("shape") else None
-    return TensorType(DType.from_onnx(proto.elem_type), shape)
 
 
 def _read_dim(dim: TensorShapeProto.Dimension, symbols: frozenset[str] | None) -> Dim:

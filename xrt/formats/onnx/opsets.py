@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, Literal, TypeAlias
@@ -51,10 +52,11 @@ def convert_function(function: Function, max_opset: int) -> Function:
 def upgrade_opset(function: Function, opset: int) -> Function:
     """Convert to at least this ai.onnx opset, including bodies; return the Function unchanged if it is new enough.
 
-    Types must be inferred first. Raises ModelError, which names the node, if a node cannot be converted. Equal nodes are
-    converted once.
+    A Function without ai.onnx imports it. Types must be inferred first. Raises ModelError, which names the node, if a node
+    cannot be converted. Equal nodes are converted once.
     """
-    return function if function.opset() >= opset else _convert_nodes(function, function, opset, _raise_node)
+    is_new = function.opsets.get("", 0) >= opset
+    return function if is_new else _convert_nodes(function, function, opset, _raise_node)
 
 
 NodeConverter: TypeAlias = Callable[[Node, Function, int], Function | None]
@@ -128,10 +130,10 @@ def _why_not_convertible(node: Node, scope: Function, opset: int, convert: NodeC
 
 def _why_not_older_control(node: Node, scope: Function, max_opset: int) -> str:
     """Why a node with bodies is not valid at an older opset; empty if it is."""
-    operator = find_operator(node.op_type, max_opset)
-    if operator is None or operator.since_version < _OLDEST_CONTROL:
+    older = find_operator(node.op_type, max_opset)
+    if older is None or older.since_version < _OLDEST_CONTROL:
         return f"opset {max_opset} has no such operator, or one that means something else"
-    allowed = frozenset().union(*(formal.types for formal in (*operator.inputs, *operator.outputs)))
+    allowed = frozenset().union(*(formal.types for formal in (*older.inputs, *older.outputs)))
     for name in (*node.inputs, *node.outputs):
         type_ = scope.get_type(name) if name else None
         text = None if type_ is None else onnx_spelling(type_)
@@ -221,23 +223,13 @@ def normalize(function: Function) -> Function:
     The outputs keep their order, and the first of repeated outputs keeps its name. Returns the Function unchanged if it already
     satisfies both.
     """
-    if not _needs_identity(function) and not any(
-        _needs_identity(body, is_body=True) for _, node in function.walk() for body in node.bodies
-    ):
-        return function
-    return _insert_identities(function, FreshNames.of(function), is_body=False)
+    return _insert_identities(function, FreshNames.of(function), ())
 
 
-def _needs_identity(function: Function, *, is_body: bool = False) -> bool:
-    """Whether an output is listed twice, or a body returns a value that it captures."""
-    names = [value.name for value in function.outputs]
-    return len(set(names)) < len(names) or (is_body and not set(names).isdisjoint(function.captures))
-
-
-def _insert_identities(function: Function, fresh: FreshNames, *, is_body: bool) -> Function:
-    nodes = [node.map_bodies(lambda body: _insert_identities(body, fresh, is_body=True)) for node in function.nodes]
-    reserved = set(function.captures) if is_body else set()
-    outputs = []
+def _insert_identities(function: Function, fresh: FreshNames, captures: Iterable[str]) -> Function:
+    """Insert them in a Function and its bodies; ``captures`` are those that a body must not return."""
+    nodes = [node.map_bodies(lambda body: _insert_identities(body, fresh, body.captures)) for node in function.nodes]
+    reserved, outputs = set(captures), []
     for value in function.outputs:
         name = value.name
         if name in reserved:
@@ -245,6 +237,8 @@ def _insert_identities(function: Function, fresh: FreshNames, *, is_body: bool) 
             nodes.append(Node("Identity", (value.name,), (name,)))
         reserved.add(name)
         outputs.append(Value(name, value.type))
+    if len(nodes) == len(function.nodes) and all(map(operator.is_, nodes, function.nodes)):
+        return function
     # The inserted Identity is of ai.onnx.
     opsets = function.opsets if "" in function.opsets else {**function.opsets, "": 1}
     return function.replace(nodes=tuple(nodes), outputs=tuple(outputs), opsets=opsets, aliases=())
@@ -313,7 +307,8 @@ def why_not_downgradable(node: Node, function: Function, max_opset: int) -> str 
 
 def why_not_upgradable(node: Node, function: Function, opset: int) -> str | None:
     """Explain why `upgrade_opset` cannot convert this node to ``opset``, or return None. Never raises."""
-    return None if function.opset() >= opset else _why_not_convertible(node, function, opset, _raise_node)
+    is_new = function.opsets.get("", 0) >= opset
+    return None if is_new else _why_not_convertible(node, function, opset, _raise_node)
 
 
 def externalize_weights(function: Function) -> Function:
@@ -366,19 +361,15 @@ def expand(function: Function) -> Function | None:
         raise ModelError(f"the definition of {node.op} cannot be applied: {summarize_error(error)}") from error
     if definition is None or any((inner.domain, inner.op_type) == (node.domain, node.op_type) for inner in definition.node):
         return None
-    _write_defaults(definition, schema, model)
-    definition.domain = model.graph.node[0].domain = DOMAIN
+    # onnx resolves a reference to a missing attribute to nothing, not to its default.
+    (call,) = model.graph.node
+    missing = set(definition.attribute) - {attribute.name for attribute in call.attribute}
+    defaults = (schema.attributes[name].default_value for name in sorted(missing) if name in schema.attributes)
+    call.attribute.extend(default for default in defaults if default.type)
+    definition.domain = call.domain = DOMAIN
     model.functions.append(definition)
     model.opset_import.add(domain=DOMAIN, version=1)
     return load(model)
-
-
-def _write_defaults(definition: FunctionProto, schema: defs.OpSchema, model: ModelProto) -> None:
-    """Add default attributes that the definition refers to: onnx resolves a reference to a missing attribute to nothing."""
-    (node,) = model.graph.node
-    missing = set(definition.attribute) - {attribute.name for attribute in node.attribute}
-    defaults = (schema.attributes[name].default_value for name in sorted(missing) if name in schema.attributes)
-    node.attribute.extend(default for default in defaults if default.type)
 
 
 def _find_definition(schema: defs.OpSchema, model: ModelProto, version: int) -> FunctionProto | None:

@@ -93,16 +93,6 @@ def expand_normalization(
     return [replace(part, name=f"{node.name}/{part.op.lower()}_{k}") for k, part in enumerate(w.nodes)], w.constants
 
 
-def _check_version(domain: str, version: int, newest: int) -> None:
-    if version > newest:
-        raise ModelError(
-            f"it uses opset {version} of {domain}, but the installed onnx {onnx.__version__} knows {newest} at most; "
-            "upgrade onnx, or export the model for an older opset"
-        )
-    if version < 1:
-        raise ModelError(f"it uses opset {version} of {domain}; versions start at 1")
-
-
 # Limits on the number of nodes after inlining: always this many, beyond that a multiple of the model's nodes.
 FREE_NODES = 100_000
 NODE_RATIO = 100
@@ -228,7 +218,10 @@ def read_function(model: ModelProto, external: ExternalData) -> Function:
     with pause_gc(len(model.graph.node)):
         function = reader.function(model.graph, doc=model.doc_string, props=read_props(model))
     if function.captures:
-        raise _make_undefined_error(function)
+        name = function.captures[0]
+        use = next(_find_readers(function, name, f"graph {function.name!r}"))
+        hint = did_you_mean(name, function.value_names()) if len(function.nodes) <= LARGEST_SEARCHED else ""
+        raise ModelError(f"{use} value {name!r}, which no input, initialiser or node defines.{hint}")
     return function
 
 
@@ -350,7 +343,13 @@ class _Reader:
                 f"node {node} is of domain {domain_title(domain)}, whose opset the model does not import (it imports: {imported})"
             )
         if newest := latest_version(domain):
-            _check_version(domain_title(domain), version, newest)
+            if version > newest:
+                raise ModelError(
+                    f"it uses opset {version} of {domain_title(domain)}, but the installed onnx {onnx.__version__} knows "
+                    f"{newest} at most; upgrade onnx, or export the model for an older opset"
+                )
+            if version < 1:
+                raise ModelError(f"it uses opset {version} of {domain_title(domain)}; versions start at 1")
             if find_schema(op_type, version, domain) is None:
                 raise ModelError(f"node {node}: {why_unknown(op_type, version, domain)}")
         self.operators.add((domain, op_type))
@@ -417,13 +416,6 @@ def _read_inner_types(graph: GraphProto, nodes: Sequence[Node], excluded: Set[st
     if any(value.name not in defined for value in values):
         defined.update(name for node in nodes for name in node.uses)
     return {value.name: value.type for value in values if value.type is not None and value.name in defined}
-
-
-def _make_undefined_error(function: Function) -> ModelError:
-    name = function.captures[0]
-    reader = next(_find_readers(function, name, f"graph {function.name!r}"))
-    hint = did_you_mean(name, function.value_names()) if len(function.nodes) <= LARGEST_SEARCHED else ""
-    return ModelError(f"{reader} value {name!r}, which no input, initialiser or node defines.{hint}")
 
 
 def _find_readers(function: Function, name: str, title: str) -> Iterator[str]:
