@@ -13,14 +13,15 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xrt.errors import OptionError
-from xrt.graph import DType, Function, Node, TensorType
+from xrt.graph import DType, Function, Node
 from xrt.passes.quantize.weights import Emission, find_inner_axis
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 STRENGTH = 0.5
 """Default share of the differences that moves into the weights, the value of the paper for most models."""
-LARGEST_FACTOR = 1e4
+LARGEST_FACTOR = 2.0**64
+"""The largest that a placement file stores, as the exponent of a `BalancedValue`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,11 @@ def _find_groups(function: Function) -> Iterator[_Group]:
     """Yield the LayerNormalizations whose channels can be balanced, with the products that read them."""
     outputs = {value.name for value in function.outputs}
     for node in function.nodes:
-        if node.op != "LayerNormalization" or any(node.outputs[1:]) or not _has_constant_terms(node, function):
+        if node.op != "LayerNormalization" or any(node.outputs[1:]):
+            continue
+        # A single axis is normalized, with constant scale and bias.
+        terms = [function.constants.get(name) for name in node.inputs[1:] if name]
+        if not all(c is not None and c.dtype is DType.FLOAT32 and len(c.shape) == 1 and c.shape[0] > 1 for c in terms):
             continue
         channels = function.constants[node.inputs[1]].shape[0]
         products = _find_products(node.outputs[0], channels, function, outputs)
@@ -104,19 +109,14 @@ def _find_groups(function: Function) -> Iterator[_Group]:
             yield _Group(node, tuple(products))
 
 
-def _has_constant_terms(node: Node, function: Function) -> bool:
-    """Whether the node normalizes a single axis with constant scale and bias."""
-    constants = [function.constants.get(name) for name in node.inputs[1:] if name]
-    return all(c is not None and c.dtype is DType.FLOAT32 and len(c.shape) == 1 and c.shape[0] > 1 for c in constants)
-
-
 def _find_products(value: str, channels: int, function: Function, outputs: set[str]) -> list[Node] | None:
     """Find the products that read the value, directly or through a Reshape to rows; None if there are other readers."""
     products: list[Node] = []
     for use in function.users(value):
         node = use.node
-        if node.op == "Reshape" and use.slot == 0 and _count_channels(node.outputs[0], function) == channels:
-            inner = _find_products(node.outputs[0], channels, function, outputs)
+        if node.op == "Reshape" and use.slot == 0:
+            shape = getattr(function.get_type(node.outputs[0]), "shape", None) or (None,)
+            inner = _find_products(node.outputs[0], channels, function, outputs) if shape[-1] == channels else None
             if inner is None:
                 return None
             products += inner
@@ -126,11 +126,6 @@ def _find_products(value: str, channels: int, function: Function, outputs: set[s
             return None
     # An output must keep its unscaled channels.
     return None if value in outputs else products
-
-
-def _count_channels(value: str, function: Function) -> object:
-    type_ = function.get_type(value)
-    return type_.shape[-1] if isinstance(type_, TensorType) and type_.shape else None
 
 
 def _is_product(node: Node, slot: int, function: Function) -> bool:

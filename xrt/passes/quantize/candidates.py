@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -41,7 +41,10 @@ class QuantizationOptions:
 
     def __post_init__(self) -> None:
         for name in ("include", "exclude"):
-            object.__setattr__(self, name, tuple(_read_patterns(getattr(self, name))))
+            patterns = getattr(self, name)
+            listed = [patterns] if isinstance(patterns, str | NodePattern) else patterns
+            parsed = (pattern if isinstance(pattern, NodePattern) else NodePattern.parse(pattern) for pattern in listed)
+            object.__setattr__(self, name, tuple(parsed))
         _check_choice("activations", self.activations, get_args(ActivationType))
         _check_choice("weights", self.weights, get_args(WeightType))
         for name in ("symmetric_activations", "symmetric_weights", "per_channel", "reduce_range", "activation_products"):
@@ -61,11 +64,6 @@ class QuantizationOptions:
         return DType.parse(self.weights)
 
 
-def _read_patterns(patterns: Iterable[NodePattern | str] | NodePattern | str) -> Iterable[NodePattern]:
-    listed = [patterns] if isinstance(patterns, str | NodePattern) else patterns
-    return (pattern if isinstance(pattern, NodePattern) else NodePattern.parse(pattern) for pattern in listed)
-
-
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise OptionError(f"{name} must be one of {', '.join(choices)}; got {value!r}.{did_you_mean(str(value), choices)}")
@@ -83,7 +81,8 @@ def why_not_quantized(node: Node, function: Function, options: QuantizationOptio
         return "its operator has no quantized form here"
     if not options.selects(node):
         return "no pattern selects it"
-    if not all(_is_float32(name, function) for name in node.inputs[:2]):
+    types = map(function.get_type, node.inputs[:2])
+    if not all(isinstance(type_, TensorType) and type_.dtype is DType.FLOAT32 for type_ in types):
         return "its operands are not known to be float32"
     if node.inputs[0] in function.constants:
         return "its first operand is constant"
@@ -94,11 +93,6 @@ def why_not_quantized(node: Node, function: Function, options: QuantizationOptio
     if function.constants[node.inputs[1]].array.size == 0 or len(function.constants[node.inputs[1]].shape) < 2:
         return "its weights are no matrix"
     return None
-
-
-def _is_float32(name: str, function: Function) -> bool:
-    type_ = function.get_type(name)
-    return isinstance(type_, TensorType) and type_.dtype is DType.FLOAT32
 
 
 def find_root(value: str, function: Function) -> str:

@@ -85,17 +85,13 @@ def balance_values(prepared: Function, balance: Collection[BalancedValue]) -> Fu
     """
     if not balance:
         return prepared
-    names = list_balanced_values(prepared)
+    producers = {name: prepared.producer(name) for name in list_balanced_values(prepared)}
     for item in balance:
-        if item.name not in names or _count_channels(prepared, item.name) != len(item.exponents):
+        producer = producers.get(item.name)
+        if producer is None or prepared.constants[producer.inputs[1]].shape != (len(item.exponents),):
             raise CalibrationError(f"the model has no value {item.name!r} of {len(item.exponents)} channels that can be balanced")
     factors = {item.name: np.exp2(np.array(item.exponents, np.float32)) for item in balance}
     return infer_shapes(scale_channels(prepared, factors))
-
-
-def _count_channels(function: Function, value: str) -> int:
-    producer = function.producer(value)
-    return 0 if producer is None else function.constants[producer.inputs[1]].shape[0]
 
 
 def fit_balanced_table(
@@ -138,7 +134,8 @@ def fit_table(table: CalibrationTable, prepared: Function, original: Function) -
     missing = [name for name in needed if table.find(keys[name]) is None]
     if not missing:
         return table
-    ranges, inputs = _find_ranges(table, original), {value.name for value in prepared.inputs}
+    ranges = {name: range_ for name, key in hash_values(original).items() if (range_ := table.find(key)) is not None}
+    inputs = {value.name for value in prepared.inputs}
     if not any(name in ranges for name in missing) and all(name in missing or name in inputs for name in needed):
         raise CalibrationError(
             f"the calibration table has ranges of {len(table)} values, and none is computed in this model: it was made of "
@@ -148,11 +145,6 @@ def fit_table(table: CalibrationTable, prepared: Function, original: Function) -
         if name in ranges:
             table = table.add(name, keys[name], ranges[name])
     return table
-
-
-def _find_ranges(table: CalibrationTable, function: Function) -> dict[str, ValueRange]:
-    """The ranges of the values of a Function that the table has, by name."""
-    return {name: range_ for name, key in hash_values(function).items() if (range_ := table.find(key)) is not None}
 
 
 def make_planned_function(function: Function, record: PrecisionRecord | None) -> Function:

@@ -5,14 +5,15 @@ The MatMulNBits kernels also quantize the activation per block, so that a few la
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType
-from xrt.graph.node import FreshNames
+from xrt.graph import DType, Function, Node, TensorType
+from xrt.operators import NodeWriter, rewrite_nodes
 from xrt.passes.quantize.candidates import CONVOLUTIONS, PRODUCTS, QuantizationOptions
 from xrt.passes.quantize.weights import (
     Emission,
@@ -32,13 +33,23 @@ def quantize_dynamically(function: Function, options: QuantizationOptions | None
 
     Weights are int8 with one scale per column. Infer shapes first. Raises OptionError if conversion to opset 13 fails.
     """
+    return _rewrite_selected(function, options, why_not_matrix, _rewrite_product)
+
+
+def _rewrite_selected(
+    function: Function,
+    options: QuantizationOptions | None,
+    why_not: Callable[[Node, Function, QuantizationOptions], str | None],
+    rewrite: Callable[[Node, Emission, QuantizationOptions], Node],
+) -> Function:
+    """Rewrite the nodes for which ``why_not`` has no reason; return the Function unchanged if there are none."""
     options = options or QuantizationOptions()
-    selected = {node.name for node in function.nodes if why_not_matrix(node, function, options) is None}
+    selected = {node.name for node in function.nodes if why_not(node, function, options) is None}
     if not selected:
         return function
     emission = Emission(require_opset(function))
     return emission.finish(
-        [_rewrite_product(node, emission, options) if node.name in selected else node for node in emission.function.nodes]
+        [rewrite(node, emission, options) if node.name in selected else node for node in emission.function.nodes]
     )
 
 
@@ -92,17 +103,9 @@ def pack_weights(function: Function, options: QuantizationOptions | None = None)
 
     Weights are symmetric; `BLOCK` rows share a scale. Infer shapes first.
     """
-    options = options or QuantizationOptions()
-    selected = {node.name for node in function.nodes if why_not_packed(node, function, options) is None}
-    if not selected:
-        return function
-    emission = Emission(require_opset(function))
     packed: dict[tuple[str, int], tuple[str, ...]] = {}
-    nodes = [
-        _pack_product(node, emission, packed, options) if node.name in selected else node for node in emission.function.nodes
-    ]
-    result = emission.finish(nodes)
-    return result.replace(opsets={**result.opsets, DOMAIN: 1})
+    result = _rewrite_selected(function, options, why_not_packed, partial(_pack_product, packed))
+    return result if result is function else result.replace(opsets={**result.opsets, DOMAIN: 1})
 
 
 def why_not_packed(node: Node, function: Function, options: QuantizationOptions) -> str | None:
@@ -119,7 +122,7 @@ def why_not_packed(node: Node, function: Function, options: QuantizationOptions)
 
 
 def _pack_product(
-    node: Node, emission: Emission, packed: dict[tuple[str, int], tuple[str, ...]], options: QuantizationOptions
+    packed: dict[tuple[str, int], tuple[str, ...]], node: Node, emission: Emission, options: QuantizationOptions
 ) -> Node:
     """Make the MatMulNBits of a product. ``packed`` has the constants of matrices that are packed already."""
     name, axis = node.inputs[1], find_inner_axis(node)
@@ -154,54 +157,29 @@ ZERO_POINTS, GROUPS = 3, 4
 
 def unpack_weights(function: Function) -> Function:
     """Replace MatMulNBits of constant weights by a float32 MatMul, with Cast and Add as needed. Bodies are not searched."""
-    packed = {node.name for node in function.nodes if _is_packed(node, function)}
-    if not packed:
-        return function
-    # Node names as well: a new node is called like its output.
-    names = FreshNames()
-    for name in (*function.value_names(), *(node.name for node in function.nodes)):
-        names.reserve(name)
-    constants = dict(function.constants)
-    nodes = tuple(
-        new for node in function.nodes for new in (_unpack(node, function, names, constants) if node.name in packed else (node,))
-    )
-    return function.replace(nodes=nodes, constants=constants)
+    return rewrite_nodes(function, _unpack)
 
 
-def _is_packed(node: Node, function: Function) -> bool:
+def _unpack(w: NodeWriter) -> str | None:
+    node, operands = w.node, [*w.node.inputs, *("",) * (BIAS + 1 - len(w.node.inputs))]
     if node.domain != DOMAIN or node.op_type != "MatMulNBits":
-        return False
+        return None
     # Group indices are deprecated. With zero points, too, ONNX Runtime deviates from its own description.
-    if all(node.inputs[ZERO_POINTS : GROUPS + 1]) and len(node.inputs) > GROUPS:
-        return False
-    return all(name in function.constants for name in node.inputs[1 : GROUPS + 1] if name)
-
-
-def _unpack(node: Node, function: Function, names: FreshNames, constants: dict[str, Constant]) -> Iterator[Node]:
-    """Yield the replacement; the last node inherits the name and output."""
-    operands = [*node.inputs, *("",) * (BIAS + 1 - len(node.inputs))]
-    optional = [function.constants[name].array if name else None for name in operands[ZERO_POINTS : GROUPS + 1]]
-    weights = _compute_weights(node, function.constants[operands[1]].array, function.constants[operands[2]].array, *optional)
-    constants[matrix := names.take(f"{node.name}/weights")] = Constant(weights)
-    steps: list[tuple[str, tuple[str, ...], tuple[Attribute, ...]]] = []
-    type_ = function.get_type(operands[0])
+    if all(operands[ZERO_POINTS : GROUPS + 1]):
+        return None
+    packed, scales, zeros, groups = (w.function.constants.get(name) for name in operands[1 : GROUPS + 1])
+    is_constant = all(name in w.function.constants for name in operands[1 : GROUPS + 1] if name)
+    if packed is None or scales is None or not is_constant:
+        return None
+    optional = (None if constant is None else constant.array for constant in (zeros, groups))
+    weights = w.constant(_compute_weights(node, packed.array, scales.array, *optional))
+    type_ = w.find_type(w.x)
     # The unpacked matrix is float32, so other types are cast there and back.
-    narrow = type_.dtype if isinstance(type_, TensorType) and type_.dtype is not DType.FLOAT32 else None
-    if narrow is not None:
-        steps.append(("Cast", (operands[0],), (Attribute.of("to", DType.FLOAT32.onnx),)))
-    steps.append(("MatMul", (operands[0], matrix), ()))
-    if narrow is not None:
-        steps.append(("Cast", ("",), (Attribute.of("to", narrow.onnx),)))
-    if operands[BIAS]:
-        steps.append(("Add", ("", operands[BIAS]), ()))
-    before = ""
-    for at, (op, inputs, attributes) in enumerate(steps):
-        read = (before, *inputs[1:]) if before else inputs
-        if at + 1 == len(steps):
-            yield replace(node, op_type=op, domain="", inputs=read, attributes=attributes)
-            return
-        before = names.take(f"{node.name}/{op.lower()}")
-        yield Node(op, read, (before,), attributes, name=before, control=node.control)
+    if type_ is None or type_.dtype is DType.FLOAT32:
+        product = w.op("MatMul", w.x, weights)
+    else:
+        product = w.cast(w.op("MatMul", w.cast(w.x, DType.FLOAT32), weights), type_.dtype)
+    return w.op("Add", product, operands[BIAS]) if operands[BIAS] else product
 
 
 def _compute_weights(node: Node, packed: Array, scales: Array, zeros: Array | None, groups: Array | None) -> Array:
@@ -233,12 +211,7 @@ def quantize_weights(function: Function, options: QuantizationOptions | None = N
 
     A shared weight is stored once. Infer shapes first. Raises OptionError if conversion to opset 13 fails.
     """
-    options = options or QuantizationOptions()
-    selected = {node.name for node in function.nodes if why_not_stored(node, function, options) is None}
-    if not selected:
-        return function
-    emission = Emission(require_opset(function))
-    return emission.finish([_store_weight(node, emission, selected, options) for node in emission.function.nodes])
+    return _rewrite_selected(function, options, why_not_stored, _store_weight)
 
 
 def why_not_stored(node: Node, function: Function, options: QuantizationOptions) -> str | None:
@@ -258,9 +231,7 @@ def why_not_stored(node: Node, function: Function, options: QuantizationOptions)
     return None
 
 
-def _store_weight(node: Node, emission: Emission, selected: Collection[str], options: QuantizationOptions) -> Node:
-    if node.name not in selected:
-        return node
+def _store_weight(node: Node, emission: Emission, options: QuantizationOptions) -> Node:
     name = node.inputs[1]
     floats = emission.function.constants[name].array
     weight = quantize_channels(floats, find_channel_axis(node, floats), options)

@@ -95,17 +95,14 @@ class _StaticQuantization:
         self.function, self.options = function, options
         self.emission = Emission(function)
         # One operand with an unusable range keeps the whole node in floating point.
-        refused = {node.name for node in function.nodes if node.name in selected and self._is_flat(node, fitted)}
-        self.selected = selected - refused
+        operands = {node.name: set(list_activations(node, function)) for node in function.nodes if node.name in selected}
+        self.selected = {name for name, values in operands.items() if all(fitted[value] is not None for value in values)}
         nodes = [node for node in function.nodes if node.name in self.selected]
-        values = {value for node in nodes for value in list_activations(node, function)}
+        values = set[str]().union(*(operands[node.name] for node in nodes))
         # Values read only by refused nodes stay in floating point.
         self.fitted = {value: parameters for value, parameters in fitted.items() if value in values and parameters is not None}
         self.ends = {find_end(node, function) for node in nodes if node.op in CONVOLUTIONS}
         """Results of convolutions; all readers read them in quantized form."""
-
-    def _is_flat(self, node: Node, fitted: Mapping[str, Parameters | None]) -> bool:
-        return any(fitted[value] is None for value in list_activations(node, self.function))
 
     def run(self) -> Function:
         return self.emission.finish([self.rewrite(node) for node in self.function.nodes])
@@ -152,9 +149,12 @@ class _StaticQuantization:
 
     def find_bias(self, node: Node, bias: list[str], weight: Array) -> Array | None:
         """Find a constant bias with one element per channel; None if there is none."""
-        if not bias or bias[0] not in self.function.constants or (node.op == "Gemm" and not _is_unscaled(node)):
+        if not bias or bias[0] not in self.function.constants:
             return None
-        channels = weight.shape[1] * node.attr("group", 1) if node.op == "ConvTranspose" else weight.shape[_find_rows(node)]
+        if node.op == "Gemm" and not node.attr("alpha", 1.0) == 1.0 == node.attr("beta", 1.0):
+            return None
+        rows = 1 if node.op == "Gemm" and not node.attr("transB", 0) else 0
+        channels = weight.shape[1] * node.attr("group", 1) if node.op == "ConvTranspose" else weight.shape[rows]
         constant = self.function.constants[bias[0]].array
         return constant if constant.shape == (channels,) else None
 
@@ -169,15 +169,6 @@ class _StaticQuantization:
         parameters = Parameters(scale, np.zeros(scale.shape, np.int32))
         weight = QuantizedWeight(steps.astype(np.int32), parameters, 0 if scale.ndim else None)
         return self.emission.dequantize(name, weight, (name, scale.tobytes()))
-
-
-def _is_unscaled(node: Node) -> bool:
-    return bool(node.attr("alpha", 1.0) == 1.0 == node.attr("beta", 1.0))
-
-
-def _find_rows(node: Node) -> int:
-    """The axis of a weight with one entry per output channel, and so per element of the bias."""
-    return 1 if node.op == "Gemm" and not node.attr("transB", 0) else 0
 
 
 BROADCASTING_OPSET = 8
