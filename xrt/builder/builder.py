@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import Token
 from dataclasses import replace
@@ -15,7 +15,6 @@ from xrt.builder.record_op import is_strong, is_weak, natural_dtype, weak_array
 from xrt.builder.symbol import Symbol, recording
 from xrt.builder.tensor import Tensor
 from xrt.errors import ModelError, did_you_mean
-from xrt.graph.attributes import AttrKind
 from xrt.graph.constants import Constant
 from xrt.graph.function import Function
 from xrt.graph.node import FreshNames, Node, list_definitions, rename_function, rename_node
@@ -34,10 +33,15 @@ def finalize(builder: Builder) -> Function:
     renames: dict[str, str] = {}
     outputs: list[Value] = []
     aliases: dict[str, str] = {}
-    for tensor, requested, target in _list_outputs(builder):
+    # The outputs with their requested names, then the updated values with the names of their inputs.
+    updates = [(tensor, None, target) for target, tensor in builder.updates.items()]
+    for tensor, requested, target in [*((tensor, requested, None) for tensor, requested in builder.outputs), *updates]:
         name = requested if requested is not None else renames.get(tensor.name, tensor.name)
         if requested is not None and requested != tensor.name:
-            builder.names.reserve(_check_free(builder, requested))
+            if not requested or requested in builder.names:
+                problem = f"an output is to be named {requested!r}, which another value of the graph is"
+                raise ModelError(f"{problem}; choose another name")
+            builder.names.reserve(requested)
         if target in builder.states and any(value.name == name for value in outputs):
             # A session returns one value and stores the other, so they must not share a buffer.
             name = _copy_output(builder, tensor, None)
@@ -54,14 +58,6 @@ def finalize(builder: Builder) -> Function:
     return _with_updates(builder, function, aliases)
 
 
-def _list_outputs(builder: Builder) -> Iterable[tuple[Tensor, str | None, str | None]]:
-    """Yield the outputs with their requested names, then the updated values with the names of their inputs."""
-    for tensor, requested in builder.outputs:
-        yield tensor, requested, None
-    for target, tensor in builder.updates.items():
-        yield tensor, None, target
-
-
 def _with_updates(builder: Builder, function: Function, aliases: Mapping[str, str]) -> Function:
     """Declare the aliases and states of a Function; raises ModelError for a state that is never updated."""
     if idle := [name for name in builder.states if name not in aliases]:
@@ -70,13 +66,6 @@ def _with_updates(builder: Builder, function: Function, aliases: Mapping[str, st
     if not builder.states:
         return updated if aliases else function
     return declare_states(updated, (State(name, aliases[name], fill) for name, fill in builder.states.items()))
-
-
-def _check_free(builder: Builder, name: str) -> str:
-    """Return the name; raise ModelError if it is empty or in use."""
-    if not name or name in builder.names:
-        raise ModelError(f"an output is to be named {name!r}, which another value of the graph is; choose another name")
-    return name
 
 
 def _can_be_called(builder: Builder, tensor: Tensor, name: str, computed: set[str], renames: Mapping[str, str]) -> bool:
@@ -100,38 +89,30 @@ def _copy_output(builder: Builder, tensor: Tensor, requested: str | None) -> str
 
 def _make_function(builder: Builder, outputs: tuple[Value, ...], renames: Mapping[str, str]) -> Function:
     """Build the Function of the recorded nodes, with values renamed by ``renames``, and without unused constants."""
-    nodes = tuple(_align_body_opsets(node, builder.opsets) for node in builder.nodes)
+    # The graph may have imported another domain after tracing its bodies.
+    nodes = tuple(node.map_bodies(lambda body: _align_opsets(body, builder.opsets)) for node in builder.nodes)
     if renames:
         nodes = tuple(rename_node(node, renames, {}) for node in nodes)
     types = {renames.get(name, name): type_ for name, type_ in builder.types.items()}
     output_names = {value.name for value in outputs}
+    # Tracing also records constants that only type inference looked at.
+    used = output_names.union(*(node.uses for node in nodes))
     return Function(
         inputs=tuple(tensor.value for tensor in builder.inputs),
         outputs=outputs,
         nodes=nodes,
-        constants=_select_used(builder.constants, nodes, output_names),
+        constants={name: constant for name, constant in builder.constants.items() if name in used},
         opsets=dict(builder.opsets),
         types={name: type_ for name, type_ in types.items() if name not in output_names},
         name=builder.name,
     )
 
 
-def _align_body_opsets(node: Node, opsets: Mapping[str, int]) -> Node:
-    """Align the opsets of bodies with the graph, which may have imported another domain after tracing them."""
-    aligned = {a.name: _align_opsets(a.value, opsets) for a in node.attributes if a.kind is AttrKind.GRAPH}
-    return node.with_attributes(**aligned) if aligned else node
-
-
 def _align_opsets(body: Function, opsets: Mapping[str, int]) -> Function:
     if body.opsets == opsets:
         return body
-    return body.replace(opsets=dict(opsets), nodes=tuple(_align_body_opsets(node, opsets) for node in body.nodes))
-
-
-def _select_used(constants: Mapping[str, Constant], nodes: Iterable[Node], outputs: set[str]) -> dict[str, Constant]:
-    # Tracing also records constants that only type inference looked at.
-    used = outputs.union(*(node.uses for node in nodes))
-    return {name: constant for name, constant in constants.items() if name in used}
+    nodes = tuple(node.map_bodies(lambda inner: _align_opsets(inner, opsets)) for node in body.nodes)
+    return body.replace(opsets=dict(opsets), nodes=nodes)
 
 
 def adopt(builder: Builder, title: str, function: Function, count: int) -> Function:
@@ -142,7 +123,7 @@ def adopt(builder: Builder, title: str, function: Function, count: int) -> Funct
     if len(function.inputs) != count:
         raise ModelError(f"{title} is function {function.name!r} of {len(function.inputs)} inputs; the operator gives it {count}")
     _check_opsets(builder, function)
-    visible = {name for outer in builder.lineage() for name in _list_defined(outer)}
+    visible = {name for outer in builder.lineage() for name in outer.list_values()}
     for name in function.captures:
         if name not in visible:
             raise ModelError(f"{title} reads {name!r}, which neither it nor the graph defines.{did_you_mean(name, visible)}")
@@ -179,13 +160,6 @@ def _check_opsets(builder: Builder, function: Function) -> None:
                 f"function {function.name!r} imports {domain_title(domain)} at version {version}, the graph at "
                 f"{builder.opsets[domain]}; trace both at the same version"
             )
-
-
-def _list_defined(builder: Builder) -> Iterator[str]:
-    yield from (tensor.name for tensor in builder.inputs)
-    yield from builder.constants
-    for node in builder.nodes:
-        yield from node.defines
 
 
 DEFAULT_OPSET = min(26, latest_version())
@@ -338,22 +312,24 @@ class Builder:
 
     def _new_constant(self, value: Any, name: str | None) -> Tensor:
         """Create a constant, unless an equal small one exists."""
-        constant = value if isinstance(value, Constant) else Constant(_copy_if_writable(value))
+        is_writable = isinstance(value, np.ndarray) and value.flags.writeable
+        constant = value if isinstance(value, Constant) else Constant(value.copy() if is_writable else value)
         # Named constants are not shared, so that each keeps its name.
         is_small = name is None and constant.array.size <= SMALL and id(value) not in self._hints
         key: object = constant if is_small else id(value)
         if is_small and key in self._shared:
             return self._shared[key][0]
-        full_name = self._reserve_explicit(name) if name is not None else self._name_constant(value)
+        if name is not None:
+            full_name = self._reserve_explicit(name)
+        elif (hint := self._hints.get(id(value))) is not None:
+            full_name = self.names.take(hint)
+        else:
+            full_name = self.names.number(f"{self._prefix}constant")
         self.constants[full_name] = constant
         tensor = Tensor(self, full_name, constant.type)
         if name is None:
             self._shared[key] = (tensor, value)  # keep the value alive, so that its id is not reused
         return tensor
-
-    def _name_constant(self, value: object) -> str:
-        hint = self._hints.get(id(value))
-        return self.names.number(f"{self._prefix}constant") if hint is None else self.names.take(hint)
 
     def register_names(self, arrays: Mapping[str, Any]) -> None:
         """Register names for arrays that may become constants. The caller must keep the arrays alive during tracing."""
@@ -373,6 +349,12 @@ class Builder:
     def find_constant(self, symbol: Symbol) -> Constant | None:
         """The Constant of a tensor; None for a computed value or an input."""
         return symbol.builder.constants.get(symbol.name)
+
+    def list_values(self) -> Iterator[str]:
+        """Yield the names of the inputs, constants and computed values."""
+        yield from (tensor.name for tensor in self.inputs)
+        yield from self.constants
+        yield from (name for node in self.nodes for name in node.defines)
 
     def lineage(self) -> Iterator[Builder]:
         """Yield this builder, then the enclosing ones, innermost first."""
@@ -493,10 +475,6 @@ class Builder:
         _check_opsets(self, function)
         values = record_function(self, function, [self.symbol(item) for item in inputs], {})
         return tuple(values[value.name] for value in function.outputs)
-
-
-def _copy_if_writable(array: Any) -> Any:
-    return array.copy() if isinstance(array, np.ndarray) and array.flags.writeable else array
 
 
 def _name_parameters(title: str, body: Callable[..., Any], inputs: Sequence[tuple[str, Type | None]]) -> list[str]:

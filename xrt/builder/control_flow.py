@@ -14,7 +14,7 @@ from xrt.builder.symbol import Symbol
 from xrt.errors import ModelError
 from xrt.graph.function import Function
 from xrt.graph.schemas import join_types
-from xrt.graph.types import DType, SequenceType, Shape, TensorType, Type, Value
+from xrt.graph.types import DType, SequenceType, TensorType, Type, Value
 
 if TYPE_CHECKING:
     from xrt.builder.builder import Builder
@@ -85,11 +85,12 @@ def _scan(builder: Builder, inputs: Symbols, attributes: Mapping[str, Any]) -> T
     types = [None if s is None else s.type for s in inputs]
     carried, scanned = types[:-count], types[-count:]
     axes = attributes.get("scan_input_axes") or [0] * count
-    rows = [("row", _remove_type_axis(t, axis)) for t, axis in zip(scanned, axes, strict=True)]
+    rows = [("row", _remove_axis(t, axis)) for t, axis in zip(scanned, axes, strict=True)]
     function = _trace_until_stable(builder, attributes["body"], [], carried, rows, first=0)
     states, scans = _split_outputs(function, 0, len(carried))
     out_axes = attributes.get("scan_output_axes") or [0] * len(scans)
-    length = _extent(scanned[0], axes[0])
+    first = scanned[0]
+    length = first.shape[axes[0]] if isinstance(first, TensorType) and first.shape is not None else None
     # Scan stacks one row per step, so the length is that of the scanned inputs.
     stacks = (_insert_axis(v.type, length, axis) for v, axis in zip(scans, out_axes, strict=True))
     outputs = (*(v.type for v in states), *stacks)
@@ -154,18 +155,10 @@ def _insert_axis(type_: Type | None, length: Any, axis: int) -> Type | None:
     return type_.with_shape((*type_.shape[:place], length, *type_.shape[place:]))
 
 
-def _remove_type_axis(type_: Type | None, axis: int) -> Type | None:
+def _remove_axis(type_: Type | None, axis: int) -> Type | None:
     if not isinstance(type_, TensorType) or type_.shape is None:
         return type_
-    return type_.with_shape(_remove_axis(type_.shape, axis))
-
-
-def _remove_axis(shape: Shape, axis: int) -> Shape:
-    if not -len(shape) <= axis < len(shape):
-        raise ModelError(f"a scan input of rank {len(shape)} has no axis {axis}")
-    place = axis % len(shape)
-    return (*shape[:place], *shape[place + 1 :])
-
-
-def _extent(type_: Type | None, axis: int) -> Any:
-    return type_.shape[axis] if isinstance(type_, TensorType) and type_.shape is not None else None
+    if not -len(type_.shape) <= axis < len(type_.shape):
+        raise ModelError(f"a scan input of rank {len(type_.shape)} has no axis {axis}")
+    place = axis % len(type_.shape)
+    return type_.with_shape((*type_.shape[:place], *type_.shape[place + 1 :]))

@@ -82,7 +82,10 @@ def _operand_types(symbol: str, ufunc: np.ufunc, left: Operand, right: Operand) 
     a, b = _get_resolvable(left, right), _get_resolvable(right, left)
     # NumPy stores strings as objects, and would accept every operator on them.
     if DType.STRING.numpy in (a, b):
-        return _string_types(symbol, left, right)
+        if symbol not in ("==", "!="):
+            operation = f"{_describe(left)} {symbol} {_describe(right)}"
+            raise ModelError(f"ONNX has no {operation} of strings; only == and != compare them")
+        return DType.STRING, DType.STRING
     try:
         resolved = ufunc.resolve_dtypes((a, b, None))
     except TypeError as error:
@@ -109,12 +112,6 @@ def _get_resolvable(value: Operand, other: Operand) -> Any:
 
 def _dtype(value: Any) -> DType:
     return value.dtype if not isinstance(value, np.ndarray | np.generic) else DType.of(np.asarray(value))
-
-
-def _string_types(symbol: str, left: Operand, right: Operand) -> tuple[DType, DType]:
-    if symbol in ("==", "!="):
-        return DType.STRING, DType.STRING
-    raise ModelError(f"ONNX has no {_describe(left)} {symbol} {_describe(right)} of strings; only == and != compare them")
 
 
 def _describe(value: Operand) -> str:
@@ -144,11 +141,7 @@ def _plain(op_type: str, for_bool: str | None = None) -> Rule:
 
 
 def _zero(like: Tensor) -> Tensor:
-    return _number(0, like)
-
-
-def _number(value: int, like: Tensor) -> Tensor:
-    return current("a constant").symbol(weak_array(value, like.dtype))
+    return current("a constant").symbol(weak_array(0, like.dtype))
 
 
 def _is_unsigned(dtype: DType) -> bool:
@@ -208,10 +201,6 @@ def _power(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
     return emit("Pow", a, b)
 
 
-def _not_equal(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
-    return emit("Not", emit("Equal", a, b))
-
-
 def _compare(op_type: str) -> Rule:
     """Rule of an ordering. Booleans are compared as uint8, because ONNX does not order them."""
 
@@ -224,10 +213,6 @@ def _compare(op_type: str) -> Rule:
 
 
 # ---------------------------------------------------------------------- bits
-
-
-def _bitwise(op_type: str) -> Rule:
-    return _plain(f"Bitwise{op_type}", for_bool=op_type)
 
 
 _UNSIGNED = {DType.INT8: DType.UINT8, DType.INT16: DType.UINT16, DType.INT32: DType.UINT32, DType.INT64: DType.UINT64}
@@ -258,14 +243,14 @@ _BINARY: dict[str, tuple[np.ufunc, Rule]] = {
     "**": (np.power, _power),
     "@": (np.matmul, _plain("MatMul")),
     "==": (np.equal, _plain("Equal")),
-    "!=": (np.not_equal, _not_equal),
+    "!=": (np.not_equal, lambda a, b, dtype: emit("Not", emit("Equal", a, b))),
     "<": (np.less, _compare("Less")),
     "<=": (np.less_equal, _compare("LessOrEqual")),
     ">": (np.greater, _compare("Greater")),
     ">=": (np.greater_equal, _compare("GreaterOrEqual")),
-    "&": (np.bitwise_and, _bitwise("And")),
-    "|": (np.bitwise_or, _bitwise("Or")),
-    "^": (np.bitwise_xor, _bitwise("Xor")),
+    "&": (np.bitwise_and, _plain("BitwiseAnd", for_bool="And")),
+    "|": (np.bitwise_or, _plain("BitwiseOr", for_bool="Or")),
+    "^": (np.bitwise_xor, _plain("BitwiseXor", for_bool="Xor")),
     "<<": (np.left_shift, _shift_left),
     ">>": (np.right_shift, _shift_right),
 }

@@ -98,15 +98,12 @@ def weak_dtype(formal: FormalParameter, bound: Mapping[str, str], values: Sequen
 _ORDER = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
 
 
-def _kind(dtype: DType) -> str:
-    return "i" if dtype.is_integer else "f" if dtype.is_float else dtype.numpy.kind
-
-
 def _fits(array: np.ndarray[Any, Any], dtype: DType) -> bool:
     """Whether the type can represent this kind of values: an integer type cannot represent floats."""
     if dtype is DType.STRING or array.dtype.kind not in _ORDER:
         return dtype is DType.STRING and array.dtype.kind == "U"
-    return array.size == 0 or _ORDER[array.dtype.kind] <= _ORDER[_kind(dtype)]
+    kind = "i" if dtype.is_integer else "f" if dtype.is_float else dtype.numpy.kind
+    return array.size == 0 or _ORDER[array.dtype.kind] <= _ORDER[kind]
 
 
 def weak_array(value: Any, dtype: DType) -> np.ndarray[Any, Any]:
@@ -161,13 +158,10 @@ def apply(
     try:
         return _apply(builder, operator, inputs, attributes, outputs, name)
     except ModelError as error:
-        raise _prefix_error(error, title) from error.__cause__
-
-
-def _prefix_error(error: ModelError, title: str) -> ModelError:
-    """Prefix the error with the operator, unless an operator inside a body already did."""
-    text = str(error)
-    return error if text.startswith("xrt.ops.") else ModelError(f"{title}: {text}").with_traceback(error.__traceback__)
+        # An operator inside a body may have prefixed the error already.
+        if str(error).startswith("xrt.ops."):
+            raise
+        raise ModelError(f"{title}: {error}").with_traceback(error.__traceback__) from error.__cause__
 
 
 def _apply(
@@ -186,7 +180,9 @@ def _apply(
     bodies = trace_bodies(builder, operator, symbols, attributes) if operator.name in CONTROL_FLOW else None
     node_attributes = _make_attributes(operator, {**attributes, **bodies.functions} if bodies else attributes)
     count = _count_outputs(operator, bodies, symbols, attributes, outputs, builder)
-    labels = _make_labels(operator, count)
+    # Outputs after the first are called by their formal names, as in ``dropout_mask``, or by numbers.
+    formals = map(operator.formal_output, range(count))
+    labels = tuple(str(index) if f.is_variadic else f.name.lower() for index, f in enumerate(formals, 1))
     node = builder.new_node(operator.name, symbols, count, node_attributes, domain=operator.domain, name=name, labels=labels)
     types = bodies.outputs if bodies else _infer_types(builder, operator, node, symbols, bound)
     results = builder.record(node, types)
@@ -325,12 +321,6 @@ def _infer_count(
     sizes = symbols[1] if len(symbols) > 1 else None
     constant = None if sizes is None else builder.find_constant(sizes)
     return None if constant is None else constant.array.size
-
-
-def _make_labels(operator: Operator, count: int) -> tuple[str, ...]:
-    """Suffixes for output names after the first: ``dropout_mask``, or numbers for variadic outputs."""
-    formals = [operator.formal_output(index) for index in range(count)]
-    return tuple(str(i + 1) if f.is_variadic else f.name.lower() for i, f in enumerate(formals))
 
 
 def _infer_types(

@@ -40,18 +40,6 @@ def _make_row(item: Any) -> Tensor:
 # ---------------------------------------------------------------------- shape
 
 
-def reshape(x: Tensor, shape: Sequence[Any]) -> Tensor:
-    """``x.reshape(*shape)``; an extent is an integer, -1 at most once, a symbolic extent of ``x``, or a 0-d tensor."""
-    if len(shape) == 1 and isinstance(shape[0], Symbol) and shape[0].ndim == 1:
-        extents_tensor: Tensor = shape[0]  # type: ignore[assignment]  # every Symbol that a builder makes is a Tensor
-        return emit("Reshape", x, cast(extents_tensor, DType.INT64))
-    if len(shape) == 1 and isinstance(shape[0], tuple | list):
-        shape = shape[0]
-    has_zero = any(not isinstance(item, Symbol) and item == 0 for item in shape)
-    extents = integers([_make_extent(x, item, place, has_zero) for place, item in enumerate(shape)])
-    return emit("Reshape", x, extents, allowzero=1 if has_zero else None)
-
-
 def _make_extent(x: Tensor, item: Any, place: int, has_zero: bool) -> Any:
     """Convert an extent for Reshape, where 0 copies the extent of ``x`` in that place unless allowzero is set."""
     if isinstance(item, int | np.integer | Symbol) and not isinstance(item, bool):
@@ -62,15 +50,6 @@ def _make_extent(x: Tensor, item: Any, place: int, has_zero: bool) -> Any:
         raise ModelError(f"an extent of reshape is an integer, a tensor or a name in {x.name!r} ({x.type}); got {item!r}.{hint}")
     axis = place if place < x.ndim and x.shape[place] == item else x.shape.index(item)
     return 0 if axis == place and not has_zero else emit("Shape", x, start=axis, end=axis + 1)
-
-
-def transpose(x: Tensor, axes: Sequence[Any]) -> Tensor:
-    """``x.transpose(*axes)``; reverses the axes by default."""
-    if len(axes) == 1 and isinstance(axes[0], tuple | list):
-        axes = axes[0]
-    if not axes:
-        return emit("Transpose", x)
-    return emit("Transpose", x, perm=[_normalize_axis(x, axis) for axis in axes])
 
 
 def _normalize_axis(x: Tensor, axis: Any) -> int:
@@ -129,21 +108,6 @@ class _Item:
 
     axis: int
     index: Any
-
-
-def index(x: Tensor, key: Any) -> Tensor:
-    """``x[key]``; raises ModelError for keys that NumPy rejects or that ONNX has no operators for."""
-    keys = [_normalize_item(x, item) for item in (key if isinstance(key, tuple) else (key,))]
-    items, new_axes = _assign_axes(x, keys)
-    for item in items:
-        _check_range(x, item)
-    arrays = [item for item in items if isinstance(item.index, Symbol | np.ndarray)]
-    if not arrays:
-        return unsqueeze(_slice(x, items), new_axes)
-    # As in NumPy, an integer next to arrays is a 0-d array and broadcasts with them.
-    gathered = [item for item in items if not isinstance(item.index, slice)]
-    cut = _slice(x, [item for item in items if isinstance(item.index, slice)])
-    return _gather(unsqueeze(cut, new_axes), [_Item(_shift_axis(i.axis, new_axes), i.index) for i in gathered])
 
 
 def _shift_axis(axis: int, new_axes: Sequence[int]) -> int:
@@ -405,20 +369,38 @@ class Tensor(Symbol):
     # ------------------------------------------------------------------ shape and type
 
     def __getitem__(self, key: Any) -> Tensor:
-        return index(self, key)
+        """Index as NumPy does; raises ModelError for keys that NumPy rejects or that ONNX has no operators for."""
+        keys = [_normalize_item(self, item) for item in (key if isinstance(key, tuple) else (key,))]
+        items, new_axes = _assign_axes(self, keys)
+        for item in items:
+            _check_range(self, item)
+        arrays = [item for item in items if isinstance(item.index, Symbol | np.ndarray)]
+        if not arrays:
+            return unsqueeze(_slice(self, items), new_axes)
+        # As in NumPy, an integer next to arrays is a 0-d array and broadcasts with them.
+        gathered = [item for item in items if not isinstance(item.index, slice)]
+        cut = _slice(self, [item for item in items if isinstance(item.index, slice)])
+        return _gather(unsqueeze(cut, new_axes), [_Item(_shift_axis(i.axis, new_axes), i.index) for i in gathered])
 
     @property
     def T(self) -> Tensor:  # noqa: N802  # as NumPy calls it
         """The tensor with its axes reversed."""
-        return transpose(self, ())
+        return self.transpose()
 
     def transpose(self, *axes: Any) -> Tensor:
         """Permute the axes; reverses them by default."""
-        return transpose(self, axes)
+        order = axes[0] if len(axes) == 1 and isinstance(axes[0], tuple | list) else axes
+        return emit("Transpose", self, perm=[_normalize_axis(self, axis) for axis in order] or None)
 
     def reshape(self, *shape: Any) -> Tensor:
         """Change the shape. Extents are integers, -1 at most once, symbolic extents of this tensor, or 0-d tensors."""
-        return reshape(self, shape)
+        if len(shape) == 1 and isinstance(shape[0], Tensor) and shape[0].ndim == 1:
+            return emit("Reshape", self, cast(shape[0], DType.INT64))
+        if len(shape) == 1 and isinstance(shape[0], tuple | list):
+            shape = tuple(shape[0])
+        has_zero = any(not isinstance(item, Symbol) and item == 0 for item in shape)
+        extents = integers([_make_extent(self, item, place, has_zero) for place, item in enumerate(shape)])
+        return emit("Reshape", self, extents, allowzero=1 if has_zero else None)
 
     def astype(self, dtype: DTypeLike) -> Tensor:
         """Convert to an element type: a DType, a NumPy type, or a name such as ``"float32"``."""

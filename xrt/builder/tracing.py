@@ -63,7 +63,8 @@ class Graph:
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """Record this graph as part of the one being traced; names get the class name as prefix."""
         builder = current(f"{type(self).__name__}(...)")
-        with builder.scope(_name_part(builder, type(self).__name__)):
+        # The lower-case class name and a number, so that two uses of one graph have different prefixes.
+        with builder.scope(builder.parts.number(type(self).__name__.lower())):
             builder.register_names(self._arrays())
             return self.build(*inputs, **named)
 
@@ -152,11 +153,6 @@ def _name_outputs(title: str, result: Any) -> list[tuple[str | None, Any]]:
     if result is None:
         raise ModelError(f"build of {title!r} returns nothing; return the output, a tuple of them, or a dictionary by name")
     return [(None, result)]
-
-
-def _name_part(builder: Builder, title: str) -> str:
-    """Make a unique prefix for one use of a graph inside another: the lower-case class name and a number."""
-    return builder.parts.number(title.lower())
 
 
 # ---------------------------------------------------------------------- how nodes are recorded

@@ -132,8 +132,10 @@ def _expand_node(function: Function, node: Node) -> Function:
     part = _extract_subgraph(function, (*sources, *fixed), target)
     differentiated = gradient(part, of=target, with_respect_to=sources)
     backward = drop_dead_nodes(differentiated.replace(outputs=differentiated.outputs[1:]))
-    opsets = {name: version for name, version in function.opsets.items() if name != DOMAIN or _has_others(function, node)}
-    remaining = function.replace(nodes=tuple(other for other in function.nodes if other is not node), opsets=opsets)
+    others = tuple(other for other in function.nodes if other is not node)
+    is_last = all(other.domain != DOMAIN for other in others)
+    opsets = {name: version for name, version in function.opsets.items() if name != DOMAIN or not is_last}
+    remaining = function.replace(nodes=others, opsets=opsets)
     builder, tensors = continue_function(remaining)
     operands = [tensors[name] for name in (*node.inputs, *(value.name for value in part.inputs[len(node.inputs) :]))]
     with builder, builder.scope(node.name), builder.device(node.device):
@@ -143,10 +145,6 @@ def _expand_node(function: Function, node: Node) -> Function:
             # Keep the output names of the replaced node.
             builder.nodes.append(Node("Identity", (values[value.name].name,), (name,), name=builder.fresh(f"{node.name}/{name}")))
     return remaining.replace(nodes=tuple(builder.nodes), constants=builder.constants, types={**builder.types, **remaining.types})
-
-
-def _has_others(function: Function, node: Node) -> bool:
-    return any(other.domain == DOMAIN for other in function.nodes if other is not node)
 
 
 def _extract_subgraph(function: Function, starts: Collection[str], target: str) -> Function:

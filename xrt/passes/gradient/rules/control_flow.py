@@ -59,7 +59,13 @@ def branch(at: RuleContext) -> Gradients:
     def backward(body: Function) -> Any:
         check_repeatable(at.node, body)
         prepared = expand_body(body)
-        return lambda: _write_branch(at, prepared, arriving, captured)
+
+        def write() -> list[Tensor]:
+            read = [name for name in captured if name in prepared.captures]
+            gradients = dict(zip(read, _repeat_backward(at, prepared, (), arriving, read), strict=True))
+            return [gradients[name] if name in gradients else zeros_like(at.tensors[name]) for name in captured]
+
+        return write
 
     results: Any = apply(
         "If",
@@ -69,12 +75,6 @@ def branch(at: RuleContext) -> Gradients:
     )
     at.captured.update(zip(captured, results, strict=True))
     return ()
-
-
-def _write_branch(at: RuleContext, body: Function, arriving: Sequence[Tensor | None], captured: Sequence[str]) -> list[Tensor]:
-    read = [name for name in captured if name in body.captures]
-    gradients = dict(zip(read, _repeat_backward(at, body, (), arriving, read), strict=True))
-    return [gradients[name] if name in gradients else zeros_like(at.tensors[name]) for name in captured]
 
 
 # ---------------------------------------------------------------------- loop-carried values

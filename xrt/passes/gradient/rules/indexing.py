@@ -87,20 +87,16 @@ def cut_padding(at: RuleContext) -> Gradients:
 
     In the other modes the padding repeats elements, and the gradient is the sum over the copies.
     """
-    if at.attr("mode", "constant") != "constant":
-        return (_sum_sources(at, lambda places: emit("Pad", places, *_read_pads(at), mode=at.attr("mode"))),)
     pads, axes = at.input(1), at.optional(3)
+    if at.attr("mode", "constant") != "constant":
+        operands = (pads,) if axes is None else (pads, None, axes)
+        return (_sum_sources(at, lambda places: emit("Pad", places, *operands, mode=at.attr("mode"))),)
     inner = emit("Pad", at.g, emit("Neg", pads), None, *(() if axes is None else (axes,)))
     value = at.optional(2)
     rest = (
         None if value is None or not at.wants(2) else emit("ReduceSum", at.g, keepdims=0) - emit("ReduceSum", inner, keepdims=0)
     )
     return inner if at.wants(0) else None, None, None if rest is None or value is None else reshape_to(rest, value)
-
-
-def _read_pads(at: RuleContext) -> tuple[Any, ...]:
-    axes = at.optional(3)
-    return (at.input(1),) if axes is None else (at.input(1), None, axes)
 
 
 @rule("Slice")

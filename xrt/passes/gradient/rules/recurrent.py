@@ -48,14 +48,11 @@ def _count_states(node: Node) -> int:
 
 def define_layer(at: RuleContext) -> Gradients:
     """Split into layers of one direction with the time first, and define these by a Scan over time."""
-    return _define_direction(at) if _has_one_direction(at.node) else _split_directions(at)
+    is_plain = not at.attr("layout", 0) and at.attr("direction", "forward") != "bidirectional"
+    return _define_direction(at) if is_plain else _split_directions(at)
 
 
 DEFINITIONS.update(dict.fromkeys(_GATES, define_layer))
-
-
-def _has_one_direction(node: Node) -> bool:
-    return not node.attr("layout", 0) and node.attr("direction", "forward") != "bidirectional"
 
 
 def _split_directions(at: RuleContext) -> Gradients:
@@ -169,15 +166,12 @@ def _define_direction(at: RuleContext) -> Gradients:
         next_states = [emit("Where", alive, after, before) for after, before in zip(new, old, strict=True)]
         return [*next_states, emit("Where", alive, new[0], number(0, x))]
 
-    *ends, sequence = _scan(body, states, rows, _read_direction(at))
-    return add_axes(sequence, 1), *(add_axes(end, 0) for end in ends)
-
-
-def _scan(body: Callable[..., list[Tensor]], states: Sequence[Tensor], rows: Sequence[Tensor], direction: int) -> Any:
-    """Scan over the sequence, forward (0) or backward (1); return the last states and the outputs per step in sequence order."""
+    # Outputs per step are in the order of the sequence, also for a backward scan (1).
+    direction = int(at.attr("direction", "forward") == "reverse")
     attributes = {"body": body, "num_scan_inputs": len(rows)}
     attributes |= {"scan_input_directions": [direction] * len(rows), "scan_output_directions": [direction]}
-    return apply("Scan", (*states, *rows), attributes, outputs=len(states) + 1)
+    *ends, sequence = apply("Scan", (*states, *rows), attributes, outputs=count + 1)
+    return add_axes(sequence, 1), *(add_axes(end, 0) for end in ends)
 
 
 def _make_cell(at: RuleContext, hidden: int) -> tuple[_Cell, Tensor]:
@@ -225,10 +219,6 @@ def _read_hidden_size(at: RuleContext) -> int:
     if not isinstance(hidden, int):
         at.refuse("its hidden size is not known")
     return hidden
-
-
-def _read_direction(at: RuleContext) -> int:
-    return int(at.attr("direction", "forward") == "reverse")
 
 
 def _squeeze(x: Tensor, axis: int = 0) -> Tensor:
