@@ -15,7 +15,6 @@ from xrt.formats.onnx.inference import node_types
 from xrt.graph import DType, Function, TensorType
 from xrt.passes import infer_shapes
 from xrt.passes.padding import Extent, PaddedFunction, pad_dims
-from xrt.passes.padding.padder import RULES
 
 S, T = Extent.of("s"), Extent.of("t")
 FLOAT, INT, BOOL = DType.FLOAT32, DType.INT64, DType.BOOL
@@ -134,8 +133,7 @@ def test_extents_are_equal_where_they_are_the_same_polynomial() -> None:
     assert (S * T * Extent.of(4)).divide(T) == S * Extent.of(4)
     assert ((S + T) * Extent.of(4)).divide(S + T) == Extent.of(4)
     assert (S * T + T).divide(S + Extent.of(1)) == T
-    assert S.divide(T) is None
-    assert (S + T).divide(S) is None
+    assert S.divide(T) is (S + T).divide(S) is None
     assert (S - S).number == 0
     assert (S + Extent.of(1)).number is None
 
@@ -143,6 +141,7 @@ def test_extents_are_equal_where_they_are_the_same_polynomial() -> None:
 # ---------------------------------------------------------------------- what is padded
 
 PADS: dict[str, tuple[Build, Inputs, str]] = {
+    "cropped, in a decomposition": (lambda x: emit("CenterCropPad", x, constant([3]), axes=[2]), X, ""),
     "elementwise": (lambda x, y: poison(x) * y - emit("Sqrt", y), XY, ""),
     "broadcast": (lambda x: x + constant(np.ones((1, 4), "float32")), X, ""),
     "integer division": (lambda x: emit("Div", x, x) + emit("Mod", x, x), {"x": (INT, ("s", 2))}, "s"),
@@ -359,13 +358,6 @@ def test_a_model_that_needs_no_mask_is_the_same() -> None:
     assert (padded.dims, padded.fed) == (("s",), ())
 
 
-def test_every_rule_is_of_an_operator_that_the_schemas_know() -> None:
-    from xrt.graph import find_schema, latest_opset
-
-    missing = [op for op in RULES if "." not in op and find_schema(op, latest_opset()) is None]
-    assert missing == []
-
-
 REFUSED: dict[str, tuple[Build, Inputs, str, str]] = {
     "no rule": (lambda x: emit("NonZero", x), X, "s", "there is no rule for its operator"),
     "sums of writes": (
@@ -474,13 +466,6 @@ def test_the_reason_names_the_node_that_is_decomposed() -> None:
     function = make(lambda x: emit("CenterCropPad", x, constant([3]), axes=[1]), X, 18)
     reason = "node 'centercroppad_1' (CenterCropPad): in its decomposition, Pad: input 1 is no constant"
     assert str(pad_dims(function).refusals["s"]) == reason
-
-
-def test_a_decomposition_is_followed_whose_sizes_do_not_depend_on_padding() -> None:
-    function = make(lambda x: emit("CenterCropPad", x, constant([3]), axes=[2]), X, 18)
-    padded = pad_dims(function)
-    assert padded.dims == ("s",)
-    check(function, padded)
 
 
 def test_the_body_of_a_loop_is_not_followed() -> None:

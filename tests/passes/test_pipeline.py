@@ -83,10 +83,8 @@ def test_what_is_new_enough_stays_itself() -> None:
 
 
 def test_a_function_without_onnx_operators_imports_them() -> None:
-    tensor = TensorType(DType.FLOAT32, (2,))
-    node = Node("Own", ("x",), ("y",), domain="com.acme")
-    f = Function((Value("x", tensor),), (Value("y", tensor),), (node,), opsets={"com.acme": 1})
-    assert why_not_upgradable(node, f, 18) is None
+    f = parse("function main(x: float32[2]) -> (y: float32[2]) { opset com.acme 1 y = com.acme::Own(x) }")
+    assert why_not_upgradable(f.nodes[0], f, 18) is None
     assert upgrade_opset(f, 18) == f.replace(opsets={"com.acme": 1, "": 18})
 
 
