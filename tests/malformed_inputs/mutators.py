@@ -5,10 +5,12 @@ Each damage is a function of the content and of a source of chance, so a seed sa
 
 from __future__ import annotations
 
+import copy
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Damage: TypeAlias = Callable[[bytes, Random], bytes]
 
@@ -139,5 +141,54 @@ def bracket(data: bytes, chance: Random) -> bytes:
     return data[:start] + chance.choice(_BRACKETS) * chance.choice((1, 1, 1, 2, 100, 20_000)) + data[start:]
 
 
+# ---------------------------------------------------------------------- JSON
+
+CONTENTS = (
+    *(b"", b"null", b"3", b'"a text"', b"[]", b"{}", b"[[]]", b'{"format": 99}', b"NaN", b"9" * 5000),
+    *(b"\xff\xfe\x00", b"\x00" * 100, b"[" * 100_000, b'{"format":' * 100_000),
+)
+"""Contents of another version, of another type, or of nobody."""
+
+VALUES = (
+    *("null", "true", "[]", "{}", '""', '"a text"', '"half of \\ud800"', "[null]", '{"format": 1}'),
+    *("-1", "0", "0.5", "1e-320", "1e400", "-1e400", "NaN", "Infinity", "9" * 400, "9" * 5000),
+    *("[" * 500 + "]" * 500, "[" * 50_000, '"' + "long " * 5000 + '"'),
+)
+"""What stands in place of a value."""
+
+_HERE = "what stands here is another value"
+
+
+def replace_content(data: bytes, chance: Random) -> bytes:
+    """Write another file."""
+    return chance.choice(CONTENTS)
+
+
+def alter_value(data: bytes, chance: Random) -> bytes:
+    """Leave one value of a document out, or write another in its place; what is no document comes back as it is."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return data
+    places = list(_list_places(document))
+    if not places:
+        return chance.choice(VALUES).encode()
+    (holder, key), (other, at) = chance.choice(places), chance.choice(places)
+    how = chance.choice(("lacks", "exchange", "value", "value", "value"))
+    if how == "lacks":
+        del holder[key]
+    else:
+        holder[key] = copy.deepcopy(other[at]) if how == "exchange" else _HERE
+    return json.dumps(document).replace(f'"{_HERE}"', chance.choice(VALUES)).encode()
+
+
+def _list_places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield where values stand: what holds each, and its key or number."""
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield value, key
+        yield from _list_places(value[key])
+
+
 BLIND: tuple[Damage, ...] = (flip_bits, cut, remove, repeat, move, announce, put)
 TEXTUAL: tuple[Damage, ...] = (*BLIND, renumber, renumber, exchange, exchange, bracket, bracket)
+JSON: tuple[Damage, ...] = (flip_bits, cut, replace_content, *[alter_value] * 4)

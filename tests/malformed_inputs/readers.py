@@ -1,4 +1,7 @@
-"""Every reader of XRT that takes what it is given from anywhere, as a table."""
+"""Every reader of XRT that takes what it is given from anywhere, as a table.
+
+The files of the cost store have theirs in ``tests/placement/test_damaged_files.py``.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from tests.malformed_inputs import malicious, malicious_files, samples
+from tests.malformed_inputs import malicious, samples
 from tests.malformed_inputs.case import Crafted, Reader
 from tests.malformed_inputs.messages import alter_field
-from tests.malformed_inputs.mutators import BLIND, TEXTUAL, Damage
+from tests.malformed_inputs.mutators import BLIND, JSON, TEXTUAL, Damage
 from tests.malformed_inputs.resealed import alter_section, alter_table
 from xrt.cache import CompileCache
-from xrt.cache.cost_store import STATUSES
 from xrt.cache.entries import ENTRIES
 from xrt.engines import split_specs
 from xrt.engines.contract import registry
@@ -20,18 +22,14 @@ from xrt.engines.native import library
 from xrt.formats import program_record
 from xrt.formats.arrays import read_npy, read_npz
 from xrt.formats.onnx import load
-from xrt.formats.placement_file import dumps, loads
+from xrt.formats.placement_file import dumps
 from xrt.formats.text import parse, to_text
 from xrt.graph import Function
 from xrt.graph.verify import verify
 from xrt.module import bundle
 from xrt.partition import Pin, Plan
-from xrt.partition.cost_table import CostTable
 from xrt.passes import infer_shapes
-from xrt.placement import records
 from xrt.placement.records import list_mismatches, plan_from_ranges, read_lock
-from xrt.testing import corpus
-from xrt.testing.corpus.entry import read_entry
 
 _FIELDS: tuple[Damage, ...] = (alter_field,) * 10 + BLIND
 _SEALED: tuple[Damage, ...] = (alter_section,) * 8 + (alter_table,) * 3 + BLIND
@@ -58,10 +56,6 @@ def _text(path: Path) -> None:
     _use(parse(_content(path)))
 
 
-def _entry(path: Path) -> corpus.CorpusEntry:
-    return read_entry(path)
-
-
 def _plan(path: Path) -> None:
     plan = Plan.from_bytes(path.read_bytes())
     str(plan)
@@ -73,10 +67,6 @@ def _plan(path: Path) -> None:
 def _bundle(path: Path) -> None:
     with bundle.load(path, cache=CompileCache()) as module:
         module.explain() if module.inputs else None
-
-
-def _model_plans(path: Path) -> None:
-    program_record.parse(path.read_bytes())
 
 
 def _spec(path: Path) -> None:
@@ -91,24 +81,7 @@ def _pin(path: Path) -> None:
 
 
 def _arrays(path: Path) -> None:
-    if path.suffix == ".npz":
-        read_npz(path)
-    else:
-        read_npy(path)
-
-
-def _library(path: Path) -> None:
-    library.load(path)
-
-
-def _costs(path: Path) -> None:
-    dumps(CostTable.from_document(loads(path.read_bytes())).to_document())
-
-
-def _decision(path: Path) -> None:
-    result = records.read_decision(loads(path.read_bytes()), samples.placement_request())
-    str(result)
-    result.to_dict()
+    (read_npz if path.suffix == ".npz" else read_npy)(path)
 
 
 def _lock(path: Path) -> None:
@@ -127,19 +100,15 @@ _ALL: Sequence[Reader] = (
     Reader("onnx", _onnx, samples.models, _FIELDS, malicious.models),
     Reader("external data", _onnx, samples.external, _FIELDS, malicious.external),
     Reader("text", _text, samples.texts, TEXTUAL, malicious.texts),
-    Reader("corpus entry", _entry, samples.corpus_entries, TEXTUAL),
     Reader("plan", _plan, samples.plans, _FIELDS),
     Reader("bundle", _bundle, samples.bundles, _SEALED, _no_files("model.xrt")),
-    Reader("lock", _lock, samples.locks, TEXTUAL, malicious.locks),
+    Reader("lock", _lock, samples.locks, TEXTUAL + JSON, malicious.locks),
     Reader("cache entry", ENTRIES.read, samples.cache_entries, _SEALED),
-    Reader("costs", _costs, samples.costs, TEXTUAL),
-    Reader("decision", _decision, samples.decisions, TEXTUAL),
-    Reader("statuses", STATUSES.read, samples.statuses, TEXTUAL),
-    Reader("model plans", _model_plans, samples.model_plans, TEXTUAL),
+    Reader("model plans", lambda path: program_record.parse(path.read_bytes()), samples.model_plans, TEXTUAL + JSON),
     Reader("spec", _spec, samples.specs, TEXTUAL, malicious.specs),
     Reader("pin", _pin, samples.pins, TEXTUAL, malicious.pins),
-    Reader("arrays", _arrays, samples.arrays, BLIND + TEXTUAL[-4:], malicious_files.arrays),
-    Reader("native library", _library, tuple, (), malicious_files.libraries),
+    Reader("arrays", _arrays, samples.arrays, BLIND + TEXTUAL[-4:], malicious.arrays),
+    Reader("native library", library.load, tuple, (), malicious.libraries),
 )
 READERS: Mapping[str, Reader] = {reader.name: reader for reader in _ALL}
 """By name. One without samples has crafted cases only: a damaged native library is code."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,19 +19,16 @@ from xrt.cache.entries import CacheEntry, StoredFailure
 from xrt.cache.signature import Signature
 from xrt.engines import CompileContext
 from xrt.engines.contract import registry
-from xrt.engines.contract.registry import EngineStatus
 from xrt.formats.onnx import save, to_model
 from xrt.formats.placement_file import Baseline, dumps
 from xrt.formats.text import to_text
 from xrt.graph import Function
 from xrt.module import XRTModule
 from xrt.partition import ClusteringOptions, Pin, partition
-from xrt.partition.cost_table import CostTable, MeasuredCost, RegionCost
-from xrt.placement import records
 from xrt.placement.records import create_lock, list_node_ranges
 from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest, TuningResult
 from xrt.testing import corpus
-from xrt.testing.corpus.entry import f32, graph, i64, node, write_entry
+from xrt.testing.corpus.entry import f32, graph, i64, node
 
 _LARGE = 1 << 16
 """Bytes of a tensor that the reader of ONNX does not hand to protobuf."""
@@ -96,12 +93,6 @@ def texts() -> tuple[Files, ...]:
     return tuple({"function.txt": to_text(function).encode()} for function in (*_functions(), _weighted(40)))
 
 
-def corpus_entries() -> tuple[Files, ...]:
-    """Return entries of the corpus as files."""
-    with TemporaryDirectory(prefix="xrt-") as folder:
-        return tuple({"entry.txt": write_entry(entry, Path(folder)).read_bytes()} for entry in corpus.FUZZ_ENTRIES[:4])
-
-
 def plans() -> tuple[Files, ...]:
     """Return Plans as messages."""
     toy = registry.create("toy")
@@ -139,33 +130,9 @@ def _race() -> CandidateComparison:
     return CandidateComparison((won, CandidateResult(whole, "lost", note="slow")), 12, 1)
 
 
-def costs() -> tuple[Files, ...]:
-    """Return a table of costs with one of each kind."""
-    regions: dict[tuple[str, str], RegionCost] = {
-        ("ab" * 32, "toy"): MeasuredCost(2e-3, 1e-3, 3e-3),
-        ("cd" * 32, "toy"): "it hung",
-    }
-    table = CostTable(regions)
-    return ({"costs.json": dumps(table.to_document()).encode()},)
-
-
 def placement_request() -> PlacementRequest:
     """Return the request to place the small Function on the reference."""
     return PlacementRequest(small_function(), (registry.create("toy"),), CompileContext())
-
-
-def decisions() -> tuple[Files, ...]:
-    """Return a placement that was chosen for the small Function."""
-    race = _race()
-    tuned = TuningResult(race.contenders[0].plan, race=race, budget=60.0, spent=3.0, measurements=4, notes=("a note",))
-    return ({"decision.json": dumps(records.make_decision(tuned, placement_request())).encode()},)
-
-
-def statuses() -> tuple[Files, ...]:
-    """Return what is the case with two engines."""
-    ready = EngineStatus("toy", "ready", "xrt 0.1.0", version="xrt 0.1.0", devices=("cpu", "cuda"))
-    missing = EngineStatus("tvm", "missing", "xrt 0.1.0", pip="pip install 'xrt-engine[tvm]'", cause="tvm is not installed")
-    return ({"statuses.json": json.dumps([asdict(item) for item in (ready, missing)]).encode()},)
 
 
 def locks() -> tuple[Files, ...]:

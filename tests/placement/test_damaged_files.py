@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from tests.damaging import WHOLE, mutants
+from tests.malformed_inputs.mutators import CONTENTS, JSON, mutate
 from tests.placement.test_lock import CONTEXT, ENGINES, NET, X, ask, locked, mixed, single
 from xrt.cache import CompileCache
 from xrt.engines.contract import registry
@@ -34,6 +35,7 @@ from xrt.placement.records import list_mismatches, list_node_ranges, plan_from_r
 from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
+SEEDS = st.integers(0, 1 << 32)
 SETTINGS = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 REQUEST = PlacementRequest(NET, tuple(ENGINES), CONTEXT, budget=0.0)
 SPECS = [engine.spec for engine in ENGINES]
@@ -160,7 +162,7 @@ def test_a_damaged_file_is_absent_with_one_line(name: str, data: st.DataObject, 
     kind, folder = KINDS[name], tmp_path_factory.getbasetemp() / name
     sound = content(name, folder)
     path = only(folder, kind)
-    damaged = data.draw(mutants(sound))
+    damaged = mutate(sound, JSON, Random(data.draw(SEEDS)))
     path.write_bytes(damaged)
     result, lines = recalled(kind, folder)
     if lines:
@@ -251,7 +253,7 @@ def test_a_module_runs_whatever_has_become_of_all_of_them(tmp_path: Path, monkey
     assert placed() == ("measured", [])
     files = [*tmp_path.rglob("*.json")]
     assert {file.parent.name for file in files} >= {"costs", "decisions", "engines"}
-    for file, damaged in zip(files, itertools.cycle(WHOLE)):
+    for file, damaged in zip(files, itertools.cycle(CONTENTS)):
         file.write_bytes(damaged)
     how, lines = placed()
     assert how == "measured"
@@ -270,7 +272,7 @@ GATE = Baseline("ort", 0.72, 0.71, 0.735, 24, list_node_ranges(single("ort"), NE
 @SETTINGS
 def test_a_damaged_lock_is_an_error_that_says_what_to_do(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "net.lock"
-    path.write_bytes(data.draw(mutants(dumps(locked(gate=GATE, race=TUNED.race)).encode())))
+    path.write_bytes(mutate(dumps(locked(gate=GATE, race=TUNED.race)).encode(), JSON, Random(data.draw(SEEDS))))
     try:
         lock = read_placement(path)
     except PlacementFileError as error:
