@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from xrt.engines import CompileContext, Executable, RunOptions
 from xrt.engines.contract import registry
 from xrt.engines.contract.graph_compiler import Accelerator
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
-from xrt.errors import DeviceError, LockError, OptionError, PlacementWarning
+from xrt.errors import LockError, OptionError, PlacementWarning
 from xrt.formats.onnx import save
 from xrt.formats.placement_file import read_placement, write_placement
 from xrt.graph import Function
@@ -189,22 +188,6 @@ def test_an_engine_that_takes_nothing_there_is_reported_with_its_reason() -> Non
     assert {launch.engine for launch in m.plan.launches} == {TOY}
 
 
-@pytest.mark.full
-def test_all_that_are_ready_stand_for_auto(capsys: Any) -> None:
-    with world("late") as devices, warnings.catch_warnings():
-        warnings.simplefilter("ignore", PlacementWarning)
-        m = xrt.XRTModule(PAIR, "auto", "cuda", cache=xrt.cache.CompileCache())
-        np.testing.assert_allclose(devices.down(m(X)), RIGHT, rtol=1e-5)
-    assert {launch.engine for launch in m.plan.launches} == {"toy"}
-    assert "engine 'openvino' is left out: it runs on cpu, and not on cuda" in str(m.explain()) or "openvino" not in m.engines
-
-
-@pytest.mark.full
-def test_a_device_that_is_not_there() -> None:
-    with world("late") as devices, pytest.raises(DeviceError, match="'cuda:7' was asked for"):
-        module(devices, TOY, where="cuda:7").plan_for(X)
-
-
 # ---------------------------------------------------------------------- what is kept
 
 
@@ -298,14 +281,6 @@ def test_the_commands_take_a_device_for_each_engine(command: Command) -> None:
         assert devices.machine.kernels.count("exp") > 10
 
 
-@pytest.mark.full
-def test_other_commands_take_a_device_for_each_engine_too(command: Command) -> None:
-    with world("eager"):
-        document = json.loads(command("explain", "m.onnx", "-e", f"{TOY},ort", *APART, "--json"))
-        assert [region["device"] for region in document["regions"]] == ["cuda:1", ""]
-        assert "2 regions" in command("run", "m.onnx", "-e", f"{TOY},ort", *APART)
-
-
 # ---------------------------------------------------------------------- in a worker
 
 
@@ -322,15 +297,6 @@ def test_a_piece_is_measured_on_a_device_here_and_in_a_worker(way: Any, monkeypa
             with_engine.close()
     np.testing.assert_allclose(trial.results[0], RIGHT, rtol=1e-6)
     assert min(trial.samples) >= 0.004
-
-
-@pytest.mark.full
-def test_a_search_goes_through_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    with world("random") as devices:
-        m = module(devices, SLOW_EXP, SLOW_COS)
-        np.testing.assert_allclose(devices.down(m(X)), RIGHT, rtol=1e-6)
-        assert map_nodes_to_engines(m.plan) == {"n0": SLOW_COS.spec, "n1": SLOW_EXP.spec}
 
 
 # ---------------------------------------------------------------------- engines on devices of their own
@@ -357,16 +323,3 @@ def test_a_mixture_of_devices_is_placed_by_measurement(tmp_path: Path) -> None:
         assert again.tuned is not None and again.tuned.how == "locked"
         with pytest.raises(LockError, match="device of on_cpu"):
             module(devices, Late(slow="Exp", seconds=0.02), on_cpu, where="cpu", lock=path).plan_for(X)
-
-
-@pytest.mark.slow
-def test_a_remembered_mixture_is_of_its_devices(tmp_path: Path) -> None:
-    with world("eager") as devices:
-        data = Late(slow="Exp", seconds=0.02), OnCpu(slow="Cos", seconds=0.02)
-        first = module(devices, *data, devices={"on_cpu": "cpu"}, cache=tmp_path)
-        first.plan_for(X)
-        again = module(devices, *data, devices={"on_cpu": "cpu"}, cache=tmp_path)
-        assert again.plan_for(X) == first.plan and again.tuned is not None and again.tuned.how == "remembered"
-        other = module(devices, *data, devices={"late": "cuda:1", "on_cpu": "cpu"}, where="cpu", cache=tmp_path)
-        other.plan_for(X)
-        assert other.tuned is not None and other.tuned.how == "measured"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
 import xrt
-from tests.devices.models import Counter, Forked, Net, Two, numbers
+from tests.devices.models import Counter, Forked, Net, numbers
 from tests.devices.worlds import TOY, World, same, traffic, world
-from xrt.errors import DeviceError, InputError, OptionError, OutOfDeviceMemory
+from xrt.errors import InputError, OptionError, OutOfDeviceMemory
 
 X, W = numbers(3, 4), numbers(4, 5, seed=1)
 ONE = np.ones((3, 4), "float32")
@@ -111,28 +110,6 @@ def test_updates_of_arrays_of_the_device_and_of_the_host(world: World) -> None:
     np.testing.assert_array_equal(here, X + ONE + ONE)
 
 
-@pytest.mark.slow
-def test_plans_over_several_devices() -> None:
-    for order in ("eager", "late", "random"):
-        with world(order) as devices:
-            x = devices.up(X)
-            bound = devices.module(Two()).bind(x)
-            same(devices, bound(), devices.down(devices.module(Two())(X)))
-            put(devices, x, X + 1)
-            same(devices, bound(), devices.down(devices.module(Two())(X + 1)))
-
-
-def test_a_mixture_whose_values_come_and_go_on_the_host(world: World) -> None:
-    options: dict[str, Any] = {"devices": {"ort": "cpu", "toy": "cuda"}, "pins": ["Exp|Sqrt=ort"], "strict": True}
-    x = X.copy()
-    bound = world.module(Forked(), [TOY, "ort"], "cpu", **options).bind(x)
-    for seed in range(3):
-        x[...] = numbers(3, 4, seed=seed)
-        result = bound()
-        assert isinstance(result, np.ndarray) and result is bound.outputs[0]
-        np.testing.assert_allclose(result, xrt.XRTModule(Forked(), TOY)(x), rtol=1e-5)
-
-
 # ---------------------------------------------------------------------- what cannot be fixed
 
 
@@ -143,15 +120,6 @@ def test_an_input_that_does_not_lie_in_one_piece(world: World) -> None:
     )
     with pytest.raises(InputError, match=text):
         world.module(Net()).bind(x, W)
-
-
-def test_arrays_of_another_device() -> None:
-    with world("late") as devices:
-        m = devices.module(Net(), where="cuda:1")
-        with pytest.raises(DeviceError, match=r"^input 'x' .* lies on cuda:0, and the module runs on cuda:1; copy it there$"):
-            m.bind(devices.up(X), W)
-        with pytest.raises(DeviceError, match=r"^out\[0\] for output 'p' does not lie on cuda:1, where the module runs"):
-            m.bind(X, W, out=[np.zeros((3, 5), "float32"), None])
 
 
 def test_a_lack_of_memory_says_for_what() -> None:
@@ -190,23 +158,6 @@ def test_arrays_of_the_device_and_of_the_host_are_taken_in_turns(world: World) -
         same(world, m(x, w), CPU(X, W))
         same(world, m(X, W), CPU(X, W))
     assert traffic(m).copies_in == 4 and traffic(m).waits == 0
-
-
-def test_threads_share_a_recording(world: World) -> None:
-    m, wrong = world.module(Net(), cuda_graph=True), []
-
-    def call(seed: int) -> None:
-        x = numbers(3, 4, seed=seed)
-        for _ in range(4):
-            try:
-                same(world, m(x, W), CPU(x, W))
-            except Exception as error:  # noqa: BLE001
-                wrong.append(error)
-
-    threads = [threading.Thread(target=call, args=(seed,)) for seed in range(3)]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
-    assert wrong == []
 
 
 class Grows(xrt.Graph):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -45,13 +45,6 @@ SPLIT = {"devices": {"ort": "cpu"}, "pins": ["Exp|Sqrt=ort"], "strict": True}
 
 
 class TestResults:
-    def test_they_are_the_cpus(self, world: World) -> None:
-        m = world.module(Net())
-        for _ in range(3):
-            results = m(X, W)
-            assert all(world.device().owns(result) for result in results)
-            same(world, results, CPU(X, W))
-
     def test_they_are_fresh(self, world: World) -> None:
         m = world.module(Net())
         first = world.down(m(X, W))
@@ -64,21 +57,17 @@ class TestResults:
         for rows in (2, 3, 2, 5, 3):
             same(world, m(numbers(rows, 4), W), CPU(numbers(rows, 4), W))
 
-    def test_of_threads_that_call_at_once(self, world: World) -> None:
-        m, wrong = world.module(Net()), []
+    @pytest.mark.parametrize("graph", [False, True], ids=["played", "recorded"])
+    def test_of_threads_that_call_at_once(self, world: World, graph: bool) -> None:
+        m = world.module(Net(), cuda_graph=graph)
 
         def call(seed: int) -> None:
             x = numbers(3, 4, seed=seed)
             for _ in range(5):
-                try:
-                    same(world, m(x, W), CPU(x, W))
-                except Exception as error:  # noqa: BLE001
-                    wrong.append(error)
+                same(world, m(x, W), CPU(x, W))
 
-        threads = [threading.Thread(target=call, args=(seed,)) for seed in range(4)]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
-        assert wrong == []
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(call, range(4)))
 
     def test_of_a_constant_an_input_and_a_value_that_is_returned_twice(self, world: World) -> None:
         class Plain(xrt.Graph):
@@ -142,13 +131,6 @@ class TestCopies:
         assert host == {call["pid"]}, "ort runs on the host here"
         assert {event["pid"] for event in events if event["cat"] in ("copy", TOY)}.isdisjoint(host)
 
-    def test_a_copy_of_an_updated_input_is_in_the_timeline(self, world: World, tmp_path: Path) -> None:
-        m, state = world.module(Counter()), np.zeros((2, 3), "float32")
-        m(state, X[:2, :3].copy(), options=RunOptions(profile=True))
-        m.profile().to_trace(tmp_path / "t.json")
-        names = [event["name"] for event in read_trace(tmp_path / "t.json") if event["cat"] == "copy"]
-        assert sorted(names) == ["copy state to cpu", "copy state to cuda:0", "copy x to cuda:0"]
-
     def test_a_module_on_the_cpu_gives_arrays_of_the_host(self, world: World) -> None:
         m = world.module(Forked(), [TOY, "ort"], "cpu", devices={"ort": "cpu", "toy": "cuda"}, pins=SPLIT["pins"], strict=True)
         result = m(X)
@@ -196,14 +178,6 @@ class TestOrder:
         regions = sum(launch.device == "cpu" for launch in m.plan.launches)
         assert traffic(m).waits <= regions, "once for each region of the host, if its copies are not there yet"
 
-    def test_the_callers_stream(self, world: World) -> None:
-        m, there = world.module(Net()), world.device()
-        stream = there.new_stream()
-        with there.activate(stream):
-            x, w = there.upload(X), there.upload(W)
-            results = m(x, w, options=RunOptions(stream=stream))
-            same(world, [there.download(result) for result in results], CPU(X, W))
-
     def test_what_the_caller_computes_before_and_after_is_in_order(self, world: World) -> None:
         m, there = world.module(Net()), world.device()
         stream = there.new_stream()
@@ -223,11 +197,6 @@ class TestOrder:
             same(world, m(state, x)[0], _stepped(X, step) * _stepped(X, step))
         same(world, state, _stepped(X, 3))
 
-    def test_an_update_of_an_array_of_the_host(self, world: World) -> None:
-        m, state = world.module(Counter()), X.copy()
-        m(state, np.ones_like(X))
-        np.testing.assert_array_equal(state, X + np.float32(1))
-
     def test_buffers_of_the_caller(self, world: World) -> None:
         m, there = world.module(Net()), world.device()
         p = world.up(np.zeros((3, 5), "float32"))
@@ -244,11 +213,6 @@ def _stepped(x: np.ndarray[Any, Any], steps: int) -> np.ndarray[Any, Any]:
 
 
 class TestErrors:
-    def test_an_array_of_the_host_is_no_array_of_the_device(self, world: World) -> None:
-        result = world.module(Net())(X, W)[0]
-        with pytest.raises(TypeError, match="Implicit conversion to a NumPy array is not allowed"):
-            np.asarray(result)
-
     def test_an_array_of_a_device_given_to_a_module_on_the_cpu(self, world: World) -> None:
         with pytest.raises(DeviceError, match=r"^input 'x' \(a .*\) lies on cuda:0, and the module runs on cpu; copy it there$"):
             CPU(world.up(X), W)
@@ -288,16 +252,13 @@ class TestErrors:
             big = numbers(5000, 4)
             with pytest.raises(OutOfDeviceMemory) as caught:
                 m(big, W)
-            assert "asked cuda:0 for 100,000 bytes" in str(caught.value) or "asked cuda:0 for" in str(caught.value)
-            assert "of 0.1 MB are free" in str(caught.value) and isinstance(caught.value, MemoryError)
+            assert (
+                "asked cuda:0 for" in str(caught.value)
+                and "of 0.1 MB are free" in str(caught.value)
+                and isinstance(caught.value, MemoryError)
+            )
             same(devices, m(X, W), CPU(X, W))
             assert m.plan.launches[0].engine == TOY, "a lack of memory is no fault of the engine"
-
-    def test_memory_that_runs_out_in_a_region_names_it(self) -> None:
-        with world("late", limit=100_000) as devices:
-            m = devices.module(Net())
-            with pytest.raises(OutOfDeviceMemory, match=r"^engine 'toy\{native=off\}' in xrt_toy_0 asked cuda:0 for 0.1 MB; "):
-                m(numbers(5200, 4), W)
 
     def test_memory_is_given_back(self) -> None:
         with world("late") as devices:
@@ -348,11 +309,6 @@ class TestFaults:
             m = devices.module(Forked(), [TOY, "ort"], isolate=xrt.Isolation("ort", run=True), **SPLIT)
             np.testing.assert_allclose(devices.down(m(X)), xrt.XRTModule(Forked(), TOY)(X), rtol=1e-5)
             m.close()
-
-    def test_calls_are_compared_with_the_reference(self, world: World) -> None:
-        m = world.module(Net(), "toy", check=1.0)
-        same(world, m(X, W), CPU(X, W))
-        assert "1 call so far" in str(m.explain())
 
 
 MODELS = {"bert": {"layers": 1, "hidden": 32, "heads": 2, "vocabulary": 50}, "squeezenet": {}}
@@ -428,13 +384,9 @@ def test_every_amount_of_memory_is_enough_or_is_reported_and_the_module_goes_on(
             result, output = starved(devices, limit, call)
             met.add(bool(output))
             for results in (call(), *([] if output else [result])):
-                for got, want in zip(_listed(devices.down(results)), _listed(expected), strict=True):
+                for got, want in zip(listed(devices.down(results)), listed(expected), strict=True):
                     np.testing.assert_allclose(got, want, rtol=1e-5)
     assert met == {True, False}, "some amounts were too little, and some were enough"
-
-
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def test_weights_that_find_no_room_are_reported_by_the_region_that_has_them() -> None:
@@ -537,9 +489,3 @@ def test_a_plan_on_devices_is_a_value_and_needs_none() -> None:
     options: dict[str, Any] = {"devices": {"ort": "cpu"}, "pins": ["Exp=ort"], "strict": True, "cache": CompileCache()}
     plan = xrt.XRTModule(Forked(), [TOY, "ort"], "cuda", **options).plan_for(numbers(2, 2))
     assert plan.copies and Plan.from_bytes(plan.to_bytes()) == plan
-
-
-def test_a_plan_on_the_cpu_has_no_copies() -> None:
-    m = xrt.XRTModule(Forked(), [TOY, "ort"], pins=["Exp=ort"], cache=CompileCache())
-    plan = m.plan_for(numbers(2, 2))
-    assert plan.copies == () and "copy" not in str(plan)

@@ -116,23 +116,6 @@ def test_work_sets_no_variable_of_the_context_that_lets_it_run(order: Order) -> 
     assert variable.get() == "of the caller"
 
 
-def test_there_is_no_device_when_the_simulation_ends() -> None:
-    with simulate_devices():
-        device("cuda")
-    from tests.conftest import why_no_cuda
-
-    if why_no_cuda():
-        with pytest.raises(DeviceError):
-            device("cuda")
-
-
-def test_a_device_that_is_asked_for_again_makes_no_stream() -> None:
-    with simulate_devices():
-        first = device("cuda").new_stream()
-        assert device("cuda") is device("cuda")
-        assert device("cuda").new_stream().number == first.number + 1
-
-
 def test_a_function_of_two_host_arrays_fills_the_array_in_out() -> None:
     with simulate_devices():
         cuda = device("cuda")
