@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -231,14 +232,6 @@ def test_what_fails_is_an_error_where_the_module_is_strict():
 
 
 @pytest.mark.parametrize("name", [e.name for e in CORPUS])
-def test_corpus(name):
-    entry = find_entry(name)
-    with make_module(entry.function, [RecordingEngine(takes="Neg|Add|If|Concat|Cast"), REFERENCE]) as module:
-        result = entry.judge(outputs_of(module(*entry.make_inputs()), entry.function))
-    assert result, result.message
-
-
-@pytest.mark.parametrize("name", [e.name for e in CORPUS])
 @pytest.mark.parametrize("parity", [0, 1])
 def test_corpus_alternates_between_doubles(name, parity):
     entry = find_entry(name)
@@ -283,25 +276,6 @@ def test_closed_once_when_the_cache_lets_go():
     module.close()
     cache.clear()
     assert engine.journal.count("close") == 1
-
-
-def test_many_threads_run_what_was_compiled_once():
-    first, engine = find_entry("engines_alternate"), RecordingEngine()
-    module = make_module(first.function, [engine])
-    module(*first.make_inputs())
-    judged: list[bool] = []
-
-    def call() -> None:
-        judged.extend(bool(first.judge([module(*first.make_inputs())])) for _ in range(50))
-
-    threads = [threading.Thread(target=call) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    module.close()
-    assert judged == [True] * 200
-    assert engine.journal.count("compile") == 1
 
 
 OPEN = Form(aliases=False, symbolic=False, empty=False)
@@ -597,23 +571,13 @@ def test_a_second_module_hits(function):
 def test_one_compile_however_many_threads_ask():
     cache, engine = CompileCache(), RecordingEngine()
     barrier = threading.Barrier(16)
-    failures: list[Exception] = []
 
     def call(number: int) -> None:
-        try:
-            barrier.wait()
-            with make_module(leaky(added=float(number % 3)), [engine], cache=cache) as module:
-                for _ in range(3):
-                    module(np.ones((2, 3), np.float32))
-        except Exception as error:  # noqa: BLE001  # told by the thread that started this one
-            failures.append(error)
+        barrier.wait()
+        with make_module(leaky(added=float(number % 3)), [engine], cache=cache) as module:
+            for _ in range(3):
+                module(np.ones((2, 3), np.float32))
 
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    assert engine.journal.count("compile") == 3
-    assert engine.journal.count("prepare") == 3
-    assert engine.journal.count("run") == 48
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(call, range(16)))
+    assert [engine.journal.count(word) for word in ("compile", "prepare", "run")] == [3, 3, 48]

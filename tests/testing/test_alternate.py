@@ -54,41 +54,24 @@ class RefusesRelu(RecordingEngine):
         return super().compile(function, context)
 
 
-def homes(function: Function, engines, first: int = 0) -> dict[str, str]:
-    plan = alternate_engines(function, engines, first)
-    return {name: launch.engine.partition("{")[0] for launch in plan.launches for name in launch.nodes}
-
-
 BOTH = (RecordingEngine(), Second())
 
 
-def test_neighbours_in_a_chain_are_on_different_engines():
-    result = homes(chain("Relu", "Neg", "Abs", "Relu"), BOTH)
-    assert list(result.values()) == ["recording", "second", "recording", "second"]
-
-
-def test_the_other_engine_may_begin():
-    assert list(homes(chain("Relu", "Neg"), BOTH, first=1).values()) == ["second", "recording"]
-
-
-def test_the_turn_is_that_of_the_engine_after_the_first_inputs():
-    assert homes(branches(), BOTH) == {"l": "recording", "r": "recording", "y": "second"}
-
-
-def test_every_node_is_a_region_of_its_own():
-    plan = alternate_engines(branches(), BOTH)
-    assert [len(launch.nodes) for launch in plan.launches] == [1, 1, 1]
-
-
-def test_what_one_declines_the_other_takes_and_the_turn_goes_on_from_there():
-    engines = (RecordingEngine(takes="Relu"), Second())
-    result = homes(chain("Relu", "Neg", "Abs", "Relu"), engines)
-    assert list(result.values()) == ["recording", "second", "second", "recording"]
-
-
-def test_three_engines_go_round():
-    engines = (*BOTH, RefusesRelu())
-    assert list(homes(chain("Neg", "Neg", "Neg", "Neg"), engines).values()) == ["recording", "second", "picky", "recording"]
+@pytest.mark.parametrize(
+    ("function", "engines", "first", "expected"),
+    [
+        (chain("Relu", "Neg", "Abs", "Relu"), BOTH, 0, "recording second recording second"),
+        (chain("Relu", "Neg"), BOTH, 1, "second recording"),
+        (branches(), BOTH, 0, "recording recording second"),
+        (chain("Relu", "Neg", "Abs", "Relu"), (RecordingEngine(takes="Relu"), Second()), 0, "recording second second recording"),
+        (chain("Neg", "Neg", "Neg", "Neg"), (*BOTH, RefusesRelu()), 0, "recording second picky recording"),
+    ],
+    ids=["a chain", "the other begins", "after both inputs", "one declines", "three engines"],
+)
+def test_each_node_is_a_region_on_the_engine_whose_turn_it_is(function, engines, first, expected):
+    launches = alternate_engines(function, engines, first).launches
+    assert [launch.nodes for launch in launches] == [(node.name,) for node in function.nodes]
+    assert [launch.engine.partition("{")[0] for launch in launches] == expected.split()
 
 
 def test_the_first_engine_follows_a_node_on_the_last_resort():
@@ -100,7 +83,7 @@ def test_the_first_engine_follows_a_node_on_the_last_resort():
 
 def test_what_nobody_takes_is_declined_with_every_reason():
     with pytest.raises(CompileRefused, match=r"Neg: second.*; recording.*"):
-        homes(chain("Relu", "Neg"), (RecordingEngine(takes="Relu"), Second(takes="Abs")))
+        alternate_engines(chain("Relu", "Neg"), (RecordingEngine(takes="Relu"), Second(takes="Abs")), 0)
 
 
 def test_what_is_refused_at_compile_the_other_takes():
@@ -127,13 +110,10 @@ def test_symbolic_dims_are_bound_where_an_engine_wants_them():
         name: ClassVar[str] = "fixed"
         supports_dynamic_shapes: ClassVar[bool] = False
 
-    symbolic = replace_input(chain("Relu", "Neg"), TensorType(DType.FLOAT32, ("n",)))
+    type_ = TensorType(DType.FLOAT32, ("n",))
+    symbolic = chain("Relu", "Neg").replace(inputs=(Value("x", type_),), outputs=(Value("a1", type_),))
     program = make_alternating_program(symbolic, [np.zeros(5, np.float32)], (Second(), Fixed()))
     assert {launch.function.inputs[0].type.shape for launch in program.plan.launches} == {(5,)}
-
-
-def replace_input(function: Function, type_: TensorType) -> Function:
-    return function.replace(inputs=(Value("x", type_),), outputs=(Value(function.outputs[0].name, type_),))
 
 
 # ---------------------------------------------------------------------- in the run

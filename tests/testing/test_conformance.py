@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import ml_dtypes
@@ -49,11 +47,6 @@ def test_every_node_test_of_onnx_is_a_case():
     assert len(cases) > 1800
     assert [case.name for case in cases] == sorted(case.name for case in cases)
     assert len({case.name for case in cases}) == len(cases)
-
-
-def test_no_name_is_taken_twice():
-    names = [case.name for case in group_cases()]
-    assert len(names) == len(set(names))
 
 
 def test_all_groups_come_when_none_is_named():
@@ -176,12 +169,6 @@ def test_a_list_that_nobody_completes_declines():
     assert "takes 1 of 1 node" in outcome.reason
 
 
-def test_a_failure_to_compile_is_no_refusal_even_in_a_list():
-    outcome = outcome_of([FaultyEngine(where="compile"), RecordingEngine(takes="Neg")])
-    assert outcome.word is ResultWord.FAILED
-    assert "CompileFailed" in outcome.reason
-
-
 def test_a_list_falls_back_on_what_it_names():
     assert outcome_of([FaultyEngine(where="compile", how="refuse"), "toy"]).word is ResultWord.PASSED
 
@@ -281,13 +268,6 @@ def test_reports_survive_json():
     assert ConformanceReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
 
 
-def test_counts_per_operator():
-    report = made(ResultWord.PASSED, ResultWord.FAILED, ResultWord.FAILED)
-    assert report.by_operator() == {
-        "Relu": {ResultWord.PASSED: 1, ResultWord.DECLINED: 0, ResultWord.FAILED: 2, ResultWord.GAP: 0}
-    }
-
-
 def test_progress_is_reported_after_each_case():
     results = []
     conform("toy", "relu,abs", progress=lambda done, count, outcome: results.append((done, count, outcome.case)))
@@ -295,19 +275,6 @@ def test_progress_is_reported_after_each_case():
 
 
 STORED = ("simple", "pytorch-operator", "pytorch-converted", "light")
-
-
-@pytest.mark.slow
-def test_there_is_a_case_for_each_folder():
-    counts = {group: len(group_cases((group,))) for group in STORED}
-    assert counts == {"simple": 23, "pytorch-operator": 35, "pytorch-converted": 82, "light": 17}
-
-
-@pytest.mark.parametrize("group", STORED)
-def test_cases_know_their_group_and_are_sorted(group: str):
-    cases = group_cases((group,))
-    assert {case.group for case in cases} == {group}
-    assert [case.name for case in cases] == sorted(case.name for case in cases)
 
 
 @pytest.mark.parametrize("groups", [("nodes",), ("node", "ligth")])
@@ -360,39 +327,6 @@ def test_a_tie_counts_where_it_is_admitted_and_a_wrong_place_never():
     assert not case.judge(tie)
     assert case.judge(tie, admit_ties=True)
     assert not case.judge(wrong, admit_ties=True)
-
-
-@pytest.mark.slow
-def test_of_a_copy_nothing_is_computed_yet():
-    case = group_cases(("light",), "light_zfnet512_random")[0]
-    assert case.function
-    assert "function" not in vars(replace(case))
-
-
-NAMED = """
-import importlib, warnings
-import numpy as np
-from onnx.backend.test.case import node
-from xrt.testing import cases
-
-first = len(cases.node_cases("abs,test_relu"))
-print(first, len(node._NodeTestCases) < 50)
-warnings.simplefilter("ignore")
-np.seterr(all="ignore")
-for module in cases._list_modules():
-    before = len(node._NodeTestCases)
-    importlib.import_module(module)
-    for test in node._NodeTestCases[before:]:
-        assert cases.may_name_a_match(module, test.name), (module, test.name)
-found = {case.name for case in cases.node_cases()}
-print(len(found) > 1800, {test.name for test in node.collect_testcases(None)} <= found)
-"""
-
-
-@pytest.mark.full
-def test_a_module_of_node_tests_is_imported_for_every_test_that_it_has():
-    completed = subprocess.run([sys.executable, "-c", NAMED], capture_output=True, text=True, check=False)
-    assert (completed.stdout.split(), completed.returncode) == (["2", "True", "True", "True"], 0), completed.stderr
 
 
 @pytest.mark.parametrize("pattern", ["abs", "test_abs_ver*", "relu, a?s", "*", "test_*"])

@@ -81,12 +81,6 @@ def test_fuzz_names_the_seed_that_crashed_and_goes_on(plugged: dict[str, str]) -
     assert f"12 graphs from seed 0: {len(seeds)} disagreement" in " ".join(completed.stdout.split())
 
 
-@pytest.mark.full
-def test_without_isolation_it_ends_the_command(plugged: dict[str, str]) -> None:
-    assert command(plugged, "conformance", "aborting", "--cases", "test_abs", "--in-process").returncode == -6
-    assert command(plugged, "fuzz", "--engines", "aborting", "--count", "12", "--in-process").returncode == -6
-
-
 # ---------------------------------------------------------------------- the same as without
 
 
@@ -116,19 +110,6 @@ def test_every_crash_starts_another_worker() -> None:
     ended = ENDED.replace("SIGABRT", "SIGKILL")
     assert [o.reason for o in report.of(ResultWord.FAILED)] == [f"at run: RunFailed: {ended}"] * 2
     assert len(report.outcomes) == 3
-
-
-@pytest.mark.full
-def test_graphs_come_out_as_they_do_here() -> None:
-    engines = ["ort", FaultyEngine(takes="Abs|Exp|Add", how="value")]
-    here, there = Fuzzer(engines), Fuzzer(engines, isolate=True)
-    for fuzzer in (here, there):
-        fuzzer.run(range(12))
-    assert here.findings != []
-    assert here.counts == there.counts
-    assert list(map(str, here.findings)) == list(map(str, there.findings))
-    for mine, its in zip(here.findings, there.findings, strict=True):
-        assert mine.sample.function.fingerprint == its.sample.function.fingerprint
 
 
 @pytest.mark.slow
