@@ -132,11 +132,6 @@ def is_core(module: str) -> bool:
     return module.removeprefix("engines.").split(".")[0] not in ENGINES
 
 
-def test_the_words_come_from_the_declarations() -> None:
-    assert {"ort", "tvm", "openvino", "xla", "iree", "tensorrt", "onnxruntime", "jax", "apache-tvm"} <= WORDS
-    assert parse_spec(REFERENCE)[0] not in WORDS
-
-
 def test_no_core_module_names_an_engine() -> None:
     results = {name: list(find_names(parse(path))) for name, path in MODULES.items() if is_core(name)}
     assert {name: words for name, words in results.items() if words and name not in DEFAULTS} == {}
