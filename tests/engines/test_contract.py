@@ -221,22 +221,16 @@ def test_a_domain_that_is_not_imported_is_reported() -> None:
 
 
 def test_the_training_form_needs_a_kernel_that_says_so() -> None:
-    node = Node("Dropout", ("x", "ratio", "train"), ("y",))
-    function = function_of(node, ratio=np.float32(0.5), train=np.bool_(True))
+    dropout = Node("Dropout", ("x", "ratio", "train"), ("y",))
+    normalization = Node("BatchNormalization", ("x", "s", "b", "m", "v"), ("y",), read_attributes({"training_mode": 1}))
+    training = function_of(dropout, ratio=np.float32(0.5), train=np.bool_(True))
     ops: OpTable[Any] = OpTable("mine")
-    ops("Dropout")(kernel)
-    assert served(ops, node, function) == "the kernel does not serve the training form of Dropout"
+    ops("Dropout", "BatchNormalization")(kernel)
+    assert served(ops, normalization) == "the kernel does not serve the training form of BatchNormalization"
+    assert served(ops, dropout, training) == "the kernel does not serve the training form of Dropout"
     ops("Dropout", train=True, priority=1)(other)
-    assert served(ops, node, function) is other
-    calm = function_of(node, ratio=np.float32(0.5), train=np.bool_(False))
-    assert served(ops, node, calm) is other
-
-
-def test_the_training_form_of_a_normalisation() -> None:
-    node = Node("BatchNormalization", ("x", "s", "b", "m", "v"), ("y",), read_attributes({"training_mode": 1}))
-    ops: OpTable[Any] = OpTable("mine")
-    ops("BatchNormalization")(kernel)
-    assert served(ops, node) == "the kernel does not serve the training form of BatchNormalization"
+    assert served(ops, dropout, training) is other
+    assert served(ops, dropout, function_of(dropout, ratio=np.float32(0.5), train=np.bool_(False))) is other
 
 
 def test_an_operator_that_updates_the_model_needs_a_kernel_that_says_so() -> None:

@@ -7,7 +7,6 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,13 +14,10 @@ import numpy as np
 import pytest
 
 from tests.engines import written
-from tests.engines.test_toolkit import unknown_evidence
 from tests.engines.written import tensor
-from xrt.engines import CompileContext, Executable, RunOptions
+from xrt.engines import CompileContext, Executable
 from xrt.engines.iree import Iree, compiler
-from xrt.engines.iree.export import export_module
 from xrt.engines.iree.support import why_not
-from xrt.engines.iree.tables import ISSUES
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, read_attributes
 from xrt.passes import infer_shapes
@@ -44,12 +40,6 @@ def compiled(f: Function, engine: Iree = IREE, context: CompileContext = CONTEXT
     executable = engine.compile(f, context)
     executable.prepare()
     return executable
-
-
-@cache
-def negation() -> Executable:
-    """A compile costs half a second; most tests need no more than this one."""
-    return compiled(one("Neg", tensor(4, 6)))
 
 
 def why(f: Function) -> str:
@@ -95,13 +85,6 @@ def test_any_folder_may_hold_the_temporary_files(handed: bool, tmp_path: Path, m
 
 
 @pytest.mark.slow
-def test_the_phases_are_written_to_a_folder_that_is_named_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Iree(dump_dir="dumped").compile(one("Neg", tensor(2)), CONTEXT)
-    assert list(tmp_path.glob("dumped/*/12.vm.mlir"))
-
-
-@pytest.mark.slow
 def test_the_mlir_of_every_phase_is_written_on_request(tmp_path: Path) -> None:
     f = one("Relu", tensor(2, 3)).replace(name="block 1/relu")
     Iree(dump_dir=str(tmp_path)).compile(f, CONTEXT)
@@ -115,49 +98,6 @@ def test_the_mlir_of_every_phase_is_written_on_request(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------- the text
-
-
-def test_a_function_as_mlir() -> None:
-    f = function(
-        Node("Gemm", ("x", "w", ""), ("g",), read_attributes({"alpha": 0.5, "transB": 1})),
-        Node("Clip", ("g", "", "high"), ("y",)),
-        inputs={"x": tensor(2, 8)},
-        constants={"w": np.ones((9, 8), np.float32), "high": np.array(1.5, np.float32)},
-    )
-    meta = "{torch.onnx_meta.ir_version = 10 : si64, torch.onnx_meta.opset_version = 13 : si64}"
-    assert export_module(f).splitlines() == [
-        "module {",
-        '  util.global private @weight0 = #flow.parameter.named<"weights"::"0"> : tensor<9x8xf32>',
-        f"  func.func @main(%v0: !torch.vtensor<[2,8],f32>, %out0: !torch.tensor<[2,9],f32>) attributes {meta} {{",
-        "    %weight0 = util.global.load @weight0 : tensor<9x8xf32>",
-        "    %v1 = torch_c.from_builtin_tensor %weight0 : tensor<9x8xf32> -> !torch.vtensor<[9,8],f32>",
-        "    %none = torch.constant.none",
-        (
-            '    %v2 = torch.operator "onnx.Constant"() {torch.onnx.value = dense<"0x0000C03F"> : tensor<f32>}'
-            " : () -> !torch.vtensor<[],f32>"
-        ),
-        (
-            '    %v3 = torch.operator "onnx.Gemm"(%v0, %v1, %none)'
-            " {torch.onnx.alpha = 0x3F000000 : f32, torch.onnx.transB = 1 : si64}"
-            " : (!torch.vtensor<[2,8],f32>, !torch.vtensor<[9,8],f32>, !torch.none) -> !torch.vtensor<[2,9],f32>"
-        ),
-        (
-            '    %v4 = torch.operator "onnx.Clip"(%v3, %none, %v2)'
-            " : (!torch.vtensor<[2,9],f32>, !torch.none, !torch.vtensor<[],f32>) -> !torch.vtensor<[2,9],f32>"
-        ),
-        "    torch.overwrite.tensor.contents %v4 overwrites %out0 : !torch.vtensor<[2,9],f32>, !torch.tensor<[2,9],f32>",
-        "    return",
-        "  }",
-        "}",
-    ]
-
-
-def test_equal_functions_give_equal_text_whatever_their_names() -> None:
-    def made(x: str, w: str, y: str) -> str:
-        node = Node("Add", (x, w), (y,))
-        return export_module(function(node, inputs={x: tensor(100)}, outputs=(y,), constants={w: np.ones(100, np.float32)}))
-
-    assert made("x", "w", "y") == made("a b", 'quoted "name"', "%0")
 
 
 def test_what_has_no_words_is_a_refusal_with_the_reason() -> None:
@@ -199,26 +139,6 @@ def test_bodies_and_other_domains_are_declined() -> None:
     assert why(f) == "If has a body, and XRT exports only straight-line code to IREE"
     f = function(Node("FusedConv", ("x",), ("y",), domain="com.microsoft"), inputs={"x": tensor(2)})
     assert why(f) == "IREE's compiler has rules for ONNX's own operators, not for those of 'com.microsoft'"
-
-
-@pytest.mark.slow
-def test_one_that_fails_among_many_has_its_own_reason() -> None:
-    texts = [_question("Abs", "a"), _question("NoSuch", "b"), _question("Tanh", "c")]
-    assert compiler.lower_module(texts, ["a", "b", "c"]) == [None, "it has no rule to lower this NoSuch", None]
-
-
-def _question(op_type: str, name: str) -> str:
-    signature = "(!torch.vtensor<[2],f32>) -> !torch.vtensor<[2],f32>"
-    meta = "{torch.onnx_meta.ir_version = 10 : si64, torch.onnx_meta.opset_version = 18 : si64}"
-    head = f"func.func @{name}(%x: !torch.vtensor<[2],f32>) -> !torch.vtensor<[2],f32> attributes {meta}"
-    lines = f'%y = torch.operator "onnx.{op_type}"(%x) : {signature}\nreturn %y : !torch.vtensor<[2],f32>'
-    return f"module {{\n{head} {{\n{lines}\n}}\n}}\n"
-
-
-@pytest.mark.slow
-def test_every_gap_names_evidence_that_exists() -> None:
-    assert all(gap.ops and gap.reason and gap.evidence for gap in ISSUES)
-    assert unknown_evidence(ISSUES) == []
 
 
 # ---------------------------------------------------------------------- the compiler as a process
@@ -270,20 +190,6 @@ def test_the_compiler_is_never_loaded_into_the_process() -> None:
 
 
 # ---------------------------------------------------------------------- arrays in and out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("offset", [0, 4, 16, 36])
-def test_any_alignment_is_taken(offset: int) -> None:
-    raw = np.zeros(256, np.uint8)
-    start = (offset - raw.ctypes.data) % 64
-    x = raw[start : start + 96].view(np.float32).reshape(4, 6)
-    x[:] = np.arange(24).reshape(4, 6)
-    assert x.ctypes.data % 64 == offset
-    assert np.array_equal(negation().run([x])[0], -x)
-    buffer = raw[start + 96 : start + 192].view(np.float32).reshape(4, 6)
-    (y,) = negation().run([x], RunOptions(out=[buffer]))
-    assert y is buffer and np.array_equal(buffer, -x)
 
 
 # ---------------------------------------------------------------------- weights, saving
@@ -343,7 +249,6 @@ def test_the_process_ends_well_whatever_is_still_held(device: str) -> None:
 
 
 Array = np.ndarray[Any, Any]
-INT64 = DType.INT64
 
 
 def run(f: Function, *inputs: Array) -> list[Array]:
@@ -353,35 +258,6 @@ def run(f: Function, *inputs: Array) -> list[Array]:
 
 def f32(*numbers: float) -> Array:
     return np.array(numbers, np.float32)
-
-
-@pytest.mark.slow
-def test_indices_stay_inside() -> None:
-    """Outside of their axis they are an error in ONNX; here they are the nearest inside."""
-    f = function(
-        Node("Gather", ("x", "i"), ("a",)),
-        Node("GatherElements", ("x", "i"), ("b",)),
-        Node("GatherND", ("m", "t"), ("c",)),
-        Node("ScatterElements", ("x", "i", "u"), ("d",)),
-        Node("ScatterND", ("m", "t", "v"), ("e",)),
-        inputs={
-            "x": tensor(4),
-            "i": tensor(3, dtype=INT64),
-            "u": tensor(3),
-            "m": tensor(2, 3),
-            "t": tensor(1, 2, dtype=INT64),
-            "v": tensor(1),
-        },
-        outputs=("a", "b", "c", "d", "e"),
-    )
-    x, m = np.arange(4, dtype=np.float32), np.arange(6, dtype=np.float32).reshape(2, 3)
-    executable = compiled(f)
-    for far in (10, 10**6, 10**12):
-        inputs = [x, np.array([far, -far, -1]), f32(7, 8, 9), m, np.array([[1, far]]), f32(9)]
-        a, b, c, d, e = executable.run(inputs)
-        assert a.tolist() == b.tolist() == [3, 0, 3] and c.tolist() == [5]
-        assert d[0] == 8 and d[3] in (7, 9) and d[1:3].tolist() == [1, 2]
-        assert e.tolist() == [[0, 1, 2], [3, 4, 9]]
 
 
 @pytest.mark.slow

@@ -77,6 +77,7 @@ WRONG = [
     ("TWINS", ("kernels 'split' and 'splat' both serve every Split at priority 0; "
      "give one another priority, version range or why_not")),
     ("VERSION=\"\"", "its version is empty"),
+    ("UNDEFINED", ("the system does not open it as a shared library: {path}: undefined symbol: nowhere_to_be_found")),
 ]  # fmt: skip
 
 
@@ -86,18 +87,7 @@ def test_a_library_that_is_wrong_is_refused_by_name(macro: str, reason: str) -> 
     path = library(macro)
     with pytest.raises(EngineUnavailable) as raised:
         native.load(path)
-    assert str(raised.value) == f"native library {str(path)!r} cannot be used: {reason}"
-
-
-@pytest.mark.slow
-def test_a_symbol_that_nobody_has_is_named() -> None:
-    path = library("UNDEFINED")
-    with pytest.raises(EngineUnavailable) as raised:
-        native.load(path)
-    assert str(raised.value) == (
-        f"native library {str(path)!r} cannot be used: the system does not open it as a shared library: "
-        f"{path}: undefined symbol: nowhere_to_be_found"
-    )
+    assert str(raised.value) == f"native library {str(path)!r} cannot be used: {reason.format(path=path)}"
 
 
 def test_what_is_no_library_is_refused(tmp_path: Path) -> None:

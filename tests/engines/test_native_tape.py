@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +16,10 @@ from tests.engines.test_native_library import library
 from tests.engines.toy_running import function, node, typed
 from tests.hanging import wait_until
 from xrt.engines import CompileContext, native
-from xrt.engines.native import NativeTape, PreparedKernel
 from xrt.engines.toy import Toy
 from xrt.engines.toy.native import ByShapes
 from xrt.errors import CompileFailed, InputError, RunFailed
-from xrt.graph import Constant, DType, Function, TensorType, Value
+from xrt.graph import DType, Function, TensorType, Value
 
 F32 = DType.FLOAT32
 X = np.arange(-300, 300, dtype=np.float32).reshape(20, 30)
@@ -37,7 +35,7 @@ def count(what: int) -> int:
     return int(counter(what))
 
 
-PREPARED, DESTROYED, RUNS = 0, 1, 2
+PREPARED, DESTROYED = 0, 1
 
 
 def chain(length: int, *, inputs: str = "x", **attributes: Any) -> Function:
@@ -52,9 +50,6 @@ def ready(graph: Function, threads: int = 1) -> Any:
     executable = toy.compile(graph, context)
     executable.prepare()
     return executable
-
-
-# ---------------------------------------------------------------------- the arena
 
 
 # ---------------------------------------------------------------------- one call
@@ -75,18 +70,6 @@ def test_what_is_read_again_is_not_written_over() -> None:
 def test_an_output_that_nobody_wants_is_left_out() -> None:
     graph = function("x", "y", node("Split", "x", "_ y", domain="test"), test=1).replace(inputs=(typed("x", X),))
     np.testing.assert_array_equal(ready(graph).run([X])[0], -X)
-
-
-def test_constants_inputs_and_doubles_may_be_outputs() -> None:
-    nodes = [node("Twice", "x c", "y", domain="test")]
-    graph = function("x", "y", *nodes, constants={"c": X}, test=1)
-    graph = graph.replace(inputs=(typed("x", X),), outputs=tuple(map(Value, ("y", "c", "x", "y"))))
-    y, c, x, again = ready(graph).run([X])
-    np.testing.assert_array_equal(y, 3 * X)
-    np.testing.assert_array_equal(again, y)
-    assert (c == X).all() and (x == X).all()
-    arrays = [y, c, x, again, X]
-    assert not any(np.shares_memory(a, b) for i, a in enumerate(arrays) for b in arrays[:i])
 
 
 def test_arrays_of_any_layout_are_read_as_they_are() -> None:
@@ -202,15 +185,6 @@ def test_only_the_first_sets_of_shapes_have_tapes() -> None:
     assert [f.inputs[0].type.shape for f in compiled] == [(1,), (2,), (3,)]
 
 
-def test_the_last_few_are_kept_where_nothing_serves_every_shape() -> None:
-    compiled: list[Any] = []
-    relu = function("x", "y", node("Relu", "x", "y")).replace(inputs=(Value("x", TensorType(F32, ("n",))),))
-    by_shapes = ByShapes(relu, lambda f: compiled.append(f) or ready(f), most=2)
-    for size in (1, 2, 1, 3, 1, 2):
-        by_shapes.run([np.ones(size, np.float32)])
-    assert [f.inputs[0].type.shape for f in compiled] == [(1,), (2,), (3,), (2,)]
-
-
 def test_a_shape_that_only_another_kernel_knows() -> None:
     graph = function(
         "x", "y", node("NonZero", "x", "at"), node("Cast", "at", "f", to=1), node("Twice", "f _", "y", domain="test"), test=1
@@ -288,27 +262,3 @@ def used(seconds: float) -> float:
     began = time.process_time()
     time.sleep(seconds)
     return time.process_time() - began
-
-
-@pytest.mark.slow
-def test_a_forked_process_has_threads_of_its_own() -> None:
-    executable = ready(chain(2), threads=3)
-    executable.run([X])
-    child = os.fork()
-    if child == 0:
-        try:
-            os._exit(0 if (executable.run([X])[0] == 4 * X).all() else 1)
-        finally:
-            os._exit(2)
-    assert os.waitpid(child, 0)[1] == 0
-
-
-def test_a_tape_made_by_hand() -> None:
-    graph = chain(2)
-    kernel = native.load(library()).kernel("twice")
-    first = PreparedKernel(kernel, graph.nodes[0], graph)
-    second = PreparedKernel(kernel, graph.nodes[1], graph.with_types(first.outputs))
-    tape = NativeTape({"v0": TensorType(F32, X.shape)}, ["v2", "v1"], [first, second], {"c": Constant(X)}, 1)
-    twice, once = tape.run([X])[0], tape.run([X], [None, out := np.empty_like(X)])[1]
-    assert once is out and (once == 2 * X).all() and (twice == 4 * X).all()
-    assert tape.workspace == 0 and list(tape.in_place) == [(0, 0), (0, 1)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +14,9 @@ import pytest
 import xrt
 from tests.devices.models import Net, numbers
 from tests.devices.worlds import World, traffic
+from tests.engines.emulated_cuda.device import EmulatedDevice
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext
-from xrt.engines.contract.graph_compiler import Accelerator
 from xrt.engines.contract.registry import probe
 from xrt.engines.ort import Ort
 from xrt.engines.ort.cuda import DeviceBuffer, OrtOnDevice, check_assigned
@@ -44,38 +43,21 @@ def test_the_devices_are_those_of_the_installed_build(
     assert status.lacks[:14] == lacks
 
 
-class Host(Accelerator):
+class Host(EmulatedDevice):
     """The host behind the interface of a device: what is bound, and in which order streams follow, can be tried anywhere."""
 
-    name, hardware, has_addresses, xp = "cpu", "the host", True, np
+    name, hardware, xp = "cpu", "the host", np
 
     def __init__(self) -> None:
+        super().__init__()
         self.followed: list[tuple[str, str]] = []
-
-    def address(self, value: Any) -> int:
-        return int(value.ctypes.data)
 
     def at(self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object) -> Any:
         memory = (ctypes.c_uint8 * (int(np.prod(shape)) * dtype.itemsize)).from_address(address)
         return np.frombuffer(memory, dtype).reshape(tuple(shape))
 
-    def upload(self, array: np.ndarray[Any, Any]) -> Any:
-        return array.copy()
-
-    def download(self, array: Any) -> Any:
-        return array
-
-    def new_stream(self) -> str:
-        return "own"
-
-    def activate(self, stream: Any) -> Any:
-        return nullcontext()
-
     def follow(self, later: Any, earlier: Any) -> None:
         self.followed.append((later, earlier))
-
-    def wait(self, streams: Sequence[Any]) -> None:
-        return
 
 
 def bound(function: Function, host: Host) -> OrtOnDevice:
@@ -124,15 +106,6 @@ def test_outputs_of_every_kind() -> None:
         np.testing.assert_array_equal(got, want)
     assert all(not np.shares_memory(a, b) for i, a in enumerate(results) for b in [x, *results[:i]])
     assert "is known only after a run" in str(executable.why_not_capturable())
-
-
-def test_arrays_without_elements() -> None:
-    class Empty(xrt.Graph):
-        def build(self, x: Any) -> Any:
-            return xrt.ops.Relu(x)
-
-    x = np.empty((0, 3), "float32")
-    assert bound(traced(Empty(), x), Host()).run([x])[0].shape == (0, 3)
 
 
 def test_a_failure_is_reported_and_a_closed_executable_refuses() -> None:

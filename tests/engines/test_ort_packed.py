@@ -184,16 +184,6 @@ def test_what_the_library_cannot_pack_or_map_it_packs_by_itself(path: Path, monk
     np.testing.assert_array_equal(results[0], expected[0])
 
 
-@pytest.mark.usefixtures("all_mapped")
-def test_a_model_without_packed_weights_is_saved_as_before(path: Path) -> None:
-    table = np.arange(4096, dtype=np.float32)
-    model = function({"x": TensorType(F32, (4096,))}, ["y"], [node("Add", "x t", "y")], {"t": table})
-    inputs, expected = save(model, path)
-    results, is_mapped = load_and_run(path, inputs)
-    assert not is_mapped
-    np.testing.assert_array_equal(results[0], expected[0])
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("all_mapped")
 def test_the_disk_cache_has_no_packed_weights_and_a_bundle_made_of_it_has(path: Path, tmp_path: Path) -> None:

@@ -88,24 +88,7 @@ def x_of(function: Function) -> Any:
         ({"zero": False}, "ort", False),
         ({}, "openvino", True),
     ],
-    ids=[
-        "product",
-        "toy",
-        "unoptimized",
-        "convolution",
-        "convolution_to_floats",
-        "product_to_floats",
-        "sum",
-        "elements",
-        "sum_to_floats",
-        "sum_by_channel",
-        "openvino_sum",
-        "openvino_convolution_to_floats",
-        "moved",
-        "openvino_moved",
-        "declined",
-        "openvino",
-    ],
+    ids=str,
 )
 def test_weights_are_kept_quantized_where_the_library_fuses_them(terms: dict[str, Any], engine: str, are_kept: bool) -> None:
     function = quantized_model(**terms)

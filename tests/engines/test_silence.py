@@ -247,19 +247,3 @@ def test_a_hidden_module_is_there_for_other_threads_and_afterwards(stand_in: Pat
         thread.join()
     load()
     assert results == ["a stand-in", "a stand-in"]
-
-
-def test_a_module_that_was_imported_before_stays(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(stand_in))
-    (stand_in / "torch").rename(stand_in / "known_before")
-    table = importlib.import_module("known_before")
-    monkeypatch.setitem(sys.modules, "known_before", table)
-    with hide_module("known_before"):
-        assert importlib.import_module("known_before") is table
-
-
-def test_what_is_hidden_is_found_again_after_an_error() -> None:
-    before = list(sys.meta_path)
-    with pytest.raises(ValueError, match=r"^broken$"), hide_module("anything"):
-        raise ValueError("broken")
-    assert sys.meta_path == before

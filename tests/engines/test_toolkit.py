@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import re
 import weakref
-from collections.abc import Iterable, Mapping
-from functools import cache
+from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
@@ -27,8 +25,6 @@ from xrt.engines.toolkit.support import (
 )
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.passes import infer_shapes
-from xrt.testing.cases import node_cases
-from xrt.testing.corpus import CORPUS
 from xrt.testing.corpus.entry import graph, i64, node
 
 
@@ -121,24 +117,6 @@ def test_the_first_known_issue_that_applies_gives_the_reason(applies: Test, reas
     issues = [KnownIssue(("LRN",), applies, "is wrong", ()), KnownIssue(("Relu", "LRN"), always, "is wrong too", ())]
     function = one("LRN", tensor(1, 2, 3, 3), size=3)
     assert match_known_issue(issues, function.nodes[0], function) == reason
-
-
-_FORMS = (r"\btest_\w+", r"\w+ of the corpus")
-
-
-def unknown_evidence(defects: Iterable[KnownIssue]) -> list[str]:
-    """Return what the rows name that is no node test or entry of the corpus, and says no comparison either."""
-    return [item for defect in defects for item in defect.evidence if not _is_known(item)]
-
-
-def _is_known(item: str) -> bool:
-    named = [name for form in _FORMS for name in re.findall(form, item)]
-    return _all_names().issuperset(named) if named else item.startswith(("compared with ", "refused by "))
-
-
-@cache
-def _all_names() -> frozenset[str]:
-    return frozenset({case.name for case in node_cases()} | {f"{entry.name} of the corpus" for entry in CORPUS})
 
 
 LATER, DECIDES = "is known only when it is computed", "symbolic dims decide what"

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
-from tests.engines.test_tvm_forked import status_of
 from tests.engines.written import Array, function, one, tensor
 from xrt import XRTModule
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
-from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.engines.torch import Torch
 from xrt.engines.torch.executable import call_within
 from xrt.engines.toy import Toy
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.graph.node import DOMAIN, OpaqueCall, Tagged
-from xrt.passes import infer_shapes
 from xrt.testing.suite import EngineSuite
 
 TORCH = Torch()
@@ -45,20 +39,6 @@ def run(f: Function, *inputs: Array, options: RunOptions = RunOptions()) -> list
 
 def why(f: Function) -> str:
     return TORCH.why_not(f.nodes[-1], f) or ""
-
-
-IMPORT = """
-import sys
-from xrt.engines.contract import registry
-engine = registry.create("torch")
-engine.version()
-assert "torch" not in sys.modules
-"""
-
-
-@pytest.mark.slow
-def test_the_library_is_imported_with_the_first_node() -> None:
-    subprocess.run([sys.executable, "-P", "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{IMPORT}"], check=True)
 
 
 # ---------------------------------------------------------------------- reasons
@@ -132,14 +112,6 @@ def test_whole_numbers_divided_by_zero_and_by_minus_one_end_no_process(op: str, 
 # ---------------------------------------------------------------------- arrays in and out
 
 
-def test_a_bfloat16_shares_memory_both_ways() -> None:
-    from xrt.engines.torch.dtypes import from_numpy, to_numpy
-
-    x = np.ones(3, ml_dtypes.bfloat16)
-    t = from_numpy(DType.BFLOAT16)(x)
-    assert t.dtype is torch.bfloat16 and np.shares_memory(to_numpy(DType.BFLOAT16)(t), x)
-
-
 # ---------------------------------------------------------------------- opaque calls
 
 
@@ -152,14 +124,6 @@ def opaque(call: OpaqueCall, *types: TensorType, outputs: tuple[TensorType | Non
         (node,),
         opsets={"": 18, DOMAIN: 1},
     )
-
-
-def test_an_opaque_call_is_the_operators_own() -> None:
-    call = OpaqueCall("aten::logsumexp.default", (Tagged("tensor", 0), [1], True))
-    x = np.random.default_rng(0).random((3, 4)).astype(np.float32)
-    f = opaque(call, tensor(3, 4), outputs=(tensor(3, 1),))
-    assert why(f) == ""
-    np.testing.assert_allclose(run(f, x)[0], np.log(np.exp(x).sum(1, keepdims=True)), rtol=1e-5)
 
 
 def test_an_opaque_call_with_several_results_numbers_and_types() -> None:
@@ -202,23 +166,6 @@ def test_an_operator_that_is_not_registered_is_the_reason() -> None:
     )
 
 
-def test_a_model_with_an_opaque_call_is_partitioned() -> None:
-    call = OpaqueCall("aten::erfinv.default", (Tagged("tensor", 0),), reason="no such operator in ONNX")
-    node = Node(call.op_type, ("a",), ("b",), read_attributes(call.attributes), DOMAIN)
-    f = Function(
-        (Value("x", tensor(3)),),
-        (Value("y", tensor(3)),),
-        (Node("Tanh", ("x",), ("a",)), node, Node("Neg", ("b",), ("y",))),
-        opsets={"": 18, DOMAIN: 1},
-        types={"b": tensor(3)},
-    )
-    x = np.array([0.1, -0.5, 2], np.float32)
-    with XRTModule(f, engine=["toy", "torch"], strict=True) as m:
-        (y,) = np.atleast_2d(m(x))
-        assert [launch.engine for launch in m.plan.launches] == ["toy", "torch", "toy"]
-    np.testing.assert_allclose(y, -torch.erfinv(torch.tanh(torch.from_numpy(x))).numpy(), rtol=1e-5)
-
-
 # ---------------------------------------------------------------------- threads, processes, and what is the user's
 
 
@@ -241,43 +188,6 @@ def test_gradients_are_left_as_they_are() -> None:
     assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     run(one("Neg", tensor(2), output=tensor(2)), np.ones(2, np.float32))
     assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python 3.12 warns of threads where there is a fork
-def test_a_forked_child_computes_on_its_own_thread() -> None:
-    x = np.linspace(-1, 1, 256 * 256, dtype=np.float32).reshape(256, 256)
-    type_ = tensor(256, 256)
-    f = Function(
-        (Value("x", type_),), (Value("y", type_),), (Node("MatMul", ("x", "w"), ("y",)),), {"w": Constant(x)}, opsets={"": 18}
-    )
-    executable = TORCH.compile(f, CompileContext(threads=2))
-    expected = executable.run([x])[0]
-    assert status_of(lambda: np.testing.assert_allclose(executable.run([x])[0], expected, rtol=1e-5)) == 0
-
-
-@pytest.mark.parametrize(
-    ("x", "w", "options"),
-    [
-        ((3, 2, 6, 7), (4, 2, 5, 5), {}),
-        ((3, 2, 6, 6), (4, 2, 7, 7), {"pads": [1, 1, 1, 1]}),
-        ((3, 2, 6, 6), (4, 2, 6, 6), {"pads": [1, 1, 0, 0]}),
-        ((3, 2, 6, 6), (4, 2, 5, 5), {"pads": [0, 0, 1, 1]}),
-        ((3, 2, 8, 9), (4, 2, 4, 4), {"dilations": [2, 2], "pads": [1, 0, 1, 0]}),
-        ((3, 2, 8, 8), (4, 2, 4, 4), {"dilations": [2, 2], "pads": [1, 1, 0, 0]}),
-        ((3, 2, 9, 9), (4, 2, 5, 5), {"strides": [2, 3]}),
-        ((2, 3, 9), (5, 3, 8), {"pads": [0, 0]}),
-        ((1, 1, 5, 4, 4), (2, 1, 4, 3, 3), {}),
-    ],
-)
-def test_a_convolution_with_few_results_is_the_gradient_of_weights(
-    x: tuple[int, ...], w: tuple[int, ...], options: dict[str, Any]
-) -> None:
-    draw = np.random.default_rng(3)
-    f = infer_shapes(one("Conv", tensor(*x), tensor(*w), **options))
-    arrays = [draw.standard_normal(shape).astype(np.float32) for shape in (x, w)]
-    (expected,) = evaluate(f, arrays)
-    np.testing.assert_allclose(run(f, *arrays)[0], expected, rtol=1e-4, atol=1e-4)
 
 
 TIME, BATCH, WIDTH, HIDDEN = 5, 3, 4, 6
@@ -327,33 +237,6 @@ def test_results_are_those_of_the_reference(op: str, attributes: dict[str, Any],
         for _ in range(2):
             for got, due in zip(executable.run(inputs), expected, strict=True):
                 np.testing.assert_allclose(got, due, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("op", "attributes", "function"),
-    [
-        ("LSTM", {}, "lstm"),
-        ("GRU", {"linear_before_reset": 1}, "gru"),
-        ("RNN", {}, "rnn_tanh"),
-        ("LSTM", {"input_forget": 1}, None),
-        ("LSTM", {"clip": 0.5}, None),
-        ("LSTM", {"activations": ["HardSigmoid", "Tanh", "Tanh"]}, None),
-        ("GRU", {}, None),
-        ("RNN", {"activations": ["Softsign"]}, None),
-    ],
-)
-def test_the_library_computes_what_it_has(op: str, attributes: dict[str, Any], function: str | None, monkeypatch: Any) -> None:
-    called: list[str] = []
-    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-
-        def record(*arguments: Any, name: str = name, original: Any = getattr(torch, name)) -> Any:
-            called.append(name)
-            return original(*arguments)
-
-        monkeypatch.setattr(torch, name, record)
-    result, inputs = layer(op, constant=True, **attributes)
-    compiled(result).run(inputs)
-    assert called == ([] if function is None else [function])
 
 
 @pytest.mark.slow
@@ -433,13 +316,6 @@ def test_operators_that_a_model_may_call(operator: str) -> None:
     assert run(f, np.array([1, 2], np.float32))[0].tolist() == ([2, 4] if "twice" in operator else [1, 2])
 
 
-def test_an_operator_of_a_function_may_be_called() -> None:
-    torch.library.define("xrt_test_define::twice", "(Tensor x) -> Tensor")
-    torch.library.impl("xrt_test_define::twice", "CPU", lambda x: x * 2)
-    f = opaque(OpaqueCall("xrt_test_define::twice.default", (X,)), tensor(2), outputs=(tensor(2),))
-    assert why(f) == "" and run(f, np.ones(2, np.float32))[0].tolist() == [2, 2]
-
-
 def test_an_operator_of_a_decorator_may_be_called() -> None:
     @torch.library.custom_op("xrt_test::thrice", mutates_args=())
     def thrice(x: torch.Tensor) -> torch.Tensor:
@@ -485,43 +361,17 @@ def test_a_result_of_another_type_than_declared_fails(call: OpaqueCall, declared
 # ---------------------------------------------------------------------- memory of the engine
 
 
-def _choice() -> Function:
-    then = function(
-        Node("Identity", ("k",), ("a",)), inputs={}, outputs={"a": tensor(3)}, constants={"k": np.ones(3, np.float32)}
-    )
-    constant = Node("Constant", (), ("b",), read_attributes({"value": Constant(np.ones(3, np.float32))}))
+def test_a_constant_of_a_body_is_not_returned_as_it_is() -> None:
+    ones = np.ones(3, np.float32)
+    then = function(Node("Identity", ("k",), ("a",)), inputs={}, outputs={"a": tensor(3)}, constants={"k": ones})
+    constant = Node("Constant", (), ("b",), read_attributes({"value": Constant(ones)}))
     other = function(constant, inputs={}, outputs={"b": tensor(3)})
     node = Node("If", ("c",), ("y",), read_attributes({"then_branch": then, "else_branch": other}))
-    return function(node, inputs={"c": tensor(dtype=DType.BOOL)}, outputs={"y": tensor(3)})
-
-
-def _repetition() -> Function:
-    body = function(
-        Node("Identity", ("c",), ("d",)),
-        Node("Identity", ("k",), ("t",)),
-        inputs={"i": tensor(dtype=INT), "c": tensor(dtype=DType.BOOL), "s": tensor(3)},
-        outputs={"d": tensor(dtype=DType.BOOL), "t": tensor(3)},
-        constants={"k": np.ones(3, np.float32)},
-    )
-    node = Node("Loop", ("n", "", "x"), ("y",), read_attributes({"body": body}))
-    return function(
-        node,
-        inputs={"n": tensor(dtype=INT)},
-        outputs={"y": tensor(3)},
-        constants={"x": np.zeros(3, np.float32)},
-    )
-
-
-@pytest.mark.parametrize(
-    ("f", "x"),
-    [(_choice(), np.array(True)), (_choice(), np.array(False)), (_repetition(), np.array(2))],
-    ids=["then", "else", "loop"],
-)
-def test_a_constant_of_a_body_is_not_returned_as_it_is(f: Function, x: Any) -> None:
-    executable = compiled(f)
-    (y,) = executable.run([x])
-    y[:] = 7
-    assert executable.run([x])[0].tolist() == [1, 1, 1]
+    executable = compiled(function(node, inputs={"c": tensor(dtype=DType.BOOL)}, outputs={"y": tensor(3)}))
+    for choice in (True, False):
+        (y,) = executable.run([np.array(choice)])
+        y[:] = 7
+        assert executable.run([np.array(choice)])[0].tolist() == [1, 1, 1]
 
 
 # ---------------------------------------------------------------------- settings of the caller

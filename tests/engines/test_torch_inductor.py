@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,14 @@ import numpy as np
 import pytest
 
 from tests.conformance.sample import join
-from tests.engines.test_toolkit import unknown_evidence
+from tests.engines.test_forked import status_of
 from tests.engines.test_torch import INT, TORCH
-from tests.engines.test_tvm_forked import status_of
 from tests.engines.written import Array, function, one, tensor
 from xrt import passes
 from xrt.engines import CompileContext, Executable
 from xrt.engines.contract import registry
 from xrt.engines.torch import Torch
 from xrt.engines.torch.inductor import why_no_compiler
-from xrt.engines.torch.tables import GAPS
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import Constant, DType, Function, Node, TensorType
 from xrt.graph.node import list_names, rename_function
@@ -93,10 +91,6 @@ def test_the_report_of_missing_features_does_not_import_the_tracer() -> None:
         "import sys; from xrt.engines.torch import Torch; Torch('inductor').missing_features(); print('sympy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout == "False\n"
-
-
-def test_evidence_exists() -> None:
-    assert unknown_evidence(GAPS) == []
 
 
 # ---------------------------------------------------------------------- a compiled region
@@ -187,15 +181,10 @@ class TestCompiled:
 
     def test_threads_run_it_at_once(self, compiled: Compiled) -> None:
         inputs = [given(rows) for rows in range(2, 14)]
-        due, result = [compiled[0].run([x])[0] for x in inputs], {}
-        threads = [
-            threading.Thread(target=lambda i=i, x=x: result.update({i: compiled[0].run([x])[0]})) for i, x in enumerate(inputs)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert all(np.array_equal(result[i], y) for i, y in enumerate(due))
+        due = [compiled[0].run([x])[0] for x in inputs]
+        with ThreadPoolExecutor(len(inputs)) as pool:
+            results = list(pool.map(lambda x: compiled[0].run([x])[0], inputs))
+        assert all(map(np.array_equal, results, due))
 
     @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python 3.12 warns of threads where there is a fork
     def test_a_forked_child_computes(self, compiled: Compiled) -> None:

@@ -10,22 +10,15 @@ import numpy as np
 import pytest
 
 import xrt
-from tests.devices.models import Net, numbers
+from tests.devices.models import numbers
 from tests.devices.worlds import TOY, same, traffic, world
 from xrt.cache import CompileCache
 from xrt.engines.toy.devices import find_shape_values
 from xrt.errors import PlanError
 from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value, read_attributes
-from xrt.runtime.devices import device
 from xrt.testing import node_cases
 from xrt.testing.running import make_module
 from xrt.testing.simulated import simulate_devices
-
-
-def test_a_kernel_that_takes_numpy_by_another_way_fails_on_the_device() -> None:
-    """What the source does not show, arrays of the device do: NumPy's functions refuse them."""
-    with simulate_devices(), pytest.raises(TypeError):
-        np.exp(device("cuda").upload(numbers(3)))
 
 
 def test_an_element_of_a_sequence_is_returned_as_a_copy() -> None:
@@ -108,8 +101,3 @@ def test_a_type_that_no_device_holds_is_a_reason() -> None:
     m = xrt.XRTModule(Texts(), TOY, "cuda", strict=True, cache=CompileCache())
     with pytest.raises(PlanError, match=r"is of string, of which CuPy has no arrays"):
         m.plan_for(np.array(["a"], object))
-
-
-def test_planning_touches_no_device() -> None:
-    m = xrt.XRTModule(Net(), "toy", "cuda", cache=CompileCache())
-    assert "; device cuda:0" in str(m.plan_for(numbers(3, 4), numbers(4, 5)))

@@ -52,13 +52,6 @@ def test_axes_of_a_reduction(op: str) -> None:
     same(one(op, X, opset=11), one(op, X, opset=18))
 
 
-def test_no_axes_reduce_all_or_nothing() -> None:
-    same(one("ReduceSum", X, opset=13), X.sum(keepdims=True))
-    same(one("ReduceSum", X, opset=13, noop_with_empty_axes=1), X)
-    same(one("ReduceSum", X, i64([]), opset=13, noop_with_empty_axes=1), X)
-    same(one("ReduceSumSquare", X, opset=18, noop_with_empty_axes=1), X * X)
-
-
 @pytest.mark.parametrize(
     ("op", "old", "attributes", "inputs"),
     [
@@ -99,7 +92,7 @@ def test_attributes_became_inputs(op: str, old: int, attributes: dict[str, objec
 )
 def test_split(opset: int, attributes: dict[str, object], sizes: Array | None, expected: list[int]) -> None:
     inputs = [X] if sizes is None else [X, sizes]
-    parts = one("Split", *inputs, opset=opset, outputs=2, axis=2, **attributes)
+    parts = one("Split", *inputs, opset=opset, outputs=len(expected), axis=2, **attributes)
     assert [p.shape[2] for p in parts] == expected
     same(np.concatenate(parts, axis=2), X)
 
@@ -107,11 +100,6 @@ def test_split(opset: int, attributes: dict[str, object], sizes: Array | None, e
 def test_split_into_parts_that_do_not_divide() -> None:
     parts = one("Split", np.arange(7), opset=18, outputs=3, num_outputs=3)
     assert [p.tolist() for p in parts] == [[0, 1, 2], [3, 4, 5], [6]]
-
-
-def test_tile_of_one_axis() -> None:
-    same(one("Tile", X, f32(2.0), f32(1.0), opset=1), np.tile(X, (1, 2, 1)))
-    same(one("Tile", X, i64(1, 2, 1), opset=6), np.tile(X, (1, 2, 1)))
 
 
 # ---------------------------------------------------------------------- meanings that changed
@@ -122,34 +110,57 @@ def exponentials(x: Array, axis: int | tuple[int, ...]) -> Array:
     return e / e.sum(axis=axis, keepdims=True)
 
 
-def test_softmax_flattened_before_13() -> None:
-    same(one("Softmax", X, opset=12), exponentials(X, (1, 2)))
-    same(one("Softmax", X, opset=12, axis=-1), exponentials(X, 2))
-    same(one("Softmax", X, opset=13), exponentials(X, 2))
-    same(one("Softmax", X, opset=13, axis=1), exponentials(X, 1))
-    same(one("LogSoftmax", X, opset=12), np.log(exponentials(X, (1, 2))))
-    same(one("Hardmax", X, opset=12).sum(axis=(1, 2)), f32(1, 1))
-    same(one("Hardmax", X, opset=13).sum(axis=2), np.ones((2, 3), np.float32))
+ROW, LINE, HUNDREDS = f32(1, 2, 3, 4), f32([[1, 2, 3]]), f32(10, 20, 30)
+SQUARE, BOX = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4), [f32([[0.5, 0.5, 2.5, 2.5]]), i64([0])]
+ROI = {"output_height": 1, "output_width": 1, "sampling_ratio": 1}
+POINT = f32([[[[0.5, 0.0]]]])
+FORMS: list[tuple[str, list[Array | None], int, dict[str, object], Array]] = [
+    # no axes: all or nothing
+    ("ReduceSum", [X], 13, {}, X.sum(keepdims=True)),
+    ("ReduceSum", [X], 13, {"noop_with_empty_axes": 1}, X),
+    ("ReduceSum", [X, i64([])], 13, {"noop_with_empty_axes": 1}, X),
+    ("ReduceSumSquare", [X], 18, {"noop_with_empty_axes": 1}, X * X),
+    # one axis, then all
+    ("Tile", [X, f32(2.0), f32(1.0)], 1, {}, np.tile(X, (1, 2, 1))),
+    ("Tile", [X, i64(1, 2, 1)], 6, {}, np.tile(X, (1, 2, 1))),
+    # flattened before 13
+    ("Softmax", [X], 12, {}, exponentials(X, (1, 2))),
+    ("Softmax", [X], 12, {"axis": -1}, exponentials(X, 2)),
+    ("Softmax", [X], 13, {}, exponentials(X, 2)),
+    ("Softmax", [X], 13, {"axis": 1}, exponentials(X, 1)),
+    ("LogSoftmax", [X], 12, {}, np.log(exponentials(X, (1, 2)))),
+    ("Hardmax", [X], 12, {}, np.isin(X, (11, 23)).astype(np.float32)),
+    ("Hardmax", [X], 13, {}, (X % 4 == 3).astype(np.float32)),
+    # broadcast by an attribute before 7
+    ("Add", [X, HUNDREDS], 6, {"broadcast": 1, "axis": 1}, X + HUNDREDS[:, None]),
+    ("Mul", [X, ROW], 6, {"broadcast": 1}, X * ROW),
+    ("Greater", [X, HUNDREDS], 1, {"broadcast": 1, "axis": 1}, HUNDREDS[:, None] < X),
+    ("Add", [X, ROW], 7, {}, X + ROW),
+    # a slope for each channel
+    ("PRelu", [-X, f32(1, 2, 3)], 6, {}, -X * f32(1, 2, 3)[:, None]),
+    ("PRelu", [-X, f32([[1], [2], [3]])], 16, {}, -X * f32(1, 2, 3)[:, None]),
+    # types by name
+    ("Cast", [f32(1.5, 2.5)], 1, {"to": "INT32"}, np.array([1, 2], np.int32)),
+    ("Cast", [i64(1, 2)], 1, {"to": "FLOAT"}, f32(1, 2)),
+    ("Cast", [i64(1, 2)], 6, {"to": 1}, f32(1, 2)),
+    # not shifted before 16: the mean around (1.5, 1.5), then the element at (1, 1)
+    ("RoiAlign", [SQUARE, *BOX], 10, ROI, f32([[[[7.5]]]])),
+    ("RoiAlign", [SQUARE, *BOX], 16, ROI, f32([[[[5.0]]]])),
+    # rounded down before 11
+    ("Resize", [LINE, f32(1, 2)], 10, {}, f32([[1, 1, 2, 2, 3, 3]])),
+    ("Resize", [LINE, f32(1, 2)], 10, {"mode": "linear"}, f32([[1, 1.5, 2, 2.5, 3, 3]])),
+    ("Resize", [LINE, None, f32(1, 2)], 13, {"mode": "linear"}, f32([[1, 1.25, 1.75, 2.25, 2.75, 3]])),
+    # modes of other names
+    ("GridSample", [SQUARE[..., :3, :3], POINT], 16, {"mode": "bilinear", "align_corners": 1}, f32([[[[5.5]]]])),
+    ("GridSample", [SQUARE[..., :3, :3], POINT], 20, {"mode": "linear", "align_corners": 1}, f32([[[[5.5]]]])),
+]
 
 
-def test_broadcasting_was_by_attribute_before_7() -> None:
-    b = f32(10, 20, 30)
-    same(one("Add", X, b, opset=6, broadcast=1, axis=1), X + b[:, None])
-    same(one("Mul", X, f32(1, 2, 3, 4), opset=6, broadcast=1), X * f32(1, 2, 3, 4))
-    same(one("Greater", X, b, opset=1, broadcast=1, axis=1), b[:, None] < X)
-    same(one("Add", X, f32(1, 2, 3, 4), opset=7), X + f32(1, 2, 3, 4))
-
-
-def test_prelu_had_a_slope_per_channel() -> None:
-    x, slope = -X, f32(1, 2, 3)
-    same(one("PRelu", x, slope, opset=6), x * slope[:, None])
-    same(one("PRelu", x, slope[:, None], opset=16), x * slope[:, None])
-
-
-def test_cast_took_names() -> None:
-    same(one("Cast", f32(1.5, 2.5), opset=1, to="INT32"), np.array([1, 2], np.int32))
-    same(one("Cast", i64(1, 2), opset=1, to="FLOAT"), f32(1, 2))
-    same(one("Cast", i64(1, 2), opset=6, to=1), f32(1, 2))
+@pytest.mark.parametrize(("op", "inputs", "opset", "attributes", "expected"), FORMS)
+def test_a_form_of_a_version(
+    op: str, inputs: list[Array | None], opset: int, attributes: dict[str, object], expected: Array
+) -> None:
+    same(one(op, *inputs, opset=opset, **attributes), expected)
 
 
 def test_dropout_through_the_versions() -> None:
@@ -211,28 +222,6 @@ def test_group_normalisation_scaled_groups_before_21() -> None:
     )
     scale, bias = f32(1, 2, 3, 4), f32(4, 3, 2, 1)
     same(one("GroupNormalization", x, scale, bias, opset=21, num_groups=2), plain * scale[:, None] + bias[:, None])
-
-
-def test_rois_were_not_shifted_before_16() -> None:
-    image = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)
-    inputs = [image, f32([[0.5, 0.5, 2.5, 2.5]]), i64([0])]
-    unshifted = one("RoiAlign", *inputs, opset=10, output_height=1, output_width=1, sampling_ratio=1)
-    shifted = one("RoiAlign", *inputs, opset=16, output_height=1, output_width=1, sampling_ratio=1)
-    same(unshifted, f32([[[[7.5]]]]))  # the mean around (1.5, 1.5)
-    same(shifted, f32([[[[5.0]]]]))  # the element at (1, 1)
-
-
-def test_resize_rounded_down_before_11() -> None:
-    x = f32([[1, 2, 3]])
-    same(one("Resize", x, f32(1, 2), opset=10), f32([[1, 1, 2, 2, 3, 3]]))
-    same(one("Resize", x, f32(1, 2), opset=10, mode="linear"), f32([[1, 1.5, 2, 2.5, 3, 3]]))
-    same(one("Resize", x, None, f32(1, 2), opset=13, mode="linear"), f32([[1, 1.25, 1.75, 2.25, 2.75, 3]]))
-
-
-def test_grid_sample_renamed_its_modes() -> None:
-    x, grid = np.arange(9, dtype=np.float32).reshape(1, 1, 3, 3), f32([[[[0.5, 0.0]]]])
-    same(one("GridSample", x, grid, opset=16, mode="bilinear", align_corners=1), f32([[[[4.5]]]]))
-    same(one("GridSample", x, grid, opset=20, mode="linear", align_corners=1), f32([[[[4.5]]]]))
 
 
 @pytest.mark.parametrize(

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import tvm
 from tvm.tirx import PrimFunc
 
-from tests.engines.test_toolkit import unknown_evidence
 from tests.engines.written import Array, function, one, tensor
 from xrt.engines import CompileContext, RunOptions
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.engines.tvm import Tvm
 from xrt.engines.tvm.executable import RelaxExecutable
-from xrt.engines.tvm.export import import_function
-from xrt.engines.tvm.pipeline import FUSION, legalize
-from xrt.engines.tvm.tables import ISSUES, positions_read_at_import
-from xrt.engines.tvm.target import make_target
+from xrt.engines.tvm.tables import positions_read_at_import
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
-from xrt.module import XRTModule
+from xrt.passes import infer_shapes
 from xrt.testing import KnownFailure
 from xrt.testing.cases import ConformanceCase, node_cases
 from xrt.testing.suite import EngineSuite
@@ -147,44 +141,6 @@ def test_bodies_are_declined() -> None:
     assert why(f) == "If has a body, and XRT exports only straight-line code to TVM"
 
 
-def test_outputs_that_nobody_reads_are_not_asked_for() -> None:
-    node = Node("Dropout", ("x",), ("y", "mask"))
-    used = function(node, inputs={"x": tensor(2)}, outputs={"y": tensor(2), "mask": tensor(2, dtype=DType.BOOL)})
-    unused = function(node, inputs={"x": tensor(2)}, outputs={"y": tensor(2)})
-    assert why(used).startswith("TVM takes the result of this Dropout")
-    assert why(unused) == ""
-
-
-def test_equal_nodes_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from xrt.engines.tvm import support
-
-    monkeypatch.setattr(support, "import_function", pytest.fail)
-    f = one("Relu", tensor(3, 1, 4, 1, 5), output=tensor(3, 1, 4, 1, 5))
-    monkeypatch.undo()
-    assert why(f) == ""
-    monkeypatch.setattr(support, "import_function", pytest.fail)
-    assert why(f.replace(name="other")) == ""
-
-
-@pytest.mark.slow
-def test_every_defect_names_evidence_that_exists() -> None:
-    assert all(defect.ops and defect.reason and defect.evidence for defect in ISSUES)
-    assert unknown_evidence(ISSUES) == []
-
-
-def test_what_fails_late_is_a_refusal_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    from xrt.engines.tvm import engine
-
-    def broken(*_: Any) -> Any:
-        raise ValueError("  Check failed: (a == b) is false: the loops\n  are odd.\nStack trace:\n  File x")
-
-    monkeypatch.setattr(engine, "build", broken)
-    with pytest.raises(CompileRefused) as error:
-        Tvm().compile(one("Relu", tensor(2), output=tensor(2)), CONTEXT)
-    assert str(error.value) == "TVM cannot compile 'main': the loops"
-    assert isinstance(error.value.__cause__, ValueError)
-
-
 @pytest.mark.slow
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     assert why(one("LpNormalization", tensor(7)))
@@ -201,20 +157,6 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
-# ---------------------------------------------------------------------- arrays in and out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("offset", [0, 4, 16, 36])
-def test_any_alignment_is_taken_as_it_is(offset: int) -> None:
-    raw = np.zeros(4096 + 64, np.uint8)
-    start = (offset - raw.ctypes.data) % 64
-    x = raw[start : start + 4096].view(np.float32)
-    x[:] = np.arange(1024) - 512
-    assert x.ctypes.data % 64 == offset
-    assert np.array_equal(run(one("Relu", tensor(1024), output=tensor(1024)), x)[0], np.maximum(x, 0))
-
-
 # ---------------------------------------------------------------------- threads
 
 
@@ -225,12 +167,6 @@ def test_one_thread_makes_serial_loops() -> None:
     executable = Tvm().compile(one("Relu", tensor(512, 512), output=tensor(512, 512)), CompileContext(threads=1))
     executable.run([x])
     assert tvm.get_global_func("runtime.NumThreads")() == 1
-
-
-@pytest.mark.slow
-def test_torch_may_not_be_needed_and_tvm_comes_late() -> None:
-    code = "import sys, xrt.engines.contract.registry; assert not {m.partition('.')[0] for m in sys.modules} & {'tvm', 'tvm_ffi'}"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_function_without_code_is_not_saved(tmp_path: Path) -> None:
@@ -249,81 +185,45 @@ def random(*shape: int) -> Array:
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
 
 
-def product(m: int, k: int, n: int) -> Function:
-    return one("MatMul", tensor(m, k), tensor(k, n), output=tensor(m, n))
-
-
-def reduction(op: str, shape: tuple[int, ...], axes: list[int], *, keepdims: int = 1) -> Function:
-    result = (
-        [1 if k in axes else d for k, d in enumerate(shape)] if keepdims else [d for k, d in enumerate(shape) if k not in axes]
-    )
-    node = Node(op, ("x", "a"), ("y",), read_attributes({"keepdims": keepdims}))
-    return function(node, inputs={"x": tensor(*shape)}, outputs={"y": tensor(*result)}, constants={"a": np.array(axes)})
-
-
-def in_a_row(length: int, shape: tuple[int, ...], op: str = "Abs") -> Function:
+def in_a_row(op: str, shape: tuple[int, ...], length: int = 30) -> Function:
     """Return sums with an elementwise operator between them, which TVM makes one loop of."""
     names = [f"v{k}" for k in range(length + 1)]
     nodes = [Node(op, (a,), (b,)) if k % 2 else Node("Add", (a, "c"), (b,)) for k, (a, b) in enumerate(pairwise(names))]
-    types = {name: tensor(*shape) for name in names[1:-1]}
-    ends: list[dict[str, TensorType | None]] = [{names[0]: tensor(*shape)}, {names[-1]: tensor(*shape)}]
-    return function(*nodes, inputs=ends[0], outputs=ends[1], constants={"c": np.array(0.25, np.float32)}, types=types)
+    return function(*nodes, inputs={"v0": tensor(*shape)}, outputs=names[-1:], constants={"c": np.array(0.25, np.float32)})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", [(256, 512), (3, 5), (7, 1000), (1021,)], ids=str)
-@pytest.mark.parametrize("op", ["Abs", "Relu", "Sqrt", "Floor", "Sigmoid", "Softplus"])
-def test_chains(op: str, shape: tuple[int, ...]) -> None:
-    f, x = in_a_row(30, shape, op), np.abs(random(*shape))
-    expected = XRTModule(f, "toy")(x)
-    assert np.allclose(run(f, x)[0], expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("m", "k", "n"), [(64, 48, 96), (1, 300, 500), (37, 41, 43), (13, 64, 7), (128, 1, 200)])
-def test_products(m: int, k: int, n: int) -> None:
-    a, b = random(m, k), random(k, n)
-    assert np.allclose(run(product(m, k, n), a, b)[0], a @ b, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("shape", "axes"),
-    [
+def list_loops() -> Iterator[Function]:
+    """Operators over many elements, of extents that vectors and tiles divide, and that they do not."""
+    shapes = [(256, 512), (3, 5), (7, 1000), (1021,)]
+    operators = ["Abs", "Relu", "Sqrt", "Floor", "Sigmoid", "Softplus"]
+    yield from (in_a_row(op, shapes[k % 4]) for k, op in enumerate([*operators, *operators[2:4]]))
+    for m, k, n in [(64, 48, 96), (1, 300, 500), (37, 41, 43), (13, 64, 7), (128, 1, 200)]:
+        yield one("MatMul", tensor(m, k), tensor(k, n))
+    for axes in [(1, 0, 2), (2, 1, 0), (0, 2, 1), (2, 0, 1), (1, 2, 0)]:
+        yield one("Transpose", tensor(31, 37, 29), perm=axes)
+        yield one("Transpose", tensor(16, 40, 56), perm=axes)
+    columns = [
         ((300, 400), [0]),
         ((300, 400), [1]),
         ((7, 64, 99), [1]),
         ((7, 64, 99), [0, 2]),
         ((40, 30, 20), [0, 1, 2]),
         ((97, 331), [1]),
-    ],
-)
-@pytest.mark.parametrize("keepdims", [0, 1])
-def test_reductions(shape: tuple[int, ...], axes: list[int], keepdims: int) -> None:
-    x = random(*shape)
-    (total,) = run(reduction("ReduceSum", shape, axes, keepdims=keepdims), x)
-    assert np.allclose(total, x.sum(axis=tuple(axes), keepdims=bool(keepdims)), rtol=1e-4, atol=1e-3)
-    (largest,) = run(reduction("ReduceMax", shape, axes, keepdims=keepdims), x)
-    assert np.array_equal(largest, x.max(axis=tuple(axes), keepdims=bool(keepdims)))
+    ]
+    for keepdims, (shape, reduced) in enumerate(columns):
+        for op in ("ReduceSum", "ReduceMax"):
+            reduction = Node(op, ("x", "a"), ("y",), read_attributes({"keepdims": keepdims % 2}))
+            yield function(reduction, inputs={"x": tensor(*shape)}, constants={"a": np.array(reduced)})
+    # LLVM's loop vectoriser makes 75 % of these elements wrong: see `xrt.engines.tvm.pipeline`.
+    yield function(Node("Tile", ("x", "r"), ("y",)), inputs={"x": tensor(3, 4, 5)}, constants={"r": np.array([6, 4, 2])})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("permutation", [(1, 0, 2), (2, 1, 0), (0, 2, 1), (2, 0, 1), (1, 2, 0)])
-@pytest.mark.parametrize("shape", [(16, 40, 56), (31, 37, 29)])
-def test_transposes(permutation: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    x = random(*shape)
-    result = tuple(shape[k] for k in permutation)
-    f = one("Transpose", tensor(*shape), output=tensor(*result), perm=list(permutation))
-    assert np.array_equal(run(f, x)[0], x.transpose(permutation))
-
-
-@pytest.mark.slow
-def test_indices_that_wrap_around() -> None:
-    """LLVM's loop vectoriser makes 75 % of these elements wrong: see `xrt.engines.tvm.pipeline`."""
-    x = random(3, 4, 5)
-    node = Node("Tile", ("x", "r"), ("y",))
-    f = function(node, inputs={"x": tensor(3, 4, 5)}, outputs={"y": tensor(18, 16, 10)}, constants={"r": np.array([6, 4, 2])})
-    assert np.array_equal(run(f, x)[0], np.tile(x, (6, 4, 2)))
+@pytest.mark.parametrize("f", list(list_loops()), ids=lambda f: f"{f.nodes[-1].op} {f.inputs[0].type}")
+def test_loops_over_many_elements_are_right(f: Function) -> None:
+    f = infer_shapes(f)
+    arrays = [np.abs(random(*value.type.shape)) for value in f.inputs]
+    np.testing.assert_allclose(run(f, *arrays)[0], evaluate(f, arrays)[0], rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.slow
@@ -334,16 +234,6 @@ def test_values_used_twice_over_and_over_do_not_explode() -> None:
     f = function(*nodes, inputs={"v0": tensor(64, 64)}, outputs={"v40": tensor(64, 64)}, types=types)
     x = np.full((64, 64), 1 + 1e-13, np.float32)
     assert np.array_equal(run(f, x)[0], x)
-
-
-@pytest.mark.slow
-def test_more_threads_give_the_same_bits() -> None:
-    a, b = random(64, 96), random(96, 128)
-    results = []
-    for threads in (1, 2, 4):
-        executable = Tvm().compile(product(64, 96, 128), CompileContext(threads=threads))
-        results.append(executable.run([a, b])[0])
-    assert all(np.array_equal(result, results[0]) for result in results)
 
 
 def compiled(f: Function) -> RelaxExecutable:
@@ -372,60 +262,16 @@ def test_a_buffer_that_may_not_be_written_to_is_not() -> None:
     assert not frozen.any()
 
 
-@pytest.mark.parametrize(
-    "outputs",
-    [("x", "y"), ("y", "z"), ("y", "c"), ("y", "x")],
-    ids=["an input", "twice the same", "a constant", "an input behind it"],
-)
-def test_what_is_not_computed_by_itself_is_copied(outputs: tuple[str, ...]) -> None:
-    f = function(
-        Node("Neg", ("x",), ("y",)),
-        Node("Identity", ("y",), ("z",)),
-        inputs={"x": tensor(100)},
-        outputs={name: tensor(100) for name in outputs},
-        constants={"c": np.arange(100, dtype=np.float32)},
-    )
-    executable, x = compiled(f), random(100)
-    buffers = [np.zeros(100, np.float32) for _ in outputs]
-    assert not executable.supports_io_binding() and list(executable.output_buffer_threshold()) == []
-    executable.bind([x], buffers)()
-    assert all(np.array_equal(b, r) for b, r in zip(buffers, executable.run([x]), strict=True))
-
-
-INT64 = DType.INT64
 # ---------------------------------------------------------------------- indices outside of their axis
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("index", [7, 10**6, 10**12, -(10**6), -(10**12)])
-def test_gather_stays_inside(index: int) -> None:
-    x = np.arange(4, dtype=np.float32)
-    f = one("Gather", tensor(4), tensor(1, dtype=INT64), output=tensor(1))
-    assert run(f, x, np.array([index]))[0].tolist() == [3.0 if index > 0 else 0.0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("index", [10**9, -(10**9)])
-def test_gather_nd_and_scatter_stay_inside(index: int) -> None:
-    x, place = np.arange(6, dtype=np.float32).reshape(2, 3), np.array([[1, index]])
-    last = 2 if index > 0 else 0
-    f = one("GatherND", tensor(2, 3), tensor(1, 2, dtype=INT64), output=tensor(1))
-    assert run(f, x, place)[0].tolist() == [x[1, last]]
-    f = one("ScatterND", tensor(2, 3), tensor(1, 2, dtype=INT64), tensor(1), output=tensor(2, 3))
-    expected = x.copy()
-    expected[1, last] = 9
-    assert np.array_equal(run(f, x, place, np.array([9], np.float32))[0], expected)
-    f = one("ScatterElements", tensor(2, 3), tensor(1, 2, dtype=INT64), tensor(1, 2), output=tensor(2, 3), axis=1)
-    expected = x.copy()
-    expected[0, 1], expected[0, last] = 8, 9
-    assert np.array_equal(run(f, x, place, np.array([[8, 9]], np.float32))[0], expected)
 
 
 @pytest.mark.slow
 def test_boxes_stay_inside() -> None:
     x = np.full((1, 1, 8, 8), 3, np.float32)
     box = np.array([[0, 0, 4, 4], [np.nan, np.nan, np.inf, np.inf]], np.float32)
-    f = one("RoiAlign", tensor(1, 1, 8, 8), tensor(2, 4), tensor(2, dtype=INT64), output=tensor(2, 1, 1, 1), sampling_ratio=2)
+    f = one(
+        "RoiAlign", tensor(1, 1, 8, 8), tensor(2, 4), tensor(2, dtype=DType.INT64), output=tensor(2, 1, 1, 1), sampling_ratio=2
+    )
     (y,) = run(f, x, box, np.array([10**9, -(10**9)]))
     assert y[0, 0, 0, 0] == 3 and y[1, 0, 0, 0] in (0, 3)
     boxes = np.array([[1e9, 0, 0, 4, 4], [np.nan, 0, 0, 4, 4]], np.float32)
@@ -443,29 +289,6 @@ def test_what_does_not_vary_is_normalised_to_nothing(number: float, opset: int) 
     f = one("MeanVarianceNormalization", tensor(1, 2, 7, 9), output=tensor(1, 2, 7, 9), opset=opset)
     (y,) = run(f, np.full((1, 2, 7, 9), number, np.float32))
     assert np.abs(y).max() < 1e-2
-
-
-@pytest.mark.parametrize("kept", [("y", "mean", "inverse"), ("y", "", "inverse"), ("y", "mean")], ids=str)
-@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16, DType.FLOAT64])
-@pytest.mark.parametrize(("axis", "opset"), [(-1, 17), (1, 18), (0, 20)])
-def test_statistics_of_a_normalization(axis: int, opset: int, dtype: DType, kept: tuple[str, ...]) -> None:
-    """TVM's importer leaves them out; they are float32 by default, whatever is normalized."""
-    shape = (2, 3, 8)
-    copy, statistics = tensor(*shape[axis:], dtype=dtype), tensor(*(shape[:axis] if axis else ()), *[1] * len(shape[axis:]))
-    node = Node("LayerNormalization", ("x", "scale", "bias"), kept, read_attributes({"axis": axis}))
-    types = {"y": tensor(*shape, dtype=dtype), "mean": statistics, "inverse": statistics}
-    f = function(
-        node,
-        inputs={"x": tensor(*shape, dtype=dtype), "scale": copy, "bias": copy},
-        outputs={name: types[name] for name in kept if name},
-        opset=opset,
-    )
-    draw = np.random.default_rng(0)
-    arrays = [draw.standard_normal(value.type.shape).astype(dtype.numpy) for value in f.inputs]
-    for got, want in zip(run(f, *arrays), evaluate(f, arrays), strict=True):
-        assert got.dtype == want.dtype and got.shape == want.shape
-        tolerance = 1e-2 if dtype is DType.FLOAT16 else 1e-5
-        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.slow
@@ -494,11 +317,6 @@ def test_narrow_floats_are_summed_in_float32(dtype: DType) -> None:
     f = one("MatMul", tensor(1, 4096, dtype=dtype), tensor(4096, 1, dtype=dtype), output=tensor(1, 1, dtype=dtype))
     (y,) = run(f, x, ones)
     assert y.dtype == dtype.numpy and float(y[0, 0]) == 64
-
-
-def test_a_power_by_another_type() -> None:
-    f = one("Pow", tensor(3), tensor(3, dtype=INT64), output=tensor(3))
-    assert run(f, np.array([2, 3, 4], np.float32), np.array([3, 2, 0]))[0].tolist() == [8, 9, 1]
 
 
 # ---------------------------------------------------------------------- exactness
@@ -565,22 +383,6 @@ def test_node_tests_with_constants() -> None:
         failed += [] if verdict else [f"{case.name}: {verdict.message}"]
     assert failed == []
     assert passed >= 170
-
-
-def test_relu_is_still_one_loop_with_what_comes_before() -> None:
-    f = function(
-        Node("Conv", ("x", "w"), ("c",)),
-        Node("Relu", ("c",), ("r",)),
-        Node("HardSigmoid", ("r",), ("y",)),
-        inputs={"x": tensor(1, 3, 8, 8), "w": tensor(4, 3, 3, 3)},
-        outputs={"y": None},
-        types={"c": tensor(1, 4, 6, 6), "r": tensor(1, 4, 6, 6)},
-    )
-    target = make_target(None, 3)
-    with target, tvm.transform.PassContext(opt_level=3):
-        fused = tvm.transform.Sequential(FUSION)(legalize(import_function(f).module, target))
-    names = [gvar.name_hint for gvar in fused.get_global_vars() if gvar.name_hint != "main"]
-    assert names == ["fused_conv2d_relu_multiply_add_tir_clip"]
 
 
 @pytest.mark.slow

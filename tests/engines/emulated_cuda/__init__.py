@@ -15,8 +15,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from xrt.engines.tvm.cuda import source_with_prelude
-
 __all__ = ["binary", "build_libraries", "run_child"]
 
 HERE = Path(__file__).parent
@@ -37,6 +35,8 @@ def build_libraries(folder: Path) -> None:
 
 def binary(source: str, folder: Path) -> bytes:
     """Return what the driver's stand-in loads: the path of a library of the source's kernels."""
+    from xrt.engines.tvm.cuda import source_with_prelude
+
     kernels = re.findall(r"__launch_bounds__\(\d+\) (\w+)\([^;{]*\) \{", source)
     text = source_with_prelude(source).replace("__shared__ alignas(64)", "alignas(64) __shared__")
     for name in kernels:

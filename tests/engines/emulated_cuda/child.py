@@ -6,14 +6,12 @@ import ctypes
 import json
 import sys
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import xrt
-from tests.devices.models import numbers
 from tests.devices.worlds import TOY
 from tests.engines.emulated_cuda import binary
 from tests.engines.emulated_cuda.device import EmulatedDevice
@@ -38,7 +36,7 @@ def main(folder: Path) -> None:
     results: dict[str, Any] = {name: outcome(*MODELS[name], TOY) for name in MODELS}
     results["driver"] = driver.cuEmulatedLog().decode().splitlines()
     results["runtime"] = runtime.cudaEmulatedLog().decode().splitlines()
-    results |= {"saved": saved(), "threads": in_threads(), "misplaced": misplaced(), "alone": alone(), "closed": closed()}
+    results |= {"saved": saved(), "misplaced": misplaced(), "alone": alone()}
     results["architectures"] = sorted(set(compiled))
     sys.stdout.write(json.dumps(results))
 
@@ -98,28 +96,6 @@ def saved() -> dict[str, Any]:
     return {"differs": worst, "compiles": len(compiled) - before}
 
 
-def in_threads() -> list[str]:
-    """Call one executable from several threads; the emulated device has one place for a block, so launches take turns."""
-    model, inputs = MODELS["moved"]
-    device = EmulatedDevice()
-    executable, turn = made(model, inputs, device), threading.Lock()
-    wrong: list[str] = []
-
-    def work(seed: int) -> None:
-        x = numbers(3, 4, seed=seed)
-        for _ in range(5):
-            with turn:
-                (got,) = executable.run([device.upload(x)], RunOptions(stream=STREAM + seed))
-            wrong.append(differs(got, reference(model, [x])[0]))
-
-    workers = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    return wrong
-
-
 def misplaced() -> list[str]:
     """Hand over arrays that lie at odd addresses, or not in order."""
     model, (x, w) = MODELS["product"]
@@ -130,26 +106,20 @@ def misplaced() -> list[str]:
     return [differs(result, reference(model, (x, w))[0])]
 
 
-def alone() -> int:
-    """Return how often a run without a stream of the caller's waits."""
+def alone() -> list[Any]:
+    """Return how often a run without a stream of the caller's waits, and what a closed executable says."""
     model, inputs = MODELS["chain"]
     device = EmulatedDevice()
-    executable = made(model, inputs, device)
+    executable, items = made(model, inputs, device), [device.upload(array) for array in inputs]
     before = device.waits
-    executable.run([device.upload(array) for array in inputs])
-    return device.waits - before
-
-
-def closed() -> str:
-    model, inputs = MODELS["chain"]
-    device = EmulatedDevice()
-    executable = made(model, inputs, device)
+    executable.run(items)
+    waits = device.waits - before
     executable.close()
     try:
-        executable.run([device.upload(array) for array in inputs])
+        executable.run(items)
     except xrt.errors.RunFailed as error:
-        return str(error)
-    return ""
+        return [waits, str(error)]
+    return [waits, ""]
 
 
 if __name__ == "__main__":

@@ -60,9 +60,6 @@ class EmulatedDevice(Accelerator):
     def download(self, array: Any) -> np.ndarray[Any, Any]:
         return np.array(array)
 
-    def fuse(self, function: Any) -> Any:
-        raise NotImplementedError
-
     def new_stream(self) -> int:
         return 77
 

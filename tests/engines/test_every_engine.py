@@ -1,0 +1,198 @@
+"""What holds for several engines: arrays at any address, indices, weights, known issues, late refusals, and faster forms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.engines.written import function, node, one, resident, tensor
+from tools.known_failures import list_known_issues
+from xrt.engines import CompileContext, Executable, RunOptions
+from xrt.engines.contract import registry
+from xrt.engines.toolkit.reference_evaluator import evaluate
+from xrt.errors import CompileRefused
+from xrt.graph import DType, Function, Node
+from xrt.passes import infer_shapes
+from xrt.testing.cases import node_cases
+from xrt.testing.corpus import CORPUS
+
+CONTEXT = CompileContext(threads=2)
+
+
+def compiled(engine: str, f: Function) -> Executable:
+    executable = registry.create(engine).compile(infer_shapes(f), CONTEXT)
+    executable.prepare()
+    return executable
+
+
+@cache
+def negation(engine: str) -> Executable:
+    return compiled(engine, one("Neg", tensor(4, 6)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("offset", [0, 4, 16, 36])
+@pytest.mark.parametrize("engine", ["ort", "openvino", "tvm", "xla", "iree", "torch"])
+def test_arrays_at_any_address_are_read_and_written(engine: str, offset: int) -> None:
+    raw = np.zeros(256, np.uint8)
+    start = (offset - raw.ctypes.data) % 64
+    x, buffer = (raw[at : at + 96].view(np.float32).reshape(4, 6) for at in (start, start + 96))
+    x[:] = np.arange(24).reshape(4, 6)
+    assert np.array_equal(negation(engine).run([x])[0], -x)
+    (y,) = negation(engine).run([x], RunOptions(out=[buffer]))
+    assert y is buffer and np.array_equal(buffer, -x)
+
+
+@cache
+def indexing(engine: str) -> Executable:
+    integers = DType.INT64
+    inputs = {"x": tensor(4), "i": tensor(3, dtype=integers), "u": tensor(3), "m": tensor(2, 3)}
+    inputs |= {"t": tensor(1, 2, dtype=integers), "v": tensor(1)}
+    nodes = [node("Gather", "x i", "a"), node("GatherND", "m t", "c"), node("ScatterElements", "x i u", "d")]
+    nodes.append(node("ScatterND", "m t v", "e"))
+    return compiled(engine, function(*nodes, inputs=inputs, outputs=("a", "c", "d", "e")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("far", [10, 10**6, 10**12])
+@pytest.mark.parametrize("engine", ["tvm", "iree"])
+def test_an_index_outside_of_its_axis_is_the_nearest_inside(engine: str, far: int) -> None:
+    """ONNX calls it an error; these libraries would read and write behind the array."""
+    x, m = np.arange(4, dtype=np.float32), np.arange(6, dtype=np.float32).reshape(2, 3)
+    updates, last = np.array([7, 8, 9], np.float32), np.array([9], np.float32)
+    a, c, d, e = indexing(engine).run([x, np.array([far, -far, -1]), updates, m, np.array([[1, far]]), last])
+    assert a.tolist() == [3, 0, 3] and c.tolist() == [5]
+    assert d[0] == 8 and d[3] in (7, 9) and d[1:3].tolist() == [1, 2]
+    assert e.tolist() == [[0, 1, 2], [3, 4, 9]]
+
+
+# ---------------------------------------------------------------------- weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ort", "openvino"])
+def test_large_constants_are_not_copied(engine: str) -> None:
+    negation(engine)
+    weights = np.random.default_rng(0).standard_normal((1024, 16384), np.float32)
+    f = function(node("Gather", "w i", "y"), inputs={"i": tensor(1, dtype=DType.INT64)}, constants={"w": weights})
+    before = resident()
+    (y,) = compiled(engine, f).run([np.array([3])])
+    assert np.array_equal(y[0], weights[3])
+    assert resident() - before < weights.nbytes / 4
+
+
+@pytest.mark.parametrize("engine", ["ort", "openvino"])
+def test_a_large_constant_may_be_mapped_or_lie_in_any_order(engine: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "w.npy", np.arange(60000, dtype=np.float32).reshape(20000, 3))
+    mapped = np.load(tmp_path / "w.npy", mmap_mode="r")
+    turned = np.arange(60000, dtype=np.float32).reshape(3, 20000).T
+    nodes = [node("Gemm", "x m", "a", transB=1), node("Transpose", "t", "b"), node("Cast", "s", "c", to=DType.FLOAT32.onnx)]
+    constants = {"m": mapped, "t": turned, "s": np.ones(50000, ml_dtypes.bfloat16)}
+    executable = compiled(engine, function(*nodes, inputs={"x": tensor(2, 3)}, outputs=("a", "b", "c"), constants=constants))
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    a, b, c = executable.run([x])
+    assert np.allclose(a, x @ mapped.T, rtol=1e-5)
+    assert np.array_equal(b, turned.T)
+    assert np.array_equal(c, np.ones(50000, np.float32))
+    assert {use.name: use.nbytes for use in executable.memory() or ()}["copied weights"] >= turned.nbytes
+
+
+# ---------------------------------------------------------------------- support
+
+
+@cache
+def list_evidence() -> frozenset[str]:
+    return frozenset({case.name for case in node_cases()} | {f"{entry.name} of the corpus" for entry in CORPUS})
+
+
+def is_evidence(item: str) -> bool:
+    """Whether the text names node tests and entries of the corpus that exist, or a comparison."""
+    names = re.findall(r"\btest_\w+|\w+ of the corpus", item)
+    return list_evidence().issuperset(names) if names else item.startswith(("compared with ", "refused by "))
+
+
+@pytest.mark.parametrize("engine", ["ort", "tvm", "openvino", "iree", "torch{mode=inductor}"])
+def test_known_issues_name_evidence_that_exists(engine: str) -> None:
+    issues = list_known_issues()[engine]
+    assert all(issue.ops and issue.reason and issue.evidence for issue in issues)
+    assert [item for issue in issues for item in issue.evidence if not is_evidence(item)] == []
+
+
+UNREAD = [
+    ("tvm", Node("Dropout", ("x",), ("y", "mask")), {"x": tensor(2)}, 18),
+    (
+        "xla",
+        Node("BatchNormalization", ("x", *"sbmv"), ("y", "m2", "v2")),
+        {"x": tensor(1, 2), **dict.fromkeys("sbmv", tensor(2))},
+        9,
+    ),
+]
+
+
+@pytest.mark.parametrize(("engine", "several", "inputs", "opset"), UNREAD)
+def test_outputs_that_nobody_reads_need_no_support(engine: str, several: Node, inputs: Any, opset: int) -> None:
+    f = function(several, inputs=inputs, outputs={"y": inputs["x"]}, opset=opset)
+    assert registry.create(engine).why_not(f.nodes[0], f) is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "step", "cause", "reason"),
+    [
+        ("tvm", "build", "  Check failed: (a == b) is false: the loops\n  are odd.\nStack trace:\n  File x", "TVM"),
+        ("xla", "compile_program", "INVALID_ARGUMENT: the loops\n are odd.", "XLA"),
+    ],
+)
+def test_what_the_library_fails_to_compile_is_refused_with_its_reason(
+    engine: str, step: str, cause: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise ValueError(cause)
+
+    monkeypatch.setattr(f"xrt.engines.{engine}.engine.{step}", fail)
+    with pytest.raises(CompileRefused, match=rf"^{reason} cannot compile 'main': the loops$") as error:
+        compiled(engine, one("Relu", tensor(2), output=tensor(2)))
+    assert isinstance(error.value.__cause__, ValueError)
+
+
+# ---------------------------------------------------------------------- operators computed in another form
+
+
+def list_forms() -> Iterator[Any]:
+    """Convolutions with few results are products, or gradients of weights; sums over leading axes are products."""
+    convolutions: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+        ((3, 2, 6, 7), (4, 2, 5, 5), {}),
+        ((3, 2, 6, 7), (4, 2, 5, 6), {"pads": [1, 0, 0, 1]}),
+        ((3, 2, 6, 6), (4, 2, 7, 7), {"pads": [1, 1, 1, 1]}),
+        ((3, 2, 6, 6), (4, 2, 5, 5), {"pads": [0, 0, 1, 1]}),
+        ((3, 2, 8, 9), (4, 2, 4, 4), {"dilations": [2, 2], "pads": [1, 0, 1, 0]}),
+        ((3, 2, 8, 8), (4, 2, 4, 4), {"dilations": [2, 2], "pads": [0, 0, 1, 1]}),
+        ((3, 2, 9, 9), (4, 2, 5, 5), {"strides": [2, 3]}),
+        ((2, 3, 9), (5, 3, 8), {"pads": [0, 0]}),
+        ((1, 1, 5, 4, 4), (2, 1, 4, 3, 3), {}),
+        ((1, 4, 6, 6), (4, 2, 5, 5), {"group": 2}),
+        ((1, 2, 6, 6), (4, 2, 6, 6), {"auto_pad": "SAME_UPPER"}),
+    ]
+    for x, w, options in convolutions:
+        yield pytest.param(one("Conv", tensor(*x), tensor(*w), **options), id=f"Conv {x} {w} {options}")
+    for shape, axes in [((20, 3), [0]), ((4, 5, 3), [1, 0]), ((16, 3, 2), [-3]), ((2, 8, 1, 3), [0, 1, 2]), ((0, 3), [0])]:
+        for keepdims in (0, 1):
+            f = function(
+                node("ReduceSum", "x a", "y", keepdims=keepdims), inputs={"x": tensor(*shape)}, constants={"a": np.array(axes)}
+            )
+            yield pytest.param(f, id=f"ReduceSum {shape} {axes} {keepdims}")
+
+
+@pytest.mark.parametrize("f", list(list_forms()))
+@pytest.mark.parametrize("engine", ["ort", "torch"])
+def test_an_operator_in_a_faster_form_computes_the_same(engine: str, f: Function) -> None:
+    f = infer_shapes(f)
+    draw = np.random.default_rng(3)
+    arrays = [draw.standard_normal(value.type.shape).astype(np.float32) for value in f.inputs]  # type: ignore[union-attr]
+    np.testing.assert_allclose(compiled(engine, f).run(arrays)[0], evaluate(f, arrays)[0], rtol=1e-4, atol=1e-4)

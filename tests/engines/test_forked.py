@@ -1,0 +1,130 @@
+"""A forked child has none of its library's threads, and runs all the same.
+
+The forks are made in a new process: in the one of the tests, threads of other libraries may hold a lock just then.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from xrt.engines import CompileContext
+from xrt.engines.contract import registry
+from xrt.engines.xla import client
+from xrt.errors import CompileRefused, RunFailed
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+
+TOP = Path(__file__).parents[2]
+T = TensorType(DType.FLOAT32, (256, 256))
+X = np.linspace(-1, 1, 256 * 256, dtype=np.float32).reshape(256, 256)
+NODES = Node("MatMul", ("x", "w"), ("p",)), Node("Tanh", ("p",), ("y",))
+CHAIN = Function((Value("x", T),), (Value("y", T),), NODES, {"w": Constant(X.T.copy())}, {"": 18}, types={"p": T})
+PRODUCT = CHAIN.replace(nodes=NODES[:1], outputs=(Value("p", T),), types={})
+
+
+def status_of(work: Callable[[], object], seconds: float = 300) -> int:
+    """Return how a forked child that does the work leaves: 0 when it came to its end."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except Exception:  # noqa: BLE001  # told, and the status says so
+            traceback.print_exc()
+            os._exit(1)
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        if (remaining := os.waitpid(child, os.WNOHANG))[0]:
+            return remaining[1]
+        time.sleep(0.02)
+    os.kill(child, signal.SIGKILL)
+    return os.waitpid(child, 0)[1]
+
+
+def fork(name: str, way: str, threads: int) -> None:
+    """Compile and run here, then run in a child and in a child of that."""
+    engine, context = registry.create(name), CompileContext(threads=threads)
+    function = PRODUCT if name == "xla" else CHAIN  # a child of XLA's process loads code of no loop
+    executable = engine.compile(function, context)
+    executable.prepare()
+    buffer = np.empty_like(X)
+    direct, bound = executable.fast_call(), executable.bind([X], [buffer])
+    calls = {"run": lambda: executable.run([X])[0], "direct": lambda: direct(X)[0], "bind": lambda: (bound(), buffer)[1]}
+    expected = calls[way]().copy()
+
+    def check() -> None:
+        np.testing.assert_allclose(calls[way](), expected, rtol=1e-5, atol=1e-5)
+
+    def work() -> None:
+        for _ in range(3):
+            check()
+        if name == "xla":
+            with pytest.raises(CompileRefused, match=r"^XLA has compiled in the process that this one was forked from"):
+                engine.compile(function, context)
+            again = engine.load(memoryview(engine.save(executable, context)), function, context)
+            np.testing.assert_array_equal(again.run([X])[0], expected)
+        if name == "tvm":
+            with pytest.raises(RunFailed, match="TVM failed while it ran"):
+                executable.run([X[:3]])
+        assert status_of(check) == 0, "a child of the child"
+
+    assert status_of(work) == 0
+    check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("engine", "way", "threads"),
+    [
+        *(("tvm", way, 2) for way in ("run", "direct", "bind")),
+        *(("xla", way, threads) for way in ("run", "direct") for threads in (1, 2)),
+        *((engine, "run", 2) for engine in ("toy", "torch")),
+    ],
+)
+def test_a_forked_child_has_threads_of_its_own(engine: str, way: str, threads: int) -> None:
+    program = f"from tests.engines.test_forked import fork; fork({engine!r}, {way!r}, {threads})"
+    completed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=1200, check=False, cwd=TOP
+    )
+    assert completed.returncode == 0, completed.stderr
+
+
+def test_a_fork_waits_while_other_threads_start_xla() -> None:
+    guard, order, inside, leave = client.ForkGuard(), [], threading.Event(), threading.Event()
+
+    def start() -> None:
+        with guard.hold():
+            inside.set()
+            leave.wait()
+            order.append("started")
+
+    def fork() -> None:
+        guard.close()
+        order.append("forked")
+        guard.open()
+
+    threads = [threading.Thread(target=start), threading.Thread(target=fork)]
+    threads[0].start()
+    inside.wait()
+    threads[1].start()
+    leave.set()
+    for thread in threads:
+        thread.join()
+    assert order == ["started", "forked"]
+
+
+def test_a_thread_that_starts_xla_can_fork_itself() -> None:
+    guard = client.ForkGuard()
+    with guard.hold():
+        guard.close()
+        guard.open()
