@@ -1,7 +1,8 @@
 """A stranger's path, from the documents alone: XRT from its sources into a fresh environment, an engine of one's own beside it.
 
 Every text comes out of ``docs/tutorials/write-an-engine.md``: the engine's file, its ``pyproject.toml``, its test file and the
-commands. Only its name is another, so that nothing here can lean on the example in the repository.
+commands. Only its name is another, so that nothing here can lean on the example in the repository. The example of kernels for
+an engine that exists is installed next to it.
 """
 
 from __future__ import annotations
@@ -38,13 +39,14 @@ onnx.save(Net().trace(np.zeros((2, 3), "float32")), "model.onnx")
 """
 
 USE = """
+import sys
 import numpy as np
 import xrt
 
-m = xrt.XRTModule("model.onnx", engine=["stranger", "ort"], strict=True)
+m = xrt.XRTModule("model.onnx", engine=[sys.argv[1], "ort"], strict=True)
 x = np.linspace(-1, 1, 6, dtype="float32").reshape(2, 3)
 np.testing.assert_allclose(m(x), xrt.XRTModule("model.onnx", engine="toy")(x), rtol=1e-6)
-print(*[launch.engine for launch in m.plan.launches])
+print([launch.engine for launch in m.plan.launches][0])
 """
 
 
@@ -97,6 +99,10 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Stranger:
     (first.home / "pyproject.toml").write_text(blocks("toml")[0])
     (first.home / "test_stranger.py").write_text(suite)
     first.install(first.home)
+    shutil.copytree(
+        TOP / "examples" / "custom_kernels", first.home.parent / "kernels", ignore=shutil.ignore_patterns("build", "*.egg-info")
+    )
+    first.install(first.home.parent / "kernels")
     first.run(str(first.python), "-c", MODEL)
     return first
 
@@ -105,9 +111,9 @@ def test_xrt_is_the_installed_one(stranger: Stranger) -> None:
     assert stranger.run(str(stranger.python), "-c", "import xrt; print(xrt.__file__)").startswith(str(stranger.python.parents[1]))
 
 
-def test_the_engine_is_listed(stranger: Stranger) -> None:
+def test_the_engines_are_listed(stranger: Stranger) -> None:
     states = {state["name"]: state for state in json.loads(stranger.run("xrt", "engines", "--json"))}
-    assert states["stranger"]["state"] == "ready"
+    assert states["stranger"]["state"] == states["my_kernels"]["state"] == "ready"
     assert states["stranger"]["distribution"] == "xrt-stranger 0.1.0"
 
 
@@ -115,14 +121,16 @@ WHOLE = pytest.param((), 200, marks=pytest.mark.full, id="whole")
 PART = pytest.param(("-k", "corpus_alone or fallback_law or cut_law or reason or buffers or threads"), 5, id="a part")
 
 
+@pytest.mark.parametrize("folder", [".", "../kernels"], ids=["engine", "kernels"])
 @pytest.mark.parametrize(("chosen", "least"), [PART, WHOLE])
-def test_its_suite_passes(chosen: tuple[str, ...], least: int, stranger: Stranger) -> None:
-    output = stranger.run(str(stranger.python), "-m", "pytest", "-q", "-W", "error", "-m", "not slow", *chosen)
+def test_its_suite_passes(chosen: tuple[str, ...], least: int, folder: str, stranger: Stranger) -> None:
+    output = stranger.run(str(stranger.python), "-m", "pytest", folder, "-q", "-W", "error", "-m", "not slow", *chosen)
     assert int(output.split(" passed")[0].split()[-1]) > least
 
 
-def test_a_module_uses_it(stranger: Stranger) -> None:
-    assert stranger.run(str(stranger.python), "-c", USE).split() == ["stranger", "ort"]
+@pytest.mark.parametrize("engine", ["stranger", "my_kernels"])
+def test_a_module_takes_it_before_others(engine: str, stranger: Stranger) -> None:
+    assert stranger.run(str(stranger.python), "-c", USE, engine).strip() == engine
 
 
 COMMANDS = [line for text in blocks("sh") for line in text.splitlines()]
