@@ -156,6 +156,7 @@ def _fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     ("script", "seconds", "reason"),
     [
         ("kill -SEGV $$", 60, "IREE cannot compile it: it crashed (SIGSEGV)"),
+        ("kill -40 $$", 60, "IREE cannot compile it: it crashed (signal 40)"),
         ("echo 'LLVM ERROR: no such type' >&2; kill -ABRT $$", 60, "IREE cannot compile it: no such type"),
         ("exit 3", 60, "IREE cannot compile it: it gives no reason"),
         ("while true; do sleep 1; done", 0.5, "IREE's compiler did not end within 0.5 s"),

@@ -121,6 +121,10 @@ def test_a_crash_is_seen_although_what_it_started_lives_on(start: Callable[..., 
         start().ask({"do": "crash"}, seconds=100)
 
 
+def test_a_signal_without_a_name_is_a_number() -> None:
+    assert str(WorkerDied(-40)) == "its process was ended by signal 40: a crash, or the system had no memory left"
+
+
 @pytest.mark.slow
 def test_reports_do_not_begin_the_limit_again(start: Callable[..., WorkerProcess]) -> None:
     worker = start()

@@ -5,6 +5,6 @@ kills its children and their process groups. A worker answers the messages of a 
 for other programs.
 """
 
-from xrt.processes.spawn import end, kill, list_descendants, run, start, start_python
+from xrt.processes.spawn import end, kill, list_descendants, name_signal, run, start, start_python
 
-__all__ = ["end", "kill", "list_descendants", "run", "start", "start_python"]
+__all__ = ["end", "kill", "list_descendants", "name_signal", "run", "start", "start_python"]

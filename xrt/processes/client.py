@@ -19,7 +19,7 @@ import xrt.errors
 from xrt.errors import XRTError
 from xrt.forking import get_generation
 from xrt.processes.ipc import Message, SharedBuffer, receive, send
-from xrt.processes.spawn import NOTHING_ADDED, end, start_python
+from xrt.processes.spawn import NOTHING_ADDED, end, name_signal, start_python
 
 START = 120.0
 """Maximum seconds for a worker to start."""
@@ -50,7 +50,7 @@ class WorkerDied(WorkerLost):
         """Exit status; negative signal number if a signal ended it."""
         self.output = output
         # A native crash, and the kernel that runs out of memory, end a process by a signal.
-        self.ended_by = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+        self.ended_by = name_signal(-code) if code < 0 else f"exit status {code}"
         crash = f"its process was ended by {self.ended_by}: a crash, or the system had no memory left"
         text = crash if code < 0 else f"its process ended by itself, with status {code}"
         super().__init__(f"{text}; it last wrote: {self.last_line}" if output else text)

@@ -180,6 +180,14 @@ def kill(processes: Iterable[int]) -> None:
             os.kill(process, signal.SIGKILL)
 
 
+def name_signal(number: int) -> str:
+    """The name of a signal. Of the real-time signals only the first and the last have one in Python."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def _python_environment(more: Mapping[str, str]) -> dict[str, str]:
     """The environment of a Python child: that of this process with its import path, without progress output, and ``more``."""
     inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}

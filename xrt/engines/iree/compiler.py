@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING
 from xrt.engines.toolkit.libraries import shorten
 from xrt.errors import CompileRefused
 from xrt.formats.output import why_not_folder
-from xrt.processes import run
+from xrt.processes import name_signal, run
 
 if TYPE_CHECKING:
     from xrt.graph import Function
@@ -50,7 +49,7 @@ def summarize_error(output: str) -> str:
 
 def describe_exit(code: int) -> str:
     """Describe an exit status, for a process without an error message."""
-    return f"it crashed ({signal.Signals(-code).name})" if code < 0 else f"it ended with status {code}"
+    return f"it crashed ({name_signal(-code)})" if code < 0 else f"it ended with status {code}"
 
 
 def _find_binary() -> Path:
