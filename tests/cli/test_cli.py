@@ -6,8 +6,11 @@ import json
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -255,6 +258,27 @@ def test_what_the_reference_does_not_take_is_not_verified_and_the_advice_applies
         "not verified: the reference engine does not take com.microsoft.Gelu. Write what such an operator computes into the "
         "model, as a function of it, or compare two engines by what each saves: xrt run MODEL -e ENGINE -o FILE"
     ) in " ".join(out.split())
+
+
+def test_an_interrupt_in_a_callback_of_a_weak_reference_ends_the_command(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python drops the exceptions of such a callback."""
+
+    def load(_: object) -> None:
+        array = np.ones(1)
+        reference = weakref.ref(array, lambda _: signal.default_int_handler(signal.SIGINT, None))
+        del array
+        time.sleep(600)
+        assert reference
+
+    monkeypatch.setattr("xrt.cli.inputs.load_with_options", load)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        code, out, err = command("inspect", "model.onnx")
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert (code, out, err.strip()) == (130, "", "interrupted: stopped before the end")
 
 
 def test_a_plan_for_cuda_needs_no_gpu(model: str, command: Command) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import importlib
 import io
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -22,7 +26,7 @@ _DAILY = {
     "compile": ("run", "Write a bundle that starts without compiling"),
     "serve": ("serve", "Serve models over HTTP and gRPC"),
     "batch": ("serve", "Run a model over files of rows"),
-    "quantize": ("quantize", "Write a model in int8"),
+    "quantize": ("run", "Write a model in int8"),
     "explain": ("run", "Show which engine runs what, and why"),
     "inspect": ("run", "Show inputs, outputs and operators"),
     "verify": ("run", "Compare results with the reference engine"),
@@ -80,7 +84,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _run(arguments: list[str], *, debug: bool) -> int:
     """Run the command; convert its result, or the error that it raises, to an exit code."""
     try:
-        with warnings_as_lines():
+        with warnings_as_lines(), _repeat_lost_interrupts():
             # Standalone, click would print errors in its own form and end the process with its own exit codes.
             result: Any = cli(args=arguments, prog_name="xrt", standalone_mode=False, obj=tuple(arguments))
         return int(result or 0)
@@ -98,6 +102,25 @@ def _run(arguments: list[str], *, debug: bool) -> int:
             raise
         complain("error", _describe(error))
         return 2
+
+
+@contextmanager
+def _repeat_lost_interrupts() -> Iterator[None]:
+    """Repeat each Ctrl-C that came during a finalizer or the callback of a weak reference, whose exceptions Python drops."""
+    report, main_thread = sys.unraisablehook, threading.main_thread().ident or 0
+
+    def repeat(unraisable: Any) -> None:
+        if unraisable.exc_type is KeyboardInterrupt:
+            # From another thread, a little later: here the interrupt would be dropped again.
+            threading.Timer(0.01, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
+        else:
+            report(unraisable)
+
+    sys.unraisablehook = repeat
+    try:
+        yield
+    finally:
+        sys.unraisablehook = report
 
 
 def _describe(error: Exception) -> str:
