@@ -21,7 +21,6 @@ from xrt.graph import DType, TensorType, Value
 from xrt.graph.function import Function
 from xrt.serve import app
 from xrt.serve.metrics import ACCESS
-from xrt.serve.protocol import RequestRefusal
 from xrt.serve.repository import open_module
 
 X = np.array([[1, -2, 3.5]], np.float32)
@@ -236,24 +235,17 @@ async def test_bodies_that_do_not_come_keep_nobody_out() -> None:
         assert statuses <= {200, 503} and 200 in statuses
 
 
-async def check_until_refused(model: Any) -> None:
-    while True:
-        model.check_admission()
-        await asyncio.sleep(0.01)
-
-
-async def test_more_requests_than_are_admitted_are_refused_before_their_bodies_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_for_a_full_queue_is_refused_before_its_body_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(xrt.XRTModule.__call__)
     async with running(one_model(max_queue=3)) as application:
         monkeypatch.setattr(xrt.XRTModule, "__call__", lambda *values: gate(*values))
         pending = [asyncio.ensure_future(infer(application, "double", REQUEST)) for _ in range(4)]
         await gate.wait_for_entry()
-        model = application.models.find("double", None)
-        with pytest.raises(RequestRefusal):
-            await check_until_refused(model)
+        while 'xrt_queued_requests{model="double",version="1"} 3.0' not in application.metrics.write().decode():
+            await asyncio.sleep(0)
         reply = await ask(application, "POST", "/v2/models/double/infer", [])
         assert (reply.status, reply.headers["retry-after"]) == (503, "1")
-        assert reply.error == "4 requests are under way, and no more are read; try again"
+        assert reply.error == "3 requests are waiting, and no more are queued; try again"
         gate.opened.set()
         assert [reply.status for reply in await asyncio.gather(*pending)] == [200] * 4
         assert (await infer(application, "double", REQUEST)).status == 200
@@ -488,6 +480,18 @@ async def test_during_a_load_the_metrics_are_those_of_the_model_in_service(path:
         gate.opened.set()
         await loading
         assert 'xrt_model_ready{model="double",version="1"} 1.0' in text
+
+
+async def test_requests_are_answered_while_a_replaced_model_is_closed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing a module may wait for an engine's process."""
+    gate = Gate(xrt.XRTModule.close)
+    async with running(app({"double": path}, engine="toy")) as application:
+        monkeypatch.setattr(xrt.XRTModule, "close", lambda module: gate(module))
+        loading = asyncio.ensure_future(application.load("double"))
+        await gate.wait_for_entry()
+        assert (await infer(application, "double", REQUEST)).status == 200
+        gate.opened.set()
+        await loading
 
 
 async def test_a_load_is_completed_when_its_client_goes_away(path: Path) -> None:

@@ -26,7 +26,6 @@ from xrt.serve.protocol import (
     TOO_LARGE,
     UNKNOWN,
     WRONG_METHOD,
-    ControlRequest,
     InferRequest,
     InferResponse,
     RequestRefusal,
@@ -60,24 +59,25 @@ CONTROL_BYTES = 1 << 20
 _JSON: Headers = [(b"content-type", b"application/json")]
 _BINARY = (b"content-type", b"application/octet-stream")
 
-_PATHS = {
-    "metrics": "Metrics",
-    "v2": "ServerMetadata",
-    "v2/health/live": "ServerLive",
-    "v2/health/ready": "ServerReady",
-    "v2/models": "ModelList",
-    "v2/repository/index": "RepositoryIndex",
+_MODEL = "v2/models/([^/]*)(?:/versions/([^/]*))?"
+_ROUTES = {
+    "ModelInfer": f"{_MODEL}/infer",
+    "ModelReady": f"{_MODEL}/ready",
+    "ModelMetadata": _MODEL,
+    "ModelConfig": f"{_MODEL}/config",
+    "ModelStatistics": f"{_MODEL}/stats",
+    "ModelList": "v2/models",
+    "ServerMetadata": "v2",
+    "ServerLive": "v2/health/live",
+    "ServerReady": "v2/health/ready",
+    "RepositoryIndex": "v2/repository/index",
+    "RepositoryModelLoad": "v2/repository/models/([^/]*)/load",
+    "RepositoryModelUnload": "v2/repository/models/([^/]*)/unload",
+    "Metrics": "metrics",
 }
-"""Operations by path, named after gRPC's methods; Metrics and ModelList exist over HTTP alone."""
-_MODEL_PATH = re.compile(r"v2/models/([^/]*)(?:/versions/([^/]*))?(?:/(ready|stats|config|infer))?")
-_MODEL_OPERATIONS = {
-    None: "ModelMetadata",
-    "ready": "ModelReady",
-    "stats": "ModelStatistics",
-    "config": "ModelConfig",
-    "infer": "ModelInfer",
-}
-_CONTROL_PATH = re.compile(r"v2/repository/models/([^/]*)/(load|unload)")
+"""The path of each operation, with a model and its version. The names are those of gRPC's methods; Metrics and ModelList exist
+over HTTP alone."""
+_PATTERNS = {operation: re.compile(route) for operation, route in _ROUTES.items()}
 _BODIES = {"ModelConfig": "config", "RepositoryIndex": "models"}
 """Operations whose body over HTTP is one field of the response. Over gRPC all responses are messages with fields."""
 
@@ -188,7 +188,7 @@ class Application:
             case "ModelConfig":
                 return {"config": make_config(self.models.find(name, version))}
             case "ModelStatistics":
-                return {"model_stats": [model.metrics.statistics.describe() for model in self.models.select(name, version)]}
+                return {"model_stats": [model.metrics.describe_statistics() for model in self.models.select(name, version)]}
             case "RepositoryIndex":
                 return {"models": self.models.list_index(ready=request.ready)}
             case "RepositoryModelLoad":
@@ -264,16 +264,16 @@ class Application:
         operation, name, version = self._parse_path(path)
         if operation == "ModelInfer":
             return await self._infer(name, version, scope, receive)
-        is_control = operation.startswith("Repository")
-        # A wrong method gets 405 even if the query would fail.
-        if operation or path.split("/")[:2] in (["v2", "health"], ["v2", "models"]):
-            _check_method(scope, *(("POST",) if is_control else ("GET", "HEAD")))
         if not operation:
             hint = "" if path.split("/")[0] == "v2" else "; the protocol's begin with /v2"
             raise RequestRefusal(f"there is no path {path[:200]!r}{hint}", UNKNOWN)
+        is_control = operation.startswith("Repository")
+        _check_method(scope, *(("POST",) if is_control else ("GET", "HEAD")))
         if operation == "Metrics":
             return [(b"content-type", CONTENT_TYPE.encode())], [self.metrics.write()]
-        request = await self._read_control(scope, receive) if is_control else None
+        request = None
+        if is_control:
+            request = decode_control(await self._read_body(receive, dict(scope["headers"]), CONTROL_BYTES, lambda size: None))
         document = await self.answer(operation, name, version, request)
         if document.get("ready") is False:  # the protocol requires a status 4xx
             raise RequestRefusal(document.pop("error"), **document)
@@ -281,22 +281,16 @@ class Application:
 
     def _parse_path(self, path: str) -> tuple[str, str, str]:
         """The operation, model and version of a path; empty for an unknown path."""
-        if operation := _PATHS.get(path):
-            return operation, "", ""
         # Triton's path for the statistics of all models; a model of that name has precedence.
         if path == "v2/models/stats" and "stats" not in self.models.list_names():
             return "ModelStatistics", "", ""
-        if match := _MODEL_PATH.fullmatch(path):
-            return _MODEL_OPERATIONS[match[3]], match[1], match[2] or ""
-        if match := _CONTROL_PATH.fullmatch(path):
-            return f"RepositoryModel{match[2].capitalize()}", match[1], ""
+        for operation, pattern in _PATTERNS.items():
+            if match := pattern.fullmatch(path):
+                name, version, *_ = *match.groups(""), "", ""
+                return operation, name, version
         return "", "", ""
 
     # ------------------------------------------------------------------ bodies
-
-    async def _read_control(self, scope: Scope, receive: Receive) -> ControlRequest:
-        """Read the body of a request of Triton's model repository extension, which cannot name files."""
-        return decode_control(await self._read_body(receive, dict(scope["headers"]), CONTROL_BYTES, lambda size: None))
 
     async def _infer(self, name: str, version: str, scope: Scope, receive: Receive) -> Answer:
         """Read the body, run the model and encode the response, as JSON or as JSON followed by binary tensors."""
@@ -304,10 +298,8 @@ class Application:
         with time_request(partial(model.metrics.note_request, "http")):
             _check_method(scope, "POST")
             headers = dict(scope["headers"])
-            # Bodies count by bytes while they arrive and as requests afterwards: slow clients must not fill the queue.
             with model.receive() as count:
                 body = await self._read_body(receive, headers, limit, count)
-            with model.admit():
                 session = headers.get(self.session_header.encode(), b"").decode("latin-1")
                 read = partial(read_request, body, headers.get(BINARY), limit)
                 length, parts = await self.infer(name, version, session, len(body), read, write_response)
@@ -408,37 +400,41 @@ def run_server(
         raise OptionError(
             f"a server needs the package {error.name}, which is missing: pip install 'xrt-engine[serve]'"
         ) from error
-    with closing(_listen(host, port)) as listener:
-        config = uvicorn.Config(
-            application,
-            http="httptools",
-            ws="none",
-            lifespan="on",
-            access_log=False,
-            log_config=None,  # keep the logging that the operator configured
-            timeout_keep_alive=KEEP_ALIVE,
-            timeout_graceful_shutdown=max(1, round(drain)),
-            server_header=False,
-        )
-        server = uvicorn.Server(config)
-        server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]  # signals concern both transports
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(application, server, listener, host, grpc_port, drain, on_start, on_ready))
+    config = uvicorn.Config(
+        application,
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,  # keep the logging that the operator configured
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=max(1, round(drain)),
+        server_header=False,
+    )
+    server = uvicorn.Server(config)
+    server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]  # signals concern both transports
+
+    async def report(grpc_bound: int | None) -> None:
+        while not server.started:  # uvicorn has no callback for its start
+            await asyncio.sleep(0.01)
+        on_start(Addresses(host, listener.getsockname()[1], grpc_bound))
+        await application.start()
+        on_ready(application.explain_not_ready())
+
+    with closing(_listen(host, port)) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(application, server, listener, host, grpc_port, drain, report))
 
 
 def _listen(host: str, port: int) -> socket.socket:
     """Bind a socket, which the caller closes; raises OptionError if the address cannot be used."""
-    with ExitStack() as stack:
-        try:
-            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-            listener = stack.enter_context(socket.socket(family))
-            # A restarted server must not wait until connections of the previous one have timed out.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-        except (OSError, OverflowError) as error:
-            raise OptionError(f"cannot listen on {host}, port {port}: {error}; choose another host or port") from error
-        stack.pop_all()
-    return listener
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        # It sets SO_REUSEADDR: a restarted server must not wait until connections of the previous one have timed out.
+        return socket.create_server(
+            address, family=family, dualstack_ipv6=family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        )
+    except (OSError, OverflowError) as error:
+        raise OptionError(f"cannot listen on {host}, port {port}: {error}; choose another host or port") from error
 
 
 async def _serve(
@@ -448,47 +444,40 @@ async def _serve(
     host: str,
     grpc_port: int | None,
     drain: float,
-    on_start: Callable[[Addresses], None],
-    on_ready: Callable[[str], None],
+    report: Callable[[int | None], Awaitable[None]],
 ) -> None:
-    """Run the HTTP server and, with ``grpc_port``, the gRPC server until a signal; see `run_server`."""
-    loop, ending = asyncio.get_running_loop(), asyncio.Event()
-    reloading: set[asyncio.Future[None]] = set()  # the loop keeps weak references only
+    """Run uvicorn's server and, with ``grpc_port``, the gRPC server until a signal; `run_server` describes the signals."""
+    grpc_server: Any = None
+    tasks: set[asyncio.Future[None]] = set()  # the loop keeps weak references only
+
+    def start(work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     def end() -> None:
-        """Shut down gracefully; a second signal shuts down at once."""
         application.begin_drain()
         server.force_exit = server.should_exit  # already True at the second signal
         server.should_exit = True
-        ending.set()
+        if grpc_server is not None:
+            start(grpc_server.stop(drain))
 
     def reload() -> None:
-        """Reload all models one after another; failures are logged."""
-        task = asyncio.ensure_future(application.reload())
-        reloading.add(task)
-        task.add_done_callback(reloading.discard)
+        start(application.reload())
 
-    async def report(addresses: Addresses) -> None:
-        while not server.started:  # uvicorn has no callback for its start
-            await asyncio.sleep(0.01)
-        on_start(addresses)
-        await application.start()
-        on_ready(application.explain_not_ready())
-
-    grpc_server, grpc_bound = None, None
+    loop = asyncio.get_running_loop()
     with ExitStack() as stack:
         for number, handle in ((signal.SIGINT, end), (signal.SIGTERM, end), (signal.SIGHUP, reload)):
             loop.add_signal_handler(number, handle)
             stack.callback(loop.remove_signal_handler, number)
+        grpc_bound = None
         if grpc_port is not None:
             from xrt.serve.grpc_service import start_grpc
 
             grpc_server, grpc_bound = await start_grpc(application, host, grpc_port)
-        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-        reporting = asyncio.ensure_future(report(Addresses(host, listener.getsockname()[1], grpc_bound)))
-        stack.callback(reporting.cancel)
-        # The HTTP server may also end without a signal, with an error that awaiting it raises below.
-        await asyncio.wait([serving, asyncio.ensure_future(ending.wait())], return_when=asyncio.FIRST_COMPLETED)
-        if grpc_server is not None:
-            await grpc_server.stop(drain)
-        await serving
+        start(report(grpc_bound))
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            if grpc_server is not None:
+                await grpc_server.stop(0 if server.force_exit else drain)

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from grpc.aio import Server
 
 
-SERVICE = "inference.GRPCInferenceService"
+_DESCRIPTOR = messages.ModelInferRequest.DESCRIPTOR.file.services_by_name["GRPCInferenceService"]
+SERVICE = _DESCRIPTOR.full_name
 
 _FIELDS = {
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
@@ -76,13 +77,6 @@ async def start_grpc(application: Application, host: str = "127.0.0.1", port: in
     return server, bound
 
 
-METHODS = (
-    *("ServerLive", "ServerReady", "ServerMetadata"),
-    *("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics", "ModelInfer"),
-    *("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
-)
-
-
 class _Service:
     """The methods of the gRPC service; ``codes`` is `grpc.StatusCode`."""
 
@@ -95,7 +89,7 @@ class _Service:
         # These handlers read the message themselves, so that they can reject a request before its message is in memory. On the
         # wire a stream of one message equals a single message.
         make, serialize = grpc.stream_unary_rpc_method_handler, methodcaller("SerializeToString")
-        return {name: make(partial(self._answer, name), response_serializer=serialize) for name in METHODS}
+        return {name: make(partial(self._answer, name), response_serializer=serialize) for name in _DESCRIPTOR.methods_by_name}
 
     async def _answer(self, name: str, stream: Any, context: Any) -> Message:
         """Answer a call, or abort it with the reason."""

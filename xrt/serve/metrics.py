@@ -63,52 +63,18 @@ class Metrics:
         self.gauges = {name: prometheus.Gauge(f"xrt_{name}", text, _LABELS, registry=registry) for name, text in _GAUGES.items()}
 
 
-class Statistics:
-    """Counters of a model for Triton's statistics extension of the protocol."""
-
-    def __init__(self, name: str, version: str) -> None:
-        self.name, self.version = name, version
-        self.last_request = 0.0
-        """In Unix time."""
-        self._durations: dict[Any, tuple[int, float]] = {}
-        """Count and total seconds of each kind of event: by Triton's name, and for calls also by their number of rows."""
-
-    def add(self, key: str | int, seconds: float) -> None:
-        """Count an event of a kind, and add its duration."""
-        count, total = self._durations.get(key, (0, 0.0))
-        self._durations[key] = count + 1, total + seconds
-
-    def describe(self) -> dict[str, Any]:
-        """The statistics in Triton's form, with times in nanoseconds."""
-
-        def show(key: str | int) -> dict[str, int]:
-            count, seconds = self._durations.get(key, (0, 0.0))
-            return {"count": count, "ns": round(1e9 * seconds)}
-
-        # Triton reports how long tensors are read and written. XRT does not time it: zeros, as clients require the fields.
-        tensors = {key: show(key) for key in ("compute_input", "compute_output")}
-        batches = {rows: show(rows) for rows in sorted(key for key in self._durations if isinstance(key, int))}
-        return {
-            "name": self.name,
-            "version": self.version,
-            "last_inference": round(1e3 * self.last_request),
-            "inference_count": sum(rows * calls["count"] for rows, calls in batches.items()),
-            "execution_count": show("compute_infer")["count"],
-            "inference_stats": {key: show(key) for key in ("success", "fail", "queue", "compute_infer")} | tensors,
-            "batch_stats": [{"batch_size": rows, "compute_infer": calls, **tensors} for rows, calls in batches.items()],
-        }
-
-
 class ModelMetrics:
-    """The Prometheus metrics and Triton statistics of one version of a model."""
+    """The Prometheus metrics of one version of a model, and its counters for Triton's statistics extension of the protocol."""
 
     def __init__(self, metrics: Metrics, model: str, version: str) -> None:
-        labels = (model, version)
+        self._labels = labels = (model, version)
         self._histograms = {name: histogram.labels(*labels) for name, histogram in metrics.histograms.items()}
         self._gauges = {name: gauge.labels(*labels) for name, gauge in metrics.gauges.items()}
-        self.statistics = Statistics(model, version)
         # Looking up the labels costs more than the increment, and there are few pairs of protocol and status.
         self._count: Any = cache(lambda protocol, status: metrics.requests.labels(*labels, protocol, str(status)).inc)
+        # Count and total seconds of each kind of event: by Triton's name, and for calls also by their number of rows.
+        self._durations: dict[str | int, tuple[int, float]] = {}
+        self._last_request = 0.0  # in Unix time
 
     def show(self, **gauges: Callable[[], float]) -> None:
         """Make the gauges report the results of these functions, in place of those of a model that was replaced."""
@@ -120,20 +86,45 @@ class ModelMetrics:
         self._histograms["call_seconds"].observe(seconds)
         self._histograms["batch_requests"].observe(requests)
         self._histograms["batch_rows"].observe(rows)
-        self.statistics.add("compute_infer", seconds)
-        self.statistics.add(rows, seconds)
+        self._add("compute_infer", seconds)
+        self._add(rows, seconds)
 
     def note_wait(self, seconds: float) -> None:
         """Count a request that has left the queue after this time."""
         self._histograms["queue_seconds"].observe(seconds)
-        self.statistics.add("queue", seconds)
+        self._add("queue", seconds)
 
     def note_request(self, protocol: str, status: int, seconds: float, error: BaseException | None) -> None:
         """Count an answered request with its HTTP status; ``error`` is for the signature of `time_request`."""
         self._count(protocol, status)()
         self._histograms["request_seconds"].observe(seconds)
-        self.statistics.add("success" if status == OK else "fail", seconds)
-        self.statistics.last_request = time.time()
+        self._add("success" if status == OK else "fail", seconds)
+        self._last_request = time.time()
+
+    def _add(self, event: str | int, seconds: float) -> None:
+        count, total = self._durations.get(event, (0, 0.0))
+        self._durations[event] = count + 1, total + seconds
+
+    def describe_statistics(self) -> dict[str, Any]:
+        """The statistics in Triton's form, with times in nanoseconds."""
+
+        def show(event: str | int) -> dict[str, int]:
+            count, seconds = self._durations.get(event, (0, 0.0))
+            return {"count": count, "ns": round(1e9 * seconds)}
+
+        # Triton reports how long tensors are read and written. XRT does not time it: zeros, as clients require the fields.
+        tensors = {event: show(event) for event in ("compute_input", "compute_output")}
+        batches = {rows: show(rows) for rows in sorted(event for event in self._durations if isinstance(event, int))}
+        model, version = self._labels
+        return {
+            "name": model,
+            "version": version,
+            "last_inference": round(1e3 * self._last_request),
+            "inference_count": sum(rows * calls["count"] for rows, calls in batches.items()),
+            "execution_count": show("compute_infer")["count"],
+            "inference_stats": {event: show(event) for event in ("success", "fail", "queue", "compute_infer")} | tensors,
+            "batch_stats": [{"batch_size": rows, "compute_infer": calls, **tensors} for rows, calls in batches.items()],
+        }
 
 
 @contextmanager

@@ -143,10 +143,7 @@ class Repository:
         if self._preparing is not None:
             await self._preparing
         await self.wait_for_changes()
-        for model in self:
-            await model.drain()
-        for model in self:
-            model.close()
+        await asyncio.gather(*(model.close() for model in self))
 
     # ------------------------------------------------------------------ queries
 
@@ -262,9 +259,7 @@ class Repository:
             if old is not None:
                 # Sessions of the old model are gone; their clients get 410 with this reason.
                 entry.served.sessions.inherit(old.sessions, "the model was loaded again")
-                # New requests go to the new model already, so the old one's queue only shrinks.
-                await old.drain()
-                old.close()
+                await old.close()  # new requests go to the new model already, so the old one's queue only shrinks
 
     async def _prepare(self, entry: _Entry) -> ServedModel:
         """Open and test the model of an entry; raises RequestRefusal if it cannot be served."""
@@ -279,7 +274,7 @@ class Repository:
             if reason := model.why_not_ready:
                 raise RequestRefusal(f"{failure}{reason}")
         except BaseException:
-            model.close()
+            await model.close()
             raise
         return model
 
@@ -289,8 +284,7 @@ class Repository:
             old, entry.served = entry.served, None
             if old is not None:
                 entry.reason = "it was unloaded"
-                await old.drain()
-                old.close()
+                await old.close()
 
     async def _reload(self) -> None:
         for name in self._entries:

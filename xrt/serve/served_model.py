@@ -98,9 +98,7 @@ class ServedModel:
         self._free: SimpleQueue[XRTModule] = SimpleQueue()
         """The modules of the instances that run no call; filled by the self-test. A shared module is in it once per instance."""
         self.sessions = SessionTable(module.new_session, options.max_sessions, options.session_idle, options.explicit_sessions)
-        # Requests whose body is complete, and bytes of the bodies that are not.
-        self._admitted = 0
-        self._arriving = 0
+        self._received = 0  # bytes of the bodies of requests that are not answered yet
 
     @property
     def _instances(self) -> int:
@@ -184,42 +182,27 @@ class ServedModel:
         """The most requests that the model has in memory, queued or running: those in the queue, and a batch per instance."""
         return self.options.max_queue + self._instances * max(self.options.sizes, default=1)
 
-    def check_admission(self) -> None:
-        """Raise RequestRefusal if `most_requests` are in memory."""
-        if self._admitted >= self.most_requests:
-            raise RequestRefusal(f"{self._admitted} requests are under way, and no more are read; try again", BUSY, retry_after=1)
-
-    @contextmanager
-    def admit(self) -> Iterator[None]:
-        """Count a request, whose body has arrived, for the duration of the block; raises RequestRefusal if there are too many."""
-        self.check_admission()
-        self._admitted += 1
-        try:
-            yield
-        finally:
-            self._admitted -= 1
-
     @contextmanager
     def receive(self) -> Iterator[Callable[[int], None]]:
-        """Count the bytes of a body as they arrive, so that slow clients cannot occupy the queue.
+        """Admit a request for the duration of the block, which reads its body and answers it.
 
-        Call the yielded function with the number of bytes received; it raises RequestRefusal if too many are in memory.
+        Call the yielded function with the number of bytes received. Bodies count by their bytes, so that slow clients cannot
+        occupy the queue. Raises RequestRefusal if the queue is full, and the function does if too many bytes are in memory.
         """
         received = 0
 
         def count(size: int) -> None:
             nonlocal received
             received += size
-            self._arriving += size
-            # The same bound as for complete requests, in bytes.
-            if self._arriving > self.most_requests * self.options.max_request_bytes:
+            self._received += size
+            if self._received > self.most_requests * self.options.max_request_bytes:
                 raise RequestRefusal("too many bodies arrive at once, and no more are read; try again", BUSY, retry_after=1)
 
-        self.check_admission()
+        self._scheduler.check_room()
         try:
             yield count
         finally:
-            self._arriving -= received
+            self._received -= received
 
     async def infer(self, request: InferRequest, session_name: str = "") -> InferResponse:
         """Run the model on a request, in its session if it names one or ``session_name`` is not empty; raises RequestRefusal."""
@@ -230,16 +213,13 @@ class ServedModel:
         if session is not None and not self._stateful:
             raise RequestRefusal(f"model {self.name!r} has no state, and takes no session")
         values = self._bind(request.inputs)
-        self._scheduler.check_room()  # before the session is entered, which a rejected request must not change
         with self.sessions.enter(session) if session else nullcontext() as entry:
             try:
                 results = await self._submit(entry, values)
+            except RequestRefusal:  # the queue is full
+                raise
             except Exception as error:
-                refusal = self._explain(error)
-                # A bad input leaves a session as it was, unless the step had overwritten a part of the state before it failed.
-                if session and entry and refusal.status == MALFORMED and entry.session.lost:
-                    self.sessions.forget(session.name, f"a call of it failed: {refusal}")
-                raise refusal from error
+                raise self._explain(error) from error
         outputs = dict(zip((value.name for value in self.outputs), results, strict=True))
         # No listed outputs means all.
         requested = {name: outputs[name] for name in request.outputs or outputs}
@@ -293,8 +273,6 @@ class ServedModel:
 
     def _explain(self, error: Exception) -> RequestRefusal:
         """The refusal for an error of a call: status 400 if the inputs are to blame, otherwise 500."""
-        if isinstance(error, RequestRefusal):
-            return error
         if isinstance(error, InputError) or (isinstance(error, RunFailed) and error.has_bad_index):
             return RequestRefusal(str(error))
         # The request log has the reason; the traceback is only for debugging, as such errors may come with every request.
@@ -303,18 +281,15 @@ class ServedModel:
 
     # ------------------------------------------------------------------ after requests
 
-    async def drain(self) -> None:
-        """Wait until no request is queued or running."""
+    async def close(self) -> None:
+        """Answer the queued requests, then drop the sessions, and close the modules that were opened for this model."""
         await self._scheduler.drain()
-
-    def close(self) -> None:
-        """Refuse requests, stop the threads, drop the sessions, and close the modules that were opened for this model."""
         self.why_not_ready = "it is closed"
-        self.sessions.close()
         self._scheduler.close()
+        self.sessions.close()
         if self._open_again is not None:
-            for module in self._modules:
-                module.close()
+            # In threads: closing a module may wait for an engine's process, which must not stop the event loop.
+            await asyncio.gather(*(asyncio.to_thread(module.close) for module in self._modules))
 
 
 def _call_module(module: Callable[..., Any], *values: Array) -> tuple[Array, ...]:
@@ -455,16 +430,14 @@ class SessionEntry:
 
     session: Any
     """The module's session, which has the state."""
-    last_used: float
+    last_used: float = 0.0
     """By the clock of the table."""
-    is_busy: bool = False
-    """Whether a request uses it, queued or running."""
-    is_running: bool = False
-    """Whether that request has left the queue."""
+    has_started: bool = False
+    """Whether the latest request for it has left the queue."""
 
     def note_start(self) -> None:
         """The request has left the queue."""
-        self.is_running = True
+        self.has_started = True
 
 
 @dataclass
@@ -479,7 +452,9 @@ class SessionTable:
     """Whether only ``session_start`` creates a session."""
     clock: Callable[[], float] = time.monotonic
     _entries: OrderedDict[str, SessionEntry] = field(default_factory=OrderedDict)
-    """Least recently used first."""
+    """Least recently used first. A new session is added when its first call has succeeded."""
+    _busy: set[str] = field(default_factory=set)
+    """The sessions with a request, queued or running."""
     _forgotten: OrderedDict[int, str] = field(default_factory=OrderedDict)
     """Hash of the name to the reason why the session is gone."""
     _timer: asyncio.TimerHandle | None = None
@@ -494,54 +469,50 @@ class SessionTable:
     def enter(self, request: SessionRequest) -> Iterator[SessionEntry]:
         """Use the session for one call; raises RequestRefusal if it is busy or gone, or if there are too many.
 
-        The caller calls `note_start` of the entry when the call begins: one that is cancelled before changes no session.
+        The caller calls `note_start` of the entry when the call begins: one that fails or is cancelled before changes no session.
         """
         self.sweep()
-        previous = self._entries.get(request.name)
-        entry = self._find(request)
-        entry.is_busy, entry.is_running = True, False
-        ends = request.end
+        name = request.name
+        if name in self._busy:
+            raise RequestRefusal(f"a call of session {name!r} is under way; a session makes one call at a time", CONFLICT)
+        entry = self._entries.get(name)
+        if entry is None or request.start:
+            self._check_new(request)
+            entry = SessionEntry(self.make())
+        entry.has_started = False
+        self._busy.add(name)
         try:
             yield entry
-        except asyncio.CancelledError:
-            # A running call goes on in its thread and changes the state; a queued one will never run.
-            if entry.is_running:
-                self.forget(request.name, "a call of it was cancelled while it ran")
-            else:
-                # Also undo a session_start that replaced a session.
-                self._entries[request.name] = previous or entry
-                ends = False
-            raise
+            self._entries[name] = entry
+            self._forgotten.pop(hash(name), None)
+            if request.end:
+                del self._entries[name]
         except BaseException as error:
-            # The state may be partially updated, except by a request that was refused for its inputs.
-            if not (isinstance(error, RequestRefusal) and error.status == MALFORMED):
-                self.forget(request.name, f"a call of it failed: {error}")
+            if entry.has_started:
+                self._note_failure(name, entry, error)
             raise
         finally:
-            entry.is_busy, entry.last_used = False, self.clock()
-            if ends:
-                self._entries.pop(request.name, None)
+            self._busy.discard(name)
+            if name in self._entries:
+                self._entries[name].last_used = self.clock()
+                self._entries.move_to_end(name)  # the order that `sweep` relies on
             self._watch()
 
-    def _find(self, request: SessionRequest) -> SessionEntry:
-        """The entry of a session, new if the request starts one; raises RequestRefusal like `enter`."""
-        entry = self._entries.get(request.name)
-        if entry is not None and entry.is_busy:
-            raise RequestRefusal(f"a call of session {request.name!r} is under way; a session makes one call at a time", CONFLICT)
-        if entry is None or request.start:
-            self._check_new(request, replaces=entry is not None)
-            entry = self._entries[request.name] = SessionEntry(self.make(), self.clock())
-            self._forgotten.pop(hash(request.name), None)
-        self._entries.move_to_end(request.name)  # the order that `sweep` relies on
-        return entry
+    def _note_failure(self, name: str, entry: SessionEntry, error: BaseException) -> None:
+        """Forget a session whose state may be partially updated after its call failed with ``error``."""
+        if isinstance(error, asyncio.CancelledError):  # the call goes on in its thread, and changes the state
+            self.forget(name, "a call of it was cancelled while it ran")
+        # Inputs are checked before the state changes, except those that a step reads after it overwrote a part.
+        elif not (isinstance(error, RequestRefusal) and error.status == MALFORMED) or entry.session.lost:
+            self.forget(name, f"a call of it failed: {error}")
 
-    def _check_new(self, request: SessionRequest, *, replaces: bool) -> None:
-        """Raise RequestRefusal if the request may not start a session; with ``replaces`` it replaces one of that name."""
+    def _check_new(self, request: SessionRequest) -> None:
+        """Raise RequestRefusal if the request may not start a session, in place of one of that name if there is one."""
         if not request.start and (why := self._forgotten.get(hash(request.name))) is not None:
             raise RequestRefusal(f"session {request.name!r} is gone: {why}; begin again with session_start", GONE)
         if request.start is False or (self.explicit and not request.start):
             raise RequestRefusal(f"there is no session {request.name!r}; begin it with session_start", UNKNOWN)
-        if not replaces and len(self._entries) >= self.max_sessions:
+        if request.name not in self._entries and len(self._entries.keys() | self._busy) >= self.max_sessions:
             raise RequestRefusal(
                 f"{self.max_sessions} sessions are in use, and there are no more; end one, or try again", BUSY, retry_after=1
             )
@@ -550,10 +521,10 @@ class SessionTable:
         """Expire sessions that have been idle for too long."""
         limit = self.clock() - self.idle_seconds
         for name, entry in list(self._entries.items()):
-            # Entries are ordered by use, so all later ones are fresh.
-            if entry.last_used > limit and not entry.is_busy:
+            # Entries are ordered by their last call, so all later ones are fresh.
+            if entry.last_used > limit:
                 break
-            if not entry.is_busy:
+            if name not in self._busy:
                 self.forget(name, self._expired)
 
     def forget(self, name: str, why: str) -> None:
@@ -566,8 +537,8 @@ class SessionTable:
 
     def inherit(self, old: SessionTable, why: str) -> None:
         """Remember the sessions of ``old``, the table of the model that this one replaces, as gone for this reason."""
-        self._forgotten = old._forgotten
-        for name in list(old._entries):
+        self._forgotten = old._forgotten.copy()
+        for name in (*old._entries, *old._busy):
             self.forget(name, why)
 
     def _watch(self) -> None:

@@ -52,7 +52,6 @@ def export_triton(
     with load(source) as module:
         # Not to serve it: it checks the options against the model and describes the tensors.
         served = ServedModel(name or source.stem, str(version), module, serving_options, Metrics())
-        served.close()
         _check_exportable(served)
         config = make_config(served, "python", threads=threads or (module.serving.threads if module.serving else None))
     text = text_format.MessageToString(json_format.ParseDict(config, messages.ModelConfig()))
