@@ -91,7 +91,7 @@ def test_a_candidate_that_takes_too_long_is_ended() -> None:
     assert group.rows[0].reason == "no answer within its 0.01 s; give it more with --time-limit"
 
 
-JOB = Job(BenchTarget.parse(TINY), BenchCandidate(("toy",)), 1, 0, 0.1, 0.001)
+JOB = Job(BenchTarget.parse(TINY), BenchCandidate(("toy",)), 1, QUICK)
 
 
 def test_memory_is_the_workers_own() -> None:

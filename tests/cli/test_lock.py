@@ -143,11 +143,6 @@ def test_another_version_is_reported_and_checked(lock: Path, command: Command) -
         (lambda facts: facts["model"].update(seed="x"), (), "the lock's seed must be a number; it is 'x'"),
         (lambda facts: facts["options"].update(threads="9" * 20), (), "the lock's threads must be a number; it is '999"),
         (
-            lambda facts: facts["model"].update(dims="batch"),
-            (),
-            "the lock's model cannot be used: --dim takes NAME=SIZE, such as ",
-        ),
-        (
             lambda facts: facts["options"].update(precision="fp17"),
             (),
             "the lock's options cannot be used: precision must be one of",

@@ -4,7 +4,8 @@ Each candidate compiles and runs in a separate process, first alone and then in 
 their ratio within a round.
 """
 
-from xrt.bench.comparison import BenchOptions, compare_engines
+from xrt.bench.comparison import compare_engines
+from xrt.bench.job_server import BenchOptions
 from xrt.bench.report import Agreement, BenchReport, Group, ReportRow, machine, page
 from xrt.bench.targets import BenchCandidate, BenchTarget
 from xrt.measure.statistics import Interval, RatioInterval, Timing, bootstrap, interleave, ratio

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 import msgspec
 import numpy as np
 
-from xrt.bench.job_server import Job, JobFailure, Start
+from xrt.bench.job_server import BenchOptions, Job, JobFailure, Start
 from xrt.bench.report import Agreement, BenchReport, Group, ReportRow, Verdict, describe
 from xrt.bench.targets import BenchCandidate, BenchTarget
 from xrt.comparison import compare_all, tolerance_for
@@ -80,21 +80,6 @@ class BenchWorker:
         self._process.close()
 
 
-@dataclass(frozen=True, slots=True)
-class BenchOptions:
-    """Accuracy and limits of a comparison."""
-
-    rounds: int = 20
-    turn_seconds: float = 0.05
-    """Duration of a turn of a fast call; a slower one is called once."""
-    warm_seconds: float = 5.0
-    limit_seconds: float = 120.0
-    """Maximum time per candidate to import, search, compile and warm up, and again for all its turns."""
-    seed: int = 0
-    budget_seconds: float = 20.0
-    """Maximum search time of ``auto``, within that limit."""
-
-
 def compare_engines(
     subjects: Sequence[BenchTarget],
     candidates: Sequence[BenchCandidate],
@@ -142,23 +127,15 @@ def _compare(
 ) -> Group:
     """Compare the candidates on one subject with one thread count: the reference first, then each alone, then all in turns."""
     group = Group(str(subject), subject.batch, threads, ())
-    job = Job(
-        subject,
-        REFERENCE_CANDIDATE,
-        threads,
-        settings.seed,
-        settings.warm_seconds,
-        settings.turn_seconds,
-        settings.budget_seconds,
-    )
+    job = Job(subject, REFERENCE_CANDIDATE, threads, replace(settings, warm_seconds=0.0))
     with ExitStack() as stack:
         progress(f"{group.title}: the reference")
-        with BenchWorker(replace(job, warm_seconds=0.0)) as worker:  # ends before candidates start, whose memory it would use
+        with BenchWorker(job) as worker:  # ends before candidates start, whose memory it would use
             answer = worker.start(settings.limit_seconds)
             expected = answer.reason if isinstance(answer, JobFailure) else worker.results
         runners = []
         for candidate in candidates:
-            worker = stack.enter_context(BenchWorker(replace(job, candidate=candidate)))
+            worker = stack.enter_context(BenchWorker(Job(subject, candidate, threads, settings)))
             runners.append(_Runner(candidate, worker))
             progress(f"{group.title}: {candidate} alone")
             _start_runner(runners[-1], expected, settings)

@@ -28,18 +28,29 @@ from xrt.processes.ipc import Message, Request, serve
 
 
 @dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """Accuracy and limits of a comparison."""
+
+    rounds: int = 20
+    turn_seconds: float = 0.05
+    """Duration of a turn of a fast call; a slower one is called once."""
+    warm_seconds: float = 5.0
+    """Maximum warm-up time; 0 if only the results are needed."""
+    limit_seconds: float = 120.0
+    """Maximum time per candidate to import, search, compile and warm up, and again for all its turns."""
+    seed: int = 0
+    budget_seconds: float = 20.0
+    """Maximum search time of ``auto``, within that limit."""
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """The model and candidate that a worker compiles and runs."""
 
     subject: BenchTarget
     candidate: BenchCandidate
     threads: int
-    seed: int
-    warm_seconds: float
-    """Maximum warm-up time; 0 if only the results are needed."""
-    turn_seconds: float
-    budget_seconds: float = 20.0
-    """Maximum search time of ``auto``."""
+    settings: BenchOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +133,11 @@ class _Ready:
 
 def _start(job: Job) -> tuple[_Ready, Start, Sequence[Any]]:
     """Load, compile, call once, warm up; the results are those of the first call."""
-    function = job.subject.load(job.seed)
-    inputs = sample_inputs(function, job.seed)
+    settings = job.settings
+    function = job.subject.load(settings.seed)
+    inputs = sample_inputs(function, settings.seed)
     # An empty cache, so that the compile is measured; strict, so that no other engine takes over.
-    options: dict[str, Any] = {"strict": True, "threads": job.threads, "cache": CompileCache(), "budget": job.budget_seconds}
+    options: dict[str, Any] = {"strict": True, "threads": job.threads, "cache": CompileCache(), "budget": settings.budget_seconds}
     module, import_seconds = time_call(
         lambda: XRTModule(function, list(job.candidate.engines), pins=job.candidate.pins, **options)
     )
@@ -136,12 +148,12 @@ def _start(job: Job) -> tuple[_Ready, Start, Sequence[Any]]:
     ready = _Ready(module, [inputs[value.name] for value in function.inputs])
     results, first_seconds = time_call(ready.call)
     repeats, warmth, alone_seconds = 1, Warmup(0, False), 0.0
-    if job.warm_seconds:  # otherwise only the results are needed
-        warmth = warm_up(ready.call, seconds=job.warm_seconds)
-        repeats = choose_calls(ready.call, job.turn_seconds)
+    if settings.warm_seconds:  # otherwise only the results are needed
+        warmth = warm_up(ready.call, seconds=settings.warm_seconds)
+        repeats = choose_calls(ready.call, settings.turn_seconds)
         times = [seconds_per_call(ready.call, repeats)]
         # A slow call is measured once: the warm-up time limits this measurement too.
-        while len(times) < ALONE and sum(times) * repeats < job.warm_seconds:
+        while len(times) < ALONE and sum(times) * repeats < settings.warm_seconds:
             times.append(seconds_per_call(ready.call, repeats))
         alone_seconds = statistics.median(times)
     start = Start(

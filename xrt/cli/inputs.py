@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import click
 import numpy as np
@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from xrt import passes
 from xrt.bench import BenchTarget
 from xrt.bench.targets import find_batch_dim, name_batch, set_dims
-from xrt.cli.options import isolation_keywords, list_dims, module_keywords, parse_dims
+from xrt.cli.options import isolation_keywords, module_keywords, parse_dims
 from xrt.engines import split_specs
 from xrt.engines.contract.registry import why_not_chosen
 from xrt.errors import InputError, OptionError, did_you_mean
@@ -28,26 +28,14 @@ from xrt.module.model_source import make_source
 from xrt.placement.records import read_lock, read_shapes
 from xrt.precision.budget import ErrorBudget
 
-if TYPE_CHECKING:
-    from xrt.formats.placement_file import PlacementFile
-
-
 # ---------------------------------------------------------------------- models
 
 
 def load_with_options(text: str) -> Function:
-    """Load the model at a path, or a shipped model with its sizes in braces.
-
-    The Function of a model file is stored in click's context until the command ends, so that the file is read only once.
-    """
+    """Load the model at a path, or a shipped model with its sizes in braces."""
     if not os.path.lexists(text):
         return BenchTarget.parse(text).load()
-    if is_bundle(text):
-        return load_model(text)
-    function = make_source(Path(text)).get_declared_function()
-    if (context := click.get_current_context(silent=True)) is not None:
-        context.meta["xrt.model"] = function
-    return function
+    return load_model(text) if is_bundle(text) else make_source(Path(text)).get_declared_function()
 
 
 def settle_batch(function: Function, params: dict[str, Any]) -> None:
@@ -68,10 +56,9 @@ def add_locked_dims(model: str, function: Function, sizes: Mapping[str, int], lo
     """Add the sizes of a lockfile; raises OptionError if they contradict ``sizes``."""
     if lock is None:
         return dict(sizes)
-    # Sizes of dims that this model does not have are dropped: the lock itself is checked later, with a better message.
-    symbolic, record = name_batch(function), read_lock(lock)
-    locked = {name: size for name, size in read_locked_dims(record).items() if name in list_dims(symbolic)}
-    shapes = read_shapes(record, symbolic)  # the lock's inputs may have come from files
+    # The lock itself is checked later, with a better message where it is of another model.
+    symbolic, locked = name_batch(function), {}
+    shapes = read_shapes(read_lock(lock), symbolic)
     for value in symbolic.inputs:
         declared = value.type.shape if isinstance(value.type, TensorType) else None
         for name, size in zip(declared or (), shapes.get(value.name, ()), strict=False):
@@ -84,11 +71,6 @@ def add_locked_dims(model: str, function: Function, sizes: Mapping[str, int], lo
             f"or write another lock: xrt lock {model} {requested} -o FILE"
         )
     return {**locked, **sizes}
-
-
-def read_locked_dims(lock: PlacementFile) -> dict[str, int]:
-    """The sizes of symbolic dims in a lockfile of `xrt lock`; raises OptionError if they are damaged."""
-    return parse_dims(tuple(filter(None, lock.model.get("dims", "").split(","))))
 
 
 _ALSO_FOR_BUNDLES = {

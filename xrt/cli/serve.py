@@ -17,8 +17,8 @@ from xrt.engines import ExecutionOptions, split_specs
 from xrt.engines.contract.registry import why_not_chosen
 from xrt.errors import InputError, OptionError
 from xrt.formats.bundle import is_bundle
+from xrt.html.views import format_count
 from xrt.logging import VARIABLE, show
-from xrt.placement.result import format_count
 from xrt.serve.served_model import ServingOptions
 
 if TYPE_CHECKING:

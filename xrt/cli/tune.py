@@ -28,7 +28,7 @@ from xrt.formats.arrays import read_npy, read_npz
 from xrt.formats.bundle import is_bundle
 from xrt.formats.placement_file import Baseline, PlacementFile, write_placement
 from xrt.graph import FrozenDict
-from xrt.html.views import size as format_bytes
+from xrt.html.views import format_count, size as format_bytes
 from xrt.models import sample_inputs
 from xrt.module import XRTModule, validate_budget
 from xrt.module.lockfile import check_module, lock_module
@@ -36,7 +36,7 @@ from xrt.module.tuning import tune_throughput
 from xrt.passes import specialize
 from xrt.placement.records import DEVICE_OF, read_lock, read_shapes
 from xrt.placement.report import describe_precision, format_error, list_pareto_plans, render_tuning_page
-from xrt.placement.result import VERDICTS, format_count
+from xrt.placement.result import VERDICTS
 from xrt.placement.throughput import COLUMNS, NUMBERS as POINT_NUMBERS, list_cells, render_throughput_page
 from xrt.runtime import default_budget
 from xrt.runtime.inputs import infer_type
@@ -211,7 +211,7 @@ def _tune_throughput(model: str, params: dict[str, Any]) -> int:
     values = inputs.all_inputs(params["files"], function, params["seed"]) if params["files"] else {}
     keywords |= inputs.precision_keywords(params, function)
     limits = {name: params[name] for name in ("p99", "batches", "instances", "batch_dim") if params[name] is not None}
-    source = {"source": model, "seed": str(params["seed"]), "dims": ",".join(params["dims"])}
+    source = {"source": model, "seed": str(params["seed"])}
     # The placement is locked while its module is open; the file needs the serving record too, which follows at the end.
     locks: list[PlacementFile] = []
 
@@ -276,7 +276,6 @@ def lock_command(model: str, target: Path | None, gate: float, retune: bool, **p
         # Files are named relative to the lock, a shipped model by its name.
         relate = partial(os.path.relpath, start=path.absolute().parent)
         source = {"source": relate(model) if os.path.lexists(model) else model, "seed": str(params["seed"])}
-        source["dims"] = ",".join(params["dims"])
         source |= {name: relate(params[name]) for name in ("calibrate", "validate") if params[name] is not None}
         input_files = {name: relate(file) for name, (file, _) in files.items()}
         with WorkStatus("comparing the plan with another"):
@@ -364,7 +363,6 @@ def _run_check(
     with _convert_to_lock_error("model"):
         nearby = folder / source  # paths in a lock are relative to it; the name of a shipped model is no file there
         declared = inputs.load_with_options(model or (str(nearby) if nearby.is_file() else source))
-        declared = set_dims(declared, inputs.read_locked_dims(lock))
     try:
         function = specialize(declared, read_shapes(lock, declared))
     except InputError:  # another model; later checks report more about it

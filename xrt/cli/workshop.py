@@ -16,7 +16,7 @@ from xrt.engines.contract import registry
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import OptionError
 from xrt.formats.onnx import save_case
-from xrt.placement.result import format_count
+from xrt.html.views import format_count
 from xrt.testing import GROUPS, ConformanceReport, Outcome, ResultWord, conform
 from xrt.testing.corpus import CorpusEntry
 from xrt.testing.corpus.entry import write_entry
