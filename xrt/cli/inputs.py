@@ -57,8 +57,9 @@ def add_locked_dims(model: str, function: Function, sizes: Mapping[str, int], lo
     if lock is None:
         return dict(sizes)
     # The lock itself is checked later, with a better message where it is of another model.
-    symbolic, locked = name_batch(function), {}
+    symbolic = name_batch(function)
     shapes = read_shapes(read_lock(lock), symbolic)
+    locked: dict[str, int] = {}
     for value in symbolic.inputs:
         declared = value.type.shape if isinstance(value.type, TensorType) else None
         for name, size in zip(declared or (), shapes.get(value.name, ()), strict=False):
