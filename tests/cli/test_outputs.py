@@ -41,7 +41,6 @@ WRITING: list[tuple[str, ...]] = [
     ("bench", "--html", "%"),
     ("explain", "--html", "%"),
     ("run", "--dump", "%"),
-    ("explain", "-e", "iree{dump_dir=%}"),
 ]
 
 
@@ -91,9 +90,6 @@ def test_why_a_folder_cannot_be_written_to(tmp_path: Path) -> None:
     with pytest.raises(OptionError) as caught:
         xrt.XRTModule(RELU, engine="toy", dump_subgraph_dir=tmp_path / "file" / "b")
     assert str(caught.value) == f"dump_subgraph_dir is '{tmp_path}/file/b', and {tmp_path}/file is no folder"
-    with pytest.raises(OptionError) as caught:
-        xrt.XRTModule(RELU, engine=f"iree{{dump_dir={tmp_path}/file/b}}")
-    assert str(caught.value) == f"iree: dump_dir is '{tmp_path}/file/b', and {tmp_path}/file is no folder"
 
 
 def full(*_: object) -> None:

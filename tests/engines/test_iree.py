@@ -84,19 +84,6 @@ def test_any_folder_may_hold_the_temporary_files(handed: bool, tmp_path: Path, m
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.slow
-def test_the_mlir_of_every_phase_is_written_on_request(tmp_path: Path) -> None:
-    f = one("Relu", tensor(2, 3)).replace(name="block 1/relu")
-    Iree(dump_dir=str(tmp_path)).compile(f, CONTEXT)
-    (folder,) = tmp_path.iterdir()
-    assert folder.name.startswith("block_1_relu-")
-    files = sorted(file.name for file in folder.iterdir())
-    assert {"0.onnx.mlir", "1.input.mlir", "6.flow.mlir", "10.executable-targets.mlir", "12.vm.mlir"} <= set(files)
-    assert 'torch.operator "onnx.Relu"' in (folder / "0.onnx.mlir").read_text()
-    assert "linalg.generic" in (folder / "1.input.mlir").read_text()
-    assert "llvm.func" in (folder / "10.executable-targets.mlir").read_text()
-
-
 # ---------------------------------------------------------------------- the text
 
 

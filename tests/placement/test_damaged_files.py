@@ -329,7 +329,7 @@ def test_a_lock_chooses_no_code(tmp_path: Path) -> None:
 def test_a_lock_with_the_section_of_a_search_is_still_a_lock() -> None:
     """Its own plan counts: candidates of a search could name other engines, which the check of the plan has not seen."""
     lock = locked()
-    other = CandidateRecord("", "won", ranges=tuple(run.replace(engine="iree{dump_dir=/nowhere}") for run in lock.plan))
+    other = CandidateRecord("", "won", ranges=tuple(run.replace(engine="toy{libraries=(/nowhere.so)}") for run in lock.plan))
     lock = lock.replace(search=SearchRecord(budget=1.0, spent=1.0, rounds=9), candidates=(other,))
     with XRTModule(NET, "auto", lock=lock, threads=1, cache=CompileCache()) as module:
         np.testing.assert_allclose(module(X), XRTModule(NET, "toy")(X), rtol=1e-5)

@@ -10,22 +10,15 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from xrt.engines.toolkit.libraries import shorten
 from xrt.errors import CompileRefused
-from xrt.formats.output import why_not_folder
 from xrt.processes import name_signal, run
-
-if TYPE_CHECKING:
-    from xrt.graph import Function
-
 
 LIBRARY = "IREE"
 LONGEST = 200
@@ -80,33 +73,15 @@ _TARGET = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CompilerFlags:
-    """Settings of a compile."""
+def compile_module(text: str, opt_level: int, limit: float, threads: int, folder: Path | None) -> bytes:
+    """Compile a module for IREE's virtual machine at IREE's level ``O0`` to ``O3``, within ``limit`` seconds.
 
-    opt_level: int = 2
-    """IREE's ``O0`` to ``O3``."""
-    limit: float = 120.0
-    """Seconds after which the compiler is stopped."""
-    threads: int = 1
-    """With 1, the compiler is single-threaded; otherwise it uses all cores."""
-    dump: Path | None = None
-    """Folder for the MLIR of every phase."""
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        dump = () if self.dump is None else (f"--dump-compilation-phases-to={self.dump.absolute()}",)
-        single_threaded = ("--mlir-disable-threading",) if self.threads == 1 else ()
-        return (*_TARGET, f"--iree-opt-level=O{self.opt_level}", *single_threaded, *dump)
-
-
-def compile_module(text: str, settings: CompilerFlags, folder: Path | None) -> bytes:
-    """Compile a module for IREE's virtual machine; the compiler's temporary files go to ``folder``.
-
-    Raises CompileRefused with the reason if the compiler fails, crashes or exceeds the time limit.
+    With one thread the compiler is single-threaded; otherwise it uses all cores. Its temporary files go to ``folder``. Raises
+    CompileRefused with the reason if the compiler fails, crashes or exceeds the time limit.
     """
+    single_threaded = ("--mlir-disable-threading",) if threads == 1 else ()
     # The module goes in and comes out by pipes: the process leaves no file but those of its linker.
-    process = _run(text, settings.flags, settings.limit, folder, BINARY)
+    process = _run(text, (*_TARGET, f"--iree-opt-level=O{opt_level}", *single_threaded), limit, folder, BINARY)
     if process.returncode:
         raise CompileRefused(f"IREE cannot compile it: {_explain_failure(process)}")
     return process.stdout
@@ -169,36 +144,3 @@ def _run(text: str, flags: Sequence[str], limit: float, folder: Path | None, bin
         return run(command, text.encode(), limit, environment=environment, cwd=place)
     except subprocess.TimeoutExpired:
         raise CompileRefused(f"IREE's compiler did not end within {limit:g} s") from None
-
-
-# The compiler names the files of its phases after its input, which is "-".
-_FROM_STDIN = "_stdin_."
-"""Prefix of the compiler's file names, from the name of its input."""
-
-
-def why_not_dumped(place: str) -> str | None:
-    """Explain why nothing can be written there; None if it can."""
-    try:
-        return why_not_folder(Path(place).expanduser())
-    except RuntimeError as error:  # pathlib's, for a user that it does not find
-        return f"there is no such folder: {error}"
-
-
-@contextmanager
-def dump_phases(function: Function, text: str, place: str | None) -> Iterator[Path | None]:
-    """Write the module to a folder for this Function; yield the folder for the compiler's phases, or None without ``place``.
-
-    The files stay whether the compile succeeds or not.
-    """
-    if place is None:
-        yield None
-        return
-    name = re.sub(r"\W+", "_", function.name)
-    folder = Path(place).expanduser() / f"{name}-{function.fingerprint[:8]}"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "0.onnx.mlir").write_text(text, encoding="utf-8")
-    try:
-        yield folder
-    finally:
-        for file in folder.glob(f"{_FROM_STDIN}*"):
-            file.rename(folder / file.name.removeprefix(_FROM_STDIN))

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from xrt.engines.contract.graph_compiler import Deviation, Executable, GraphCompiler
 from xrt.engines.contract.options import check_options, option
-from xrt.engines.iree.compiler import VERSION, CompilerFlags, compile_module, dump_phases, why_not_dumped
+from xrt.engines.iree.compiler import VERSION, compile_module
 from xrt.engines.iree.executable import IreeDevice, IreeExecutable, get_device, is_small
 from xrt.engines.iree.export import export_module, preprocess, why_not_sized
 from xrt.engines.iree.support import why_not
 from xrt.engines.iree.tables import list_fused_topk
-from xrt.errors import CompileRefused, OptionError
+from xrt.errors import CompileRefused
 
 if TYPE_CHECKING:
     from xrt.engines.contract.options import CompileContext
@@ -42,13 +41,9 @@ class Iree(GraphCompiler):
     """Which of IREE's devices runs it: the calling thread (``local-sync``), or a pool (``local-task``) as large as the budget."""
     compile_seconds: float = option(120.0, above=0)
     """After which a compile is given up."""
-    dump_dir: str | None = option(None, names_files=True)
-    """Directory for the MLIR of every phase of a compile, with a folder for each Function."""
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.dump_dir is not None and (reason := why_not_dumped(self.dump_dir)):
-            raise OptionError(f"iree: dump_dir is {self.dump_dir!r}, and {reason}")
 
     def why_not(self, node: Node, function: Function) -> str | None:
         return why_not(node, function)
@@ -68,8 +63,7 @@ class Iree(GraphCompiler):
             raise CompileRefused(f"IREE cannot take {function.name!r}: {reason}")
         if names := list_fused_topk(function):
             raise CompileRefused("IREE fuses TopK over equal inputs, and the indices of the later ones are wrong", names)
-        with dump_phases(prepared, text, self.dump_dir) as dump:
-            code = compile_module(text, self._make_flags(context, dump), context.workdir)
+        code = compile_module(text, self.opt_level, self.compile_seconds, context.threads, context.workdir)
         return IreeExecutable(code, prepared, self._get_device(prepared, context))
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
@@ -89,9 +83,6 @@ class Iree(GraphCompiler):
 
     def version(self) -> str:
         return f"iree-base-compiler {VERSION}, iree-base-runtime {version('iree-base-runtime')}"
-
-    def _make_flags(self, context: CompileContext, dump: Path | None) -> CompilerFlags:
-        return CompilerFlags(self.opt_level, self.compile_seconds, context.threads, dump)
 
     def _get_device(self, function: Function, context: CompileContext) -> IreeDevice:
         single_threaded = self.device == "local-sync" or (self.device == "auto" and is_small(function))

@@ -38,29 +38,19 @@ class MlirType:
     """The runtime's code, checked for each buffer."""
 
 
-def _make_integers(bits: int, hal: int) -> tuple[MlirType, MlirType]:
-    return MlirType(f"si{bits}", f"i{bits}", hal), MlirType(f"ui{bits}", f"i{bits}", hal)
+_PREFIXES = {"float": "f", "bfloat": "bf", "int": "si", "uint": "ui"}
 
 
-_INT8, _UINT8 = _make_integers(8, int(HalElementType.INT_8))
-_INT16, _UINT16 = _make_integers(16, int(HalElementType.INT_16))
-_INT32, _UINT32 = _make_integers(32, int(HalElementType.INT_32))
-_INT64, _UINT64 = _make_integers(64, int(HalElementType.INT_64))
-ELEMENTS = {
-    DType.FLOAT32: MlirType("f32", "f32", int(HalElementType.FLOAT_32)),
-    DType.FLOAT64: MlirType("f64", "f64", int(HalElementType.FLOAT_64)),
-    DType.FLOAT16: MlirType("f16", "f16", int(HalElementType.FLOAT_16)),
-    DType.BFLOAT16: MlirType("bf16", "bf16", int(HalElementType.BFLOAT_16)),
-    DType.INT8: _INT8,
-    DType.INT16: _INT16,
-    DType.INT32: _INT32,
-    DType.INT64: _INT64,
-    DType.UINT8: _UINT8,
-    DType.UINT16: _UINT16,
-    DType.UINT32: _UINT32,
-    DType.UINT64: _UINT64,
-    DType.BOOL: MlirType("i1", "i1", int(HalElementType.BOOL_8)),
-}
+def _make_element(dtype: DType) -> MlirType:
+    kind = dtype.text.rstrip("0123456789")
+    torch = f"{_PREFIXES[kind]}{dtype.bits}"
+    # Integers of IREE's own dialects and buffers have no sign.
+    return MlirType(torch, torch.lstrip("su"), int(getattr(HalElementType, f"{kind.removeprefix('u').upper()}_{dtype.bits}")))
+
+
+_WHOLE = [dtype for dtype in DType if dtype.is_integer and dtype.bits >= 8]
+ELEMENTS = {dtype: _make_element(dtype) for dtype in (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64, *_WHOLE)}
+ELEMENTS[DType.BOOL] = MlirType("i1", "i1", int(HalElementType.BOOL_8))
 
 
 def value_type(type_: Type | None) -> str:
