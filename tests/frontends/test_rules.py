@@ -39,3 +39,14 @@ def test_a_gradient_is_finite_where_exponentials_overflow(function: Any) -> None
     inputs = x.clone().requires_grad_()
     function(inputs).sum().backward()
     np.testing.assert_allclose(xrt.XRTModule(gradient, "toy")(x.numpy())[1], inputs.grad.numpy(), rtol=1e-5)
+
+
+def test_the_gradient_of_atan2_is_finite_on_the_axes() -> None:
+    y, x = (torch.tensor(values) for values in ([0.0, 0.0, 2.0, -2.0, 1.0, -1.0, 3.0], [1.0, -1.0, 0.0, 0.0, 1e-30, -2.0, -1e10]))
+    gradient = xrt.gradient(xrt.from_torch(Call(torch.atan2), (y, x)))
+    inputs = [value.clone().requires_grad_() for value in (y, x)]
+    torch.atan2(*inputs).sum().backward()
+    results = xrt.XRTModule(gradient, "toy")(y.numpy(), x.numpy())
+    np.testing.assert_allclose(results[0], torch.atan2(y, x).numpy(), rtol=1e-6)
+    for result, value in zip(results[1:], inputs, strict=True):
+        np.testing.assert_allclose(result, value.grad.numpy(), rtol=1e-5)

@@ -190,10 +190,14 @@ def power(result: TensorType, a: Any, b: Any) -> Tensor:
 @rule("atan2")
 def atan2(result: TensorType, y: Any, x: Any) -> Tensor:
     a, b = _align(result.dtype, y, x)
-    angle = emit("Atan", a / b)
-    # Atan covers the right half plane; the left one is turned by pi. At the origin the quotient is NaN.
-    angle = emit("Where", b < 0, emit("Where", a < 0, angle - math.pi, angle + math.pi), angle)
-    return emit("Where", (a == 0) & (b >= 0), scalar(0, result.dtype), angle)
+    # Divide by the larger operand: the quotient is then finite, with its gradient, also where one of them is 0.
+    steep, zero, one = emit("Abs", a) > emit("Abs", b), scalar(0, result.dtype), scalar(1, result.dtype)
+    larger = emit("Where", steep, a, b)
+    angle = emit("Atan", emit("Where", steep, b, a) / emit("Where", larger == zero, one, larger))
+    upright = emit("Where", a < zero, scalar(-math.pi / 2, result.dtype), scalar(math.pi / 2, result.dtype))
+    # Atan covers the right half plane; the left one is turned by pi.
+    turn = emit("Where", b < zero, emit("Where", a < zero, scalar(-math.pi, result.dtype), scalar(math.pi, result.dtype)), zero)
+    return emit("Where", steep, upright - angle, angle + turn)
 
 
 # ---------------------------------------------------------------------- activation functions, softmax and dropout
