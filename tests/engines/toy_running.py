@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from xrt.engines import CompileContext
+from xrt.engines import CompileContext, Executable
 from xrt.engines.toy import Toy
-from xrt.engines.toy.tape import ToyExecutable
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, latest_opset, read_attributes
 
 Array = np.ndarray[Any, Any]
@@ -52,7 +51,7 @@ def typed(name: str, array: Array) -> Value:
     return Value(name, TensorType(DType.of(array), array.shape))
 
 
-def ready(f: Function, engine: Toy = Toy(native="off")) -> ToyExecutable:
+def ready(f: Function, engine: Toy = Toy(native="off")) -> Executable:
     executable = engine.compile(f, CompileContext())
     executable.prepare()
     return executable

@@ -67,15 +67,17 @@ def _stack_outputs(
 def _scan(
     xp: Any, body: CompiledBody, states: Sequence[Any], scanned: Sequence[Array], captured: Sequence[Any], n_outputs: int
 ) -> list[Any]:
-    """Run the body once per index of the first axis; return the last states, then one list per scan output."""
-    states = list(states)
+    """Run the body once per index of the first axis; return the last states, then the stacked scan outputs."""
+    states, count = list(states), len(states)
     columns: list[list[Array]] = [[] for _ in range(n_outputs)]
     for values in zip(*scanned, strict=True):
         results = body([*states, *map(xp.asarray, values)], captured)
-        states, emitted = results[: len(states)], results[len(states) :]
-        for column, value in zip(columns, emitted, strict=True):
+        states = results[:count]
+        for column, value in zip(columns, results[count:], strict=True):
             column.append(value)
-    return [*states, *columns]
+    iteration_inputs = [*states, *(xp.empty(x.shape[1:]) for x in scanned)]
+    stacks = (_stack_outputs(xp, column, body, count + i, iteration_inputs, captured) for i, column in enumerate(columns))
+    return [*states, *stacks]
 
 
 def _move_to_front(xp: Any, x: Array, axis: int, backwards: bool) -> Array:
@@ -95,13 +97,8 @@ def scan(node: Node, env: KernelContext) -> Run:
         states, captured = values[:n_states], values[n_states + m :]
         scanned = [_move_to_front(xp, x, a, b) for x, a, b in zip(values[n_states : n_states + m], in_axes, in_back, strict=True)]
         results = _scan(xp, body, states, scanned, captured, k)
-        iteration_inputs = [*states, *(xp.empty(x.shape[1:]) for x in scanned)]
-        stacks = [
-            _stack_outputs(xp, column, body, n_states + i, iteration_inputs, captured)
-            for i, column in enumerate(results[n_states:])
-        ]
-        outputs = (xp.moveaxis(xp.flip(s, 0) if b else s, 0, a) for s, a, b in zip(stacks, out_axes, out_back, strict=True))
-        return *results[:n_states], *outputs
+        stacks = zip(results[n_states:], out_axes, out_back, strict=True)
+        return *results[:n_states], *(xp.moveaxis(xp.flip(s, 0) if b else s, 0, a) for s, a, b in stacks)
 
     return run
 
@@ -117,14 +114,10 @@ def scan_batched(node: Node, env: KernelContext) -> Run:
     def unroll(states: Sequence[Array], scanned: Sequence[Array], length: int, captured: Sequence[Any]) -> list[Array]:
         parts = [_move_to_front(xp, x[:length], 0, bool(b)) for x, b in zip(scanned, backwards, strict=True)]
         results = _scan(xp, body, states, parts, captured, k)
-        iteration_inputs = [*states, *(xp.empty(x.shape[1:]) for x in parts)]
-        stacks = [
-            _stack_outputs(xp, column, body, n_states + i, iteration_inputs, captured)
-            for i, column in enumerate(results[n_states:])
-        ]
         # All batch entries are stacked, so that shorter sequences are padded to the full length.
         missing = len(scanned[0]) - length
-        return [*results[:n_states], *(xp.concatenate([s, xp.zeros((missing, *s.shape[1:]), dtype=s.dtype)]) for s in stacks)]
+        padded = (xp.concatenate([s, xp.zeros((missing, *s.shape[1:]), dtype=s.dtype)]) for s in results[n_states:])
+        return [*results[:n_states], *padded]
 
     def run(lengths: Array | None, *values: Any) -> tuple[Any, ...]:
         states, scanned, captured = values[:n_states], values[n_states : n_states + m], values[n_states + m :]

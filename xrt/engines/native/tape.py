@@ -349,6 +349,7 @@ class NativeExecutable(Executable):
     """One native call per run."""
 
     outputs_are_fresh = True
+    updates_inputs = False
 
     def __init__(self, name: str, tape: NativeTape, outputs: Sequence[str]) -> None:
         """``outputs`` names the outputs of the tape; ``name`` is the Function's, for errors."""

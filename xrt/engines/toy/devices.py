@@ -7,7 +7,7 @@ from dataclasses import replace
 from xrt.graph import Constant, DType, Function, MapType, Node, OptionalType, SequenceType, TensorType, Type
 
 FEW = 64
-"""Maximum number of elements of a constant that is treated as a shape value."""
+"""Maximum number of elements of a constant that is treated as a shape value: a shape has no more extents than NumPy has axes."""
 SHAPES = frozenset({"Shape", "Size"})
 """Operators that read only the shape of their input, not its data."""
 STEPS = frozenset(

@@ -21,7 +21,7 @@ from xrt.engines.toy.devices import plan_device_steps, why_not_on_device
 from xrt.engines.toy.kernels import namespace, ops
 from xrt.engines.toy.native import MOST_SHAPES, ByShapes, KernelSelection, fold_segments, order_updates, select_kernel
 from xrt.engines.toy.reference import isolate_node
-from xrt.engines.toy.tape import DeviceExecutable, InterpretedExecutable, StepKernel, Tape, ToyExecutable, make_tape
+from xrt.engines.toy.tape import DeviceExecutable, InterpretedExecutable, StepKernel, Tape, make_tape
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import Function, Node, is_static
 from xrt.passes import infer_shapes
@@ -111,7 +111,7 @@ class Toy(GraphCompiler):
         # An engine that is only created or listed does not warn.
         if self.native == "auto":
             warn_once_of_absence()
-        return ToyExecutable(self.name, function, _Compiler(self._select_kernels(), context.threads).compile)
+        return _Compiler(self._select_kernels(), context.threads).compile(function)
 
     def _list_libraries(self) -> tuple[NativeLibrary, ...]:
         """The enabled libraries of native kernels, the user's before XRT's."""
@@ -177,8 +177,7 @@ class _Compiler:
         module = self._accelerator.xp if self._accelerator and on_device else np
         env = KernelContext(node, function, namespace(module), self._compile_body)
         if isinstance(kernel, Kernel):
-            # Only buffers of NumPy are reused, see `_find_reusable`.
-            return StepKernel(kernel.code(node, env), () if self._accelerator else kernel.mutable, host=kernel.host)
+            return StepKernel(kernel.code(node, env), kernel.mutable, host=kernel.host)
         return StepKernel(kernel(node, env))
 
     def _make_native_kernel(self, node: Node, function: Function, reason: str) -> Run:

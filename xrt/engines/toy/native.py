@@ -73,7 +73,7 @@ def fold_segments(function: Function, choice: KernelSelection, threads: int) -> 
     single: frozenset[str] = frozenset()
     while True:
         try:
-            # After a refusal all is planned anew: chains and runs depend on the kernels of all nodes.
+            # After a refusal plan the whole Function again: chains and runs depend on the kernels of all nodes.
             return _fold_runs(order_updates(_fuse_chains(function, choice, single)), choice, threads, refused)
         except _KernelRefusal as refusal:
             refused |= {(refusal.node.name, refusal.kernel)}
@@ -281,6 +281,7 @@ class ByShapes(Executable):
     """
 
     outputs_are_fresh = True
+    updates_inputs = False
 
     def __init__(
         self,
@@ -346,7 +347,6 @@ class ByShapes(Executable):
             if len(self._executables) == self._most and self._otherwise is not None:
                 # From now on, new shapes run this one and are not compiled.
                 self._any_shape = self._otherwise()
-                self._any_shape.prepare()
             elif len(self._executables) > self._most:
                 self._executables.popitem(last=False)
         return executable

@@ -27,7 +27,7 @@ from xrt.engines.toolkit.memory import SCATTERS, peak_of_values
 from xrt.engines.toolkit.support import list_used_outputs
 from xrt.engines.toy.devices import SHAPES, find_shape_values
 from xrt.engines.toy.kernels import product_threads
-from xrt.errors import InputError, OptionError, RunFailed, XRTError
+from xrt.errors import InputError, RunFailed, XRTError
 from xrt.graph import DType, Function, Node, TensorType, Type, Value, is_static
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 ABSENT = 0
 """The slot of absent inputs; holds None."""
 CONDITION = np.dtype(bool)
-SMALLEST_REUSED = 1 << 15
-"""In bytes. For smaller results, allocating is as fast as checking whether an argument's buffer can be reused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +66,6 @@ class TapeStep:
     """Converts a result for its slot, on the host or on the device."""
     free: tuple[int, ...] = ()
     """Slots of values without readers after this step."""
-    reusable: tuple[int, ...] = ()
-    """Slots among ``free`` into whose buffers the kernel may write its result."""
     fills: tuple[int, ...] = ()
     """Slots of results that the kernel can write to a caller's buffers: its only result, or all results of a native run."""
     is_run: bool = False
@@ -172,8 +168,6 @@ class Overwritten:
 def _run_step(step: TapeStep, slots: list[Any], buffers: Mapping[int, Any] | None) -> None:
     """Run one step: compute, store the results, free dead values."""
     out = _find_buffer(step, slots, buffers) if buffers and step.fills else None
-    if out is None and step.reusable:
-        out = _find_reusable(step, slots)
     arguments = [slots[i] for i in step.arguments]
     result = step.kernel(*arguments) if out is None else step.kernel(*arguments, out=out)
     values = result if type(result) is tuple else (result,)
@@ -236,33 +230,6 @@ def _find_buffer(step: TapeStep, slots: list[Any], buffers: Mapping[int, Any]) -
     arguments = [slots[i] for i in step.spread]
     fits = all(_fits(value, buffer) for value in arguments) and any(value.shape == buffer.shape for value in arguments)
     return buffer if fits else None
-
-
-def _find_reusable(step: TapeStep, slots: list[Any]) -> Any:
-    """Find an argument's buffer that the result may overwrite; None if there is none.
-
-    It must be large, own its memory, and be referenced by its slot alone: inputs, constants, captures and values with a
-    live view have a second reference. It must also fit the result: kernels that allow reuse are elementwise and keep
-    the dtype, so it fits if it has the broadcast shape of all arguments.
-    """
-    for slot in step.reusable:
-        if _count_references(slots, slot) != ALONE:
-            continue
-        value = slots[slot]
-        if type(value) is not np.ndarray or value.nbytes < SMALLEST_REUSED or not value.flags.owndata:
-            continue
-        if value.flags.writeable and all(_fits(slots[i], value) for i in step.spread):
-            return value
-    return None
-
-
-def _count_references(slots: list[Any], slot: int) -> int:
-    """Reference count of a slot's value, including the references of this call."""
-    return sys.getrefcount(slots[slot])
-
-
-ALONE = _count_references([np.empty(1)], 0)
-"""`_count_references` of a value that only its slot references; measured, because it differs between interpreters."""
 
 
 def _fits(argument: Any, buffer: Any) -> bool:
@@ -386,14 +353,13 @@ class _TapeBuilder:
                 dying[number].append(slot)
         for (step, kernel), free in zip(self.steps, dying, strict=True):
             arguments, results = step.arguments, step.results
-            reusable = tuple(arguments[i] for i in kernel.mutable if i < len(arguments) and arguments[i] in free)
+            mutable = [arguments[i] for i in kernel.mutable if i < len(arguments)]
             fills = results if kernel.pairs is not None or (kernel.mutable and len(results) == 1) else ()
-            pairs = [(arguments[i], results[o]) for i, o in kernel.pairs or ()] or [(i, results[0]) for i in reusable if fills]
+            pairs = [(arguments[i], results[o]) for i, o in kernel.pairs or ()] or [(i, results[0]) for i in mutable if fills]
             is_scatter = isinstance(step.node, Node) and step.node.op_type in SCATTERS
             yield replace(
                 step,
                 free=tuple(free),
-                reusable=reusable,
                 fills=fills,
                 is_run=kernel.pairs is not None,
                 pairs=frozenset(pair for pair in pairs if pair[0] in free),
@@ -403,7 +369,6 @@ class _TapeBuilder:
 
 # ---------------------------------------------------------------------- executables
 
-NOT_READY = "function {!r} is not ready to run; call prepare() first, and run() before close()"
 FILLED_FROM = 1 << 19
 """In bytes. From this size, passing a buffer to a kernel (about 3 us) is negligible against the kernel's time."""
 
@@ -412,6 +377,7 @@ class InterpretedExecutable(Executable):
     """A tape of Python kernels and runs of native kernels; the same tape for every call."""
 
     outputs_are_fresh = True
+    updates_inputs = False
 
     def __init__(self, function: Function, tape: Tape, threads: int, native: bool) -> None:
         self.function = function
@@ -558,7 +524,8 @@ class DeviceExecutable(Executable):
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         if self._tape is None:
-            raise RunFailed(NOT_READY.format(self.function.name))
+            name = self.function.name
+            raise RunFailed(f"function {name!r} is not ready to run; call prepare() first, and run() before close()")
         # On a device constants own their memory, so that they are recognized by identity.
         used_ids = list_ids(inputs).union(map(id, self._tape.template))
         return copy_shared(self._tape.play(inputs), used_ids, lambda array: array.base is not None)
@@ -585,55 +552,3 @@ class DeviceExecutable(Executable):
 
     def close(self) -> None:
         self._tape = None
-
-
-class ToyExecutable(Executable):
-    """A compiled Function; `prepare` builds its tape or native executable, which then runs the calls."""
-
-    outputs_are_fresh = True
-    updates_inputs = False
-
-    def __init__(self, engine: str, function: Function, compiler: Callable[[Function], Executable]) -> None:
-        self._engine = engine
-        self.function = function
-        self._compiler = compiler
-        self._ready: Executable | None = None
-
-    def prepare(self) -> None:
-        self._ready = self._compiler(self.function)
-
-    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        if options.stream is not None:
-            raise OptionError(
-                f"engine {self._engine!r} runs on the CPU, which has no streams; got stream={options.stream!r}, pass None"
-            )
-        return self._get_executable().run(inputs, options)
-
-    def fast_call(self) -> Callable[..., Sequence[Any]]:
-        return self._get_executable().fast_call()
-
-    def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
-        return self._get_executable().bind(inputs, outputs)
-
-    def bind_outputs(self, outputs: Sequence[Any]) -> Callable[..., None]:
-        return self._get_executable().bind_outputs(outputs)
-
-    def supports_io_binding(self) -> bool:
-        return self._get_executable().supports_io_binding()
-
-    def output_buffer_threshold(self) -> Sequence[int | None]:
-        return self._get_executable().output_buffer_threshold()
-
-    def inplace_pairs(self) -> Sequence[tuple[int, int]]:
-        return self._get_executable().inplace_pairs()
-
-    def memory(self) -> Sequence[MemoryUse] | None:
-        return self._get_executable().memory()
-
-    def close(self) -> None:
-        self._ready = None
-
-    def _get_executable(self) -> Executable:
-        if self._ready is None:
-            raise RunFailed(NOT_READY.format(self.function.name))
-        return self._ready

@@ -127,13 +127,6 @@ def binary(source: str, architecture: str) -> bytes:
         program.close()
 
 
-def version() -> str:
-    """NVRTC's version; raises CompileRefused if it is missing."""
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    _load_nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
-    return f"nvrtc {major.value}.{minor.value}"
-
-
 def _make_include_flags(source: str) -> list[str]:
     headers = _list_float_headers(source)
     if not headers:
@@ -371,14 +364,18 @@ def build(module: IRModule, weights: Sequence[Constant], target: Target, opt_lev
 
     Raises CompileRefused for work that cannot run on the device alone, and if NVRTC is missing or fails.
     """
-    with target, tvm.transform.PassContext(opt_level=opt_level), use_nvrtc(lambda source: _compile_source(source, architecture)):
+
+    def compile_source(source: str) -> bytes:
+        return binary(source, architecture) if architecture else b""
+
+    with target, tvm.transform.PassContext(opt_level=opt_level), use_nvrtc(compile_source):
         fused = tvm.transform.Sequential(FUSION)(legalize(_rename_parameters(module), target))
         # Constants become parameters before the memory is planned: inside the program they would be in host memory.
         free, constants = lift_constants(dlight.ApplyDefaultSchedule(*_list_schedule_rules())(_remove_pragmas(fused)))
         lifted = lift_allocations(tvm.transform.Sequential(PLANNING)(free))
         code = relax.build(tvm.transform.Sequential(LOWERING)(lifted.module), target, relax_pipeline=None)
     _check_memory(code)
-    return _make_program(code, (*weights, *constants), lifted)
+    return DeviceProgram(code, (*weights, *constants), lifted.workspace, lifted.result_types, lifted.results)
 
 
 def _rename_parameters(module: IRModule) -> IRModule:
@@ -389,14 +386,6 @@ def _rename_parameters(module: IRModule) -> IRModule:
     body = relax.SeqExpr([relax.BindingBlock(bindings), *main.body.blocks], main.body.body)
     functions = {**dict(module.functions_items()), module.get_global_var("main"): relax.Function(plain, body, main.ret_ty)}
     return IRModule({gvar: f.with_attrs(main.attrs) if gvar.name_hint == "main" else f for gvar, f in functions.items()})
-
-
-def _make_program(code: Any, constants: tuple[Constant, ...], lifted: AllocationFree) -> DeviceProgram:
-    return DeviceProgram(code, constants, lifted.workspace, lifted.result_types, lifted.results)
-
-
-def _compile_source(source: str, architecture: str) -> bytes:
-    return binary(source, architecture) if architecture else b""
 
 
 def _list_schedule_rules() -> list[Any]:

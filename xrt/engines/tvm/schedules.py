@@ -420,7 +420,7 @@ def _inline_producers(schedule: s_tir.Schedule, blocks: Sequence[SBlockInfo]) ->
     for block in blocks[:-1]:
         if not block.is_injective():
             continue
-        # Computed anew for each block: inlining the previous ones has made the expressions of their readers longer.
+        # Per block and not once: inlining the previous ones has made the expressions of their readers longer.
         usage = _Usage.of(schedule, block, remaining)
         if usage.is_worth_inlining(budget) and _inline(schedule, block):
             budget -= max(usage.extra, 0)
