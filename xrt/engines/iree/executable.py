@@ -119,39 +119,6 @@ class IreeExecutable(Executable):
         self._call([*map(self._prepare_input, inputs), *arrays])
         return [array if buffer is None else _fill(buffer, array) for buffer, array in zip(buffers, arrays, strict=True)]
 
-    def fast_call(self) -> Callable[..., Sequence[Any]]:
-        if not self._is_fixed:
-            return super().fast_call()
-        outputs, prepare_input, call = self._outputs, self._prepare_input, self._call
-
-        def run(*inputs: Any) -> Sequence[Any]:
-            arrays = [np.empty(spec.shape, spec.dtype) for spec in outputs]  # type: ignore[type-var]  # all are numbers
-            call([*map(prepare_input, inputs), *arrays])
-            return arrays
-
-        return run
-
-    def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
-        """Bind views of the arrays; use an ordinary call if compiled code cannot use their memory."""
-        if not self._is_fixed or self._prepare_input is _copy or not all(map(_is_usable, (*inputs, *outputs))):
-            return super().bind(inputs, outputs)
-        arrays = (*inputs, *outputs)
-        views, invoke = self._make_views(arrays), self._invoke
-
-        def call(_: Sequence[Array] = arrays) -> None:  # the views alone do not keep the arrays alive
-            invoke(views)
-
-        return call
-
-    def bind_outputs(self, outputs: Sequence[Any]) -> Callable[..., None]:
-        if not self._is_fixed or not all(map(_is_usable, outputs)):
-            return super().bind_outputs(outputs)
-        prepare_input, call, outputs = self._prepare_input, self._call, list(outputs)
-        return lambda *inputs: call([*map(prepare_input, inputs), *outputs])
-
-    def supports_io_binding(self) -> bool:
-        return self._is_fixed
-
     def output_buffer_threshold(self) -> Sequence[int | None]:
         return [0] * len(self._outputs)
 
@@ -172,26 +139,13 @@ class IreeExecutable(Executable):
 
     def _call(self, arrays: Sequence[Array]) -> None:
         """Run on usable arrays, outputs last. Views do not keep arrays alive, so the caller must."""
-        self._invoke(self._make_views(arrays))
-
-    def _make_views(self, arrays: Sequence[Array]) -> list[Any]:
-        import_ = self._import
-        return [
-            HalBufferView(
-                import_(array if spec.has_buffer else _view_bytes(array), _MEMORY, _USAGE),
-                array.shape if shape is None else shape,
-                spec.hal,
-            )
-            for array, spec, shape in zip(arrays, self._specs, self._static_shapes, strict=True)
-        ]
-
-    def _invoke(self, views: Sequence[Any]) -> None:
         # In a forked child the pool has no threads, and a call would wait for them forever.
         if not self.survives_fork and (reason := why_left_behind(self._device.generation)):
             raise RunFailed(f"{LIBRARY} cannot run {self.function.name!r}: {reason}")
-        arguments, results = VmVariantList(len(views)), VmVariantList(0)
-        for view in views:
-            arguments.push_ref(view)
+        arguments, results = VmVariantList(len(arrays)), VmVariantList(0)
+        for array, spec, shape in zip(arrays, self._specs, self._static_shapes, strict=True):
+            buffer = self._import(array if spec.has_buffer else _view_bytes(array), _MEMORY, _USAGE)
+            arguments.push_ref(HalBufferView(buffer, array.shape if shape is None else shape, spec.hal))
         # A context serves one call at a time; `pop` and `append` are atomic, so no lock is needed.
         try:
             invoke = self._idle.pop()

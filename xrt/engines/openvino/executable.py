@@ -130,11 +130,6 @@ class CompiledModel:
         """The number of concurrent requests: each stream has one graph under a lock; without streams there is one."""
         return max(1, int(self.model.get_property("NUM_STREAMS")))
 
-    @property
-    def is_fixed(self) -> bool:
-        """Whether all input and output tensors can be set once."""
-        return all(self.fixed) and all(type_.is_static for type_ in (*self.inputs, *self.outputs))
-
 
 def _find_type(port: Any) -> TensorType:
     type_ = type_from(port.element_type, port.partial_shape)
@@ -149,13 +144,10 @@ class RequestFrame:
     Two threads that share a request get wrong results without an error.
     """
 
-    def __init__(self, compiled: CompiledModel, *, empty: bool = False) -> None:
-        """An ``empty`` frame has no tensors set yet."""
+    def __init__(self, compiled: CompiledModel) -> None:
         self._request = compiled.model.create_infer_request()
         self._compiled: CompiledModel = compiled
         self._tensors: dict[tuple[str, int], object] = {}
-        if empty:
-            return
         self._outputs = [
             self._preset("output", place, type_) if can_preset else None
             for place, (type_, can_preset) in enumerate(zip(compiled.outputs, compiled.fixed, strict=True))
@@ -193,16 +185,13 @@ class RequestFrame:
             else:
                 fixed[...] = inputs[source]
         targets = [self._choose_target(*item) for item in zip(range(len(shapes)), shapes, buffers, strict=True)]
-        self.infer()
+        # Releases the GIL.
+        _Request.infer(self._request, {}, share_outputs=True, decode_strings=False)
         return [self._read_result(*item) for item in zip(range(len(targets)), targets, buffers, strict=True)]
 
     def forget_model(self) -> None:
         """Drop the reference to the model; the frame cannot run afterwards."""
         del self._compiled
-
-    def infer(self) -> None:
-        """Compute with the tensors that are set. Releases the GIL."""
-        _Request.infer(self._request, {}, share_outputs=True, decode_strings=False)
 
     def _choose_target(self, place: int, shape: tuple[int, ...] | None, buffer: Array | None) -> Array | None:
         """Set the array that the request writes an output of this shape to; None if the result is to be copied."""
@@ -226,17 +215,6 @@ class RequestFrame:
             return preset.copy()
         fill(buffer, preset)
         return buffer
-
-
-def make_bound_call(compiled: CompiledModel, inputs: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
-    """A call over these C-contiguous arrays with a separate request; requires `is_fixed`."""
-    # No memory for small values: all tensors are set once, on the caller's arrays.
-    frame = RequestFrame(compiled, empty=True)
-    for place, (array, type_) in enumerate(zip(outputs, compiled.outputs, strict=True)):
-        frame.set_tensor("output", place, array, type_.dtype)
-    for place, (source, type_) in enumerate(zip(compiled.used, compiled.inputs, strict=True)):
-        frame.set_tensor("input", place, inputs[source], type_.dtype)
-    return frame.infer
 
 
 # ---------------------------------------------------------------------- the executable
@@ -333,22 +311,6 @@ class OpenVinoExecutable(Executable):
     def fast_call(self) -> Callable[..., Sequence[Any]]:
         computed, none = self._compute, self._no_buffers
         return lambda *inputs: computed(inputs, none)
-
-    def supports_io_binding(self) -> bool:
-        return self.compiled is not None and self.compiled.is_fixed
-
-    def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
-        if self.compiled is None or not self.supports_io_binding():
-            return super().bind(inputs, outputs)
-        call = make_bound_call(self.compiled, inputs, outputs)
-
-        def run() -> None:
-            try:
-                call()
-            except Exception as error:
-                raise self._make_error(error) from error
-
-        return run
 
     def output_buffer_threshold(self) -> Sequence[int | None]:
         if self.compiled is None:

@@ -89,35 +89,6 @@ class RelaxExecutable(Executable):
 
         return run
 
-    def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
-        """Bind prepared tensors, if the code can compute into the output buffers."""
-        if not all(map(_is_shared, inputs)) or not self._can_fill(outputs, inputs):
-            return super().bind(inputs, outputs)
-        tensors = [*map(to_tensor, inputs), *self._constants, *map(to_tensor, outputs)]
-        # A separate machine: calls of `run` at the same time must not share it.
-        main, threads = self._make_machine()[DESTINATION], self._threads
-
-        def run() -> None:
-            try:
-                call_function(main, tensors, threads)
-            except Exception as cause:
-                raise self._make_error(cause) from cause
-
-        return run
-
-    def bind_outputs(self, outputs: Sequence[Any]) -> Callable[..., None]:
-        if not self._can_fill(outputs):
-            return super().bind_outputs(outputs)
-        call, rest = self._call, [*self._constants, *map(to_tensor, outputs)]
-
-        def into(*inputs: Any) -> None:
-            call(DESTINATION, [*map(to_tensor, inputs), *rest])
-
-        return into
-
-    def supports_io_binding(self) -> bool:
-        return self.program.fills
-
     def output_buffer_threshold(self) -> Sequence[int | None]:
         return [FILLED_FROM] * len(self.function.outputs) if self.program.fills else ()
 
@@ -135,12 +106,9 @@ class RelaxExecutable(Executable):
         try:
             returned = call_function(machine[entry], tensors, self._threads)
         except Exception as cause:
-            raise self._make_error(cause) from cause
+            raise RunFailed(f"TVM failed while it ran {self._name!r}: {summarize_error(cause)}") from cause
         self._idle.append(machine)
         return returned
-
-    def _make_error(self, cause: Exception) -> RunFailed:
-        return RunFailed(f"TVM failed while it ran {self._name!r}: {summarize_error(cause)}")
 
     def memory(self) -> tuple[MemoryUse, ...]:
         why = "weights that are not contiguous, or whose type DLPack and NumPy do not share, are copied"
