@@ -206,8 +206,7 @@ def multiply(blas: BlasCalls, a: Array, b: Array, threads: int) -> Array | None:
 
 def _stack_batch(array: Array, batch: tuple[int, ...]) -> Array | None:
     """Flatten the batch dimensions; copy if BLAS cannot read the strides. None if only some batch dimensions broadcast."""
-    leading = array.shape[:-2]
-    if prod(leading) != 1 and prod(leading) != prod(batch):
+    if prod(array.shape[:-2]) not in (1, prod(batch)):
         return None
     stack = array.reshape(-1, *array.shape[-2:])
     return stack if array.flags.aligned and _find_leading(stack) else np.ascontiguousarray(stack)

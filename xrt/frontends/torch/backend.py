@@ -452,7 +452,6 @@ def _compile(
     inputs = list(zip(lowered.inputs, dtypes, strict=True))
     make_outputs = _choose_outputs(lowered)
     is_declined = False
-
     is_opaque = any(node.domain == DOMAIN for _, node in lowered.function.walk()) and not options.get("strict")
 
     def run(args: list[Any]) -> Sequence[Any]:

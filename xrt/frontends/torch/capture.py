@@ -339,17 +339,12 @@ def _list_calls(program: ExportedProgram) -> set[Any]:
     return {call.target for part in modules for call in part.graph.nodes if call.op == "call_function"}
 
 
-def _list_operators(program: ExportedProgram) -> set[Any]:
-    return {target for target in _list_calls(program) if isinstance(target, torch._ops.OpOverload) and str(target) not in CHECKS}
-
-
 def _is_functional(program: ExportedProgram) -> bool:
     """Whether the graph has neither updates in place nor transforms of torch.func."""
-    mutable = (target._schema.is_mutable and str(target) != "aten.detach_.default" for target in _list_operators(program))
-    return not any(mutable) and not any(getattr(target, "__module__", "") == _VMAP for target in _list_calls(program))
-
-
-_VMAP = "torch._functorch.predispatch"
+    calls = _list_calls(program)
+    operators = (call for call in calls if isinstance(call, torch._ops.OpOverload) and str(call) not in CHECKS)
+    mutable = (operator._schema.is_mutable and str(operator) != "aten.detach_.default" for operator in operators)
+    return not any(mutable) and not any(getattr(call, "__module__", "") == "torch._functorch.predispatch" for call in calls)
 
 
 def _functionalize(program: ExportedProgram) -> ExportedProgram:
