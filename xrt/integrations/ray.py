@@ -277,7 +277,11 @@ def deployment(
 
     of_app = {key: value for key, value in options.items() if key in ServingOptions.names()}
     of_ray = {key: value for key, value in options.items() if key not in of_app}
-    _check_names(of_ray, serve.deployment)
+    parameters = [name for name in inspect.signature(serve.deployment).parameters if not name.startswith("_")]
+    for key in of_ray:
+        if key not in parameters:
+            hint = did_you_mean(key, [*parameters, *ServingOptions.names()])
+            raise OptionError(f"{key!r} is no option of xrt.serve.app and none of ray.serve.deployment.{hint}")
     if sessions:
         of_app.setdefault("explicit_sessions", True)
     of_app.setdefault("model_control", False)  # a control request would reach only one replica
@@ -299,17 +303,6 @@ def deployment(
         **of_ray,
     )
     return server.bind(_make_absolute(model), engine, of_app)
-
-
-def _check_names(options: Mapping[str, Any], function: Any) -> None:
-    """Raise OptionError for an option that is no parameter of a function of Ray Serve."""
-    from xrt.serve.served_model import ServingOptions
-
-    parameters = [name for name in inspect.signature(function).parameters if not name.startswith("_")]
-    for name in options:
-        if name not in parameters:
-            hint = did_you_mean(name, [*parameters, *ServingOptions.names()])
-            raise OptionError(f"{name!r} is no option of xrt.serve.app and none of ray.serve.deployment.{hint}")
 
 
 def _make_absolute(model: Any) -> Any:
@@ -341,7 +334,7 @@ class ModelReplica:
             **{**options, "instances": instances},
         )
         await self._application.start()
-        self._check()
+        await self.check_health()  # otherwise the replica would enter service
 
     def __serve_build_asgi_app__(self) -> Any:
         """The hook by which Ray Serve gets the ASGI application of a replica."""
@@ -349,10 +342,6 @@ class ModelReplica:
 
     async def check_health(self) -> None:
         """Raise RuntimeError if a model is not in service; Ray then replaces the replica."""
-        self._check()
-
-    def _check(self) -> None:
-        # In __init__ it keeps the replica out of service, later it has it replaced.
         if reason := self._application.explain_not_ready():
             raise RuntimeError(f"the replica is not ready: {reason}")
 

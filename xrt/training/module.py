@@ -15,8 +15,8 @@ from xrt.module.module import XRTModule
 from xrt.operators import is_training
 from xrt.passes import drop_dead_nodes
 from xrt.runtime import inputs
-from xrt.training.optimizers import RATE, STEP
-from xrt.training.steps import capture_for_inference, list_parameters, promote, read_model, step
+from xrt.training.optimizers import RATE, STEP, Optimizer
+from xrt.training.steps import Loss, capture_for_inference, list_parameters, promote, read_model, step
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from xrt.engines import RunOptions
     from xrt.module.state import Session
     from xrt.runtime.profile import Profile
-    from xrt.training.optimizers import Optimizer
-    from xrt.training.steps import Loss
 
 
 class TrainModule:
@@ -58,15 +56,8 @@ class TrainModule:
         self._model = trained.function
         self._source = None if args is None else (model, args)
         self._initial = list_parameters(self._model, trained.parameters)
-        function = step(
-            self._model,
-            loss=loss,
-            optimizer=optimizer,
-            parameters=trained.parameters,
-            clip_norm=clip_norm,
-            accumulation_steps=accumulation_steps,
-            seed=seed,
-        )
+        numbers: dict[str, Any] = {"clip_norm": clip_norm, "accumulation_steps": accumulation_steps, "seed": seed}
+        function = step(self._model, loss=loss, optimizer=optimizer, parameters=trained.parameters, **numbers)
         self._engine_options = (engine, options)
         self.module = XRTModule(function, engine, **options)
         """The XRTModule of the step, for its plan, explanation and profile."""
@@ -133,20 +124,32 @@ class TrainModule:
         InputError if such a constant has another type.
         """
         engine, options = self._engine_options
-        return EvalModule(self._find_inference_form(model), self.session, engine, options)
+        return EvalModule(self._make_inference_form(model), self.session, engine, options)
 
     def export(self, model: Any = None) -> Function:
         """The model for inference with the current weights as constants, for `xrt.XRTModule` or `xrt.formats.onnx.save`.
 
         ``model`` is as in `eval`. Running statistics become constants, too. Raises InputError like `eval`.
         """
-        return fix_weights(self._find_inference_form(model), self.session)
+        function = self._make_inference_form(model)
+        _check(function, self.session)
+        with self.session.borrow() as arrays:
+            names = {name for name in (*function.constants, *(value.name for value in function.inputs)) if name in arrays}
+            # A snapshot: the session keeps changing its arrays.
+            weights = {name: Constant(arrays[name].copy()) for name in names}
+        inputs = tuple(value for value in function.inputs if value.name not in names)
+        return function.replace(inputs=inputs, constants={**function.constants, **weights})
 
-    def _find_inference_form(self, model: Any) -> Function:
-
+    def _make_inference_form(self, model: Any) -> Function:
+        """Convert to inference form: drop state outputs, switch nodes to inference, make states inputs. Linear time."""
         if model is None and self._source is not None:
-            return make_inference_form(capture_for_inference(*self._source))
-        return make_inference_form(self._model if model is None else make_source(model).get_declared_function())
+            function = capture_for_inference(*self._source)
+        else:
+            function = self._model if model is None else make_source(model).get_declared_function()
+        next_states = {state.output for state in list_states(function)}
+        metadata = {key: value for key, value in function.metadata.items() if key != STATE}
+        outputs = tuple(value for value in function.outputs if value.name not in next_states)
+        return drop_dead_nodes(_rewrite(function.replace(outputs=outputs, aliases=(), metadata=metadata)))
 
     def close(self) -> None:
         """Release the executables."""
@@ -160,14 +163,6 @@ class TrainModule:
 
     def __repr__(self) -> str:
         return f"<TrainModule of {self._model.name!r}: {len(self._initial)} parameters, {self.module!r}>"
-
-
-def make_inference_form(function: Function) -> Function:
-    """Convert to inference form: drop state outputs, switch nodes to inference, make states inputs. Linear time."""
-    next_states = {state.output for state in list_states(function)}
-    metadata = {key: value for key, value in function.metadata.items() if key != STATE}
-    outputs = tuple(value for value in function.outputs if value.name not in next_states)
-    return drop_dead_nodes(_rewrite(function.replace(outputs=outputs, aliases=(), metadata=metadata)))
 
 
 def _rewrite(function: Function) -> Function:
@@ -187,20 +182,6 @@ def _list_forms(node: Node, function: Function) -> Iterator[Node]:
         for before, after in zip(node.inputs[3:], node.outputs[1:], strict=False):
             if after:
                 yield Node("Identity", (before,), (after,))
-
-
-def fix_weights(function: Function, session: Session) -> Function:
-    """Replace constants and inputs by the session's state of the same names, as constants.
-
-    Raises InputError if such a constant has another type.
-    """
-    _check(function, session)
-    with session.borrow() as arrays:
-        names = {name for name in (*function.constants, *(value.name for value in function.inputs)) if name in arrays}
-        # A snapshot: the session keeps changing its arrays.
-        weights = {name: Constant(arrays[name].copy()) for name in names}
-    inputs = tuple(value for value in function.inputs if value.name not in names)
-    return function.replace(inputs=inputs, constants={**function.constants, **weights})
 
 
 class EvalModule:

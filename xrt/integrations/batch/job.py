@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -171,7 +171,7 @@ def _find_missing(folder: Path, job: BatchJob, files: Sequence[RowFile]) -> tupl
     elif not manifest.exists():
         raise BatchJobError(f"{folder} has parts, and no {MANIFEST} says of which job; use another folder")
     else:
-        _check_equal(folder, _read_manifest(manifest), description)
+        _check_same_job(manifest, description)
     remove_dead_temporaries(folder)  # of a process that was killed while it wrote
     errors = {chunk: count_part_errors(parts[chunk.part], chunk) for chunk in chunks if chunk.part in parts}
     # Damaged parts are computed again, like missing ones.
@@ -181,15 +181,21 @@ def _find_missing(folder: Path, job: BatchJob, files: Sequence[RowFile]) -> tupl
     return missing, JobReport(rows=total, present=present, written=0, errors=sum(filter(None, errors.values())), parts=0)
 
 
-def _read_manifest(path: Path) -> Mapping[str, Any]:
-    """Read the manifest of a folder; raises BatchJobError if it is damaged."""
+def _check_same_job(manifest: Path, current: Mapping[str, Any]) -> None:
+    """Raise BatchJobError if the manifest of a folder is damaged, or with the first argument in which the jobs differ."""
     try:
-        content = json.loads(path.read_bytes())
+        stored = json.loads(manifest.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise BatchJobError(f"{path} is damaged ({error}); {_AFTER_DAMAGE}") from error
-    if not isinstance(content, dict):
-        raise BatchJobError(f"{path} is damaged (it holds no object of JSON); {_AFTER_DAMAGE}")
-    return content
+        raise BatchJobError(f"{manifest} is damaged ({error}); {_AFTER_DAMAGE}") from error
+    if not isinstance(stored, dict):
+        raise BatchJobError(f"{manifest} is damaged (it holds no object of JSON); {_AFTER_DAMAGE}")
+    for name in current:
+        if stored.get(name) != current[name]:
+            old, new = (t if len(t := json.dumps(job.get(name))) <= 200 else f"{t[:197]}..." for job in (stored, current))
+            raise BatchJobError(
+                f"{manifest.parent} has results of another job: {name} was {old} and is {new}; "
+                "continue it with the same arguments and files, or use another folder"
+            )
 
 
 def _describe(job: BatchJob, files: Sequence[RowFile], chunks: Sequence[Chunk]) -> dict[str, Any]:
@@ -202,32 +208,18 @@ def _describe(job: BatchJob, files: Sequence[RowFile], chunks: Sequence[Chunk]) 
     return json.loads(json.dumps(description))  # type: ignore[no-any-return]  # normalize to what reading it returns
 
 
-def _check_equal(folder: Path, stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Raise BatchJobError with the first argument in which two manifests differ."""
-    for name in current:
-        if stored.get(name) != current[name]:
-            old, new = (t if len(t := json.dumps(job.get(name))) <= 200 else f"{t[:197]}..." for job in (stored, current))
-            raise BatchJobError(
-                f"{folder} has results of another job: {name} was {old} and is {new}; "
-                "continue it with the same arguments and files, or use another folder"
-            )
-
-
-JobProgress: TypeAlias = Callable[[JobReport], object]
-"""Called with the current report after each part."""
-
-
 def run_job(
     job: BatchJob,
     rows: Sequence[str],
     folder: str | os.PathLike[str],
     *,
     workers: int | None = None,
-    progress: JobProgress = lambda report: None,
+    progress: Callable[[JobReport], object] = lambda report: None,
 ) -> JobReport:
     """Compute the missing parts of a job with ``workers`` threads (default: one per core), which share the cores.
 
-    Raises BatchJobError for a folder of another job, and InputError or EngineError if a row fails; finished parts remain.
+    ``progress`` is called with the report after each part. Raises BatchJobError for a folder of another job, and InputError
+    or EngineError if a row fails; finished parts remain.
     """
     with claim_folder(folder, job, rows) as (path, missing, present):
         if not missing:

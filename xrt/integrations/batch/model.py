@@ -223,21 +223,6 @@ ERROR = "error"
 """Column with the reason why a row has no outputs; None for valid rows."""
 
 
-def split_outputs(outputs: Sequence[Value], results: Any, rows: int) -> list[Array]:
-    """Convert the results of a call to arrays with one item per row; raises OptionError for an output without a row axis."""
-    arrays = []
-    for value, result in zip(outputs, results if isinstance(results, tuple) else (results,), strict=True):
-        item = to_host(result)
-        length = len(item) if isinstance(item, list) else item.shape[0] if getattr(item, "ndim", 0) else None
-        if length != rows:
-            shape = f"{list(item.shape)}" if isinstance(item, np.ndarray) else f"{type(item).__name__}"
-            raise OptionError(
-                f"output {value.name!r} has no item for each row: {shape} for {rows} rows; name the outputs to keep"
-            )
-        arrays.append(as_objects(item) if isinstance(item, list) else item)
-    return arrays
-
-
 def as_objects(items: Sequence[Any]) -> Array:
     """An array of objects, also if the items are arrays of one shape, which `numpy.array` would join."""
     array = np.empty(len(items), object)
@@ -407,8 +392,8 @@ class RowModel:
             return
         for row in (0, count - 1):
             try:
-                alone = self._call(group.select([row]))
-                reason = next(filter(None, map(_find_difference, self.outputs, alone, [all_[[row]] for all_ in together])), "")
+                pairs = zip(self.outputs, self._call(group.select([row])), together, strict=True)
+                reason = next(filter(None, (_find_difference(value, alone, array[[row]]) for value, alone, array in pairs)), "")
             except (InputError, EngineError) as error:
                 reason = f"alone it fails: {error}"
             if reason:
@@ -420,14 +405,25 @@ class RowModel:
         self._has_independent_rows = True
 
     def _call(self, group: RowGroup) -> list[Array]:
-        """Call the module with a group; the selected outputs, with one item per row."""
-        rows = len(group.indices)
+        """Call the module with a group; the selected outputs, with one item per row, else an OptionError is raised."""
+        count = len(group.indices)
+        rows = self._fixed or count
         values = [group.values[row_input.name] for row_input in self.inputs]
-        if missing := (self._fixed or rows) - rows:  # fill a fixed batch with copies of the last row
-            values = [np.concatenate([array, np.repeat(array[-1:], missing, axis=0)]) for array in values]
-        outputs = split_outputs(self.module.outputs, self.module(*values), rows + missing)
-        selected = [array for value, array in zip(self.module.outputs, outputs, strict=True) if value.name in self._names]
-        return [array[:rows] for array in selected] if missing else selected
+        if rows > count:  # fill a fixed batch with copies of the last row
+            values = [np.concatenate([array, np.repeat(array[-1:], rows - count, axis=0)]) for array in values]
+        results, selected = self.module(*values), []
+        for value, result in zip(self.module.outputs, results if isinstance(results, tuple) else (results,), strict=True):
+            if value.name not in self._names:
+                continue
+            item = to_host(result)
+            if (len(item) if isinstance(item, list) else item.shape[0] if getattr(item, "ndim", 0) else None) != rows:
+                shape = f"{list(item.shape)}" if isinstance(item, np.ndarray) else f"{type(item).__name__}"
+                raise OptionError(
+                    f"output {value.name!r} has no item for each row: {shape} for {rows} rows; name the outputs to keep"
+                )
+            array = as_objects(item) if isinstance(item, list) else item
+            selected.append(array[:count] if rows > count else array)
+        return selected
 
 
 def _name_outputs(declared: Sequence[Value], columns: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:

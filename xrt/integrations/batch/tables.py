@@ -60,13 +60,24 @@ def to_arrow(value: Value, column: Array, missing: Sequence[int] = ()) -> Any:
     """
     mask = np.zeros(len(column), bool)
     mask[list(missing)] = True
-    type_ = _arrow_type(value.type)
     # Strings, maps, sequences, and rows of different shapes.
     if column.dtype == object:
         items = [None if gone or item is None else _to_plain(item) for item, gone in zip(column, mask, strict=True)]
-        return pa.array(items, type_)
-    flat = column.astype(np.float32) if column.dtype.kind == "V" else column  # ml_dtypes, which Arrow lacks
-    return _nest(flat, mask, pa.array(np.ascontiguousarray(flat).reshape(-1)))
+        # A row is an item of a sequence, or of a tensor along its first axis.
+        type_: Type | None = value.type.element if isinstance(value.type, SequenceType) else None
+        if isinstance(value.type, TensorType) and value.type.shape:
+            type_ = value.type.with_shape(value.type.shape[1:])
+        return pa.array(items, _item_type(type_))
+    array = column.astype(np.float32) if column.dtype.kind == "V" else column  # ml_dtypes, which Arrow lacks
+    nested = pa.array(np.ascontiguousarray(array).reshape(-1))
+    if array.ndim == 1:
+        return pa.array(array, mask=mask) if mask.any() else nested
+    for axis in range(array.ndim - 1, 0, -1):
+        count, size = int(np.prod(array.shape[:axis])), array.shape[axis]
+        # Every list of a regular array has the same length.
+        offsets = pa.array(np.arange(count + 1, dtype=np.int32) * np.int32(size))
+        nested = pa.ListArray.from_arrays(offsets, nested, mask=pa.array(mask) if axis == 1 and mask.any() else None)
+    return nested
 
 
 def _to_plain(item: Any) -> Any:
@@ -78,13 +89,6 @@ def _to_plain(item: Any) -> Any:
     if not isinstance(item, np.ndarray | np.generic):
         return item
     return (item.astype(np.float32) if item.dtype.kind == "V" else item).tolist()
-
-
-def _arrow_type(type_: Type | None) -> Any:
-    """The Arrow type of a row: an item of a sequence, or of a tensor along its first axis."""
-    if isinstance(type_, SequenceType):
-        return _item_type(type_.element)
-    return _item_type(type_.with_shape(type_.shape[1:])) if isinstance(type_, TensorType) and type_.shape else None
 
 
 def _item_type(type_: Type | None) -> Any:
@@ -108,19 +112,6 @@ def _element_type(dtype: DType) -> Any:
     if dtype is DType.STRING:
         return pa.string()
     return pa.from_numpy_dtype(np.dtype(np.float32) if dtype.numpy.kind == "V" else dtype.numpy)
-
-
-def _nest(array: Array, mask: Array, leaves: Any) -> Any:
-    """Nest ``leaves``, the elements of ``array`` in row-major order, into lists by all axes but the first; nulls are masked."""
-    if array.ndim == 1:
-        return pa.array(array, mask=mask) if mask.any() else leaves
-    nested = leaves
-    for axis in range(array.ndim - 1, 0, -1):
-        count, size = int(np.prod(array.shape[:axis])), array.shape[axis]
-        # Every list of a regular array has the same length.
-        offsets = pa.array(np.arange(count + 1, dtype=np.int32) * np.int32(size))
-        nested = pa.ListArray.from_arrays(offsets, nested, mask=pa.array(mask) if axis == 1 and mask.any() else None)
-    return nested
 
 
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".arrow": "ipc", ".feather": "feather"}
@@ -164,10 +155,17 @@ class Chunk:
 def list_row_files(paths: Sequence[str]) -> tuple[RowFile, ...]:
     """The row files at these paths and in these folders, sorted by name within a folder.
 
-    Raises InputError for a missing path, an unknown format, and a folder without row files.
+    Raises InputError for a missing path, an unknown format, a folder without row files, and a file that cannot be read.
     """
-    files = [file for path in paths for file in _expand(Path(path))]
-    return tuple(_describe(path) for path in dict.fromkeys(files))
+    files = []
+    for file in dict.fromkeys(file for path in paths for file in _expand(Path(path))):
+        try:
+            rows = _open(os.fspath(file)).count_rows()
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"the rows of {file} cannot be read: {error}") from error
+        status = file.stat()
+        files.append(RowFile(os.fspath(file), rows, status.st_size, status.st_mtime_ns))
+    return tuple(files)
 
 
 def _expand(path: Path) -> list[Path]:
@@ -183,16 +181,6 @@ def _expand(path: Path) -> list[Path]:
     if path.suffix not in FORMATS:
         raise InputError(f"{path} is no file of rows by its name; these end in {', '.join(FORMATS)}")
     return [path.absolute()]
-
-
-def _describe(path: Path) -> RowFile:
-    """Count the rows of a file; raises InputError if it cannot be read."""
-    try:
-        rows = _open(os.fspath(path)).count_rows()
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"the rows of {path} cannot be read: {error}") from error
-    status = path.stat()
-    return RowFile(os.fspath(path), rows, status.st_size, status.st_mtime_ns)
 
 
 def _open(path: str) -> Any:
