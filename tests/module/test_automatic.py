@@ -83,7 +83,7 @@ def test_a_reference_that_is_too_slow_is_asked_once(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr("xrt.placement.auto.evaluate", partial(wait_in_vain, has_ended))
     monkeypatch.setattr("xrt.engines.toolkit.reference_evaluator.evaluate", wait)
-    monkeypatch.setattr("xrt.module.verification.PATIENCE", 0.1)
+    monkeypatch.setattr("xrt.module.dispatch.PATIENCE", 0.1)
     with automatic(tmp_path, "ort", function=relu(("N", 3)), budget=1) as m:
         for rows in (2, 3, 4):
             np.testing.assert_array_equal(m(np.ones((rows, 3), "float32")), np.ones((rows, 3)))

@@ -22,7 +22,7 @@ from xrt import __version__
 from xrt.cache import CompileCache, CompileRequest, DiskStatistics, Signature, Tier, make_signature, open_cache
 from xrt.cache.memory import LEAST_BYTES, MOST_BYTES as MOST_CACHED
 from xrt.comparison import compare, tolerance_for
-from xrt.engines import ExecutionOptions, GraphCompiler
+from xrt.engines import Executable, ExecutionOptions, GraphCompiler
 from xrt.engines.contract import registry
 from xrt.engines.contract.graph_compiler import prepare_or_close
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
@@ -52,12 +52,10 @@ from xrt.module.programs import BuildContext, SavedSpecialization, Specializatio
 from xrt.module.sizes import dump_shapes, read_shapes
 from xrt.module.stored_plans import list_large_constants, restore, store_program
 from xrt.partition.options import read_options
-from xrt.runtime import find_granted_threads, list_regions, to_host
+from xrt.runtime import RegionToCompile, find_granted_threads, list_regions, to_host
 
 if TYPE_CHECKING:
-    from xrt.engines import Executable
     from xrt.formats.container import Buffer
-    from xrt.runtime import RegionToCompile
 
 _log = logging.getLogger(__name__)
 SELF_TEST_SECTION = "self-test"
@@ -137,8 +135,8 @@ def load(
 
     Load only bundles that you trust: a compiled form is executable code.
     """
-    settings = parse_options({"check": check, "isolate": isolate, "threads": threads})
-    _check_kind(path)
+    settings, name = parse_options({"check": check, "isolate": isolate, "threads": threads}), os.fspath(path)
+    _check_kind(path, name)
     file = BundleFile(path)
     specs = [entry["spec"] for entry in file.record.facts["engines"]]
     check_isolated(settings.isolate.engines, specs)
@@ -149,28 +147,26 @@ def load(
         if spec not in specs:
             raise OptionError(f"engine names {spec!r}; the bundle has {', '.join(specs)}.{did_you_mean(spec, specs)}")
     try:
-        missing = _list_missing(file, specs, listed_specs)
+        missing = _list_missing(name, specs, listed_specs)
         if missing and strict:
-            raise BundleError(f"cannot load {os.fspath(path)!r} strictly: {'; '.join(missing.values())}")
+            raise BundleError(f"cannot load {name!r} strictly: {'; '.join(missing.values())}")
         tier = BundleTier(file, open_cache(cache).disk, strict)
         # Pins and isolation may use the name of an engine or its spec.
         absent = {*missing, *(spec.partition("{")[0] for spec in missing)}
         isolation = replace(settings.isolate, engines=tuple(entry for entry in settings.isolate.engines if entry not in absent))
         module = _make_module(tier, [spec for spec in specs if spec not in missing], absent, threads, check, isolation)
         for reason in missing.values():
-            consequence = f"its regions are planned again for {', '.join(module.engines)}"
-            warn(f"{os.fspath(path)!r}: {reason}; {consequence}", FallbackWarning)
+            warn(f"{name!r}: {reason}; its regions are planned again for {', '.join(module.engines)}", FallbackWarning)
         _restore_programs(module, tier)
         return module
     except BundleError:
         raise
     except XRTError as error:
-        raise BundleError(f"cannot load {os.fspath(path)!r}: {error}") from error
+        raise BundleError(f"cannot load {name!r}: {error}") from error
 
 
-def _check_kind(path: str | os.PathLike[str]) -> None:
+def _check_kind(path: str | os.PathLike[str], name: str) -> None:
     """Raise BundleError for a model file, and name the call that opens it."""
-    name = os.fspath(path)
     if Path(path).is_file() and not is_bundle(path):
         try:
             check_not_torch(path)
@@ -181,14 +177,14 @@ def _check_kind(path: str | os.PathLike[str]) -> None:
             raise BundleError(f"{name!r} is no bundle but, by its name, an ONNX model: {hint}")
 
 
-def _list_missing(file: BundleFile, specs: Sequence[str], listed_specs: Sequence[str]) -> dict[str, str]:
+def _list_missing(name: str, specs: Sequence[str], listed_specs: Sequence[str]) -> dict[str, str]:
     """The unavailable engines with reasons; raises BundleError for an engine that the caller must name explicitly and did not."""
     missing = {}
     for spec in specs:
         try:
             if spec not in listed_specs and (reason := registry.why_not_chosen(spec, "bundle")):
                 hint = f"pass engine={spec!r} (-e on the command line) if that is what you want"
-                raise BundleError(f"cannot load {os.fspath(file.path)!r}: {reason}; {hint}")
+                raise BundleError(f"cannot load {name!r}: {reason}; {hint}")
             registry.create(spec)
         except (EngineUnavailable, UnknownEngine) as error:
             missing[spec] = f"engine {spec!r} is not at hand: {error}"
@@ -213,21 +209,17 @@ def _make_module(
     options |= {"strict": facts["strict"], "fold_constants": facts["fold_constants"], "shapes": shapes}
     # Each program counts at least `LEAST_BYTES`; loading all of them must not evict the first.
     cache = CompileCache(disk=tier, max_bytes=max(MOST_CACHED, 2 * count * LEAST_BYTES))
-    source, listed = _make_source(file), [*specs] or REFERENCE
-    module = XRTModule(source, listed, facts["device"], cache=cache, check=check, isolate=isolate, **options)
+    record, model = file.record, facts["model"]
+    source: ModelSource
+    if model:
+        source = DeferredModel(record.inputs, record.outputs, lambda: StaticModel(file.model(model)))
+    else:
+        traces = {_list_types(x): partial(file.model, x.function) for x in record.programs if not x.fetch}
+        source = TracedModel([value.name for value in record.inputs], traces)
+    module = XRTModule(source, [*specs] or REFERENCE, facts["device"], cache=cache, check=check, isolate=isolate, **options)
     module.programs.specializations.max_threads += 2 * module.threads * count  # room for all saved programs at once
     module.bundle = file
     return module
-
-
-def _make_source(file: BundleFile) -> ModelSource:
-    record, model = file.record, file.record.facts["model"]
-    if model:
-        return DeferredModel(record.inputs, record.outputs, lambda: StaticModel(file.model(model)))
-    traces: dict[tuple[Any, ...], Callable[[], Function]] = {
-        _list_types(program): partial(file.model, program.function) for program in record.programs if not program.fetch
-    }
-    return TracedModel([value.name for value in record.inputs], traces)
 
 
 def _list_types(program: StoredProgram) -> tuple[Any, ...]:
@@ -252,34 +244,27 @@ def _restore_programs(module: XRTModule, tier: BundleTier) -> None:
     Regions that must be recompiled cause one FallbackWarning; with ``tier.strict`` they raise BundleError.
     """
     recompiled: dict[str, str] = {}
-    engines, file, name = module.programs.engines, tier.file, os.fspath(tier.file.path)
-    context = module.programs.context
+    file, context = tier.file, module.programs.context
 
     def read_weight(weight: StoredWeight) -> Any:
         return np.frombuffer(file.read_weight(weight.digest), np.uint8)
 
     # Saved in the order of the cache, so that the most recent one becomes most recent here, too.
     for program in file.record.programs:
-        complete = partial(_complete, program, file, context)
-        # Programs that need their nodes have a plan only.
-        build = None if program.launches else complete()
-        launches = program.launches if build is None else build.plan.launches
+        plan, build = restore(program, context, read_weight, partial(_complete, program, file, context))
         # An engine of this program is missing: a call plans it again.
-        if not all(launch.engine in module.engines for launch in launches):
+        if not all(launch.engine in module.engines for launch in plan.launches):
             continue
-        if (key := module.sizes.restore_key(_list_types(program), engines)) is None:
+        if (key := module.sizes.restore_key(_list_types(program), context.engines)) is None:
             continue
-        if build is None:
-            plan, build = restore(program, context, read_weight, complete)
-        else:
-            plan = build.plan
-        regions = list_regions(plan, engines.by_spec, engines.context)
+        regions = list_regions(plan, context.engines.by_spec, context.engines.context)
         build.remarks = dict(_register_compiled_forms(regions, program.compiled, tier, recompiled))
         module.programs.specializations.put((key[0], program.fetch), build)
         module.dispatcher.last = module.dispatcher.last or build
     if recompiled:
         region, why = next(iter(recompiled.items()))
-        text = f"{name!r}: {len(recompiled)} region(s) must be compiled again on this machine, first {region}: {why}"
+        text = f"{len(recompiled)} region(s) must be compiled again on this machine, first {region}: {why}"
+        text = f"{os.fspath(file.path)!r}: {text}"
         if tier.strict:
             raise BundleError(f"{text}; load without strict=True to compile them")
         warn(f"{text}; m.explain() lists them", FallbackWarning)
@@ -324,41 +309,36 @@ def save(
     kwargs: Mapping[str, Any],
     example: Mapping[str, Any] | Sequence[Any] | bool,
 ) -> None:
-    """Write a bundle: see `XRTModule.save`."""
-    programs = module.programs
-    programs.check_open()
-    if examples or kwargs or not any(build.compiled for build in programs.specializations):
-        module.compile(*examples, **kwargs)
-    if not isinstance(example, bool):
-        examples, kwargs = ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
-        module.compile(*examples, **kwargs)
-    stored = None
-    if example is not False:
-        stored = _make_module_example(module, examples, kwargs, is_required=not isinstance(example, bool))
-    _write(module, path, stored)
-
-
-def _write(module: XRTModule, path: str | os.PathLike[str], example: Example | None) -> None:
-    """Write the programs of a module, and its example.
-
-    Raises BundleError if the file cannot be written, ModelError for a Function without ONNX form.
-    """
+    """Write a bundle: see `XRTModule.save`. Raises ModelError for a Function without ONNX form."""
     from xrt.formats.placement_file import spell_serving
     from xrt.module.tuning import find_serving_record
     from xrt.partition.plan import to_message
 
+    module.programs.check_open()
+    if examples or kwargs or not any(build.compiled for build in module.programs.specializations):
+        module.compile(*examples, **kwargs)
+    is_required = not isinstance(example, bool)
+    if not isinstance(example, bool):
+        examples, kwargs = ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
+        module.compile(*examples, **kwargs)
+    self_test = None if example is False else _make_example(module, examples, kwargs, is_required=is_required)
     source, engines, settings = module.source, module.programs.engines, module.programs.settings
     builds = {key: build for key, build in module.programs.specializations.to_dict().items() if build.compiled}
     models: dict[str, Function] = {} if source.is_traced else {"model": source.get_declared_function()}
     plans: dict[str, dict[str, Any]] = {}
     compiled: dict[str, Buffer] = {}
     programs: list[StoredProgram] = []
+
+    def list_weights(function: Function) -> Iterator[StoredWeight]:
+        for constant in list_large_constants(function).values():  # each is a section of the bundle
+            yield StoredWeight(constant.digest.hex(), IN_RECORD, 0, constant.nbytes)
+
     for (_, fetch), build in builds.items():
         plan, function, name = build.plan, f"function:{len(programs)}", f"plan:{len(programs)}"
         models[function], plans[name] = build.full_function(), to_message(plan)
         regions = zip(build.regions(), build.program().executables, strict=True)
         forms = tuple(_save_region(region, executable, compiled) for region, executable in regions)
-        program = store_program(plan, _list_weights)
+        program = store_program(plan, list_weights)
         programs.append(program._replace(fetch=tuple(fetch), function=function, plan=name, compiled=forms))
     # The lower-precision engines that plans use come behind the listed ones.
     versions = {engine.spec: engine.version() for engine in engines.engines if engine.spec != engines.implicit}
@@ -377,15 +357,9 @@ def _write(module: XRTModule, path: str | os.PathLike[str], example: Example | N
         "serving": spell_serving(find_serving_record(module)),
     }
     record = ProgramRecord(source.inputs, source.outputs, tuple(programs), facts=facts)
-    if example is not None:
-        compiled[SELF_TEST_SECTION] = encode_example(example)
+    if self_test is not None:
+        compiled[SELF_TEST_SECTION] = encode_example(self_test)
     write_bundle(path, record, models, plans, compiled)
-
-
-def _list_weights(function: Function) -> Iterator[StoredWeight]:
-    """Yield the large constants of a region; each is a section of the bundle."""
-    for constant in list_large_constants(function).values():
-        yield StoredWeight(constant.digest.hex(), IN_RECORD, 0, constant.nbytes)
 
 
 def _save_region(region: RegionToCompile, executable: Executable, compiled: dict[str, Buffer]) -> CompiledForm:
@@ -421,12 +395,11 @@ class SelfTestReport:
         return f"self-test passed in {self.seconds:.3f} s; largest difference {self.difference:.3g}"
 
 
-def _make_module_example(
-    module: XRTModule, examples: Sequence[Any], kwargs: Mapping[str, Any], *, is_required: bool
-) -> Example | None:
+def _make_example(module: XRTModule, examples: Sequence[Any], kwargs: Mapping[str, Any], *, is_required: bool) -> Example | None:
     """Compute the bundle's example from these inputs, else reuse that of the module's bundle, else draw random inputs.
 
-    None if nothing is compiled, or if the example fails and is not required.
+    None if nothing is compiled, or if the example fails and is not required. Raises OptionError if it is, and a value is not a
+    numeric tensor, or the values are too large.
     """
     # Saving a loaded bundle again keeps the example that its author chose.
     if not (examples or kwargs) and module.bundle is not None:
@@ -441,7 +414,15 @@ def _make_module_example(
         return None
     function = builds[-1].full_function()
     try:
-        return _make_example(module, function, (_draw_inputs(function) if values is None else values)[:count])
+        values = (_draw_inputs(function) if values is None else values)[:count]
+        _check_storable(all(map(is_encodable, values)), "an input is no tensor of numbers")
+        # A padded model has its sizes as further inputs.
+        inputs = tuple((value.name, np.array(array)) for value, array in zip(function.inputs, values, strict=False))
+        outputs = _run_to_host(module, [array.copy() for _, array in inputs])
+        _check_storable(all(map(is_encodable, outputs)), "an output is no tensor of numbers")
+        example = Example(inputs, tuple(zip((value.name for value in module.outputs), outputs, strict=True)))
+        _check_size(example.nbytes)
+        return example
     except XRTError:
         if is_required:
             raise
@@ -454,35 +435,21 @@ def _draw_inputs(function: Function) -> list[Any]:
     from xrt.operators import is_deterministic  # imports onnx, which a load does not need
     from xrt.operators.sample_inputs import sample_inputs
 
-    if not all(is_deterministic(node, function) for node in function.nodes):
-        raise _make_example_error("the same inputs may give other outputs")
+    is_repeatable = all(is_deterministic(node, function) for node in function.nodes)
+    _check_storable(is_repeatable, "the same inputs may give other outputs")
     values = list(sample_inputs(function).values())
     _check_size(sum(getattr(value, "nbytes", 0) for value in values))
     return values
 
 
-def _make_example(module: XRTModule, function: Function, values: Sequence[Any]) -> Example:
-    """Run the module on the inputs; raises OptionError if a value is not a numeric tensor, or they are too large."""
-    if not all(map(is_encodable, values)):
-        raise _make_example_error("an input is no tensor of numbers")
-    # A padded model has its sizes as further inputs.
-    inputs = tuple((value.name, np.array(array)) for value, array in zip(function.inputs, values, strict=False))
-    outputs = _run_to_host(module, [array.copy() for _, array in inputs])
-    if not all(map(is_encodable, outputs)):
-        raise _make_example_error("an output is no tensor of numbers")
-    example = Example(inputs, tuple(zip((value.name for value in module.outputs), outputs, strict=True)))
-    _check_size(example.nbytes)
-    return example
-
-
 def _check_size(nbytes: int) -> None:
-    if nbytes > MOST_BYTES:
-        limit = f"a bundle keeps at most {MOST_BYTES}; give a smaller one"
-        raise _make_example_error(f"it has {nbytes} bytes of inputs and outputs, and {limit}")
+    limit = f"a bundle keeps at most {MOST_BYTES}; give a smaller one"
+    _check_storable(nbytes <= MOST_BYTES, f"it has {nbytes} bytes of inputs and outputs, and {limit}")
 
 
-def _make_example_error(reason: str) -> OptionError:
-    return OptionError(f"the example cannot be kept: {reason}, or pass example=False for none")
+def _check_storable(is_storable: bool, reason: str) -> None:
+    if not is_storable:
+        raise OptionError(f"the example cannot be kept: {reason}, or pass example=False for none")
 
 
 def read_example(file: BundleFile) -> Example | None:

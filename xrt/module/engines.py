@@ -10,14 +10,13 @@ from xrt.engines.contract import registry
 from xrt.errors import BudgetWarning, DeviceError, OptionError, did_you_mean, warn
 from xrt.graph import FrozenDict
 from xrt.graph.device_names import normalize_device
-from xrt.module.options import ALL
+from xrt.module.options import ALL, ModuleOptions
 from xrt.partition.support_matrix import DeviceMap
 from xrt.placement.engine_list import AUTO, EngineList, is_auto
 from xrt.runtime import check_device, parse_device_kind, resolve_thread_budget, set_default_budget
 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
-    from xrt.module.options import ModuleOptions
 
 IMPLICIT = "toy"
 """The reference engine, with native kernels; appended to every list unless ``strict``."""
@@ -48,8 +47,12 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
         raise DeviceError(f"device {device!r} was asked for, but no engine of the list runs on it: {supported_devices}")
     if settings.cuda_graph and device == "cpu":
         raise OptionError("cuda_graph=True records the work of a device, and the module runs on cpu; pass device='cuda'")
-    # With "auto", and for a bundle saved in lower precision, engines may use the precision but need not.
-    is_permission = has_auto or _is_from_bundle(cache, context)
+    # A lower precision is a permission with "auto", and with a bundle, whose saved engines already implement it.
+    is_permission = has_auto
+    if settings.execution.precision != "fp32" and cache is not None:
+        from xrt.module.bundle import BundleTier  # only needed for lower precisions
+
+        is_permission |= isinstance(cache.disk, BundleTier)
     if note := _check_execution(engines, context, is_permission=is_permission):
         left_out = (*left_out, note)
     engines = _isolate(engines, settings, DeviceMap(context.device, devices))
@@ -116,16 +119,6 @@ def _check_execution(engines: Sequence[GraphCompiler], context: CompileContext, 
     if reason := next(filter(None, reasons.values()), None):
         raise OptionError(reason)
     return "" if is_lowered else f"no engine of the list computes in {context.options.precision} here: all are placed in fp32"
-
-
-def _is_from_bundle(cache: CompileCache | None, context: CompileContext) -> bool:
-    """Whether a bundle in lower precision is being loaded: its saved engines already implement the precision."""
-    if context.options.precision == "fp32" or cache is None:
-        return False
-
-    from xrt.module.bundle import BundleTier  # only needed for lower precisions
-
-    return isinstance(cache.disk, BundleTier)
 
 
 # ---------------------------------------------------------------------- devices and workers

@@ -1,27 +1,33 @@
-"""Reports on one signature: its plan, region by region, with the reason for each node's engine; and its memory."""
+"""Reports on one signature: its plan, region by region, with the reason for each node's engine; its memory; and how its results
+compare with the reference engine.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from xrt.graph import Constant, TensorType
+from xrt.engines.toolkit.reference_evaluator import evaluate
+from xrt.graph import Constant, Function, TensorType
 from xrt.graph.constants import is_mapped
 from xrt.partition.plan import GROUPED, group, group_reasons, list_some
 from xrt.placement.result import is_of_engine
+from xrt.runtime import Program, to_host
+from xrt.runtime.inputs import copy_values
 from xrt.verify.deviations import list_deviations
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler, MemoryUse
     from xrt.formats.placement_file import PrecisionRecord
-    from xrt.graph import Function
     from xrt.module.module import XRTModule
     from xrt.partition import Launch, Plan, Reason
     from xrt.placement import CostReport
     from xrt.placement.engine_list import EngineList
-    from xrt.runtime import Program
+    from xrt.verify import FailingSubgraph, Verification
+    from xrt.verify.regions import Progress
 
 SPECIAL = "deviates on special values:"
 """Prefix of remarks about NaN, infinities and similar values."""
@@ -73,7 +79,6 @@ class Explanation:
     """Which calls are checked against the reference, and how many were; empty without checks."""
     updates: tuple[str, ...] = ()
     """Inputs that a call updates, each with "in place" or why it is copied; empty before the compile."""
-
     precision: PrecisionRecord | None = None
     """Precision of the plan and its measured error; None without an error budget."""
     left_out: tuple[str, ...] = ()
@@ -100,24 +105,36 @@ class Explanation:
 
     def describe(self, *, deviations: bool = True, left_out: bool = False) -> str:
         """Format as text; ``deviations`` includes remarks on special values, ``left_out`` the engines that "auto" omits."""
-        if not deviations:
-            plain = (replace(r, remarks=tuple(x for x in r.remarks if not x.startswith(SPECIAL))) for r in self.regions)
-            return replace(self, regions=tuple(plain)).describe(left_out=left_out)
-        return "\n".join(self._format_lines(left_out))
+        return "\n".join((*self._describe_regions(deviations), *self._describe_rest(left_out)))
 
-    def _format_lines(self, left_out: bool) -> Iterator[str]:
-        engines = (f"{spec} (fallback)" if spec == self.implicit else spec for spec in self.engines)
+    @property
+    def engine_names(self) -> str:
+        """The engines as text, with the implicit one marked."""
+        return ", ".join(f"{spec} (fallback)" if spec == self.implicit else spec for spec in self.engines)
+
+    def _describe_regions(self, deviations: bool) -> Iterator[str]:
         where = f"; device {self.device}" if self.device != "cpu" else ""
-        yield f"engines: {', '.join(engines)}; {self.threads} thread{'s' * (self.threads != 1)} for all together{where}"
+        yield f"engines: {self.engine_names}; {self.threads} thread{'s' * (self.threads != 1)} for all together{where}"
+        remarks = {r.name: tuple(x for x in r.remarks if deviations or not x.startswith(SPECIAL)) for r in self.regions}
+        names = defaultdict[tuple[str, str], list[str]](list)
+        for region in self.regions:
+            for remark in remarks[region.name]:
+                names[region.engine, remark].append(region.name)
         # A remark that many regions share is printed once, after them.
-        shared = _collect_shared_remarks(self.regions)
-        for first, *others in group(self.regions, lambda r: (r.engine, r.device, r.nodes, r.operators, r.remarks)):
-            yield from _describe_region(first, shared)
+        shared = {key: sharing for key, sharing in names.items() if len(sharing) >= GROUPED}
+        for first, *others in group(self.regions, lambda r: (r.engine, r.device, r.nodes, r.operators, remarks[r.name])):
+            device = f" ({first.device})" if first.device else ""
+            operators = ", ".join(f"{count} {op}" if count > 1 else op for op, count in first.operators)
+            yield f"{first.name}  on {first.engine}{device}: {first.nodes} node{'s' * (first.nodes != 1)} ({operators})"
+            yield f"  in:  {', '.join(first.inputs) or 'nothing'}"
+            yield f"  out: {', '.join(first.outputs)}"
+            yield from (f"  {remark}" for remark in remarks[first.name] if (first.engine, remark) not in shared)
             if others:
-                names = list_some([region.name for region in others])
-                yield f"{names}  on {first.engine}: the same operators as {first.name}"
-        for (engine, remark), region_names in shared.items():
-            yield f"on {engine}, {len(region_names)} regions: {remark} ({list_some(region_names)})"
+                yield f"{list_some([r.name for r in others])}  on {first.engine}: the same operators as {first.name}"
+        for (engine, remark), sharing in shared.items():
+            yield f"on {engine}, {len(sharing)} regions: {remark} ({list_some(sharing)})"
+
+    def _describe_rest(self, left_out: bool) -> Iterator[str]:
         if not self.regions:
             yield "no regions: the outputs are inputs or constants"
         if self.copies:
@@ -143,34 +160,14 @@ class Explanation:
             yield self.checks
 
 
-def _collect_shared_remarks(regions: Sequence[RegionReport]) -> dict[tuple[str, str], list[str]]:
-    """Group regions by (engine, remark); return the names of groups of at least `GROUPED`, whose remark is printed once."""
-    names: dict[tuple[str, str], list[str]] = {}
-    for region in regions:
-        for remark in region.remarks:
-            names.setdefault((region.engine, remark), []).append(region.name)
-    return {key: region_names for key, region_names in names.items() if len(region_names) >= GROUPED}
-
-
-def _describe_region(region: RegionReport, shared: Container[tuple[str, str]]) -> Iterator[str]:
-    where = f" ({region.device})" if region.device else ""
-    operators = ", ".join(f"{count} {op}" if count > 1 else op for op, count in region.operators)
-    yield f"{region.name}  on {region.engine}{where}: {region.nodes} node{'s' * (region.nodes != 1)} ({operators})"
-    yield f"  in:  {', '.join(region.inputs) or 'nothing'}"
-    yield f"  out: {', '.join(region.outputs)}"
-    yield from (f"  {remark}" for remark in region.remarks if (region.engine, remark) not in shared)
-
-
 def explain(plan: Plan, engines: EngineList, *, remarks: Sequence[Mapping[str, str]] = (), **details: Any) -> Explanation:
     """Explain a plan. ``remarks`` are added by region name; ``details`` are other fields of the Explanation."""
     by_spec = engines.by_spec
+    notes = {launch.name: [texts[launch.name] for texts in remarks if launch.name in texts] for launch in plan.launches}
     return Explanation(
         engines=plan.engines,
         implicit=engines.implicit,
-        regions=tuple(
-            _report_region(x, by_spec.get(x.engine), [notes[x.name] for notes in remarks if x.name in notes])
-            for x in plan.launches
-        ),
+        regions=tuple(_report_region(launch, by_spec.get(launch.engine), notes[launch.name]) for launch in plan.launches),
         threads=engines.context.threads,
         reasons=plan.reasons,
         device=plan.device,
@@ -183,17 +180,17 @@ def explain(plan: Plan, engines: EngineList, *, remarks: Sequence[Mapping[str, s
 
 def explain_module(module: XRTModule) -> Explanation:
     """Explain the last signature of a module: see `XRTModule.explain`."""
-    build, programs, checks = module.specialization, module.programs, module.checks
-    engines, tuned, program = programs.engines, build.tuned, build.compiled
+    build, checks, engines = module.specialization, module.checks, module.programs.engines
+    tuned, program = build.tuned, build.compiled
     # With "auto" the engines that were left out are listed on request only; other remarks always.
     notes = [line for line in engines.left_out if not (engines.is_auto and line.startswith("engine "))]
     return explain(
         build.plan,
         build.engines,
-        remarks=[build.remarks, checks.remarks({x.name: x.function for x in build.plan.launches})],
+        remarks=[build.remarks, checks.remarks(build.plan)],
         idle_pins=tuple(map(str, build.idle_pins)),
         placement=(*str(tuned or "").splitlines(), *notes, *module.sizes.remarks),
-        account=programs.placer.make_cost_report(build.plan, tuned, build.function),
+        account=module.programs.placer.make_cost_report(build.plan, tuned, build.function),
         checks=str(checks),
         graph=program.graph_remark if program else "",
         updates=tuple(map(str, program.updates)) if program else (),
@@ -235,7 +232,7 @@ def _describe_page(report: Explanation) -> dict[str, Any]:
     from xrt.placement.report import describe_costs, describe_errors
 
     facts = {
-        "engines": ", ".join(f"{spec} (fallback)" if spec == report.implicit else spec for spec in report.engines),
+        "engines": report.engine_names,
         "threads": f"{format_count(report.threads, 'thread')} for all together",
         "device": report.device if report.device != "cpu" else None,
         "copies": f"{len(report.copies)} between devices, {size(report.bytes_copied)}" if report.copies else None,
@@ -288,19 +285,19 @@ class Memory:
         """Whether the signature is compiled, so that engines report their memory."""
         return self.arena is not None
 
-    @property
-    def _distinct_uses(self) -> Iterator[MemoryUse]:
-        return (use for region in self.regions if not region.same_as for use in region.uses or ())
+    def _sum_uses(self, counts: Callable[[MemoryUse], bool]) -> int:
+        uses = (use for region in self.regions if not region.same_as for use in region.uses or ())
+        return sum(use.nbytes or 0 for use in uses if counts(use))
 
     @property
     def held(self) -> int:
         """Bytes in use between calls, as far as engines report them."""
-        return self.weights + self.unused + sum(use.nbytes or 0 for use in self._distinct_uses if not use.per_call)
+        return self.weights + self.unused + self._sum_uses(lambda use: not use.per_call)
 
     @property
     def shared(self) -> int:
         """Bytes of ``held`` in memory-mapped files, whose pages all processes of the host share."""
-        return self.mapped + sum(use.nbytes or 0 for use in self._distinct_uses if use.shared)
+        return self.mapped + self._sum_uses(lambda use: use.shared)
 
     @property
     def private(self) -> int:
@@ -327,10 +324,10 @@ class Memory:
         yield "weights", _format_size(self.weights), f"held once; {_format_size(self.mapped)} of all constants in mapped files"
         if self.unused:
             yield "  unused", _format_size(self.unused), "constants of the model that were folded into others"
+        # Before the compile, the arena is not planned yet.
+        places = f"{'no arena; ' * self.is_compiled}values, each in memory of its own"
         if self.arena:
             places = f"the arena, for values of {_format_size(self.crossing)}"
-        else:  # before the compile, the arena is not planned yet
-            places = f"{'no arena; ' * self.is_compiled}values, each in memory of its own"
         rest = f"; {self.unknown} more of sizes known only at run time" if self.unknown else ""
         yield "between regions", _format_size(self.arena or self.crossing), f"per call: {places}{rest}"
         seen: set[str] = set()
@@ -362,15 +359,12 @@ def measure_memory(plan: Plan, original: Function, program: Program | None) -> M
     types = [value.type for launch in plan.launches for value in launch.function.outputs]
     sizes = [type_.nbytes if isinstance(type_, TensorType) else None for type_ in types]
     regions, first = [], dict[int, str]()
-    for number, launch in enumerate(plan.launches):
-        uses, same_as = None, ""
-        if program is not None:
+    for launch, executable in zip_longest(plan.launches, program.executables if program else ()):
+        uses, owner = None, launch.name
+        if executable is not None:
             # Equal regions share one executable: its memory counts for the first of them.
-            executable = program.executables[number]
-            uses = executable.memory()
-            if (name := first.setdefault(id(executable), launch.name)) != launch.name:
-                same_as = name
-        nbytes = _count_bytes(_collect_constants([launch.function]))
+            uses, owner = executable.memory(), first.setdefault(id(executable), launch.name)
+        nbytes, same_as = _count_bytes(_collect_constants([launch.function])), owner if owner != launch.name else ""
         regions.append(RegionMemory(launch.name, launch.engine, nbytes, None if uses is None else tuple(uses), same_as))
     return Memory(
         weights=_count_bytes(used),
@@ -406,3 +400,33 @@ def _format_size(nbytes: int | None) -> str:
         return "?"
     units = (1e6, "MB") if nbytes >= 1e6 else (1e3, "kB")
     return f"{nbytes} B" if nbytes < 1000 else f"{nbytes / units[0]:.1f} {units[1]}"
+
+
+# ---------------------------------------------------------------------- comparison with the reference engine
+
+
+def verify(
+    module: XRTModule, args: Sequence[Any], kwargs: Mapping[str, Any], *, inner: bool, progress: Progress | None
+) -> Verification:
+    """Compare every region with the reference engine: see `XRTModule.verify`."""
+    from xrt.verify import verify as verify_plan
+
+    values = module.check_inputs(args, kwargs)
+    if module.specialize(values).function.aliases:  # the model updates its inputs
+        # The run below would change the caller's arrays, and the comparison needs the values from before.
+        args, kwargs = copy_values(module.check_inputs(args, kwargs, pads=False)[: len(module.source.inputs)]), {}
+    module(*args, **kwargs)
+    build, options = module.specialize(values), {} if progress is None else {"progress": progress}
+    engines, context = build.engines.by_spec, build.engines.context
+    return verify_plan(build.full_function(), build.plan, engines, to_host(values), evaluate, context, inner=inner, **options)
+
+
+def bisect(
+    module: XRTModule, args: Sequence[Any], kwargs: Mapping[str, Any], *, progress: Progress | None
+) -> FailingSubgraph | None:
+    """Find the smallest part of a region that differs from the reference engine: see `XRTModule.bisect`."""
+    from xrt.verify import bisect_plan
+
+    values = module.check_inputs(args, kwargs)
+    build, options = module.specialize(values), {} if progress is None else {"progress": progress}
+    return bisect_plan(build.plan, build.engines.by_spec, to_host(values), evaluate, build.engines.context, **options)

@@ -15,7 +15,7 @@ from xrt.errors import EngineError, LockError, OptionError, PlacementWarning, wa
 from xrt.formats.placement_file import PlacementFile
 from xrt.graph import FrozenDict, Function
 from xrt.passes.quantize.form import make_planned_function
-from xrt.placement.auto import SizedPlacement
+from xrt.placement.auto import OpenModel, SizedPlacement
 from xrt.placement.race import RegressionResult, RegressionSetup, check_regression, make_baseline
 from xrt.placement.records import (
     LONGEST,
@@ -34,7 +34,6 @@ from xrt.runtime import to_host
 if TYPE_CHECKING:
     from xrt.module.module import XRTModule
     from xrt.partition import ClusteringOptions
-    from xrt.placement.auto import OpenModel
     from xrt.placement.engine_list import EngineList
     from xrt.precision import ErrorBudget
 

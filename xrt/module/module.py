@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 from xrt.cache import CompileCache, Signature, open_cache
 from xrt.errors import InputError, XRTError
-from xrt.module.dispatch import NO_MATCH, Call, Dispatcher, bind_io, check_bindable, unpack_outputs
+from xrt.module.dispatch import NO_MATCH, Call, Dispatcher, IOBinding, OutputChecks, bind_io, check_bindable, unpack_outputs
 from xrt.module.model_source import check_declared, find_front_end, get_model, is_graph
 from xrt.module.options import add_keywords, apply_constraints, parse_options
 from xrt.module.programs import Programs, Specialization
 from xrt.module.sizes import PaddedValues
 from xrt.module.state import Session, StatefulFunctions
-from xrt.module.verification import OutputChecks
 from xrt.runtime import inputs
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from xrt.formats.placement_file import ServingConfiguration
     from xrt.graph import Value
     from xrt.module.bundle import SelfTestReport
-    from xrt.module.dispatch import IOBinding
     from xrt.module.explain import Explanation, Memory
     from xrt.module.keywords import ModuleKeywords
     from xrt.module.tuning import Objective
@@ -367,7 +365,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         Prints as text; true if nothing differs. ``progress`` is called with the number of regions done and their total. Raises
         InputError for inputs that do not fit, EngineError if the model or a region of it does not compile or run.
         """
-        from xrt.module.verification import verify  # slow to import
+        from xrt.module.explain import verify
 
         return verify(self, args, kwargs, inner=inner, progress=progress)
 
@@ -377,7 +375,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         ``progress`` is called with the number of parts tried and the node count of the smallest so far. `save_case` of
         `xrt.formats.onnx` writes the result to a file.
         """
-        from xrt.module.verification import bisect
+        from xrt.module.explain import bisect
 
         return bisect(self, args, kwargs, progress=progress)
 
@@ -435,7 +433,16 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Support `pickle` by the constructor's arguments; raises TypeError, with advice, if one cannot be pickled."""
-        return describe_construction(self)
+        model, arguments = _find_model(self), self.construction
+        # A cache object holds executables and locks of this process; a directory is shared with the one that unpickles.
+        if isinstance(arguments.cache, CompileCache):
+            raise TypeError(f"a module with a CompileCache of its own cannot be pickled; give cache= a directory. {ADVICE}")
+        # A Function can always be pickled. Errors name the part, because pickle's own errors do not.
+        parts = {"model": model if is_graph(model) else None, "engines": arguments.engine, "options": arguments.options}
+        for name, part in parts.items():
+            if reason := _why_not_picklable(part):
+                raise TypeError(f"this module cannot be pickled, since its {name} cannot: {reason}. {ADVICE}")
+        return arguments.repeat, (type(self), arguments.path or model)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Create another module with the same arguments and a copy of its graph; a Function is immutable."""
@@ -493,20 +500,6 @@ class Construction:
     def repeat(self, kind: Any, model: Any) -> Any:
         """Create another module with these arguments."""
         return kind(model, self.engine, self.device, cache=self.cache, **self.options)
-
-
-def describe_construction(module: XRTModule) -> tuple[Any, ...]:
-    """The value of ``__reduce__`` for a module; raises TypeError if an argument cannot be pickled."""
-    model, arguments = _find_model(module), module.construction
-    # A cache object holds executables and locks of this process; a directory is shared with the one that unpickles.
-    if isinstance(arguments.cache, CompileCache):
-        raise TypeError(f"a module with a CompileCache of its own cannot be pickled; give cache= a directory. {ADVICE}")
-    # A Function can always be pickled. Errors name the part, because pickle's own errors do not.
-    parts = {"model": model if is_graph(model) else None, "engines": arguments.engine, "options": arguments.options}
-    for name, part in parts.items():
-        if reason := _why_not_picklable(part):
-            raise TypeError(f"this module cannot be pickled, since its {name} cannot: {reason}. {ADVICE}")
-    return arguments.repeat, (type(module), arguments.path or model)
 
 
 def _find_model(module: XRTModule) -> Any:

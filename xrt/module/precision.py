@@ -11,12 +11,12 @@ import numpy as np
 from xrt.cache import CompileCache
 from xrt.engines.contract import registry
 from xrt.errors import CalibrationError, OptionError
-from xrt.graph import hash_values
+from xrt.graph import Function, hash_values
 from xrt.partition.options import Pin
 from xrt.passes import infer_shapes
 from xrt.passes.quantize import list_calibrated_values
 from xrt.passes.quantize.form import OPTIONS, QuantizedForm, fit_table, list_quantizable_nodes, prepare_for_quantization
-from xrt.placement.engine_list import is_auto
+from xrt.placement.engine_list import EngineList, is_auto
 from xrt.precision.budget import PrecisionOptions, read_examples
 from xrt.precision.byte_sums import needs_reduced_range
 from xrt.precision.collectors import Observer, group_by_bytes
@@ -25,11 +25,9 @@ from xrt.precision.lowering import LoweringWithinBudget
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
     from xrt.formats.calibration_table import CalibrationTable
-    from xrt.graph import Function
     from xrt.module.model_source import ModelSource
     from xrt.module.module import XRTModule
     from xrt.module.options import ModuleOptions
-    from xrt.placement.engine_list import EngineList
 
 
 def make_lowering(settings: ModuleOptions, source: ModelSource) -> LoweringWithinBudget | None:

@@ -29,11 +29,11 @@ from xrt.errors import (
     warn,
 )
 from xrt.forking import renew_after_fork
-from xrt.graph import FrozenDict
+from xrt.graph import FrozenDict, Function
 from xrt.graph.deferred_function import StaleFunction
-from xrt.module.dispatch import Call
+from xrt.module.dispatch import Call, FastPath
 from xrt.module.engines import make_engine_list
-from xrt.module.model_source import ShapePlaceholder, make_source
+from xrt.module.model_source import ModelSource, ShapePlaceholder, make_source
 from xrt.module.sizes import SizePolicy
 from xrt.placement.sizes import read_sizes
 from xrt.progress import show_progress
@@ -41,13 +41,10 @@ from xrt.runtime import Program, Refusal, RegionToCompile, compile_plan, list_re
 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
-    from xrt.graph import Function
-    from xrt.module.dispatch import FastPath
     from xrt.module.explain import Memory
-    from xrt.module.model_source import ModelSource
     from xrt.module.options import ModuleOptions
     from xrt.module.stored_plans import StoredPlans
-    from xrt.partition import Pin, Plan, SupportMatrix
+    from xrt.partition import Plan, SupportMatrix
     from xrt.placement import TuningResult
     from xrt.placement.auto import AutoPlacement, Placer
     from xrt.placement.engine_list import EngineList
@@ -81,10 +78,6 @@ def optimize(function: Function, *, fold: bool, engines: EngineList | None = Non
     if engines is None:
         return passes.optimize(function, evaluate)
     return passes.optimize(function, partial(evaluate, threads=engines.context.threads), engines.fuse_dequantization)
-
-
-def _matches(pin: Pin, function: Function) -> bool:
-    return any(pin.match({pin.subject(node) for node in function.nodes}))
 
 
 # ---------------------------------------------------------------------- faults
@@ -157,14 +150,13 @@ class Specialization:
         saved: SavedSpecialization | None = None,
         place: Callable[[Function], TuningResult] | None = None,
     ) -> None:
-        self.function = function
+        self.function, self.engines = function, context.engines
         self.key: Any = None
         """The key in its module's cache: sizes and fetched values."""
         self.sizes: Mapping[str, int] = {}
         """Sizes of the model's symbolic dims, for placement by measurement."""
         self.remarks: Mapping[str, str] = {}
         """Remarks about compiled forms from a bundle, by region."""
-        self.engines = context.engines
         self.compiled: Program | None = None
         self.refused: tuple[Refusal, ...] = ()
         self.checked = False
@@ -176,8 +168,9 @@ class Specialization:
             self.engines = replace(context.engines, lowered=self.tuned.lowered)
         self._saved, self._original, self._settings, self._cache = saved, original, context.settings, context.cache
         pins = context.settings.clustering.pins
+        used, declared = ([any(pin.match({pin.subject(node) for node in x.nodes})) for pin in pins] for x in (function, original))
         # A pin that matched no node to begin with stays, and is an error.
-        self.idle_pins = tuple(pin for pin in pins if not _matches(pin, function) and _matches(pin, original))
+        self.idle_pins = tuple(pin for pin, now, before in zip(pins, used, declared, strict=True) if before and not now)
         """Pins without effect: their nodes were folded or dropped."""
         self._clustering = context.settings.clustering
         if self.idle_pins:
@@ -340,9 +333,8 @@ class Specialization:
             refused=exclusions,
             capability=self._support,
         )
-        name, count = self.function.name, len(self.function.nodes)
-        regions = ", ".join(f"{launch.name} of {len(launch.nodes)}" for launch in plan.launches)
-        _log.info("plan of %s: %d nodes in %d regions: %s", name, count, len(plan.launches), regions)
+        function, regions = self.function, ", ".join(f"{launch.name} of {len(launch.nodes)}" for launch in plan.launches)
+        _log.info("plan of %s: %d nodes in %d regions: %s", function.name, len(function.nodes), len(plan.launches), regions)
         return plan
 
     # ------------------------------------------------------------------ faults of a run
@@ -541,14 +533,8 @@ class Programs:
         settings, lock, load = self.settings, self.settings.lock, None
         if lock is not None:
             load = partial(lock.load_result, clustering=settings.clustering, strict=settings.strict)
-        options = PlacementOptions(
-            settings.clustering,
-            settings.budget,
-            settings.isolate.memory_limit,
-            settings.cuda_graph,
-            settings.shows_progress,
-            self.lowering,
-        )
+        limits = settings.budget, settings.isolate.memory_limit
+        options = PlacementOptions(settings.clustering, *limits, settings.cuda_graph, settings.shows_progress, self.lowering)
         placer = AutoPlacement(self.engines, options, self.cache, self._list_all_engines, load)
         if self.engines.is_auto and self.sizes.open_axes:
             placer.model = OpenModel(self.sizes.served.get_declared_function, self._specialize_at)
@@ -626,7 +612,7 @@ class SpecializationCache:
         self._entries: OrderedDict[object, Specialization] = OrderedDict()
         self._prepared: OrderedDict[object, FastPath] = OrderedDict()
         self._lock = renew_after_fork(RLock())
-        self._has_evicted = self._has_warned = False
+        self._has_warned = False
 
     def __iter__(self) -> Iterator[Specialization]:
         return iter(self.to_dict().values())
@@ -686,17 +672,14 @@ class SpecializationCache:
     def _shrink(self, newest: Specialization) -> None:
         """Evict down to the limits; the first eviction issues a SignatureWarning."""
         with self._lock:
-            while self._is_full:
-                key = next((key for key, build in self._entries.items() if build is not newest), None)
-                if key is None:
-                    break
-                self._drop(key)
-                self._has_evicted = True
-        if self._has_evicted and not self._has_warned:
-            self._has_warned = True
+            count, others = len(self._entries), [key for key, build in self._entries.items() if build is not newest]
+            while others and self._is_full():
+                self._drop(others.pop(0))
+            is_news = len(self._entries) < count and not self._has_warned
+            self._has_warned |= is_news
+        if is_news:
             warn_of_signatures(self._max_bytes)
 
-    @property
     def _is_full(self) -> bool:
         nbytes, threads = self._sum_usage()
         too_many_threads = threads > self.max_threads and self._max_bytes < NO_LIMIT
@@ -762,24 +745,21 @@ def open_model(
 
     opened: dict[str, tuple[StoredPlans | None, ModelSource]] = {}
 
-    def open_on(engines: EngineList) -> tuple[StoredPlans | None, ModelSource]:
+    def open_on(engines: EngineList) -> str | None:
+        """Open the model on these engines; explain why it does not suit a first engine that is a candidate for the default."""
         stored = find_stored_plans(model, cache, settings, engines)
         source = (stored and stored.source) or next((earlier for _, earlier in opened.values()), None) or make_source(model)
         opened[engines.specs[0]] = stored, source
-        return stored, source
-
-    def why_not(engines: EngineList) -> str | None:
-        stored, source = open_on(engines)
         # Plans are stored only without regions on the implicit engine, so the model is supported and need not be read.
-        if source.is_traced or (stored is not None and stored.source is not None):
+        if engine is not None or source.is_traced or (stored is not None and stored.source is not None):
             return None
         return why_not_whole(source.get_declared_function(), settings, engines)
 
     if engine is None:
-        engines = choose_default_engine(device, settings, cache, why_not)
-        return engines, *opened[engines.specs[0]]
-    engines = make_engine_list(engine, device, settings, cache)
-    return engines, *open_on(engines)
+        engines = choose_default_engine(device, settings, cache, open_on)
+    else:
+        open_on(engines := make_engine_list(engine, device, settings, cache))
+    return engines, *opened[engines.specs[0]]
 
 
 def choose_default_engine(

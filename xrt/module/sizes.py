@@ -14,11 +14,10 @@ from xrt.graph import FrozenDict
 from xrt.graph.types import LARGEST_EXTENT
 from xrt.module.dispatch import NO_MATCH, FastPath, make_named_call, make_signature_check
 from xrt.module.engines import IMPLICIT
-from xrt.module.model_source import StaticModel
+from xrt.module.model_source import ModelSource, StaticModel
 from xrt.placement.sizes import Sizes, list_open_axes, read_sizes
 
 if TYPE_CHECKING:
-    from xrt.module.model_source import ModelSource
     from xrt.module.programs import Programs
     from xrt.module.stored_plans import StoredPlans
     from xrt.passes.padding import PaddedFunction

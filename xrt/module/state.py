@@ -117,8 +117,7 @@ class StatefulFunction:
             return reserved
         shape = getattr(call_inputs.get(capacity.input), "shape", ())
         before, added = int(arrays[capacity.length].max(initial=0)), shape[capacity.axis] if capacity.axis < len(shape) else 0
-        needed = before + added
-        if needed > capacity.size:
+        if (needed := before + added) > capacity.size:
             raise InputError(
                 f"the state holds {before:,} of {capacity.size:,} entries, and this call adds {added:,} by input "
                 f"{capacity.input!r}; call session.reset(), or make the model with a larger capacity"
@@ -219,7 +218,7 @@ class StatefulFunctions:
         """The Function with state for the inputs of a call; a graph is traced once per combination of their types."""
         if (declared := self._by_types.get(None) or self.find_declared(module)) is not None:
             return declared
-        source, construction = module.source, module.construction
+        source = module.source
         # The saved traces of a graph have no `build` that could be traced with the state as inputs.
         if not isinstance(source, TracedGraph):
             raise InputError("a bundle of traces of a graph makes no sessions; save a module of graph.trace(...)")
@@ -229,8 +228,8 @@ class StatefulFunctions:
         with self._lock:
             if types not in self._by_types:
                 function = StaticModel(source.graph.trace(*types)).get_declared_function()
-                traced = replace(construction, cache=module.programs.cache).repeat(type(module), function)
-                self._by_types[types] = StatefulFunction(traced, function)
+                construction = replace(module.construction, cache=module.programs.cache)
+                self._by_types[types] = StatefulFunction(construction.repeat(type(module), function), function)
             return self._by_types[types]
 
 
@@ -358,9 +357,7 @@ class Session:
     def borrow(self) -> Iterator[Mapping[str, Array]]:
         """Lend the state's arrays for reading, without a copy; calls raise InputError until the block ends."""
         with self._require_idle("read"):
-            stateful = self._require_stateful()
-            self._check_not_lost("there is nothing to read")
-            yield {name: self._make(stateful, name) for name in stateful.states}
+            yield self._make_all("there is nothing to read")
 
     @property
     def lost(self) -> frozenset[str]:
@@ -387,9 +384,8 @@ class Session:
         from xrt.formats.arrays import write_session
 
         with self._require_idle("saved"):
-            stateful = self._require_stateful()
-            self._check_not_lost("there is nothing to save")
-            write_session(path, stateful.function.fingerprint, {name: self._make(stateful, name) for name in stateful.states})
+            arrays = self._make_all("there is nothing to save")
+            write_session(path, self._require_stateful().function.fingerprint, arrays)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Load the state from a file of `save`; raises InputError for another file or the state of another model."""
@@ -405,6 +401,12 @@ class Session:
         if self._stateful is None:
             raise InputError("the graph is traced for the inputs of a call, and there was none; call the session first")
         return self._stateful
+
+    def _make_all(self, advice: str) -> dict[str, Array]:
+        """The arrays of all states, created on first use; raises InputError with the advice if one is lost."""
+        stateful = self._require_stateful()
+        self._check_not_lost(advice)
+        return {name: self._make(stateful, name) for name in stateful.states}
 
     def _make(self, stateful: StatefulFunction, name: str, call_inputs: Mapping[str, Any] | None = None) -> Array:
         """The array of a state, created on first use."""

@@ -75,21 +75,13 @@ def store_program(plan: Plan, list_weights: Callable[[Function], Iterable[Stored
 
     If the plan cannot run without its nodes, the record has no launches.
     """
-    launches = [
-        StoredLaunch(
-            launch.name,
-            launch.engine,
-            launch.nodes,
-            launch.control,
-            launch.function.name,
-            launch.function.fingerprint,
-            launch.function.inputs,
-            launch.function.outputs,
-            tuple(value.name for value in launch.function.outputs if launch.function.computes(value.name)),
-            tuple(list_weights(launch.function)),
-        )
-        for launch in (plan.launches if _is_deferrable(plan) else ())
-    ]
+    launches = []
+    for launch in plan.launches if _is_deferrable(plan) else ():
+        function = launch.function
+        ends = function.name, function.fingerprint, function.inputs, function.outputs
+        computed = tuple(value.name for value in function.outputs if function.computes(value.name))
+        names = launch.name, launch.engine, launch.nodes, launch.control
+        launches.append(StoredLaunch(*names, *ends, computed, tuple(list_weights(function))))
     return StoredProgram(plan.function.inputs, plan.function.outputs, tuple(launches), tuple(plan.engines), plan.implicit)
 
 
@@ -116,6 +108,9 @@ def restore(
     ``read_weight`` returns the bytes of a large constant, ``complete`` the full specialization, with nodes and reasons. They must
     not reference the module, to avoid a cycle.
     """
+    if not program.launches:  # its plan needs the nodes
+        build = complete()
+        return build.plan, build
     complete = cache(complete)
 
     def defer(number: int, launch: StoredLaunch) -> Node:
@@ -240,7 +235,7 @@ class StoredPlans:
 
     def find(self, key: Any) -> Specialization | None:
         """Restore the specialization stored under this key; None if there is none, or it does not fit."""
-        program, model = self._find_program(key), self._model
+        program, model = self._find_program(key), self.padded or self.source
         if program is None or model is None or len(program.inputs) != len(model.inputs):
             return None
         if not {launch.engine for launch in program.launches} <= {*self._context.engines.specs}:
@@ -250,10 +245,6 @@ class StoredPlans:
         except (XRTError, ValueError, IndexError) as error:
             self._store.trouble(f"a plan of {self._path} does not fit: {type(error).__name__}: {error}")
             return None
-
-    @property
-    def _model(self) -> ModelSource | None:
-        return self.padded or self.source
 
     def _read_weight(self, weight: StoredWeight) -> Any:
         """The bytes of a large constant; raises StaleFunction."""
@@ -268,7 +259,7 @@ class StoredPlans:
 
     def _complete(self, program: StoredProgram) -> Specialization:
         """Create the full specialization from the model's file; raises ModelError."""
-        model, context = self._model, self._context
+        model, context = self.padded or self.source, self._context
         assert model is not None  # as above
         if program.key is None:
             original = model.get_declared_function()
@@ -300,7 +291,7 @@ class StoredPlans:
         if not all(isinstance(value.type, TensorType) for value in (*source.inputs, *source.outputs)):
             return False
         plan = build.program().plan
-        if build.refused or build.tuned is not None or not store_program(plan, lambda function: ()).launches:
+        if build.refused or build.tuned is not None or not _is_deferrable(plan):
             return False
         if any(launch.engine == self._context.engines.implicit for launch in plan.launches):
             return False
@@ -311,17 +302,27 @@ class StoredPlans:
         if not files or len(files) > MOST_FILES:
             _log.info("the plans of %s are not kept: a file has changed since it was read, is gone, or they are many", self._path)
             return
-        sections: dict[str, Any] = {}
-        paths = [path for path, _ in files]
-        list_weights = partial(_list_weights, path=self._path, stamp=self._stamp, files=paths, sections=sections)
+        sections, paths = dict[str, Any](), [path for path, _ in files]
+
+        def list_weights(function: Function) -> Iterator[StoredWeight]:
+            """Locate the large constants of a region in the files; those that are in no file become sections."""
+            constants = list_large_constants(function)
+            places = find_places(self._path, self._stamp, constants)
+            for name, constant in constants.items():
+                digest, place = constant.digest.hex(), places.get(name)
+                if place is not None and os.fspath(place.path) in paths:
+                    yield StoredWeight(digest, paths.index(os.fspath(place.path)), place.offset, place.size)
+                elif place is None:
+                    sections[digest] = np.ascontiguousarray(constant.array).reshape(-1).view(np.uint8).data
+                    yield StoredWeight(digest, IN_RECORD, 0, constant.nbytes)
+
         programs = tuple(store_program(build.program().plan, list_weights)._replace(key=key) for key, build in new.items())
         if self._identify(source) != files:
             return  # one has changed meanwhile
-        record = ProgramRecord(source.inputs, source.outputs, programs, files, sections=sections)
         before = None
         with suppress(CacheError):  # a damaged record is replaced
             before = self._records.read(self._key)  # other processes may have stored programs
-        merged = merge(before, record)
+        merged = merge(before, ProgramRecord(source.inputs, source.outputs, programs, files, sections=sections))
         if merged is not None:
             self._records.keep(self._key, merged)
 
@@ -345,18 +346,3 @@ class StoredPlans:
                 return ()
             files += [(os.fspath(path), stamp), (os.fspath(path.resolve()), stamp)]
         return tuple(dict.fromkeys(files))
-
-
-def _list_weights(
-    function: Function, *, path: Path, stamp: Stamp, files: list[str], sections: dict[str, Any]
-) -> Iterator[StoredWeight]:
-    """Locate the large constants of a region in the model's files; those that are in no file are added to ``sections``."""
-    constants = list_large_constants(function)
-    places = find_places(path, stamp, constants)
-    for name, constant in constants.items():
-        digest, place = constant.digest.hex(), places.get(name)
-        if place is not None and os.fspath(place.path) in files:
-            yield StoredWeight(digest, files.index(os.fspath(place.path)), place.offset, place.size)
-        elif place is None:
-            sections[digest] = np.ascontiguousarray(constant.array).reshape(-1).view(np.uint8).data
-            yield StoredWeight(digest, IN_RECORD, 0, constant.nbytes)

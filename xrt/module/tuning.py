@@ -9,36 +9,36 @@ OpenVINO 2026.4.1 runs one call at a time (two calls of a small BERT take 2.38 m
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from xrt.cache import CompileCache
+from xrt.cache import CompileCache, Signature
 from xrt.comparison import compare_all
 from xrt.errors import BundleError, OptionError, PlacementWarning, XRTError, warn
-from xrt.measure.timing import Instance, LoadResult, run_closed_loop
+from xrt.measure.timing import LoadResult, run_closed_loop
 from xrt.module.model_source import get_model
 from xrt.module.options import override_budget
 from xrt.operators.sample_inputs import sample_inputs
 from xrt.placement.result import Progress, describe_plan
 from xrt.placement.sizes import list_open_axes, read_sizes, resize_values
-from xrt.placement.throughput import find_batch_dim
+from xrt.placement.throughput import ThroughputResult, find_batch_dim
 from xrt.progress import show_progress
 
 if TYPE_CHECKING:
-    from xrt.cache import Signature
     from xrt.cache.cost_store import CostStore
     from xrt.formats.bundle import BundleFile
     from xrt.formats.placement_file import ServingConfiguration, Split
     from xrt.module.module import XRTModule
     from xrt.module.programs import Specialization
     from xrt.placement import ProgressCallback, TuningResult
-    from xrt.placement.throughput import StageCallback, ThroughputResult
     from xrt.precision.lowering import LoweringWithinBudget
 
 Objective: TypeAlias = Literal["latency", "throughput"]
@@ -97,12 +97,10 @@ def find_serving_record(module: XRTModule) -> ServingConfiguration | None:
     if module.serving_record is None and module.bundle is not None:
         module.serving_record = read_serving(module.bundle)
     elif module.serving_record is None:
-        try:
+        with suppress(XRTError):  # the model cannot be read: a call reports that better
             place = _find_place(module, module.programs.lowering)
-        except XRTError:
-            return None  # the model cannot be read: a call reports that better
-        document = place[0].decision(place[1]) if place else None
-        module.serving_record = None if document is None else document.serving
+            document = place[0].decision(place[1]) if place else None
+            module.serving_record = None if document is None else document.serving
     return module.serving_record
 
 
@@ -158,15 +156,14 @@ def tune_throughput(
     seed: int = 0,
     budget: float | None = None,
     progress: ProgressCallback | bool = False,
-    tell: StageCallback | None = None,
     use: Callable[[XRTModule, Sequence[Any]], object] | None = None,
     lower: LoweringWithinBudget | None = None,
 ) -> ThroughputResult:
     """Search for throughput as `XRTModule.tune` describes, and store the result in the module and its cache.
 
-    ``tell`` is called with the state of the search as text. ``use`` is called with an instance of the chosen configuration and
-    the inputs of a full batch, before the instances are closed. ``lower`` replaces the module's search for plans within an error
-    budget. Raises OptionError for an error budget without placement by measurement.
+    ``use`` is called with an instance of the chosen configuration and the inputs of a full batch, before the instances are
+    closed. ``lower`` replaces the module's search for plans within an error budget. Raises OptionError for an error budget
+    without placement by measurement.
     """
     from xrt.placement.autotune import check_budget
     from xrt.placement.throughput import BATCHES, ThroughputRequest, ThroughputSweep, list_splits, parse_batches, parse_bound
@@ -178,7 +175,7 @@ def tune_throughput(
     check_budget(seconds)
     bound = parse_bound(p99)
     values = module.check_inputs(args, kwargs, pads=False)[: len(module.inputs)] if args or kwargs else None
-    splits = list_splits(module.threads, instances if not isinstance(instances, int) else (instances,))
+    splits = list_splits(module.threads, instances)
     pool, sizes = RequestPool(module, values, batch_dim, seed), parse_batches(BATCHES if batches is None else batches)
     if not (reason := pool.reason) and sizes[-1] > 1:
         with nullcontext(module) if lower is None else _make_exact_module(module) as exact:
@@ -191,9 +188,8 @@ def tune_throughput(
         began = time.perf_counter()
 
         def report(text: str) -> object:
-            if tell is None and callable(progress):
-                return progress(Progress(text, "", None, time.perf_counter() - began, seconds))
-            return (tell or show)(text)
+            state = Progress(text, "", None, time.perf_counter() - began, seconds)
+            return progress(state) if callable(progress) else show(text)
 
         tuned = ThroughputSweep(bench, ThroughputRequest(splits, sizes, bound, seconds), report=report, notes=notes).run()
         record, configuration = tuned.to_record(), tuned.configuration
@@ -312,21 +308,21 @@ class ModuleBench:
         self._searches = list(searches)[: max(1, int(budget / LEAST_SEARCH))]
         """(threads, batch size) pairs at which plans are searched, the largest size first."""
         self._seconds = budget / len(self._searches)
-        self._modules: dict[int, list[XRTModule]] = {}
+        self._modules: dict[int, list[XRTModule]] = defaultdict(list)
+        """By threads."""
         self._placements: dict[tuple[int, int], TuningResult] = {}
         """By threads and batch size."""
         self._placed: set[tuple[int, int]] = set()
         self._warm: set[tuple[int, int]] = set()
         """(id of module, batch size) of modules with the placement, and of those that have made a call."""
-        self.is_exact = bool(pool.dim) and self._needs_sizes(module)
-
-    def _needs_sizes(self, module: XRTModule) -> bool:
+        self.is_exact = bool(pool.dim)
         """Whether a call with another batch size than the tuned ones would compile another program."""
-        values = module.check_inputs(self._pool.join(0, 1), {}, pads=False)[: len(module.inputs)]
-        reason = module.sizes.find_reason(values, module.programs)
-        if reason and (padding := module.sizes.find_padding(module.programs)) is not None:
-            return padding.choose({**read_sizes(module.inputs, values), self.dim: 3})[self.dim] == 3
-        return bool(module.programs.engines.is_auto or reason)
+        if pool.dim:
+            values = module.check_inputs(pool.join(0, 1), {}, pads=False)[: len(module.inputs)]
+            reason, sizes_of_call = module.sizes.find_reason(values, module.programs), read_sizes(module.inputs, values)
+            self.is_exact = bool(module.programs.engines.is_auto or reason)
+            if reason and (padding := module.sizes.find_padding(module.programs)) is not None:
+                self.is_exact = padding.choose({**sizes_of_call, self.dim: 3})[self.dim] == 3
 
     # ------------------------------------------------------------------ instances
 
@@ -334,7 +330,7 @@ class ModuleBench:
         """A module with this thread budget. It is of the same model and options, and shares only the cache on disk."""
         from xrt.module.module import XRTModule  # which has this module among its parts
 
-        modules, construction = self._modules.setdefault(threads, []), self._module.construction
+        modules, construction = self._modules[threads], self._module.construction
         # A search for plans of lower precision has these options already.
         left_out = () if self._lower is None else LOWERING
         options = {name: value for name, value in construction.options.items() if name not in left_out}
@@ -345,17 +341,10 @@ class ModuleBench:
             modules.append(construction.repeat(XRTModule, get_model(self._module.source)))
         return modules[number]
 
-    def _prepare(self, split: Split, sizes: Sequence[int]) -> list[Instance]:
-        """Make the instances of a split, placed alike, compiled and warmed up for calls of these sizes."""
-        modules = [self.find_module(split.threads, number) for number in range(self._count_modules(split, sizes))]
-        for module in modules:
-            self._warm_up(module, split.threads, sizes)
-        return [partial(self._serve, modules[number % len(modules)]) for number in range(split.instances)]
-
-    def _warm_up(self, module: XRTModule, threads: int, sizes: Sequence[int]) -> None:
+    def _warm_up(self, module: XRTModule, sizes: Sequence[int]) -> None:
         for size in sizes:
             if (id(module), size) not in self._warm:
-                self._specialize(module, threads, size)
+                self._specialize(module, size)
                 module(*self._pool.join(0, size))
                 self._warm.add((id(module), size))
 
@@ -363,34 +352,31 @@ class ModuleBench:
         """The number of modules that the instances of a split need."""
         first = self.find_module(split.threads)
         if split.threads == 1:
-            self._warm_up(first, 1, sizes)
+            self._warm_up(first, sizes)
         return count_modules(first, split.instances)
-
-    def _serve(self, module: XRTModule, first: int, count: int) -> list[Any]:
-        return self._pool.split(module(*self._pool.join(first, count)), count)
 
     # ------------------------------------------------------------------ plans
 
-    def _specialize(self, module: XRTModule, threads: int, size: int) -> Specialization:
-        values = module.check_inputs(self._pool.join(0, size), {})
+    def _specialize(self, module: XRTModule, size: int) -> Specialization:
+        values, key = module.check_inputs(self._pool.join(0, size), {}), (module.threads, size)
         if module.programs.engines.is_auto and (id(module), size) not in self._placed:
-            if (threads, size) not in self._placements:
-                self._placements[threads, size] = self._find_placement(module, threads, size, values)
-            tuned = self._placements[threads, size]
+            if key not in self._placements:
+                self._placements[key] = self._find_placement(module, size, values)
+            tuned = self._placements[key]
             build = module.specialize(values, place=lambda function: tuned)
             module.programs.compile(build)  # adopting a decision drops uncompiled specializations
             module.programs.adopt_decision(build)
             self._placed.add((id(module), size))
         return module.specialize(values)
 
-    def _find_placement(self, module: XRTModule, threads: int, size: int, values: list[Any]) -> TuningResult:
+    def _find_placement(self, module: XRTModule, size: int, values: list[Any]) -> TuningResult:
         """Place for a size: by a search for the largest and smallest size; other sizes use the largest one's placement."""
-        placer = module.programs.placer
+        placer, threads = module.programs.placer, module.threads
         if (threads, size) in self._searches:
             place = partial(placer.tune, values=values, budget=self._seconds, progress=False, lower=self._lower)
         else:
             number = threads if (threads, self._largest) in self._searches else self._searches[0][0]
-            base = self._specialize(self.find_module(number), number, self._largest).tuned
+            base = self._specialize(self.find_module(number), self._largest).tuned
             assert base is not None  # it is placed by measurement
             place = partial(placer.like, base, note=f"for calls of {size} the plan that was found for calls of {self._largest}")
         tuned = module.specialize(values, place=place).tuned
@@ -400,31 +386,36 @@ class ModuleBench:
     # ------------------------------------------------------------------ the interface for a sweep
 
     def run_load(self, split: Split, batch: int, concurrency: int, seconds: float) -> LoadResult:
-        """Measure throughput and latency with ``concurrency`` requests in flight."""
-        return run_closed_loop(self._prepare(split, (batch,)), batch, concurrency, seconds)
+        """Measure throughput and latency with ``concurrency`` requests in flight, on instances that are placed and warmed up."""
+        modules = [self.find_module(split.threads, number) for number in range(self._count_modules(split, (batch,)))]
+        for module in modules:
+            self._warm_up(module, (batch,))
+
+        def serve(number: int, first: int, count: int) -> list[Any]:
+            return self._pool.split(modules[number % len(modules)](*self._pool.join(first, count)), count)
+
+        return run_closed_loop([partial(serve, number) for number in range(split.instances)], batch, concurrency, seconds)
 
     def describe_plan(self, split: Split, size: int) -> str:
         """Describe the engines of the plan for this batch size."""
-        return describe_plan(self._specialize(self.find_module(split.threads), split.threads, size).plan)
+        return describe_plan(self._specialize(self.find_module(split.threads), size).plan)
 
     def measure_memory(self, split: Split, sizes: Sequence[int]) -> int | None:
         """Bytes held by all instances for these batch sizes: weights once, other memory of engines per module."""
-        module, private, weights = self.find_module(split.threads), 0, 0
-        for build in {id(build): build for size in sizes for build in [self._specialize(module, split.threads, size)]}.values():
-            memory = build.memory()
-            private += memory.held - memory.weights - memory.unused
-            weights = max(weights, memory.weights + memory.unused)
+        builds = [self._specialize(self.find_module(split.threads), size) for size in sizes]
+        reports = [build.memory() for build in {id(build): build for build in builds}.values()]
+        weights = max((memory.weights + memory.unused for memory in reports), default=0)
+        private = sum(memory.held - memory.weights - memory.unused for memory in reports)
         return weights + self._count_modules(split, sizes) * private
 
     def transfer_plans(self, threads: int) -> None:
         """Transfer the plans to the tuned module, if it has this thread budget."""
         for number, size in list(self._placements):
             if number == threads == self._module.threads:
-                self._specialize(self._module, threads, size)
+                self._specialize(self._module, size)
 
     def close(self) -> None:
         """Release the instances."""
-        for modules in self._modules.values():
-            for module in modules:
-                module.close()
+        for module in chain.from_iterable(self._modules.values()):
+            module.close()
         self._modules.clear()
