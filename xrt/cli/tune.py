@@ -222,9 +222,8 @@ def _tune_throughput(model: str, params: dict[str, Any]) -> int:
     with XRTModule(function, **keywords) as module:
         threads = module.threads
         with WorkStatus("tuning for throughput") as status:
-            result = tune_throughput(
-                module, kwargs=values, seed=params["seed"], budget=budget, progress=False, tell=status.update, use=lock, **limits
-            )
+            seed, show = params["seed"], lambda state: status.update(state.text)
+            result = tune_throughput(module, kwargs=values, seed=seed, budget=budget, progress=show, use=lock, **limits)
     if params["as_json"]:
         print_json({"model": model, "threads": threads, **result.to_dict()})
     else:

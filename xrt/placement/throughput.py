@@ -32,7 +32,7 @@ class ThroughputRequest:
     """Seconds for the sweep."""
 
 
-def list_splits(threads: int, instances: Sequence[int] | None = None) -> tuple[Split, ...]:
+def list_splits(threads: int, instances: Sequence[int] | int | None = None) -> tuple[Split, ...]:
     """List the ways to divide a thread budget: numbers of instances, each instance with an equal share of the threads.
 
     By default, the numbers are the powers of two up to ``threads``, and ``threads``. Raises OptionError for a number that the
