@@ -167,6 +167,14 @@ def why_no_cuda() -> str:
 
 
 @pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure in this process: the start of a worker takes longer than all that is measured."""
+    from xrt.placement.profiler import LocalRunner
+
+    monkeypatch.setattr("xrt.placement.autotune.choose_runner", lambda engine, limits: LocalRunner(engine))
+
+
+@pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let modules have two threads where this process may use one core too."""
     cores = max(2, available_cores())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, cycle
@@ -9,13 +10,18 @@ from itertools import count, cycle
 import pytest
 
 from tests.module.test_faults import OPS, chain
+from tests.placement.test_lock import NET, mixed, single
 from xrt.engines.contract import registry
+from xrt.graph import shape_key
 from xrt.measure.statistics import compute_round_ratio, rotate
 from xrt.measure.timing import median_interval, sample_call_times
 from xrt.partition import partition
+from xrt.partition.cost_table import BOUNDARY, CostTable, MeasuredCost
 from xrt.partition.partitioner import plan_from_assignment
 from xrt.placement.race import Entrant, StoppingRule, run_interleaved, select_winner
+from xrt.placement.report import CostReport, make_report
 from xrt.placement.result import CandidateComparison, CandidateResult, TuningResult
+from xrt.placement.search import format_seconds
 
 
 @dataclass
@@ -122,9 +128,6 @@ def test_who_raises_leaves_and_says_why() -> None:
     assert len(good.rounds) == 6
 
 
-# ---------------------------------------------------------------------- the verdict
-
-
 ENGINES = [registry.create("toy"), registry.create("toy{native=off}")]
 PLANS = {
     "first": partition(chain(*OPS), ENGINES),
@@ -143,7 +146,6 @@ def race(others: Sequence[CandidateResult] = (), **rounds: list[float]) -> Candi
 
 
 def plan_of(actual: CandidateComparison) -> str:
-    assert actual.winner is not None
     return next(name for name, plan in PLANS.items() if plan is actual.winner.plan)
 
 
@@ -198,9 +200,6 @@ def test_a_ratio_is_of_the_rounds_that_both_have() -> None:
     assert compute_round_ratio([2.0, 4.0, 9.0], [1.0, 2.0]).median == 2.0
 
 
-# ---------------------------------------------------------------------- samples of one call
-
-
 def test_samples_end_when_the_median_is_known() -> None:
     clock = Clock()
     samples = sample_call_times(clock.taking("a", 0.01), 100.0, clock=clock)
@@ -224,3 +223,64 @@ def test_the_interval_of_a_median_is_of_the_samples() -> None:
 def test_a_plan_is_called_by_its_engines() -> None:
     names = [TuningResult(PLANS[name]).to_dict()["chosen"] for name in ("first", "second", "two", "three")]
     assert names == ["toy", "toy{native=off}", "toy + toy{native=off}", "toy + toy{native=off} + toy"]
+
+
+TOY = "toy{native=off}"
+
+
+def table(*, wrong: bool = False) -> CostTable:
+    """The mixture's regions at 1, 2 and 3 ms, the whole at 9 on ort and 20 on toy."""
+    costs = CostTable()
+    for number, launch in enumerate(mixed().launches, 1):
+        cost = "wrong: it differs" if wrong and number == 2 else MeasuredCost.exactly(number * 1e-3)
+        costs = costs.with_region(shape_key(launch.function), launch.engine, cost)
+    for spec, seconds in (("ort", 9e-3), (TOY, 20e-3)):
+        (launch,) = single(spec).launches
+        costs = costs.with_region(shape_key(launch.function), spec, MeasuredCost.exactly(seconds))
+    return costs
+
+
+def tuned() -> TuningResult:
+    won = CandidateResult(mixed(), "won", 6.5e-3, 6.4e-3, 6.6e-3, 0.7, 0.69, 0.71, regions=(1.1e-3, 2.1e-3, 3.1e-3))
+    lost = CandidateResult(single("ort"), "lost", 9e-3, 8.9e-3, 9.2e-3, 1.0, 1.0, 1.0)
+    return TuningResult(mixed(), race=CandidateComparison((won, lost), 12, 1))
+
+
+def account(known: CostTable) -> CostReport:
+    return make_report(mixed(), tuned(), NET, known)
+
+
+def test_each_part_is_reported() -> None:
+    result = account(table())
+    assert result.predicted == pytest.approx(6e-3 + 2 * BOUNDARY[0], rel=1e-5)
+    assert result.measured == 6.5e-3
+    assert [(part.engine, part.predicted, part.measured) for part in result.parts] == [
+        ("ort", 1e-3, 1.1e-3),
+        (TOY, 2e-3, 2.1e-3),
+        ("ort", 3e-3, 3.1e-3),
+    ]
+    assert str(result).splitlines()[:4] == [
+        "predicted 6.01 ms for a call; it took 6.5 ms:",
+        "  xrt_ort_0 on ort, 2 nodes: predicted 1 ms (measured), took 1.1 ms",
+        "  xrt_toy_1 on toy{native=off}, 2 nodes: predicted 2 ms (measured), took 2.1 ms",
+        "  xrt_ort_2 on ort, 1 node: predicted 3 ms (measured), took 3.1 ms",
+    ]
+
+
+def test_what_is_impossible_has_no_number() -> None:
+    result = account(table(wrong=True))
+    assert result.predicted is None and result.parts[1].predicted is None and result.parts[1].source == "impossible"
+    assert "predicted unknown (impossible wrong: it differs), took 2.1 ms" in str(result.parts[1])
+    assert "Infinity" not in json.dumps(result.to_dict(), allow_nan=False)
+
+
+def test_of_nothing_known_there_is_no_account_but_the_time_in_the_race() -> None:
+    result = account(CostTable())
+    assert (result.predicted, result.measured, result.parts, str(result)) == (None, 6.5e-3, (), "")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(None, "unknown"), (0.0, "0 us"), (9.9996e-4, "1000 us"), (0.0123456, "12.35 ms"), (2.0, "2 s")]
+)
+def test_times_are_short(seconds: float | None, told: str) -> None:
+    assert format_seconds(seconds) == told

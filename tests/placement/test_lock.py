@@ -24,18 +24,10 @@ from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.measure.statistics import RatioInterval, compute_round_ratio_with_drift
 from xrt.partition import ClusteringOptions, Plan, partition
 from xrt.partition.partitioner import map_nodes_to_engines
-from xrt.placement.race import (
-    SEGMENTS,
-    RegressionSetup,
-    check_regression,
-    find_runner_up,
-    make_baseline,
-)
+from xrt.placement.race import SEGMENTS, RegressionSetup, check_regression, find_runner_up, make_baseline
 from xrt.placement.records import create_lock, list_mismatches, list_node_ranges, plan_from_ranges, read_lock
 from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest, TuningResult
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
-
-pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 
 T = TensorType(DType.FLOAT32, (2, 3))
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
@@ -115,10 +107,7 @@ def test_names_of_nodes_do_not_matter(names: list[str]) -> None:
         ((), "0 of 5 nodes are placed, and not 'n0'"),
         ((NodeRange(0, "ort", 0, 5), NodeRange(1, "ort", 4, 1)), "node 'n4' is placed twice"),
         ((NodeRange(0, "ort", 0, 9),), "nodes up to number 9 are placed, and the model has 5 of them"),
-        (
-            (NodeRange(0, "tvm", 0, 5),),
-            "it is no plan any more: node 'n0' is assigned to 'tvm', which is not in the list of",
-        ),
+        ((NodeRange(0, "tvm", 0, 5),), "it is no plan any more: node 'n0' is assigned to 'tvm', which is not in the list of"),
         ((NodeRange(0, "ort", 0, 2), NodeRange(0, "toy{native=off}", 2, 3)), "it is no plan any more: nodes 'n0', 'n1'"),
     ],
 )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import xrt
-from tests.placement.searching import TOY, tuned
+from tests.placement.uneven import TOY, tuned
 from xrt import ops, training
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, RunOptions
@@ -47,7 +47,6 @@ def make_step(optimizer: training.Optimizer) -> tuple[Function, dict[str, Any]]:
     state = {}
     for one in list_states(function):
         type_ = function.get_type(one.input)
-        assert isinstance(type_, TensorType)
         state[one.input] = np.full([int(str(extent)) for extent in type_.shape or ()], one.fill, type_.dtype.numpy)
     return function, {**state, "first": graph.first.copy(), "last": graph.last.copy()}
 
@@ -100,9 +99,6 @@ def test_they_race_before_mixtures_are_looked_for(monkeypatch: pytest.MonkeyPatc
     inputs = [{**GIVEN, **state}[value.name] for value in function.inputs]
     result = tuned(function, registry.create("ort"), TOY, budget=60.0, inputs=inputs)
     assert "ort + toy" in {candidate.title for candidate in result.race.contenders if candidate.ratio}
-
-
-# ---------------------------------------------------------------------- parts, and how they are timed
 
 
 class Counting(Executable):

@@ -1,7 +1,8 @@
-"""An engine that is slow at some operators: what is worth mixing is known beforehand. A simulated clock keeps the machine out."""
+"""Searches on an engine that is slow at some operators: what is worth mixing is known beforehand, and a simulated clock tells."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +11,15 @@ from typing import Any, ClassVar
 
 import pytest
 
+from tests.module.test_faults import X, chain
+from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.engines.contract import registry
-from xrt.engines.toolkit.reference_evaluator import REFERENCE
+from xrt.engines.toolkit.reference_evaluator import REFERENCE, evaluate
 from xrt.graph import Function, Node
 from xrt.measure.timing import sample_call_times
+from xrt.placement import TuningResult, tune
+from xrt.placement.result import PlacementRequest
 
 sleep = time.sleep
 """Passes the time of a call; `simulate_time` replaces it."""
@@ -83,3 +88,19 @@ class _Sleeping(Executable):
 
     def close(self) -> None:
         self.inner.close()
+
+
+TOY = registry.create("toy")
+PAIR = chain("Exp", "Cos")
+TERMS = {field.name for field in dataclasses.fields(PlacementRequest)}
+SLOW_EXP, SLOW_COS = Uneven(slow="Exp"), Uneven(slow="Cos")
+
+
+def tuned(function: Function, *engines: GraphCompiler, **options: Any) -> TuningResult:
+    results = {"budget": 60.0, "context": CompileContext(threads=1)} | {k: options.pop(k) for k in TERMS & options.keys()}
+    options = {"inputs": [X], "cache": CompileCache(), "reference": evaluate} | options
+    return tune(PlacementRequest(function, engines, **results), **options)
+
+
+def verdicts(result: TuningResult) -> dict[str, str]:
+    return {candidate.title: candidate.verdict for candidate in result.race.contenders}
