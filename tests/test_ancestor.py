@@ -56,17 +56,6 @@ def test_a_training_node_stays_away_from_an_engine_without_training_kernels():
     assert "training form" in str(engine.why_not(copied, launch.function)), "the copy in the region tells it still"
 
 
-def test_a_control_edge_can_close_a_cycle():
-    """The test for cycles looked at values alone."""
-    entry = find_entry("control_edge_closes_a_cycle")
-    engines = [RecordingEngine(takes="Relu|Neg"), "toy"]
-    with make_module(entry.function, engines) as module:
-        results = module(*entry.make_inputs())
-        order = [launch.nodes for launch in module.plan.launches]
-    assert entry.judge(list(results))
-    assert order == [("first",), ("between",), ("last",)], "first and last would be one region but for the one between"
-
-
 @pytest.mark.parametrize(
     "engines", [["toy"], ["ort"], [RecordingEngine(takes="Add"), "toy"], [RecordingEngine(takes="Mul"), "toy"]], ids=str
 )

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-import random
+import errno
+import os
+import subprocess
+import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from tests.cache.saving import BULK, Saving, chain, module
-from xrt.cache import CompileCache, CompileRequest, Store, make_signature, open_disk_tier
+from xrt.cache import (
+    CompileCache,
+    CompileRequest,
+    Signature,
+    Store,
+    find_cache_directory,
+    make_signature,
+    open_cache,
+    open_disk_tier,
+    parse_size,
+)
 from xrt.cache.entries import ENTRIES, explain_misses, list_entries
+from xrt.cache.records import DEFAULT_LIMIT
 from xrt.engines import CompileContext
-from xrt.errors import CacheError, CacheWarning, CompileFailed, CompileRefused, PlanError
-from xrt.graph import Function
-from xrt.module import XRTModule
+from xrt.engines.contract.registry import probe_all
+from xrt.errors import CacheError, CacheWarning, CompileFailed, CompileRefused, OptionError, PlanError
+from xrt.formats import onnx
+from xrt.graph import Constant, Function
+from xrt.module import XRTModule, load
 from xrt.testing.generate import rename_values
 
 X = np.arange(4, dtype=np.float32)
@@ -33,9 +51,6 @@ def run(engine: Saving, directory: Path, function: Function | None = None, limit
     result = module(engine, directory, function, limit)
     np.testing.assert_array_equal(result(X), X + 15)
     return result
-
-
-# ---------------------------------------------------------------------- hits and misses
 
 
 def test_a_second_process_loads_what_the_first_one_compiled(engine: Saving, tmp_path: Path) -> None:
@@ -69,6 +84,22 @@ def test_changed_code_misses(engine: Saving, tmp_path: Path, monkeypatch: pytest
     assert engine.count("compile") == 12
 
 
+def test_the_machine_the_version_and_the_module_of_a_class_are_ingredients(
+    engine: Saving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sign(engine: Saving) -> Signature:
+        return make_signature(chain(1), engine, CompileContext())
+
+    before = sign(engine)
+    elsewhere = type("Saving", (Saving,), {"__module__": "elsewhere"})(engine.journal)
+    assert sign(elsewhere).difference(before) == ("engine", "code")
+    with monkeypatch.context() as patch:
+        patch.setattr("xrt.cache.signature.__version__", "99")
+        assert sign(engine).difference(before) == ("xrt",)
+    monkeypatch.setattr("xrt.cache.signature.describe_machine", lambda: "another")
+    assert sign(engine).difference(before) == ("machine",)
+
+
 def test_a_class_without_a_source_file_is_not_kept(tmp_path: Path) -> None:
     typed = type("Typed", (Saving,), {"__module__": "a_prompt"})(str(tmp_path / "journal"))
     run(typed, tmp_path / "cache")
@@ -81,21 +112,6 @@ def test_an_engine_that_saves_nothing_writes_nothing(tmp_path: Path) -> None:
     cache = CompileCache(disk=open_disk_tier({}, tmp_path / "cache"))
     XRTModule(chain(), engine="toy", cache=cache)(X)
     assert not (tmp_path / "cache").exists()
-
-
-@pytest.mark.usefixtures("small_is_kept")
-def test_the_light_engines_hit_in_a_new_memory_tier(tmp_path: Path) -> None:
-    expected = None
-    for _ in range(2):
-        cache = CompileCache(disk=open_disk_tier({}, tmp_path))
-        with XRTModule(chain(), engine="ort", cache=cache, strict=True) as module:
-            result = module(X)
-        expected = result if expected is None else expected
-        np.testing.assert_array_equal(result, expected)
-    assert cache.statistics.disk.hits == 1
-
-
-# ---------------------------------------------------------------------- failures
 
 
 def test_a_refusal_is_remembered_with_its_reason_and_nodes(engine: Saving, tmp_path: Path) -> None:
@@ -142,9 +158,6 @@ def test_what_cannot_be_loaded_is_compiled_and_said_once(engine: Saving, tmp_pat
     assert caught[0].filename == __file__
 
 
-# ---------------------------------------------------------------------- damage
-
-
 def damages(data: bytes) -> dict[str, bytes]:
     return {
         "empty": b"",
@@ -181,30 +194,6 @@ def test_an_entry_under_another_name_is_not_believed(engine: Saving, tmp_path: P
         ENTRIES.read(first.path)
 
 
-@pytest.mark.slow
-def test_random_damage_is_a_cache_error_and_nothing_else(engine: Saving, tmp_path: Path) -> None:
-    run(engine, tmp_path)
-    path = Store(tmp_path).entries.items()[0].path
-    whole, sound = path.read_bytes(), ENTRIES.read(path)
-    rng = random.Random(0)
-    interesting = [*range(64), *range(64, 600), *range(len(whole) - 300, len(whole))]
-    for _ in range(500):
-        data = bytearray(whole)
-        for _ in range(rng.randint(1, 4)):
-            data[rng.choice(interesting)] = rng.randrange(256)
-        if rng.random() < 0.3:
-            del data[rng.randrange(len(data)) :]
-        path.write_bytes(data)
-        try:
-            entry = ENTRIES.read(path)
-        except CacheError:
-            continue
-        assert (entry.signature, bytes(entry.data or b"")) == (sound.signature, bytes(sound.data or b"")), "only padding differs"
-
-
-# ---------------------------------------------------------------------- reports
-
-
 def test_entries_are_listed_with_engine_and_failure(engine: Saving, tmp_path: Path) -> None:
     run(engine, tmp_path)
     with pytest.raises(PlanError):
@@ -224,3 +213,163 @@ def test_a_miss_names_the_ingredient_that_differs(engine: Saving, tmp_path: Path
     assert missed[0].differences == (("threads", "7", "1"),)
     assert explain_misses(Store(tmp_path), [make_signature(region, engine, CompileContext(threads=1))]) == []
     assert explain_misses(Store(tmp_path / "empty"), [make_signature(region, engine, CompileContext())])[0].nearest is None
+
+
+@pytest.mark.parametrize(
+    ("where", "reason"),
+    [
+        ("file/cache", "it cannot be opened (Not a directory)"),
+        ("file", "it cannot be opened (Not a directory)"),
+        ("x" * 300, "it cannot be opened (File name too long)"),
+        ("loop/cache", "it cannot be opened (Too many levels of symbolic links)"),
+        ("loop", "'{}' is a link"),
+    ],
+)
+def test_a_directory_that_cannot_be_opened_costs_one_warning(engine: Saving, tmp_path: Path, where: str, reason: str) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "loop").symlink_to("loop")
+    directory = tmp_path / where
+    with pytest.warns(CacheWarning) as caught:
+        run(engine, directory)
+        run(engine, directory)
+    assert [str(warning.message).partition(". It must")[0] for warning in caught] == [
+        f"the compile cache in '{directory}' is not used: {reason.format(directory)}"
+    ] * 2  # a module each
+    assert engine.count("compile") == 12
+
+
+CLOSED = """
+import sys, warnings
+from pathlib import Path
+from tests.cache.saving import Saving
+from tests.cache.test_disk import run
+engine = Saving(journal=sys.argv[2])
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    run(engine, Path(sys.argv[1]))
+print(len(caught), engine.count("compile"), caught[0].message)
+"""
+
+
+def test_a_directory_below_one_without_permission_costs_one_warning(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o000)
+    right = "-dac_override,-dac_read_search"  # by which root enters every folder
+    prefix = ["setpriv", f"--bounding-set={right}", f"--inh-caps={right}"] if os.geteuid() == 0 else []
+    command = [*prefix, sys.executable, "-c", CLOSED, str(closed / "cache"), str(tmp_path / "journal")]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed.startswith("1 6 ")
+    assert "is not used: it cannot be opened (Permission denied)" in printed
+
+
+def test_no_temporary_folder_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bundles are saved and loaded, and engines probed, where no folder for temporary files can be written to."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with XRTModule(chain(2), engine="ort", cache=CompileCache()) as module:
+        module.save(tmp_path / "m.xrt")
+    with load(tmp_path / "m.xrt", cache=CompileCache(), strict=True) as loaded:  # strict: nothing is compiled again
+        np.testing.assert_array_equal(loaded(X), X + 1)
+    assert [status.state for status in probe_all(["ort"])] == ["ready"]
+
+
+def test_a_file_system_without_locks_is_used_without(engine: Saving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr("fcntl.flock", none)
+    run(engine, tmp_path)
+    run(engine, tmp_path)
+    assert engine.count("compile") == 6
+
+
+def test_the_least_recently_used_go_beyond_the_limit(engine: Saving, tmp_path: Path) -> None:
+    run(engine, tmp_path)
+    items = Store(tmp_path).entries.items()
+    for age, item in enumerate(items):
+        os.utime(item.path, (1e9 + age, 1e9 + age))
+    saved = items[0]
+    assert Store(tmp_path).entries.read(saved.key) is not None, "reading makes it recent"
+    removed = Store(tmp_path).shrink(sum(items[n].size for n in (0, 4, 5)))
+    assert [item.key for item in removed] == [item.key for item in items[1:4]]
+
+
+def test_the_limit_holds_while_writing(engine: Saving, tmp_path: Path) -> None:
+    limit = 3 * BULK
+    run(engine, tmp_path, limit=limit)
+    assert 0 < sum(item.size for item in Store(tmp_path).entries.items()) <= limit
+    run(engine, tmp_path / "small", limit=BULK // 2)
+    assert Store(tmp_path / "small").entries.items() == []
+
+
+def test_what_killed_processes_left_is_swept(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    mine, gone = (store.root / "work" / name for name in (f"{os.getpid()}-aa", "999999999-bb"))
+    for folder in (mine, gone):
+        folder.mkdir(parents=True)
+        (folder / "file").write_bytes(b"half")
+    assert store.sweep() == 1
+    assert mine.exists() and not gone.exists()
+
+
+def test_clearing_touches_nothing_else(engine: Saving, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("keep")
+    run(engine, tmp_path)
+    Store(tmp_path).clear()
+    assert Store(tmp_path).entries.items() == []
+    assert (tmp_path / "mine.txt").exists()
+
+
+def test_a_path_that_is_not_text_costs_no_run(engine: Saving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xrt.formats.output.SETTLED", 0)
+    path = tmp_path / os.fsdecode(b"model\xff.onnx")
+    large = chain(1).replace(constants={**chain(1).constants, "big": Constant(np.zeros(2**19, np.float32))})
+    onnx.save(large, path)
+    odd = replace(engine, journal=str(tmp_path / os.fsdecode(b"journal\xff")))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        module = XRTModule(path, engine=[odd], cache=CompileCache(disk=open_disk_tier({}, tmp_path / "cache")), threads=1)
+        np.testing.assert_array_equal(module(X), X)
+
+
+def test_the_environment_says_where_how_large_and_whether(tmp_path: Path) -> None:
+    tier = open_disk_tier({"XRT_CACHE_DIR": str(tmp_path), "XRT_CACHE_SIZE": "2 GB"})
+    assert tier is not None and (tier.store.directory, tier.limit) == (tmp_path, 2_000_000_000)
+    assert open_disk_tier({"XRT_CACHE": "off"}) is None
+    assert find_cache_directory({}).name == "xrt"
+    assert parse_size("12 MB") == 12_000_000 and parse_size("-1") is None
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "shown"),
+    [
+        ("XRT_CACHE", "maybe", "XRT_CACHE must be on or off; got 'maybe', so the disk cache is on"),
+        ("XRT_CACHE_SIZE", "big", "XRT_CACHE_SIZE must be a size such as 500MB or 20GB; got 'big', so it is 5GB"),
+    ],
+)
+def test_an_impossible_value_is_reported(variable: str, value: str, shown: str, tmp_path: Path) -> None:
+    with pytest.warns(CacheWarning) as caught:
+        tier = open_disk_tier({variable: value, "XRT_CACHE_DIR": str(tmp_path)})
+    assert str(caught[0].message) == shown
+    assert tier is not None and tier.limit == DEFAULT_LIMIT
+
+
+def test_a_module_takes_a_directory(engine: Saving, tmp_path: Path) -> None:
+    XRTModule(chain(), engine=[engine], cache=tmp_path, threads=1)(X)
+    assert len(Store(tmp_path).entries.items()) == 1
+    assert open_cache(tmp_path) is open_cache(str(tmp_path))
+    with pytest.raises(OptionError, match=r"cache must be an xrt\.cache\.CompileCache, or the directory of one; got 3"):
+        XRTModule(chain(), engine="toy", cache=3)  # type: ignore[arg-type]  # the mistake
+
+
+def test_a_new_directory_may_be_created_by_several_threads_at_once(tmp_path: Path) -> None:
+    def write(folder: Path, barrier: Barrier) -> None:
+        store = Store(folder)
+        barrier.wait()
+        with store.make_working_directory():
+            pass
+
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(40):
+            barrier = Barrier(8)
+            writers = [pool.submit(write, tmp_path / f"{number}" / "cache", barrier) for _ in range(8)]
+            assert [writer.exception() for writer in writers] == [None] * 8

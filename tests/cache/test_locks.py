@@ -9,13 +9,23 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from filelock import FileLock
 
+import xrt
 from tests.cache.saving import Saving
+from tests.hanging import PATIENCE, wait_until
+from tests.module.test_faults import X, chain
 from xrt.cache import Store
+from xrt.engines import CompileContext, Executable
+from xrt.errors import CompileFailed
+from xrt.graph import Function
 
 HOLDER = """
 import sys
@@ -69,7 +79,6 @@ def test_a_process_that_ends_releases_its_lock(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == "True\n"
         with Store(tmp_path).lock("abcd") as locked:
             assert not locked
@@ -139,3 +148,48 @@ def test_processes_killed_at_random_moments_break_nothing(tmp_path: Path) -> Non
     assert list((store.root / "work").iterdir()) == []
     finish(start(cache, journal))
     assert engine.count("load") == REGIONS
+
+
+BLOCKED = "XRT_TEST_BLOCKED"  # the path of a file: compiles wait while it exists
+
+
+@dataclass(frozen=True)
+class Waiting(Saving):
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        self.note("compile")
+        while Path(os.environ[BLOCKED]).exists():
+            time.sleep(0.02)
+        return super().compile(function, context)
+
+
+def kill_worker(module: xrt.XRTModule, engine: Waiting) -> None:
+    pid = int(Path(engine.journal).read_text().split()[-1])
+    assert pid != os.getpid()
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (kill_worker, "its process was ended by SIGKILL: a crash, or the system had no memory left"),
+        (lambda module, engine: module.close(), "its process ended when the module was closed"),
+    ],
+    ids=["killed by the system", "closed by the user"],
+)
+def test_a_compile_that_was_ended_from_outside_is_repeated(
+    end: Callable[[xrt.XRTModule, Waiting], None], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = tmp_path / "blocked"
+    blocked.touch()
+    monkeypatch.setenv(BLOCKED, str(blocked))
+    engine = Waiting(journal=str(tmp_path / "journal"))
+    options = {"engine": engine, "isolate": "saving", "strict": True, "cache": tmp_path / "cache"}
+    with xrt.XRTModule(chain("Abs", "Exp"), **options) as module, ThreadPoolExecutor(1) as pool:
+        call = pool.submit(module, X)
+        wait_until(lambda: engine.count("compile") > 0)
+        end(module, engine)
+        with pytest.raises(CompileFailed, match=reason):
+            call.result(PATIENCE)
+    blocked.unlink()
+    with xrt.XRTModule(chain("Abs", "Exp"), **options) as module:
+        np.testing.assert_allclose(module(X), np.exp(np.abs(X)), rtol=1e-5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -76,9 +75,6 @@ def reason_for(path: Path, way: Callable[[Path], None]) -> str:
     return f"others may write to '{path}', whose mode is {stat.S_IMODE(path.lstat().st_mode):04o}"
 
 
-# ---------------------------------------------------------------------- how it is made
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("mask", [0, 0o002, 0o022, 0o077])
 def test_nobody_else_may_read_or_write_what_is_made(
@@ -102,9 +98,6 @@ def test_it_is_tagged_as_a_cache_by_the_first_that_comes(engine: Saving, tmp_pat
     run(engine, tmp_path / "there")
     for name in ("by a lock", "by a run", "there"):
         assert (tmp_path / name / "CACHEDIR.TAG").read_bytes().startswith(b"Signature: 8a477f597d28d172789f06886806bc55\n")
-
-
-# ---------------------------------------------------------------------- whose it is
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -224,9 +217,6 @@ def test_the_commands_say_that_a_directory_is_not_used(tmp_path: Path, capsys: p
         assert f"it is not used: others may write to '{tmp_path}', whose mode is 0722" in capsys.readouterr().out
 
 
-# ---------------------------------------------------------------------- where it is
-
-
 def test_a_directory_of_a_user_that_is_not_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = "XRT_CACHE_DIR is '~no-such-user/x', and no home directory is known for '~no-such-user'; give the whole path"
     with pytest.raises(CacheError) as caught:
@@ -251,11 +241,3 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("platformdirs.user_cache_path", lambda *_, **__: Path("~/.cache/xrt"))
     with pytest.raises(CacheError, match="this user has no home directory to keep a cache in; name a directory in XRT_CACHE_DIR"):
         find_cache_directory({})
-
-
-def test_nothing_is_said_of_a_directory_that_is_sound(engine: Saving, tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        run(engine, tmp_path / "a" / "b")
-        run(engine, tmp_path / "a" / "b")
-    assert engine.count("load") == 6

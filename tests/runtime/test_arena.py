@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -193,28 +193,21 @@ SIZES = st.sampled_from([1, 40, 5000])
 @pytest.mark.slow
 @settings(bounded, max_examples=150)
 @given(data=st.data(), size=SIZES)
-def test_no_update_is_lost_and_no_input_is_written(data: st.DataObject, size: int) -> None:
+def test_no_update_is_lost_no_input_is_written_and_outputs_share_memory_with_nothing(data: st.DataObject, size: int) -> None:
     function, engines, pins = data.draw(mixtures(size))
     program = program_of(function, engines, pins)
     assert not overlap(program.arena)
+    seen: list[Any] = []
     for seed in range(3):
         inputs = random_inputs(size, seed)
         items = [x.copy() for x in inputs]
         results = program.run(inputs)
         np.testing.assert_array_equal(inputs, items)
+        seen += inputs
         for result, wanted in zip(results, expected(function, inputs), strict=True):
             np.testing.assert_array_equal(result, wanted)
-
-
-@pytest.mark.slow
-@settings(bounded, max_examples=60)
-@given(data=st.data(), size=SIZES)
-def test_outputs_share_memory_with_nothing(data: st.DataObject, size: int) -> None:
-    function, engines, pins = data.draw(mixtures(size))
-    program, inputs = program_of(function, engines, pins), random_inputs(size, 0)
-    results = [*program.run(inputs), *program.run(inputs)]
-    for index, result in enumerate(results):
-        assert not any(np.shares_memory(result, other) for other in (*inputs, *results[:index]))
+            assert not any(np.shares_memory(result, other) for other in seen)
+            seen.append(result)
 
 
 @pytest.mark.slow
@@ -367,21 +360,15 @@ def test_two_regions_copy_nothing(pins: list[str]) -> None:
 @pytest.mark.parametrize("first", [["name:square_cache=toy", "name:write=ort"], ["name:square_cache=ort", "name:write=toy"]])
 def test_a_reader_in_an_earlier_region_does_not_force_a_copy(first: list[str]) -> None:
     nodes = cached(("cache",)).nodes
-    ordered = cached(("cache",)).replace(nodes=[n if n.name != "write" else _after(n, "square_cache") for n in nodes])
+    ordered = cached(("cache",)).replace(nodes=[n if n.name != "write" else replace(n, control=("square_cache",)) for n in nodes])
     m = module(ordered, "ort", "toy", pins=first)
     assert check(m, ("cache",)).copies == ()
     assert m.explain().updates == ("cache <- present: in place",)
 
 
-def _after(node: Node, name: str) -> Node:
-    from dataclasses import replace
-
-    return replace(node, control=(name,))
-
-
 def test_a_reader_in_a_later_region_forces_a_copy_that_is_counted_and_named() -> None:
     ordered = cached(("cache",))
-    nodes = [n if n.name == "write" else _after(n, "write") for n in ordered.nodes]
+    nodes = [n if n.name == "write" else replace(n, control=("write",)) for n in ordered.nodes]
     m = module(ordered.replace(nodes=nodes), "ort", "toy", pins=["name:square_cache=toy", "name:write=ort"])
     (copy,) = check(m, ("cache",)).copies
     assert (copy.input, copy.output, copy.calls, copy.nbytes) == ("cache", "present", 2, 2 * CACHE.nbytes)
@@ -424,23 +411,14 @@ def test_a_bound_call_updates_in_place(engine: str) -> None:
     assert m.profile().copies == ()
 
 
+@pytest.mark.parametrize("bound", [False, True])
 @pytest.mark.parametrize("engine", ["toy", "ort"])
-def test_a_bound_call_with_a_buffer_fills_it_and_updates_the_input(engine: str) -> None:
+def test_the_callers_buffer_holds_the_output_too(engine: str, bound: bool) -> None:
     m, (cache, x, at) = module(cached(), engine), arrays()
     out, expected = np.zeros_like(cache), cache.copy()
     expected[:, 7] = x[:, 0]
-    bound = m.bind(cache, x, at, out=[out, None])
-    assert bound()[0] is out
-    np.testing.assert_array_equal(out, expected)
-    np.testing.assert_array_equal(cache, expected)
-
-
-@pytest.mark.parametrize("engine", ["toy", "ort"])
-def test_the_callers_buffer_holds_the_output_too(engine: str) -> None:
-    m, (cache, x, at) = module(cached(), engine), arrays()
-    out, expected = np.zeros_like(cache), cache.copy()
-    expected[:, 7] = x[:, 0]
-    m(cache, x, at, out=[out, None])
+    results = m.bind(cache, x, at, out=[out, None])() if bound else m(cache, x, at, out=[out, None])
+    assert results[0] is out
     np.testing.assert_array_equal(out, expected)
     np.testing.assert_array_equal(cache, expected)
 

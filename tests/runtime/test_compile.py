@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -146,11 +147,8 @@ def test_an_engine_that_compiles_one_at_a_time_is_asked_so_by_every_module(journ
                 alone[0] -= 1
 
     journal.then = then
-    threads = [threading.Thread(target=compiled, args=(plan, 3)) for plan in plans]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        assert all(isinstance(program, Program) for program in pool.map(lambda plan: compiled(plan, 3), plans))
     assert sorted(set(journal.compiled)) == sorted(launch.name for launch in plans[0].launches)
     assert alone[1] == 1
 
@@ -278,7 +276,6 @@ def placed(
         return map_nodes_to_engines(m.plan), [str(warning.message) for warning in caught], result
 
 
-@pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 def test_one_node_is_to_blame() -> None:
     engine = RecordingEngine(refuses="Tanh")
     homes, output, result = placed(engine, cache=CompileCache())
@@ -287,7 +284,6 @@ def test_one_node_is_to_blame() -> None:
     np.testing.assert_allclose(result, RIGHT, rtol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 def test_of_two_that_must_not_meet_one_leaves() -> None:
     homes, _, result = placed(RecordingEngine(refuses="Relu+Cos"), cache=CompileCache())
     assert [name for name, spec in homes.items() if spec == "toy"] == ["n5"]
@@ -310,14 +306,12 @@ class NoCosOfRelu(GraphCompiler):
         return registry.create("toy").compile(function, context)
 
 
-@pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 def test_equal_nodes_between_other_neighbors_stay() -> None:
     ops = ("Cos", "Relu", "Cos", "Exp", "Cos", "Relu", "Cos", "Exp", "Cos")
     homes, _, _ = placed(NoCosOfRelu(), ops, cache=CompileCache())
     assert [name for name, spec in homes.items() if spec == "toy"] == ["n2", "n6"]
 
 
-@pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 def test_the_explanation_says_what_was_left_out_and_why() -> None:
     with (
         pytest.warns(FallbackWarning),
@@ -328,7 +322,6 @@ def test_the_explanation_says_what_was_left_out_and_why() -> None:
         assert [item for item in str(m.explain()).splitlines() if "not on recording" in item] == [line]
 
 
-@pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 def test_it_is_found_out_once(tmp_path: Path) -> None:
     first, second = RecordingEngine(refuses="Relu+Cos"), RecordingEngine(refuses="Relu+Cos")
     homes, _, _ = placed(first, cache=tmp_path)
@@ -339,7 +332,6 @@ def test_it_is_found_out_once(tmp_path: Path) -> None:
     assert output[0].startswith("the recording engine is set to refuse Relu+Cos (as at an earlier compile")
 
 
-@pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 def test_equal_regions_are_looked_into_once() -> None:
     """Eight blocks with a node between them that only toy takes: the regions of the engine are equal."""
     engine = RecordingEngine(refuses="Tanh", takes="Exp|Tanh|Abs")
@@ -351,7 +343,6 @@ def test_equal_regions_are_looked_into_once() -> None:
 # ---------------------------------------------------------------------- the search
 
 
-@pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 @pytest.mark.slow
 @given(st.data())
 def test_what_is_left_compiles_and_little_is_left_out(data: st.DataObject) -> None:
@@ -373,7 +364,6 @@ def test_what_is_left_compiles_and_little_is_left_out(data: st.DataObject) -> No
         assert len(blamed) == 1
 
 
-@pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 def test_equal_blocks_give_up_the_same_node() -> None:
     """Twelve blocks of five, each with a pair that must not meet: one by one they would take a hundred compiles."""
     patterns = [place % 5 for place in range(60)]
@@ -387,14 +377,12 @@ def test_equal_blocks_give_up_the_same_node() -> None:
     assert len(results) <= TRIALS
 
 
-@pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 def test_where_too_many_are_to_blame_what_is_known_to_compile_stays() -> None:
     blamed = find_culprits(list(range(64)), lambda places: not any(place >= 32 for place in places))
     assert set(range(32, 64)) <= set(blamed)
     assert len(blamed) < 64
 
 
-@pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 @pytest.mark.parametrize(("size", "second", "alike"), [((), 1, True), ((), 2, False), ((100,), 2, True)])
 def test_small_constants_are_part_of_a_pattern(size: tuple[int, ...], second: float, alike: bool) -> None:
     names = ["x", *"abcd", "y"]

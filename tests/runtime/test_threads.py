@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,9 +26,6 @@ from xrt.runtime.threads import read_cpu_quotas
 F32 = TensorType(DType.FLOAT32, (2, 3))
 RELU = Function((Value("x", F32),), (Value("y", F32),), (Node("Relu", ("x",), ("y",)),), opsets={"": 20})
 X = np.ones((2, 3), "float32")
-
-
-# ---------------------------------------------------------------------- what the system grants
 
 
 def test_the_cores_are_at_most_those_that_the_process_may_run_on() -> None:
@@ -77,9 +74,6 @@ def test_a_quota_of_a_part_of_a_core_is_a_core(monkeypatch: pytest.MonkeyPatch) 
     assert available_cores() == 1
 
 
-# ---------------------------------------------------------------------- what a module asks
-
-
 def test_the_default_budget_is_the_cores() -> None:
     assert xrt.XRTModule(RELU, engine="toy").threads == default_budget() == available_cores()
 
@@ -123,9 +117,6 @@ def test_the_process_can_have_another_default() -> None:
     assert before.threads == available_cores()
     xrt.configure()
     assert xrt.XRTModule(RELU, engine="toy").threads == available_cores()
-
-
-# ---------------------------------------------------------------------- NumPy's BLAS
 
 
 class Fake:
@@ -177,20 +168,15 @@ def test_a_limit_of_one_call_does_not_hide_the_threads_from_another(monkeypatch:
 def test_limits_from_many_threads_leave_the_number_as_it_was() -> None:
     fake = Fake(8)
     blas = BlasThreads([fake.library()])
-    seen: list[bool] = []
 
     def call(budget: int) -> None:
         for _ in range(200):
             blas.enter(budget)
-            seen.append(fake.threads <= budget)
+            assert fake.threads <= budget
             blas.leave(budget)
 
-    threads = [threading.Thread(target=call, args=(budget,)) for budget in (1, 2, 3, 4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(seen)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(call, (1, 2, 3, 4)))
     assert fake.threads == 8
 
 
@@ -234,9 +220,6 @@ def threads_of_blas(node: Node, env: Any) -> Any:
     return lambda x: np.array(find_blas().threads)
 
 
-# ---------------------------------------------------------------------- threads of sessions of ort
-
-
 def ran(script: str, *arguments: str) -> str:
     completed = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr
@@ -268,8 +251,6 @@ def test_modules_of_different_budgets_have_their_own_threads() -> None:
     """The calling thread computes too, so that a budget of four is three threads more."""
     assert ran(BUDGETS).splitlines() == ["[0, 1, 3]", "[0, 1, 3]", "3"]
 
-
-# ---------------------------------------------------------------------- after a run nothing turns
 
 SQUARE = TensorType(DType.FLOAT32, (256, 256))
 
