@@ -67,9 +67,6 @@ def chain(operators: str) -> Function:
     return function(nodes, f"v{len(operators)}", "v0")
 
 
-# ------------------------------------------------------------------ generated
-
-
 @st.composite
 def graphs(draw: st.DrawFn, most: int = 9, *, dead: bool = True) -> Function:
     """Return Functions with values read twice, several or no outputs read, captures, control edges, devices and aliases."""
@@ -121,9 +118,6 @@ def options(draw: st.DrawFn) -> ClusteringOptions:
     return ClusteringOptions(least, most)
 
 
-# ------------------------------------------------------------------ run with terms for values
-
-
 def run(function_: Function, inputs: dict[str, Any]) -> list[Any]:
     """Return the outputs as terms: nested tuples that say how each was made, the launch nodes looked through."""
     values: dict[str, Any] = {"": None, **inputs, **{name: ("constant", name) for name in function_.constants}}
@@ -140,9 +134,6 @@ def _results(n: Node, values: dict[str, Any]) -> list[Any]:
     captured = [run(body, {name: values[name] for name in body.captures}) for body in n.bodies]
     term = (n.op, tuple(values[name] for name in n.inputs), repr(captured))
     return [(k, term) for k in range(len(n.outputs))]
-
-
-# ------------------------------------------------------------------ seen from outside
 
 
 def regions(plan: Plan) -> frozenset[tuple[str, frozenset[str]]]:

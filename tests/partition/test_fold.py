@@ -138,39 +138,24 @@ def test_names_of_the_outer_function_are_kept() -> None:
     assert (folded.name, folded.doc, folded.metadata) == ("model", "text", {"k": "v"})
 
 
-# ------------------------------------------------------------------ updates in place
+Y, Z = node("Red", "x", "y", name="y"), node("Blue", "y", "z", name="z")
+UPDATES: dict[str, tuple[tuple[Node, ...], str, bool]] = {
+    "nobody else reads the old value": ((Y, Z), "z y", True),
+    "another region reads the old value": ((Y, Z, node("Blue", "x z", "w", name="w")), "w y", False),
+    "the old value is an output": ((Y, Z), "z y x", False),
+    "another region makes the output": ((node("Red", "x", "a", name="a"), node("Blue", "a", "y", name="y")), "y", False),
+}
+"""Nodes of which y updates x in place, the outputs, and whether the region that makes y does so; else it is left to the end."""
 
 
-def updating(reader: Node | None = None, outputs: str = "z y") -> Plan:
-    """Return the plan of ``y = x + 1`` in place of x, then ``z`` on another engine."""
-    nodes = [node("Red", "x", "y", name="y"), node("Blue", "y", "z", name="z")]
-    return partition(function([*nodes, *([reader] if reader else [])], outputs, aliases=(("x", "y"),)), palette())
-
-
-def test_an_update_in_place_stays_on_the_plan_and_goes_into_the_region_that_makes_it() -> None:
-    plan = updating()
+@pytest.mark.parametrize(("nodes", "outputs", "in_region"), UPDATES.values(), ids=UPDATES)
+def test_an_update_in_place_stays_on_the_plan_and_goes_into_its_region(
+    nodes: tuple[Node, ...], outputs: str, in_region: bool
+) -> None:
+    plan = partition(function(nodes, outputs, aliases=(("x", "y"),)), palette())
     assert plan.function.aliases == (("x", "y"),)
-    assert by_node(plan, "y").aliases == (("x", "y"),)
-    assert by_node(plan, "z").aliases == ()
-
-
-def test_an_update_is_left_to_the_end_where_another_region_reads_the_old_value() -> None:
-    plan = updating(node("Blue", "x z", "w", name="w"), "w y")
-    assert plan.function.aliases == (("x", "y"),)
-    assert all(launch.function.aliases == () for launch in plan.launches)
-
-
-def test_an_update_is_left_to_the_end_where_the_old_value_is_an_output() -> None:
-    plan = updating(outputs="z y x")
-    assert plan.function.aliases == (("x", "y"),)
-    assert all(launch.function.aliases == () for launch in plan.launches)
-
-
-def test_an_update_is_left_to_the_end_where_another_region_makes_the_output() -> None:
-    nodes = [node("Red", "x", "a", name="a"), node("Blue", "a", "y", name="y")]
-    plan = partition(function(nodes, "y", aliases=(("x", "y"),)), palette())
-    assert plan.function.aliases == (("x", "y"),)
-    assert all(launch.function.aliases == () for launch in plan.launches)
+    aliases = {launch.nodes: launch.function.aliases for launch in plan.launches if launch.function.aliases}
+    assert aliases == ({("y",): (("x", "y"),)} if in_region else {})
 
 
 def test_an_update_waits_for_the_regions_that_read_the_old_value() -> None:

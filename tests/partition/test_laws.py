@@ -20,23 +20,13 @@ TERMS = {"x": "x", "y": "y"}
 
 
 @given(graphs(), options())
-def test_acyclic_law(function: Function, asked: ClusteringOptions) -> None:
+def test_a_plan_is_acyclic_has_each_node_once_and_computes_the_same(function: Function, asked: ClusteringOptions) -> None:
     plan = partition(function, palette(), asked)
     assert nx.is_directed_acyclic_graph(quotient(function, plan))
-
-
-@given(graphs(), options())
-def test_every_node_is_in_one_region_and_regions_are_not_empty(function: Function, asked: ClusteringOptions) -> None:
-    plan = partition(function, palette(), asked)
     placed = [name for launch in plan.launches for name in launch.nodes]
     assert sorted(placed) == sorted(node.name for node in function.nodes)
     assert all(launch.nodes for launch in plan.launches)
     assert len({launch.name for launch in plan.launches}) == len(plan.launches)
-
-
-@given(graphs(), options())
-def test_cut_law(function: Function, asked: ClusteringOptions) -> None:
-    plan = partition(function, palette(), asked)
     assert run(plan.function, TERMS) == run(function, TERMS)
 
 
@@ -72,9 +62,6 @@ def test_reason_law(function: Function, asked: ClusteringOptions) -> None:
 
 def _rank(function: Function, plan: Plan, pair: tuple[str, str]) -> tuple[int, int]:
     return [node.name for node in function.nodes].index(pair[0]), plan.engines.index(pair[1])
-
-
-# ------------------------------------------------------------------ order law
 
 
 @given(graphs(dead=False), options(), st.randoms(use_true_random=False))
@@ -127,9 +114,6 @@ def _renamed(function: Function) -> Function:
 def _renamed_body(body: Function, new: dict[str, str]) -> Function:
     nodes = tuple(replace(node, inputs=tuple(new.get(name, name) for name in node.inputs)) for node in body.nodes)
     return Function((), tuple(Value(v.name, v.type) for v in body.outputs), nodes, opsets=body.opsets)
-
-
-# ------------------------------------------------------------------ dependencies
 
 
 @given(graphs())

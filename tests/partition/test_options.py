@@ -247,34 +247,33 @@ def test_attributes_that_only_python_takes_for_equal_are_asked_about_each(one: A
     assert asked_about(graph.replace(nodes=(first, graph.node("second")))) == ["first", "second"]
 
 
-def test_types_are_distinguished() -> None:
-    values = (Value("x", F32), Value("y", TensorType(DType.FLOAT16, (4,))))
-    nodes = (node("Red", "x", "a", name="first"), node("Red", "y", "b", name="second"))
-    assert asked_about(Function(values, (Value("a"), Value("b")), nodes, opsets={"": 20})) == ["first", "second"]
+def looping(name: str) -> Node:
+    body = Function((), (Value("b"),), (node("Inner", "x", "b"),), opsets={"": 20})
+    return node("Red", "x", name, name=name, attributes=(Attribute("body", AttrKind.GRAPH, body),))
 
 
-def test_constants_are_distinguished_and_shared_ones_not() -> None:
-    constants = {"c": Constant(np.zeros(4, np.float32)), "d": Constant(np.ones(4, np.float32))}
-    nodes = [node("Red", read, item, name=item) for read, item in (("c", "p"), ("d", "q"), ("c", "r"))]
-    assert asked_about(function(nodes, "p q r", constants=constants)) == ["p", "q"]
+def reds(*reads_and_makes: str) -> list[Node]:
+    """Return nodes of one operator, named by the first value that they make."""
+    pairs = (text.split(" -> ") for text in reads_and_makes)
+    return [node("Red", reads, makes, name=makes.partition(" ")[0]) for reads, makes in pairs]
 
 
-def test_bodies_are_distinguished() -> None:
-    def looping(name: str) -> Node:
-        body = Function((), (Value("b"),), (node("Inner", "x", "b"),), opsets={"": 20})
-        return node("Red", "x", name, name=name, attributes=(Attribute("body", AttrKind.GRAPH, body),))
+WEIGHTS = {"c": Constant(np.zeros(4, np.float32)), "d": Constant(np.ones(4, np.float32))}
+HALF = (Value("x", F32), Value("z", TensorType(DType.FLOAT16, (4,))))
+DISTINGUISHED: dict[str, tuple[Function, list[str]]] = {
+    "types": (Function(HALF, (Value("a"), Value("b")), tuple(reds("x -> a", "z -> b")), opsets={"": 20}), ["a", "b"]),
+    "constants, not shared ones": (function(reds("c -> p", "d -> q", "c -> r"), "p q r", constants=WEIGHTS), ["p", "q"]),
+    "bodies": (function([looping("p"), looping("q")], "p q"), ["p", "q"]),
+    "outputs without readers": (
+        function([*reds("x -> a b", "x -> c d", "x -> e f"), node("Green", "d", "g", name="g")], "a c e g"),
+        ["a", "c", "g"],
+    ),
+}
 
-    assert asked_about(function([looping("p"), looping("q")], "p q")) == ["p", "q"]
 
-
-def test_outputs_without_readers_are_distinguished_from_those_with_some() -> None:
-    nodes = [
-        node("Red", "x", "a b", name="first"),
-        node("Red", "x", "c d", name="second"),
-        node("Red", "x", "e f", name="third"),
-        node("Green", "d", "g", name="fourth"),
-    ]
-    assert asked_about(function(nodes, "a c e g")) == ["first", "second", "fourth"]
+@pytest.mark.parametrize(("graph", "asked"), DISTINGUISHED.values(), ids=DISTINGUISHED)
+def test_what_nodes_read_hold_and_give_is_distinguished(graph: Function, asked: list[str]) -> None:
+    assert asked_about(graph) == asked
 
 
 def test_what_is_made_of_constants_is_distinguished_by_how_it_is_made() -> None:

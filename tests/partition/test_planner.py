@@ -6,6 +6,8 @@ import math
 import random
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +18,12 @@ from hypothesis import given, settings, strategies as st
 
 from tests.module.test_faults import chain
 from tests.partition.drawn import function, graphs, node, palette, quotient, run
-from tests.partition.synthetic import run_search
-from xrt.engines import CompileContext, create
+from xrt.engines import CompileContext, GraphCompiler, create
 from xrt.formats.placement_file import dumps, loads
 from xrt.graph import DType, Function, Node, TensorType, Value, shape_key
-from xrt.partition import CostTable, MeasuredCost, RegionCost
-from xrt.partition.clustering import (
-    DependencyGraph,
-    QuotientGraph,
-    find_earliest_slots,
-    find_engine_sequence,
-    minimize_cut,
-)
-from xrt.placement import ProfilingRequest, predict_cost, propose_plans
+from xrt.partition import CostTable, MeasuredCost, Plan, RegionCost
+from xrt.partition.clustering import DependencyGraph, QuotientGraph, find_earliest_slots, find_engine_sequence, minimize_cut
+from xrt.placement import ProfilingRequest, choose_requests, predict_cost, propose_plans
 from xrt.processes.background import OutOfTime
 
 TERMS = {"x": "x", "y": "y"}
@@ -40,14 +35,38 @@ def by_hash(piece: ProfilingRequest) -> RegionCost:
     return "it failed" if number % 8 == 0 else MeasuredCost.exactly((number % 997 + 1) * 1e-6)
 
 
+@dataclass(frozen=True)
+class SearchResult:
+    """Plans, the best predicted first; what was measured; and whether nothing was left to measure."""
+
+    plans: tuple[Plan, ...]
+    table: CostTable
+    measured: int
+    is_finished: bool
+
+
+def run_search(
+    function: Function,
+    engines: Sequence[GraphCompiler],
+    measure: Callable[[ProfilingRequest], RegionCost],
+    *,
+    rounds: int = 32,
+) -> SearchResult:
+    """Measure what the planner asks for, round by round, and return what it proposes."""
+    table, count = CostTable(), 0
+    requests = choose_requests(function, engines, table)
+    while requests and rounds:
+        table = table.merge(CostTable({(piece.key, piece.spec): measure(piece) for piece in requests}))
+        count, rounds = count + len(requests), rounds - 1
+        requests = choose_requests(function, engines, table)
+    return SearchResult(propose_plans(function, engines, table), table, count, not requests)
+
+
 def test_a_planner_that_is_abandoned_ends() -> None:
     """It ran on while the engines raced, and took the time of the interpreter from them."""
     asked = iter((False, False, True))
     with pytest.raises(OutOfTime):
         propose_plans(chain("Exp", "Cos"), [create("toy")], CostTable(), is_stopped=lambda: next(asked))
-
-
-# ------------------------------------------------------------------ laws
 
 
 @pytest.mark.slow
@@ -154,19 +173,21 @@ def _called(function: Function, inputs: list[Any]) -> list[Any]:
     return list(executable.run(inputs))
 
 
-# ------------------------------------------------------------------ the same everywhere
-
 SCRIPT = """
 import hashlib, sys
-from tests.partition.synthetic import run_search, worlds
+from tests.partition.drawn import palette
+from tests.partition.test_planner import by_hash, run_search
+from xrt.passes import infer_shapes
 from xrt.placement import choose_requests, predict_cost, propose_plans
+from xrt.testing.generate import make_seeded_function
 told = []
-for world in worlds(range(200, 204), 10):
-    found = run_search(world.function, world.engines, world.measure, rounds=2)
+for seed in range(6):
+    function, engines = infer_shapes(make_seeded_function(seed)), palette()
+    found = run_search(function, engines, by_hash, rounds=2)
     told += [repr(found.table.to_document()), *map(str, found.plans)]
-    told += [*(str(predict_cost(world.function, plan, found.table)) for plan in found.plans)]
-    told += [str(plan.function) for plan in propose_plans(world.function, world.engines, found.table)]
-    told += [repr([(p.key, p.spec) for p in choose_requests(world.function, world.engines, found.table)])]
+    told += [*(str(predict_cost(function, plan, found.table)) for plan in found.plans)]
+    told += [str(plan.function) for plan in propose_plans(function, engines, found.table)]
+    told += [repr([(p.key, p.spec) for p in choose_requests(function, engines, found.table)])]
 print(hashlib.sha256("\\n".join(told).encode()).hexdigest())
 """
 
