@@ -181,11 +181,7 @@ PADS: dict[str, tuple[Build, Inputs, str]] = {
     "softmax": (lambda x: emit("Softmax", poison(x), axis=1), X, "s"),
     "log softmax": (lambda x: emit("LogSoftmax", poison(x), axis=1), X, "s"),
     "attention": (lambda x: attend(poison(x)), X, "s"),
-    "attention, one operator": (
-        lambda x: emit("Attention", *[emit("Reshape", poison(x), constant([2, 1, -1, 4]))] * 3),
-        X,
-        "s",
-    ),
+    "attention, one operator": (lambda x: emit("Attention", *[emit("Reshape", poison(x), constant([2, 1, -1, 4]))] * 3), X, "s"),
     "reductions": (
         lambda x: tuple(
             emit(f"Reduce{kind}", poison(x), constant([1]), keepdims=keep)
@@ -201,11 +197,7 @@ PADS: dict[str, tuple[Build, Inputs, str]] = {
     "arg max": (lambda x: emit("ArgMax", poison(x), axis=1), X, "s"),
     "sums from the front": (lambda x: emit("CumSum", x, constant(1)), X, ""),
     "sums from the back": (lambda x: emit("CumSum", poison(x), constant(1), reverse=1), X, "s"),
-    "layer normalization": (
-        lambda x: emit("LayerNormalization", poison(x), constant(np.ones(4, "float32")), axis=-1),
-        X,
-        "",
-    ),
+    "layer normalization": (lambda x: emit("LayerNormalization", poison(x), constant(np.ones(4, "float32")), axis=-1), X, ""),
     "dropout with a mask that nothing reads": (lambda x: apply("Dropout", (poison(x),), {}, outputs=2)[0], X, ""),
     "dropout with a mask": (lambda x: apply("Dropout", (poison(x),), {}, outputs=2), X, ""),
     "moves": (lambda x: emit("Transpose", emit("Unsqueeze", poison(x), constant([0])), perm=[2, 0, 3, 1]), X, ""),

@@ -72,12 +72,7 @@ def test_no_window_of_a_pool_begins_in_the_padding_behind(opset: int) -> None:
         head,
     )
     inferred = infer_shapes(without_outputs(function))
-    assert types(inferred) == {
-        "a": "float32[N,1,3,3]",
-        "y": "float32[N,1,1,2]",
-        "z": "float32[N,1,?,?]",
-        "w": "float32[N,1,3,2]",
-    }
+    assert types(inferred) == {"a": "float32[N,1,3,3]", "y": "float32[N,1,1,2]", "z": "float32[N,1,?,?]", "w": "float32[N,1,3,2]"}
     assert [str(body.outputs[0].type) for body in inferred.nodes[2].bodies] == ["float32[N,1,3,3]", "float32[N,1,2,2]"]
     assert infer_shapes(inferred) is inferred
 
@@ -466,14 +461,6 @@ def test_trees_and_what_is_computed_of_them(rows: Any) -> None:
     session = onnxruntime.InferenceSession(to_model(function).SerializeToString(), None, ["CPUExecutionProvider"])
     results = session.run(None, {"x": np.zeros((4, 3), np.float32)})
     assert [result.shape for result in results] == [(4,), (4,), (4, 4)]
-
-
-def test_what_is_behind_such_an_operator_is_inferred() -> None:
-    """ReduceMean behind MatMulNBits, whose rank was unknown."""
-    head = one("MatMulNBits", "float32[N,3,64] uint8[8,2,16] float32[16]", K=64, N=8, bits=4, block_size=32)
-    mean = Node("ReduceMean", ("o0",), ("y",), read_attributes({"keepdims": 0, "axes": [-1]}))
-    function = head.replace(nodes=(*head.nodes, mean), outputs=(Value("y"),), opsets={"": 17, MS: 1})
-    assert str(infer_shapes(function).outputs[0].type) == "float32[N,3]"
 
 
 @pytest.mark.parametrize("domain", OPERATOR_TYPES)

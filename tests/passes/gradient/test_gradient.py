@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import ModelProto, ValueInfoProto, backend, numpy_helper, parser
+from onnx import parser
 
 import xrt
 from tests.passes.gradient.checking import Array, Case, assert_gradient, list_floats, make_function, run
@@ -187,10 +184,6 @@ def test_the_gradient_of_a_cut_is_the_cut_gradient() -> None:
         np.testing.assert_allclose(a, e, rtol=1e-12)
 
 
-def test_the_same_function_gives_the_same_gradient() -> None:
-    assert xrt.gradient(FUNCTION, of="loss").fingerprint == xrt.gradient(FUNCTION, of="loss").fingerprint
-
-
 # ---------------------------------------------------------------------- errors
 
 
@@ -244,18 +237,6 @@ def test_several_outputs_need_a_name() -> None:
 
 
 # ---------------------------------------------------------------------- onnx's own tests
-
-
-@pytest.mark.parametrize("name", ["test_gradient_of_add", "test_gradient_of_add_and_mul"])
-def test_the_gradient_nodes_of_onnx(name: str) -> None:
-
-    path = DATA / "simple" / name / "model.onnx"
-    model = onnx.load(path)
-    with xrt.XRTModule(load(path), engine="toy") as m:
-        for inputs, outputs in data_sets(path, model):
-            results = m(*inputs)
-            for value, expected in zip(results, outputs, strict=True):
-                np.testing.assert_allclose(value, expected)
 
 
 def test_a_gradient_node_reads_other_values_than_those_it_names() -> None:
@@ -480,41 +461,3 @@ def test_a_body_with_random_numbers_is_refused() -> None:
     function = make_function(build, (YES, normal(2)))
     with pytest.raises(ModelError, match=r"^node 'if_1' \(If\) has no gradient: its body holds 'randomnormallike_1'"):
         xrt.gradient(function, with_respect_to="x")
-
-
-def test_the_forward_outputs_of_a_loop_stay() -> None:
-    x, w = normal(2, 2), normal(2, 2)
-    function = make_function(turns, (x, w))
-    names = [value.name for value in function.outputs]
-    differentiated = xrt.gradient(function, of=names)
-    assert [value.name for value in differentiated.outputs] == [*names, "x_gradient", "w_gradient"]
-    for before, after in zip(run(function, (x, w)), run(differentiated, (x, w)), strict=False):
-        np.testing.assert_array_equal(before, after)
-
-
-DATA = Path(next(iter(backend.__path__))) / "test" / "data"
-
-
-def value(path: Path, info: ValueInfoProto) -> Any:
-    """Return a stored tensor or sequence as engines take it."""
-    if info.type.HasField("sequence_type"):
-        return [tidy(item) for item in numpy_helper.to_list(onnx.SequenceProto.FromString(path.read_bytes()))]
-    return tidy(numpy_helper.to_array(onnx.TensorProto.FromString(path.read_bytes())))
-
-
-def tidy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    if array.dtype.kind not in "OUS":
-        return array
-    text = np.empty(array.shape, dtype=object)
-    text.reshape(-1)[:] = [item.decode() if isinstance(item, bytes) else str(item) for item in array.flat]
-    return text
-
-
-def data_sets(path: Path, model: ModelProto) -> Iterator[tuple[list[Any], list[Any]]]:
-    weights = {tensor.name for tensor in model.graph.initializer}
-    inputs = [info for info in model.graph.input if info.name not in weights]
-    for folder in sorted(path.parent.glob("test_data_set_*")):
-        yield (
-            [value(folder / f"input_{i}.pb", info) for i, info in enumerate(inputs)],
-            [value(folder / f"output_{i}.pb", info) for i, info in enumerate(model.graph.output)],
-        )
