@@ -10,9 +10,7 @@ import numpy as np
 import xrt
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.engines.contract import registry
-from xrt.errors import (
-    CompileRefused,
-)
+from xrt.errors import CompileRefused
 from xrt.graph import DType, Function, Node, TensorType, Value
 
 ENGINES = ["toy", "ort", "tvm", ["tvm", "ort"]]

@@ -312,10 +312,7 @@ def test_strided_windows_with_same_padding_over_an_axis_that_stays(op: str, kern
 
 
 def test_two_dims() -> None:
-    nodes = (
-        Node("Transpose", ("x",), ("turned",)).with_attributes(perm=[1, 0]),
-        Node("MatMul", ("turned", "x"), ("y",)),
-    )
+    nodes = (Node("Transpose", ("x",), ("turned",)).with_attributes(perm=[1, 0]), Node("MatMul", ("turned", "x"), ("y",)))
     model = Function((value("x", "a", "b"),), (Value("y"),), nodes, opsets={"": 20})
     exact = xrt.XRTModule(model, engine="toy")
     with make(model) as module:

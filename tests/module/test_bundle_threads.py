@@ -14,8 +14,8 @@ import pytest
 import xrt
 from tests.module.test_bundle import perceptron
 from xrt.cache import CompileCache
-from xrt.engines import CompileContext, GraphCompiler
-from xrt.errors import BudgetWarning, BundleError, FallbackWarning, OptionError
+from xrt.engines import GraphCompiler
+from xrt.errors import BundleError, FallbackWarning
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.runtime import set_budget_source
 from xrt.testing.fault_injection import RecordingEngine
@@ -119,19 +119,6 @@ print(counts)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", [1, 2])
-def test_openvino_computes_with_the_threads_of_the_load(threads: int) -> None:
-    engine, context = xrt.engines.create("openvino"), CompileContext(threads=threads)
-    saved = engine.save(engine.compile(wide(), CompileContext(threads=3 - threads)), CompileContext(threads=3 - threads))
-    result, compiled = engine.load(memoryview(saved), wide(), context), engine.compile(wide(), context)
-    for name in ("INFERENCE_NUM_THREADS", "NUM_STREAMS"):
-        assert result.compiled.model.get_property(name) == compiled.compiled.model.get_property(name)  # type: ignore[attr-defined]
-
-
-# ---------------------------------------------------------------------- which budget
-
-
-@pytest.mark.slow
 def test_without_a_number_the_bundle_has_that_of_its_module(path: Path) -> None:
     save(path, "ort", 2)
     assert xrt.load(path).threads == 2
@@ -154,19 +141,3 @@ def test_a_scheduler_grants_the_budget(path: Path, granted: list[int | None]) ->
         assert xrt.XRTModule(perceptron(), "ort").threads == 3
     finally:
         xrt.configure()
-
-
-def test_more_threads_than_cores_are_the_cores_with_a_word(path: Path) -> None:
-    save(path, "ort", 2)
-    message = "threads=9 is more than the 4 cores that this process may use; 4 threads are used"
-    with pytest.warns(BudgetWarning) as caught:
-        loaded = xrt.load(path, threads=9, strict=True)
-    assert loaded.threads == 4
-    assert [str(w.message) for w in caught] == [message]
-    assert [w.filename for w in caught] == [__file__]
-
-
-def test_what_is_no_number_of_threads_is_refused(path: Path) -> None:
-    save(path, "ort", 2)
-    with pytest.raises(OptionError, match=r"^threads must be a positive integer or None; got 0$"):
-        xrt.load(path, threads=0)

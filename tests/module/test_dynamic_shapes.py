@@ -184,19 +184,12 @@ def test_a_compile_without_examples() -> None:
     ("engines", "options", "text"),
     [
         (["toy"], {"shapes": "sometimes"}, r"^shapes must be 'auto', 'each', 'one' or xrt\.Buckets\(\.\.\.\); got 'sometimes'$"),
-        (
-            [Rigid()],
-            {"shapes": "one"},
-            "^shapes='one': engine 'rigid' compiles for fixed sizes; leave it, or the option, out$",
-        ),
+        ([Rigid()], {"shapes": "one"}, "^shapes='one': engine 'rigid' compiles for fixed sizes; leave it, or the option, out$"),
     ],
 )
 def test_options_that_cannot_be(engines: list[Any], options: Any, text: str) -> None:
     with pytest.raises(OptionError, match=text):
         make(*engines, **options)
-
-
-# ---------------------------------------------------------------------- kept
 
 
 @pytest.mark.slow
@@ -209,14 +202,3 @@ def test_a_later_module_finds_the_program_for_all_sizes(tmp_path: Path, monkeypa
         ) as module:
             assert {*call(module, 5 + round_).values(), *call(module, 9).values()} == {"openvino"}
         monkeypatch.setattr("xrt.engines.openvino.OpenVino.compile", None)
-
-
-@pytest.mark.slow
-def test_a_bundle_keeps_the_program_for_all_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with make("openvino") as module:
-        call(module, 5)
-        call(module, 6)
-        module.save(tmp_path / "model.xrt")
-    monkeypatch.setattr("xrt.engines.openvino.OpenVino.compile", None)
-    with xrt.load(tmp_path / "model.xrt", cache=CompileCache()) as module:
-        assert {*call(module, 5).values(), *call(module, 8).values()} == {"openvino"}

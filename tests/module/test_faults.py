@@ -17,10 +17,7 @@ from xrt.errors import FallbackWarning, InputError, OptionError, RunFailed
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"),  # what is tested does not depend on them
-    pytest.mark.sample(4),
-]
+pytestmark = pytest.mark.sample(4)
 
 T = TensorType(DType.FLOAT32, (2, 3))
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
@@ -87,9 +84,6 @@ def test_a_strict_module_raises_one_error(told: Any, check: Any, text: str, plac
         m(X)
     assert "'faulty" in str(caught.value)
     assert "xrt_faulty_" in str(caught.value)
-
-
-# ---------------------------------------------------------------------- what is remembered
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -161,9 +155,6 @@ def test_equal_regions_are_given_up_together() -> None:
     assert "node 'n0' and 1 more placed" in line
 
 
-# ---------------------------------------------------------------------- updates in place
-
-
 def updating() -> tuple[Function, np.ndarray[Any, Any]]:
     return chain("Abs", "Exp", aliases=(("x", "y"),)), X.copy()
 
@@ -190,9 +181,6 @@ def test_a_checked_call_keeps_what_it_updates_and_so_is_repeated() -> None:
     with module(FaultyEngine(how="value"), "toy", function=function, check="first") as m, pytest.warns(FallbackWarning):
         m(state)
     np.testing.assert_allclose(state, np.exp(np.abs(X)), rtol=1e-6)
-
-
-# ---------------------------------------------------------------------- checks
 
 
 @pytest.mark.parametrize(("check", "runs", "checked"), [("first", 8, 1), (0.25, 8, 3), (1, 4, 4), ("nan", 3, 3)])

@@ -75,14 +75,6 @@ def test_the_same_lock_gives_the_same_plan_without_measuring(
 
 
 @pytest.mark.full
-def test_a_lock_may_be_a_value(lock: PlacementFile) -> None:
-    with xrt.XRTModule(chain(*OPS), "auto", lock=lock, cache=CompileCache()) as module:
-        regions = {run.region: run.engine for run in lock.plan}  # two of one engine, where a busy machine measured that
-        assert [launch.engine for launch in module.plan.launches] == [regions[number] for number in sorted(regions)]
-        assert f"  from the lock that was given, made on {lock.date} by xrt " in str(module.tuned)
-
-
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
@@ -146,9 +138,6 @@ def test_an_engine_that_is_not_named_is_a_difference(lock: PlacementFile, path: 
 def test_what_cannot_be_is_refused(path: Path, options: dict[str, Any], error: type[Exception], told: str) -> None:
     with pytest.raises(error, match=told):
         xrt.XRTModule(chain(*OPS), **{"engine": "auto", "lock": path, **options})
-
-
-# ---------------------------------------------------------------------- a module's lock and its gate
 
 
 @pytest.mark.full

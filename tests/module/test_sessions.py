@@ -180,10 +180,7 @@ REFUSED = {
         _set("total", np.ones((1, 3))),
         "input 'total' must be float32; got float64; convert it with .astype('float32')",
     ),
-    "a state removed": (
-        lambda s: s.state.pop("total"),
-        "state 'total' cannot be removed; session.reset() forgets all state",
-    ),
+    "a state removed": (lambda s: s.state.pop("total"), "state 'total' cannot be removed; session.reset() forgets all state"),
     "a state as an input": (lambda s: s(X, total=X), "the model has no input 'total'. The model takes 1 input (x)"),
     "no input": (lambda s: s(), "no value for input 'x'; the model takes 1 input (x)"),
     "a file that is missing": (
@@ -347,11 +344,7 @@ class InterruptedEngine(RecordingEngine):
 def interruptible() -> tuple[InterruptedEngine, xrt.Session]:
     """A session with two states. The engine runs between the updates in place of the two."""
     engine, type_ = InterruptedEngine(), TensorType(F32, (1, 3))
-    nodes = (
-        Node("Add", ("a", "x"), ("a_next",)),
-        Node("Exp", ("a_next",), ("e",)),
-        Node("Add", ("b", "e"), ("b_next",)),
-    )
+    nodes = (Node("Add", ("a", "x"), ("a_next",)), Node("Exp", ("a_next",), ("e",)), Node("Add", ("b", "e"), ("b_next",)))
     ends = tuple(Value(n, type_) for n in ("x", "a", "b")), tuple(Value(n, type_) for n in ("e", "a_next", "b_next"))
     function = Function(*ends, nodes, opsets={"": 20}, aliases=(("a", "a_next"), ("b", "b_next")))
     return engine, xrt.XRTModule(function, engine=[engine, "toy"], strict=True, cache=CompileCache()).new_session()
