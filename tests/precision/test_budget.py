@@ -68,6 +68,12 @@ def raise_error(outputs: Any, items: Any) -> float:
     [
         (raise_error, "the metric raise_error raised KeyError: 'label'"),
         (lambda outputs, items: math.nan, "the metric <lambda> returned nan; it must return a finite number"),
+        (lambda outputs, items: math.inf, "the metric <lambda> returned inf; it must return a finite number"),
+        (lambda *_: "high", "the metric <lambda> raised ValueError: could not convert string to float: 'high'"),
+        (
+            lambda *_: None,
+            "the metric <lambda> raised TypeError: float() argument must be a string or a real number, not 'NoneType'",
+        ),
     ],
 )
 def test_a_metric_that_fails_is_one_error(metric: Any, text: str) -> None:
@@ -121,8 +127,6 @@ def test_budgets_print_and_refuse_other_measures() -> None:
     with pytest.raises(OptionError, match=r"the limit of an ErrorBudget is a number, 0 or more, such as 0.01; got nan"):
         ErrorBudget(math.nan)
 
-
-# ---------------------------------------------------------------------- examples
 
 X = np.ones((1, 2), "float32")
 

@@ -111,9 +111,6 @@ def test_what_cannot_be_calibrated_is_refused() -> None:
         module.calibrate([X])
 
 
-# ---------------------------------------------------------------------- tables
-
-
 @pytest.mark.slow
 def test_a_table_outlasts_a_renaming_and_a_file(tmp_path: Path) -> None:
     function = load("mobilenet", image=32, width=10, classes=3)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import xrt
 from xrt import ops, training
 from xrt.errors import ModelError, XRTWarning
 from xrt.graph import list_states
-from xrt.module.programs import format_implicit_fallback
 from xrt.partition import Plan
 
 DRAW = np.random.default_rng(3)
@@ -127,15 +125,6 @@ def test_the_plan_says_why_the_update_is_elsewhere() -> None:
         trained(X, LABELS)
         assert [launch.engine for launch in trained.module.plan.launches] == ["ort"]
         assert {item.reason for item in trained.module.profile().copies} == {"engine 'ort' cannot write it in place in xrt_ort_0"}
-
-
-def test_the_warning_for_an_engine_that_was_not_named_depends_on_no_text() -> None:
-    with make_module(["ort"]) as trained:
-        trained(X, LABELS)
-        plan = trained.module.plan
-    assert format_implicit_fallback(plan, "toy", ()) == ""
-    alike = replace(plan, reasons=tuple(replace(reason, updating_engine="") for reason in plan.reasons))
-    assert "as no engine of the list supports them, such as" in format_implicit_fallback(alike, "toy", ())
 
 
 def test_a_pin_keeps_the_update_where_it_is() -> None:

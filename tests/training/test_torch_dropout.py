@@ -1,8 +1,9 @@
-"""Modules of PyTorch in training, also with Dropout: given as they are, and inference with their weights."""
+"""Modules of PyTorch in training, also with Dropout; and inference with the weights of a module in training."""
 
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ from torch import nn
 from torch.nn import functional
 
 import xrt
-from xrt import training
-from xrt.errors import ModelError, OptionError
+from tests.training.test_steps import LABELS, X, make_function
+from xrt import ops, training
+from xrt.errors import InputError, ModelError, OptionError
+from xrt.graph import TensorType
 
 
 class Scores(nn.Module):  # type: ignore[misc]  # PyTorch is not seen by the type checker
@@ -22,15 +25,6 @@ class Scores(nn.Module):  # type: ignore[misc]  # PyTorch is not seen by the typ
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(self.network(x), labels)
-
-
-@pytest.mark.slow
-def test_an_lstm_is_captured_without_a_warning() -> None:
-    module = nn.LSTM(3, 4, batch_first=True).train()
-    x = torch.randn(2, 5, 3)
-    function = xrt.from_torch(module, (x,))
-    expected = module(x)[0].detach().numpy()
-    np.testing.assert_allclose(xrt.XRTModule(function, "toy")(x.numpy())[0], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_model_may_have_an_input_named_target() -> None:
@@ -179,3 +173,68 @@ def test_alpha_dropout_keeps_mean_and_variance() -> None:
     x = torch.randn(200, 300)
     y = xrt.XRTModule(xrt.from_torch(nn.AlphaDropout(0.3).train(), (x,)), "toy")(x.numpy())
     assert abs(float(y.mean())) < 0.03 and abs(float(y.var()) - 1) < 0.05
+
+
+class Normalized(xrt.Graph):
+    """A product, a batch normalization in training form with its statistics as state, and a Dropout."""
+
+    def __init__(self) -> None:
+        self.w = np.random.default_rng(0).standard_normal((4, 3)).astype("float32")
+        self.scale, self.shift = np.full(3, 2, "float32"), np.ones(3, "float32")
+
+    def build(self, x: Any) -> Any:
+        type_ = TensorType(xrt.DType.FLOAT32, (3,))
+        mean, variance = self.state("mean", type_), self.state("variance", type_, fill=1)
+        options = {"training_mode": 1, "momentum": 0.5, "outputs": 3}
+        y, *after = ops.BatchNormalization(x @ self.w, self.scale, self.shift, mean, variance, **options)
+        self.update(mean, after[0])
+        self.update(variance, after[1])
+        return {"scores": ops.Dropout(y, np.float32(0.5), True)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["toy", "ort", ["ort", "toy"]], ids=str)
+def test_statistics_are_those_that_ran_and_nothing_is_dropped(engine: Any) -> None:
+    x, function = X.astype("float32"), Normalized().trace(X.astype("float32"))
+    with (
+        training.TrainModule(function, engine, loss=training.CrossEntropy(), learning_rate=0.1) as trained,
+        trained.eval() as evaluated,
+    ):
+        for _ in range(3):
+            trained(x, LABELS)
+            state = trained.state_dict()
+            result = evaluated(x)
+            with xrt.XRTModule(trained.export(), engine) as exported:
+                np.testing.assert_allclose(exported(x), result, rtol=1e-5, atol=1e-6)
+            normal = (x @ state["w"] - state["mean"]) / np.sqrt(state["variance"] + 1e-5)
+            np.testing.assert_allclose(result, normal * state["scale"] + state["shift"], rtol=1e-4, atol=1e-5)
+            np.testing.assert_array_equal(evaluated(x), result)
+            for name, value in trained.state_dict().items():
+                np.testing.assert_array_equal(value, state[name])
+
+
+@pytest.mark.slow
+def test_a_module_of_torch_is_evaluated_in_its_own_form() -> None:
+    module, x, labels = make("convolutional", 0.0)
+    names = [key for key, _ in module.named_parameters()]
+    buffers = {key: value.clone().numpy() for key, value in module.named_buffers()}
+    with training.TrainModule(xrt.from_torch(module, (x, labels)), "ort", parameters=names) as trained:
+        trained.session.state.update({key: value for key, value in buffers.items() if key in trained.session.state})
+        evaluated = trained.eval(xrt.from_torch(module.eval(), (x, labels)))
+        for _ in range(3):
+            trained(x.numpy(), labels.numpy())
+        module.load_state_dict({name: torch.from_numpy(v) for name, v in trained.state_dict().items()}, strict=False)
+        np.testing.assert_allclose(evaluated(x.numpy(), labels.numpy()), module(x, labels).detach().numpy(), rtol=1e-4)
+        evaluated.close()
+        exported = trained.export(xrt.from_torch(module.eval(), (x, labels)))
+        assert [value.name for value in exported.inputs] == ["x", "labels"]
+        with xrt.XRTModule(exported, "ort") as served:
+            np.testing.assert_allclose(served(x.numpy(), labels.numpy()), module(x, labels).detach().numpy(), rtol=1e-4)
+
+
+def test_a_model_of_other_weights_is_an_error() -> None:
+    with (
+        training.TrainModule(make_function(), engine="toy", loss=training.CrossEntropy()) as trained,
+        pytest.raises(InputError, match=r"^weight 'w1' is float64\[4, 5\] in training, and float32\[4,5\] in the model"),
+    ):
+        trained.eval(make_function(np.float32))

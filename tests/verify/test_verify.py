@@ -1,7 +1,8 @@
-"""Verification of a plan, the smallest part that is wrong, and what lower precision and packed weights promise."""
+"""Verification of a plan, the smallest part that is wrong, lower precision, packed weights, and the judgement in float64."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +16,19 @@ import xrt
 from tests.verify.wrong import Wrong, WronglyFusing, long_model, numbers
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, RunOptions, create
+from xrt.engines.contract import registry
 from xrt.engines.contract.options import Precision
 from xrt.engines.toolkit.reference_evaluator import REFERENCE, evaluate
 from xrt.errors import CompileRefused, EngineError
 from xrt.formats.onnx import load, save_case
-from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, Value
+from xrt.graph import Attribute, Constant, DType, Function, Node, OptionalType, TensorType, Value
 from xrt.partition import partition
 from xrt.runtime.inputs import copy_values
+from xrt.testing.corpus.entry import graph, node
 from xrt.testing.fault_injection import FaultyEngine
-from xrt.verify import Verdict, bisect, verify
-from xrt.verify.comparison import find_precision
+from xrt.verify import CheckVerdict, Verdict, bisect, verify
+from xrt.verify.comparison import OutputJudge, find_precision, widen
+from xrt.verify.execution import Stopped, run_alone
 
 pytestmark = pytest.mark.sample(3)
 
@@ -82,7 +86,6 @@ def test_progress_is_reported_of_every_region() -> None:
 def test_a_wrong_kernel_among_200_nodes_is_reduced_to_its_node() -> None:
     with xrt.XRTModule(long_model(), engine=Wrong(native="off")) as module:
         culprit = module.bisect(numbers())
-    assert culprit is not None
     assert [node.name for node in culprit.function.nodes] == ["n117"]
     assert culprit.runs < 30
     assert str(culprit).startswith("wrong{native=off} differs on 1 node: 'n117' (Atan): v118 differs in 32 of 32 elements")
@@ -94,7 +97,6 @@ def test_a_wrong_fusion_is_reduced_to_the_nodes_that_it_takes() -> None:
     model = long_model(special="Sin", at=77, count=200)  # the one Sin that a Cos reads
     with xrt.XRTModule(model, engine=WronglyFusing(native="off")) as module:
         culprit = module.bisect(numbers())
-    assert culprit is not None
     assert [node.name for node in culprit.function.nodes] == ["n77", "n78"]
 
 
@@ -102,7 +104,6 @@ def test_a_wrong_fusion_is_reduced_to_the_nodes_that_it_takes() -> None:
 def test_an_engine_that_raises_is_a_difference() -> None:
     with xrt.XRTModule(long_model(count=6), engine=FaultyEngine(where="run", how="raise")) as module:
         culprit = module.bisect(numbers())
-    assert culprit is not None
     assert len(culprit.function.nodes) == 1
     assert "RuntimeError: the faulty engine is set to fail in run" in culprit.message
 
@@ -129,7 +130,6 @@ def test_an_error_that_is_lost_on_its_way_out_is_found_all_the_same() -> None:
 def test_a_culprit_is_written_as_onnx_writes_its_cases(tmp_path: Path) -> None:
     with xrt.XRTModule(long_model(count=8, at=2), engine=Wrong(native="off")) as module:
         culprit = module.bisect(numbers())
-    assert culprit is not None
     save_case(culprit.function, culprit.inputs, culprit.expected, tmp_path / "case")
     (node,) = load(tmp_path / "case" / "model.onnx").nodes
     assert node.op_type == "Atan"
@@ -185,7 +185,6 @@ def make_packed(bits: int = 4, block: int = 32, *, level: int = 0, dtype: str = 
 
 def draw(function: Function) -> np.ndarray[Any, Any]:
     type_ = function.inputs[0].type
-    assert isinstance(type_, TensorType)
     return (0.5 * RANDOM.standard_normal((ROWS, INNER))).astype(type_.dtype.numpy)
 
 
@@ -331,3 +330,104 @@ def test_a_check_of_calls_keeps_an_engine_in_lower_precision() -> None:
         xrt.XRTModule(function, [Faulty(0.004), REFERENCE], cache=CompileCache(), check="first") as m,
     ):
         np.testing.assert_allclose(m(x), np.tanh(x), rtol=1e-6)
+
+
+SQUARES = graph(
+    {"x": "float32[2]", "y": "float32[2]"},
+    {"z": "float32[2]"},
+    node("Mul", "x x", "a"),
+    node("Mul", "y y", "b"),
+    node("Sub", "a b", "z"),
+)
+INPUTS = [np.array([1000.1, 3], np.float32), np.array([1000.05, 3], np.float32)]
+EXACT = float(INPUTS[0][0]) ** 2 - float(INPUTS[1][0]) ** 2
+
+
+class Counted:
+    """The reference, and how often it ran."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def __call__(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
+        self.runs += 1
+        return run_alone(registry.create("toy{native=off}"), function, inputs)
+
+
+def judge(function: Function, inputs: Sequence[Any], *results: Any) -> CheckVerdict:
+    run = Counted()
+    expected = run(function, inputs)
+    return OutputJudge(function, inputs, run).judge(
+        [np.array(x, y.dtype) for x, y in zip(results, expected, strict=True)], expected
+    )
+
+
+def test_cancellation_is_explained_by_ten_times_the_error_of_the_reference() -> None:
+    run = Counted()
+    (expected,) = run(SQUARES, INPUTS)
+    error = abs(float(expected[0]) - EXACT)
+    assert error > 1e-3
+    assert judge(SQUARES, INPUTS, [EXACT + 8 * error, 0]).verdict is Verdict.ROUNDING
+    for wrong in ([EXACT + 12 * error, 0], [np.nan, 0], [np.inf, 0], [EXACT, 20 * error]):
+        assert judge(SQUARES, INPUTS, wrong).verdict is Verdict.DISAGREES
+
+
+def test_an_optional_without_a_value_excuses_and_accuses_nothing() -> None:
+    kind = OptionalType(TensorType(DType.FLOAT32, (2,)))
+    both = SQUARES.replace(
+        inputs=(*SQUARES.inputs, Value("o", kind)),
+        outputs=(*SQUARES.outputs, Value("p", kind)),
+        nodes=(*SQUARES.nodes, Node("Identity", ("o",), ("p",))),
+    )
+    run, inputs = Counted(), [*INPUTS, None]
+    expected = run(both, inputs)
+    near = np.array([EXACT + 8 * abs(float(expected[0][0]) - EXACT), 0], np.float32)
+    assert OutputJudge(both, inputs, run).judge([near, None], expected).verdict is Verdict.ROUNDING
+    assert OutputJudge(both, inputs, run).judge([near, near], expected).verdict is Verdict.DISAGREES
+
+
+def test_an_agreement_takes_no_further_run() -> None:
+    run, stop = Counted(), threading.Event()
+    expected = run(SQUARES, INPUTS)
+    stop.set()
+    judge = OutputJudge(SQUARES, INPUTS, run, stop.is_set)
+    assert judge.judge(expected, expected).verdict is Verdict.AGREES
+    with pytest.raises(Stopped):
+        judge.judge([expected[0] + 50], expected)
+    assert run.runs == 1
+
+
+def test_a_row_that_cancels_does_not_excuse_the_others() -> None:
+    shape = "float32[16,64]"
+    draw = np.random.default_rng(0)
+    x, y = (draw.uniform(0.5, 1, (16, 64)).astype(np.float32) for _ in range(2))
+    y[0] = x[0] * np.float32(1 - 60 * np.finfo(np.float32).eps)
+    normed = graph(
+        {"x": shape, "y": shape},
+        {"z": shape},
+        node("Mul", "x x", "a"),
+        node("Mul", "y y", "b"),
+        node("Sub", "a b", "c"),
+        node("ReduceL2", "c axes", "n", keepdims=1),
+        node("Div", "c n", "z"),
+        constants={"axes": np.array([1])},
+    )
+    (expected,) = Counted()(normed, [x, y])
+    for place in (-1, 1):
+        wrong = expected.copy()
+        wrong[place, -1] = 0
+        assert judge(normed, [x, y], wrong).verdict is Verdict.DISAGREES
+
+
+def test_values_of_bodies_attributes_and_constants_become_float64() -> None:
+    model = graph(
+        {"x": "float16[3]"},
+        {"y": "float16[3]"},
+        node("Cast", "x", "a", to=1),
+        node("Mul", "a c", "b"),
+        node("Cast", "b", "y", to=10),
+        constants={"c": np.array([1 / 3, 2, 3], np.float32)},
+    )
+    (y,) = Counted()(widen(model), [np.array([1, 1e-9, 1e6])])
+    assert y.dtype == np.float64
+    np.testing.assert_allclose(y, np.array([1, 1e-9, 1e6]) * np.array([1 / 3, 2, 3], np.float32), rtol=1e-15)
