@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -18,44 +20,88 @@ def floats(*values: float) -> np.ndarray:
     return np.array(values, F32)
 
 
-# ---------------------------------------------------------------------- tolerances
-
-
 def test_one_tolerance_is_declared_for_operators_and_one_for_networks():
     operator, network = tolerance_for("float32"), tolerance_for(np.float32, "network")
     assert (operator.rtol, operator.peak) == (1e-4, 1e-5)
     assert (network.rtol, network.peak) == (1e-3, 1e-4)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"])
-def test_a_network_is_given_more_room_than_an_operator(dtype):
-    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
-    operator, network = tolerance_for(kind), tolerance_for(kind, "network")
-    assert 0 < operator.rtol < network.rtol
-    assert 0 < operator.peak < network.peak
-
-
-@pytest.mark.parametrize("dtype", [np.int8, np.bool_, np.object_, ml_dtypes.int4, ml_dtypes.float8_e4m3fn])
-def test_types_without_room_are_exact(dtype):
-    assert tolerance_for(dtype) == EXACT
-
-
-def test_an_unknown_scope_is_refused():
+    for dtype in ("float16", "bfloat16", "float64", "complex64", "complex128"):
+        kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+        operator, network = tolerance_for(kind), tolerance_for(kind, "network")
+        assert 0 < operator.rtol < network.rtol
+        assert 0 < operator.peak < network.peak
+    for exact in (np.int8, np.bool_, np.object_, ml_dtypes.int4, ml_dtypes.float8_e4m3fn):
+        assert tolerance_for(exact) == EXACT
     with pytest.raises(InputError, match=r"^a tolerance is declared for the scope 'operator' or 'network'; got 'model'$"):
         tolerance_for("float32", "model")  # type: ignore[arg-type]
 
 
-def test_the_peak_carries_the_error_of_large_neighbours():
-    tolerance = Tolerance(peak=1e-5)
-    assert compare(floats(1e4, 0.05), floats(1e4, 0.0), tolerance)
-    assert not compare(floats(1.0, 0.05), floats(1.0, 0.0), tolerance)
+BF16, F8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
+COMPLEX = np.array([1 + 2j, 3 - 1j], np.complex64)
+EQUAL: dict[str, tuple[Any, Any, Any]] = {
+    "a small number beside a large one": (floats(1e4, 0.05), floats(1e4, 0.0), Tolerance(peak=1e-5)),
+    "NaN and infinities": (floats(np.nan, np.inf, -np.inf), floats(np.nan, np.inf, -np.inf), None),
+    "zeros of two signs": (floats(-0.0), floats(0.0), EXACT),
+    "NaNs of two signs, to the bit": (floats(np.nan, 1), -floats(np.nan, -1), BIT_EQUAL),
+    "another byte order": (floats(1).astype(">f4"), floats(1), None),
+    "an array where a scalar was expected": (np.array(1.0, F32), np.float32(1.0), None),
+    "floats of a byte": (np.array([1.0, -448]).astype(F8), np.array([1.0, -448]).astype(F8), None),
+    "bfloat16, two roundings away": (np.array([1.0078125]).astype(BF16), np.array([1.0]).astype(BF16), None),
+    "complex numbers": (COMPLEX * np.complex64(1 + 1e-6), COMPLEX, None),
+    "empty tensors": (np.zeros((0, 3), F32), np.zeros((0, 3), F32), None),
+    "text as objects": (np.array(["a", "bc"], object), np.array(["a", "bc"]), None),
+    "lists": ([floats(1), floats(2)], [floats(1), floats(2)], None),
+    "empty lists": ([], [], None),
+    "absent values": (None, None, None),
+    "dictionaries": ({"a": floats(1)}, {"a": floats(1)}, None),
+}
 
 
-def test_an_infinite_neighbour_gives_no_room():
-    assert not compare(floats(np.inf, 1.5), floats(np.inf, 1.0), Tolerance(peak=1e-5))
+@pytest.mark.parametrize(("actual", "expected", "tolerance"), EQUAL.values(), ids=EQUAL)
+def test_what_is_equal(actual: Any, expected: Any, tolerance: Any) -> None:
+    assert compare(actual, expected, tolerance)
 
 
-# ---------------------------------------------------------------------- numbers
+DIFFERENT: dict[str, tuple[Any, Any, Any, str]] = {
+    "a small number beside a small one": (floats(1.0, 0.05), floats(1.0, 0.0), Tolerance(peak=1e-5), ""),
+    "a number beside an infinity": (floats(np.inf, 1.5), floats(np.inf, 1.0), Tolerance(peak=1e-5), ""),
+    "a wrong number": (
+        np.zeros((2, 2), F32),
+        np.array([[0, 0], [0.5, 0]], F32),
+        Tolerance(rtol=0.1),
+        (
+            "y differs in 1 of 4 elements; at worst y[1,0] is 0.0, 0.5 was expected "
+            "(absolute difference 0.5, relative 1; beyond rtol 0.1)"
+        ),
+    ),
+    "zeros of two signs, to the bit": (floats(-0.0), floats(0.0), BIT_EQUAL, "; beyond equality of bits)"),
+    "another type": (floats(1).astype(np.float64), floats(1), None, "y is of type float64; float32 was expected"),
+    "another shape": (floats(1).reshape(1, 1), floats(1), None, "y has shape (1, 1); (1,) was expected"),
+    "another empty shape": (np.zeros((0, 3), F32), np.zeros((3, 0), F32), None, ""),
+    "a scalar": (np.float32(1.0), np.float32(1.0), None, "y is a float32; it must be an array"),
+    "floats of a byte": (np.array([1.0]).astype(F8), np.array([1.125]).astype(F8), None, ""),
+    "bfloat16": (np.array([1.1]).astype(BF16), np.array([1.0]).astype(BF16), None, ""),
+    "a part of a complex number": (np.array([1 + 2j, 3 + 1j], np.complex64), COMPLEX, None, "1 of 4"),
+    "text": (
+        np.array(["a", "b"], object),
+        np.array(["a", "bc"]),
+        None,
+        "y differs in 1 of 2 elements; y[1] is 'b', 'bc' was expected",
+    ),
+    "a shorter list": ([floats(1)], [floats(1), floats(2)], None, "y has 1 elements; 2 were expected"),
+    "no list": (floats(1), [floats(1)], None, "y is a ndarray; it must be a list"),
+    "an element of a list": ([floats(1), floats(3)], [floats(1), floats(2)], None, "y[1] differs in 1 of 1 elements"),
+    "an absent value": (None, floats(1), None, "y is absent; a ndarray was expected"),
+    "a value where none was expected": ([floats(1)], None, None, "y is a list; it must be absent"),
+    "other keys": ({"a": floats(1)}, {"b": floats(1)}, None, "y has the keys ['a']; ['b'] were expected"),
+    "no dictionary": ([], {}, None, "y is a list; it must be a dictionary"),
+}
+
+
+@pytest.mark.parametrize(("actual", "expected", "tolerance", "message"), DIFFERENT.values(), ids=DIFFERENT)
+def test_what_is_different_and_what_is_said_of_it(actual: Any, expected: Any, tolerance: Any, message: str) -> None:
+    result = compare(actual, expected, tolerance, name="y")
+    assert not result
+    assert message in result.message
 
 
 def test_differences_are_reported_even_when_they_are_admitted():
@@ -66,39 +112,13 @@ def test_differences_are_reported_even_when_they_are_admitted():
     assert result.relative == pytest.approx(5e-6, rel=0.1)
 
 
-def test_a_wrong_number_is_shown_with_its_place():
-    actual, expected = np.zeros((2, 2), F32), np.array([[0, 0], [0.5, 0]], F32)
-    assert compare(actual, expected, Tolerance(rtol=0.1), name="y").message == (
-        "y differs in 1 of 4 elements; at worst y[1,0] is 0.0, 0.5 was expected "
-        "(absolute difference 0.5, relative 1; beyond rtol 0.1)"
-    )
-
-
-def test_nan_equals_nan_and_infinities_have_signs():
-    assert compare(floats(np.nan, np.inf, -np.inf), floats(np.nan, np.inf, -np.inf))
-    for actual, expected in [(np.inf, -np.inf), (np.nan, 1.0), (1.0, np.nan), (np.inf, 1.0), (1.0, np.inf), (np.nan, np.inf)]:
-        result = compare(floats(actual), floats(expected), Tolerance(rtol=1.0, atol=1e30))
-        assert not result, (actual, expected)
-        assert result.absolute == np.inf
-
-
-def test_bit_equality_tells_zeros_apart_but_not_nans():
-    assert compare(floats(-0.0), floats(0.0), EXACT)
-    assert not compare(floats(-0.0), floats(0.0), BIT_EQUAL)
-    assert compare(floats(np.nan, 1), -floats(np.nan, -1), BIT_EQUAL)
-    assert compare(floats(1.0000001), floats(1.0), BIT_EQUAL).message.endswith("; beyond equality of bits)")
-
-
-def test_type_and_shape_are_exact():
-    first = floats(1.0)
-    assert compare(first.astype(np.float64), first, name="y").message == "y is of type float64; float32 was expected"
-    assert compare(first.reshape(1, 1), first).message == "result has shape (1, 1); (1,) was expected"
-    assert compare(first.astype(">f4"), first)
-
-
-def test_a_scalar_is_not_an_array():
-    assert compare(np.float32(1.0), np.float32(1.0), name="y").message == "y is a float32; it must be an array"
-    assert compare(np.array(1.0, F32), np.float32(1.0))
+@pytest.mark.parametrize(
+    ("actual", "expected"), [(np.inf, -np.inf), (np.nan, 1.0), (1.0, np.nan), (np.inf, 1.0), (1.0, np.inf), (np.nan, np.inf)]
+)
+def test_no_tolerance_admits_what_is_not_finite(actual, expected):
+    result = compare(floats(actual), floats(expected), Tolerance(rtol=1.0, atol=1e30))
+    assert not result
+    assert result.absolute == np.inf
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.int8, np.bool_, ml_dtypes.int4, ml_dtypes.uint2])
@@ -115,62 +135,6 @@ def test_the_gap_of_the_extremes_does_not_overflow(dtype):
     assert result.absolute == pytest.approx(2.0**64)
 
 
-def test_floats_of_a_byte_differ_by_a_step():
-    first = np.array([1.0, -448]).astype(ml_dtypes.float8_e4m3fn)
-    assert compare(first, first)
-    assert not compare(first, (first.astype(F32) * F32(1.125)).astype(ml_dtypes.float8_e4m3fn))
-
-
-def test_bfloat16_is_held_to_two_roundings():
-    first = np.array([1.0]).astype(ml_dtypes.bfloat16)
-    assert compare(np.array([1.0078125]).astype(ml_dtypes.bfloat16), first)
-    assert not compare(np.array([1.1]).astype(ml_dtypes.bfloat16), first)
-
-
-def test_complex_numbers_are_compared_by_part():
-    expected = np.array([1 + 2j, 3 - 1j], np.complex64)
-    assert compare(expected * np.complex64(1 + 1e-6), expected)
-    result = compare(np.array([1 + 2j, 3 + 1j], np.complex64), expected, name="y")
-    assert result.where == "y[1]"
-    assert "1 of 4" in result.message
-
-
-def test_empty_tensors_agree_when_their_shapes_do():
-    assert compare(np.zeros((0, 3), F32), np.zeros((0, 3), F32))
-    assert not compare(np.zeros((0, 3), F32), np.zeros((3, 0), F32))
-
-
-# ---------------------------------------------------------------------- text, lists, absent values
-
-
-def test_text_is_exact_whatever_array_holds_it():
-    expected = np.array(["a", "bc"])
-    assert compare(np.array(["a", "bc"], object), expected)
-    assert compare(np.array(["a", "b"], object), expected, name="s").message == (
-        "s differs in 1 of 2 elements; s[1] is 'b', 'bc' was expected"
-    )
-
-
-def test_lists_are_compared_element_by_element():
-    assert compare([floats(1), floats(2)], [floats(1), floats(2)])
-    assert compare([floats(1)], [floats(1), floats(2)]).message == "result has 1 elements; 2 were expected"
-    assert compare(floats(1), [floats(1)]).message == "result is a ndarray; it must be a list"
-    assert compare([floats(1), floats(3)], [floats(1), floats(2)], name="s").message.startswith("s[1] differs in 1 of 1 elements")
-    assert compare([], [])
-
-
-def test_absent_values_equal_only_each_other():
-    assert compare(None, None)
-    assert compare(None, floats(1)).message == "result is absent; a ndarray was expected"
-    assert compare([floats(1)], None).message == "result is a list; it must be absent"
-
-
-def test_dictionaries_need_the_same_keys():
-    assert compare({"a": floats(1)}, {"a": floats(1)})
-    assert compare({"a": floats(1)}, {"b": floats(1)}).message == "result has the keys ['a']; ['b'] were expected"
-    assert compare([], {}).message == "result is a list; it must be a dictionary"
-
-
 def test_outputs_are_compared_under_their_names():
     good, bad = floats(1), floats(2)
     result = compare_all([good, bad], [good, good], names=["a", "b"])
@@ -178,9 +142,6 @@ def test_outputs_are_compared_under_their_names():
     assert result.where == "b[0]"
     assert compare_all([good], [good, good]).message == "there are 1 outputs; 2 were expected"
     assert compare_all([], [])
-
-
-# ---------------------------------------------------------------------- ties
 
 
 def test_a_rounding_may_step_only_where_what_it_read_is_on_an_edge():
@@ -239,8 +200,6 @@ def test_the_same_place_twice_is_no_tie():
     assert compare(np.array([1, 0]), np.array([0, 1]), ties=ties)
     assert not compare(np.array([1, 1]), np.array([0, 1]), ties=ties)
 
-
-# ---------------------------------------------------------------------- for any array
 
 ARRAYS = hnp.arrays(
     st.sampled_from([np.float32, np.float16, np.int16, np.bool_, np.complex64]), hnp.array_shapes(min_dims=0, min_side=0)

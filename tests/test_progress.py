@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -130,38 +131,58 @@ class TestLine:
         assert output == "round 3; best so far: ort + xla, 1.23 ms"
 
 
+class WriteOnly:
+    """What some frameworks put in the place of standard error."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+def use_stream(stream: Any) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda patch: patch.setattr(progress.sys, "stderr", stream)
+
+
+def detached() -> io.TextIOWrapper:
+    stream = io.TextIOWrapper(io.BytesIO())
+    stream.detach()
+    return stream
+
+
+def closed() -> Terminal:
+    stream = Terminal()
+    stream.close()
+    return stream
+
+
+UNSUITABLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "switched off": lambda patch: patch.setenv(progress.SWITCH, "off"),
+    "switched off in capitals": lambda patch: patch.setenv(progress.SWITCH, " OFF "),
+    "a pipe": use_stream(io.StringIO()),
+    "a write-only stream": use_stream(WriteOnly()),
+    "a detached stream": use_stream(detached()),
+    "a closed stream": use_stream(closed()),
+    "no stream": use_stream(None),
+    "a terminal that cannot erase": lambda patch: patch.setenv("TERM", "dumb"),
+    "a child of multiprocessing": lambda patch: patch.setitem(
+        progress.sys.modules, "multiprocessing", SimpleNamespace(parent_process=lambda: object())
+    ),
+    "an import of multiprocessing in another thread": lambda patch: patch.setitem(
+        progress.sys.modules, "multiprocessing", SimpleNamespace()
+    ),
+}
+"""Where no display is found, and how a test gets there from a terminal."""
+
+
 class TestWhere:
     def test_on_a_terminal(self, terminal: Terminal) -> None:
         assert isinstance(find_display(), TerminalLine)
 
-    @pytest.mark.parametrize("value", ["off", " OFF "])
-    def test_not_where_the_environment_says_so(self, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-        monkeypatch.setenv(progress.SWITCH, value)
-        assert find_display() is None
-
-    def test_not_where_it_is_piped(self, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(progress.sys, "stderr", io.StringIO())
-        assert find_display() is None
-
     def test_not_where_it_is_captured(self) -> None:
         assert not sys.stderr.isatty() and find_display() is None
 
-    def test_not_where_there_is_no_stream(self, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-        terminal.close()
-        assert find_display() is None
-        monkeypatch.setattr(progress.sys, "stderr", None)
-        assert find_display() is None
-
-    def test_not_on_a_terminal_that_cannot_erase(self, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("TERM", "dumb")
-        assert find_display() is None
-
-    def test_not_in_a_child_of_multiprocessing(self, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(progress.sys.modules, "multiprocessing", SimpleNamespace(parent_process=lambda: object()))
-        assert find_display() is None
-
-    def test_not_while_another_thread_imports_multiprocessing(self, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(progress.sys.modules, "multiprocessing", SimpleNamespace())
+    @pytest.mark.parametrize("name", UNSUITABLE)
+    def test_not_where_it_would_disturb(self, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        UNSUITABLE[name](monkeypatch)
         assert find_display() is None
 
     @pytest.mark.parametrize(
@@ -284,25 +305,6 @@ class TestModule:
             m.tune(X, budget=5.0, progress=of_search)
         assert bool(results) is shows
         assert callable(searched[0]) and (searched[0] is of_search or not callable(of_search))
-
-
-class WriteOnly:
-    """What some frameworks put in the place of standard error."""
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-
-def detached() -> io.TextIOWrapper:
-    stream = io.TextIOWrapper(io.BytesIO())
-    stream.detach()
-    return stream
-
-
-@pytest.mark.parametrize("stream", [WriteOnly(), detached(), None], ids=["write only", "detached", "none"])
-def test_a_stream_that_is_no_file_shows_nothing(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", stream)
-    assert find_display() is None
 
 
 def test_work_goes_on_where_no_thread_can_be_started(display: Recording, monkeypatch: pytest.MonkeyPatch) -> None:

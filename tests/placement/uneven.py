@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, ClassVar
 
@@ -92,7 +91,7 @@ class _Sleeping(Executable):
 
 TOY = registry.create("toy")
 PAIR = chain("Exp", "Cos")
-TERMS = {field.name for field in dataclasses.fields(PlacementRequest)}
+TERMS = {field.name for field in fields(PlacementRequest)}
 SLOW_EXP, SLOW_COS = Uneven(slow="Exp"), Uneven(slow="Cos")
 
 

@@ -104,10 +104,7 @@ def begun(folder: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.P
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
-    [
-        signal.SIGKILL,
-        *(pytest.param(how, marks=[pytest.mark.full]) for how in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)),
-    ],
+    [signal.SIGKILL, *(pytest.param(how, marks=[pytest.mark.full]) for how in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT))],
     ids=lambda how: how.name,
 )
 @pytest.mark.parametrize("begun", COMMANDS, indirect=True)
@@ -192,7 +189,6 @@ def test_a_fork_of_the_parent_does_not_keep_its_children() -> None:
         "print(p.pid, f, flush=True); signal.pause()"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ)
-    assert parent.stdout is not None
     process, fork = map(int, parent.stdout.readline().split())
     try:
         parent.kill()

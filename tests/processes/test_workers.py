@@ -227,9 +227,6 @@ def test_the_process_that_confirms_a_regression_runs_no_code_of_the_current_dire
     assert (completed.returncode, json.loads(completed.stdout)["state"], ran(folder)) == (1, "regressed", []), completed.stderr
 
 
-# ---------------------------------------------------------------------- the environment of a Python child
-
-
 def child(entry: str, *arguments: str, **more: str) -> str:
     pipe = subprocess.PIPE
     process = start_python(entry, *arguments, environment=more, stdout=pipe, stderr=pipe, text=True)
