@@ -329,12 +329,13 @@ def format_spec(engine: GraphCompiler) -> str:
     for field in sorted(dataclasses.fields(engine), key=lambda f: f.name):  # type: ignore[arg-type]  # every engine is a dataclass
         name, value, default = field.name, getattr(engine, field.name), _get_default(field)
         # A default may be of a type without spelling.
-        if name not in hints or (type(value) is type(default) and (value is default or value == default)):
+        if name not in hints or value is default or repr(value) == repr(default):
             continue
         with _prefix_error(cls, name):
             raw = write_value(value, hints[name])
-        if value == default:  # written differently, such as 1 for 1.0
-            continue
+            # Equal values are compared as text: 1 is the default 1.0 of a float, but True is not the default 1 of an int | bool.
+            if value == default and raw == write_value(default, hints[name]):
+                continue
         if is_mapping(hints[name]) and value:
             options += [f"{name}.{key}={text}" for key, text in read_pairs(raw[1:-1]).items()]
         else:
