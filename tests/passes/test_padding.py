@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import xrt
 from xrt.builder import Builder, Tensor
 from xrt.builder.record_op import apply, emit
 from xrt.engines.toolkit.reference_evaluator import evaluate
@@ -341,6 +342,21 @@ def test_a_table_bounds_the_size() -> None:
     padded = pad_dims(make(build, inputs))
     assert padded.allows({"s": 7}, {"s": 9})
     assert not padded.allows({"s": 9}, {"s": 12})
+
+
+def half_beyond_five(x: Tensor) -> Tensor:
+    """Return x plus the larger of 0 and (s - 5) / 2; that quotient is negative for few rows."""
+    half = emit("Div", emit("Sub", emit("Gather", emit("Shape", x), constant(0), axis=0), constant(5)), constant(2))
+    return emit("Add", x, emit("Cast", emit("Max", half, constant(0)), to=FLOAT.onnx))
+
+
+@pytest.mark.parametrize("size", [1, 9])
+def test_a_quotient_of_sizes_may_be_negative(size: int) -> None:
+    """A module runs the padded form also at sizes that must not be padded."""
+    function = make(half_beyond_five, {"x": (FLOAT, ("s",))})
+    module = xrt.XRTModule(function, engine="toy", shapes=xrt.Buckets({"s": [16]}))
+    values = draw(function, {"s": size})
+    np.testing.assert_array_equal(module(*values), evaluate(function, values)[0])
 
 
 def test_a_model_that_needs_no_mask_is_the_same() -> None:

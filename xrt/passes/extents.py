@@ -110,10 +110,13 @@ class Extent:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The least and the largest possible value: dims and quotients are not negative."""
-        number = dict(self.terms).get((), 0)
-        factors = [factor for monomial, factor in self.terms if monomial]
-        return number if min(factors, default=0) >= 0 else -math.inf, number if max(factors, default=0) <= 0 else math.inf
+        """The least and the largest value that the form allows, where each dim may be any number from 0 on."""
+        low = high = 0.0
+        for monomial, factor in self.terms:
+            least, most = (_find_least(monomial), math.inf) if monomial else (1, 1)
+            ends = least * factor, most * factor
+            low, high = low + min(ends), high + max(ends)
+        return low, high
 
     @property
     def atoms(self) -> frozenset[str]:
@@ -141,6 +144,17 @@ class Extent:
 def multiply(extents: Sequence[Extent]) -> Extent:
     """Product of extents, such as those of an axis."""
     return math.prod(extents, start=Extent.of(1))
+
+
+def _find_least(monomial: Monomial) -> float:
+    """The least value of a product of dims and quotients; a quotient may be negative if its dividend may be."""
+    lows = [0.0 if isinstance(atom, str) else atom.dividend.bounds[0] for atom in monomial]
+    if min(lows) >= 0:
+        return 0
+    atom = monomial[0]
+    if len(monomial) > 1 or not isinstance(atom, Quotient) or math.isinf(lows[0]):
+        return -math.inf
+    return lows[0] // atom.divisor
 
 
 def _evaluate(atom: Atom, sizes: Mapping[str, int]) -> int:
