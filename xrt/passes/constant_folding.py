@@ -77,14 +77,19 @@ class _Folding:
         splice = Splice(function, self.names)
         knowledge = Knowledge(function, outer, splice.constants, splice.types)
         inlined_names = set[str]()
-        for node in splice.iter_pending():
+        while splice.pending:
+            node = splice.pending.pop()
             branch = find_taken_branch(node, knowledge.find_constant) if node.bodies else None
             if branch is not None and splice.inline(node, branch):
                 inlined_names.update(inner.name for inner in splice.inlined)
                 continue
             knowledge.infer(node, again=node.name in inlined_names)  # an If has only the common type of its branches
+            results = None
             # A node with control edges orders effects, which a constant cannot.
-            results = None if node.control or splice.is_awaited(node) else self.node(node, knowledge)
+            if not node.control and node.name not in splice.awaited:
+                results = knowledge.list_known_integers(node)
+                if results is None and knowledge.reads_constants(node):
+                    results = self.node(node, knowledge)
             if results is None:
                 splice.nodes.append(self.inside(node, knowledge) if node.bodies else node)
             else:
@@ -99,13 +104,9 @@ class _Folding:
         return node
 
     def node(self, node: Node, knowledge: Knowledge) -> dict[str, Constant] | None:
-        """The node's outputs as constants, or None if it cannot be folded."""
+        """The outputs of a node that reads only constants, as constants; None if it cannot be folded."""
         if node.op == "Constant" and (value := find_constant(node, knowledge.function)) is not None:
             return {node.outputs[0]: value}
-        if (integers := knowledge.list_known_integers(node)) is not None:
-            return integers
-        if any(knowledge.find_constant(name) is None for name in node.uses):
-            return None
         if node.op == "ConstantOfShape" and (filled := _fill(node, knowledge)) is not None:
             return {node.outputs[0]: filled}
         # A random operator must draw in each call; one without a schema may have side effects.

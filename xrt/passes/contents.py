@@ -109,6 +109,8 @@ def _make_unknown(type_: Type | None) -> Contents | None:
 Rule: TypeAlias = Callable[[PropagationCase], Sequence[Contents | None]]
 """Computes the contents of the outputs of a node."""
 Array: TypeAlias = np.ndarray[Any, Any]
+_WITH_UNKNOWN = (np.logical_and, np.logical_or)
+"""The operations that may have a result with an unknown operand: False and x, True or x."""
 # ---------------------------------------------------------------------- computed
 
 
@@ -123,6 +125,10 @@ def _elementwise(compute: Callable[..., Any], rule: Callable[..., Any] | None = 
         if operands is None:
             return [None]
         dtype = operands[0].dtype
+        # The usual case, the bias of a layer: no element is known, and no loop is needed to say so.
+        if None in case.inputs and compute not in _WITH_UNKNOWN:
+            shape = np.broadcast_shapes(*(operand.elements.shape for operand in operands))
+            return [Contents(to or dtype, np.full(shape, None, object)) if math.prod(shape) <= MOST_ELEMENTS else None]
         # All numbers: one NumPy call instead of a loop over elements.
         if all(operand.is_known for operand in operands):
             array = _compute(compute, [operand.elements.astype(operand.dtype.numpy) for operand in operands])
@@ -160,8 +166,7 @@ def _compute_element(elements: Sequence[Any], dtype: DType, compute: Callable[..
     if all(isinstance(element, int | float) for element in elements):
         array = _compute(compute, [np.array(element, dtype.numpy) for element in elements])
         return None if array is None else array.item()
-    # Only And and Or may have a result with an unknown operand.
-    if rule is None or len(elements) > 2 or (None in elements and compute not in (np.logical_and, np.logical_or)):
+    if rule is None or len(elements) > 2 or (None in elements and compute not in _WITH_UNKNOWN):
         return None
     return _simplify(rule(*elements))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap, Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from xrt.graph import Constant, Function, Node, TensorType, Type, Value, since_version
@@ -31,7 +31,8 @@ def _inline_branches(function: Function, outer: Mapping[str, Constant], names: B
     splice = Splice(function, names)
     values: dict[str, Constant] = {}  # of Constant nodes, which stay: a condition may read one
     scope: ChainMap[str, Constant] = ChainMap(values, splice.constants, outer)  # type: ignore[arg-type]  # only the first map is written
-    for node in splice.iter_pending():
+    while splice.pending:
+        node = splice.pending.pop()
         branch = find_taken_branch(node, scope.get)
         if branch is None or not splice.inline(node, branch):
             splice.nodes.append(node.map_bodies(lambda inner: _inline_branches(inner, scope, names)))
@@ -90,18 +91,14 @@ class Splice:
         self.nodes: list[Node] = []
         """The nodes of the result, in order."""
         self._names = names
-        # A stack, so that inlined nodes are visited before the rest.
-        self._pending = list(reversed(function.nodes))
+        self.pending = list(reversed(function.nodes))
+        """A stack of the nodes to be visited: those of an inlined branch come before the rest."""
         self.inlined: list[Node] = []
         """The nodes inlined last."""
-        self._awaited = {name for node in function.nodes for name in node.control}
+        self.awaited = {name for node in function.nodes for name in node.control}
+        """Names of the nodes where a control edge starts."""
         self._node_names: FreshNames | None = None
         self._inlined_values: set[str] = set()
-
-    def iter_pending(self) -> Iterator[Node]:
-        """Yield each node in order, inlined ones included."""
-        while self._pending:
-            yield self._pending.pop()
 
     def inline(self, node: Node, branch: Function) -> bool:
         """Replace the node by the nodes of its branch, which are visited next; return False if that is not possible.
@@ -109,7 +106,7 @@ class Splice:
         Names are kept unless they collide within the model.
         """
         results = [(value.name, name) for value, name in zip(branch.outputs, node.outputs, strict=True) if name]
-        if node.control or self.is_awaited(node) or not _can_be_copied(branch, results, self.function):
+        if node.control or node.name in self.awaited or not _can_be_copied(branch, results, self.function):
             return False
         if self._node_names is None:
             self._node_names = FreshNames((node.name for node in self.function.nodes), start=2)
@@ -127,13 +124,9 @@ class Splice:
             if type_ is not None and new not in outer and new not in self.constants:
                 self.types[new] = type_
         self.inlined = [replace(inner, device=inner.device or node.device) for inner in inlined]
-        self._pending += reversed(self.inlined)
-        self._awaited.update(name for inner in self.inlined for name in inner.control)
+        self.pending += reversed(self.inlined)
+        self.awaited.update(name for inner in self.inlined for name in inner.control)
         return True
-
-    def is_awaited(self, node: Node) -> bool:
-        """Whether a control edge starts at the node."""
-        return node.name in self._awaited
 
     def _rename_values(self, node: Node, branch: Function, results: Sequence[tuple[str, str]]) -> dict[str, str]:
         """Map each value defined in the branch, nested bodies included, to its outer name."""

@@ -417,6 +417,10 @@ class Knowledge:
             integers[name] = constant
         return integers
 
+    def reads_constants(self, node: Node) -> bool:
+        """Whether all values that the node reads are constants, those of its bodies included."""
+        return None not in map(self.find_constant, node.uses)
+
     def add_types(self, function: Function, nodes: Sequence[Node]) -> Function:
         """The Function with the known types and the given nodes; `function` itself if nothing changes."""
         outputs = [Value(v.name, self.types.get(v.name, v.type)) for v in function.outputs]
