@@ -70,7 +70,7 @@ def test_a_system_without_control_groups_has_no_quota(tmp_path: Path) -> None:
 
 
 def test_a_quota_of_a_part_of_a_core_is_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrt.runtime.threads.own_quotas", lambda: (0.3,))
+    monkeypatch.setattr("xrt.runtime.threads.process_quotas", lambda: (0.3,))
     assert available_cores() == 1
 
 

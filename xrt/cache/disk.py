@@ -192,14 +192,14 @@ def find_cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
     return path
 
 
-def expand_user(text: str | os.PathLike[str], whose: str) -> Path:
+def expand_user(text: str | os.PathLike[str], setting: str) -> Path:
     """Expand ``~`` and make the path absolute; raises CacheError for an unknown user."""
     try:
         return Path(text).expanduser().absolute()
     except RuntimeError:  # raised by pathlib for an unknown user
         name = os.fspath(text).split("/")[0]
         raise CacheError(
-            f"{whose} is {os.fspath(text)!r}, and no home directory is known for {name!r}; give the whole path"
+            f"{setting} is {os.fspath(text)!r}, and no home directory is known for {name!r}; give the whole path"
         ) from None
 
 

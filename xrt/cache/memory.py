@@ -82,7 +82,7 @@ def close_with(user: object, close: Close) -> None:
 
 
 def call_all(closes: Iterable[Close]) -> None:
-    """Call all of them, the last one first; then raise the error of the first one that failed."""
+    """Call all functions, the last one first, even if some raise; then raise the error that came last, if any."""
     with ExitStack() as stack:
         for close in closes:
             stack.callback(close)
@@ -103,7 +103,7 @@ CAPACITY = 256
 MOST_BYTES = 1 << 30
 """Limit in bytes for all executables without a lease."""
 LEAST_BYTES = 2 << 20
-"""Minimum size that an executable counts: few libraries report all memory, such as code and descriptors."""
+"""Least size that an executable is counted with: few libraries report all memory, such as code and descriptors."""
 THREADS = max(32, 8 * (os.cpu_count() or 1))
 """Limit on the idle threads of all cached executables; those in use live on after eviction.
 

@@ -116,7 +116,7 @@ def _why_not_safe_above(folder: Path) -> str | None:
     is_sticky = bool(status.st_mode & stat.S_ISVTX)
     if not status.st_mode & _OTHERS or is_sticky:
         return None
-    if not status.st_mode & stat.S_IWOTH and _is_own_group(status.st_gid):
+    if not status.st_mode & stat.S_IWOTH and _is_private_group(status.st_gid):
         return None
     return _describe_access(folder, status)
 
@@ -140,7 +140,7 @@ def _name_user(number: int) -> str:
         return str(number)
 
 
-def _is_own_group(number: int) -> bool:
+def _is_private_group(number: int) -> bool:
     """Whether this user is the only member of a group, as with per-user groups.
 
     Group 0 does not count: containers put unlisted users in it.
@@ -256,7 +256,7 @@ class Records(Generic[T]):
         return True
 
     def update(self, key: str, change: Callable[[T | None], T]) -> None:
-        """Replace a record by ``change`` of itself, excluding other processes that update it."""
+        """Replace a record by ``change(record)``, under a lock between processes; None stands for no record."""
         with self.store.lock(key):
             self.keep(key, change(self.find(key)))
 

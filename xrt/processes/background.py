@@ -30,7 +30,7 @@ _threads: WeakSet[threading.Thread] = WeakSet()
 
 
 class OutOfTime(Exception):
-    """Work was abandoned."""
+    """Work took longer than its time limit and was abandoned."""
 
 
 def begin(work: Callable[[], T], name: str = "xrt-bounded") -> Future[T]:

@@ -32,7 +32,7 @@ class WorkerFailure(Exception):
 
 
 class WorkerLost(WorkerFailure):
-    """The worker process has ended, and with it all that it had compiled."""
+    """The worker process has ended, and its state with it."""
 
 
 class WorkerTimedOut(WorkerLost):
@@ -84,7 +84,7 @@ class RemoteError(WorkerFailure):
 
 
 class WorkerProcess:
-    """A Python process that serves one request at a time. It starts at once, and the first request waits until it has."""
+    """A Python process that serves one request at a time. It starts at once; the first request waits for the start."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ Block: TypeAlias = tuple[int, int]
 _ALIGNMENT = 64
 """Bytes of a cache line, and of the widest vector registers of x86."""
 _LENGTH = struct.Struct("<Q")
-"""The length of the JSON, before it."""
+"""The head of a message: the length of the JSON that follows."""
 
 
 @dataclass(eq=False)

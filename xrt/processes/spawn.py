@@ -116,7 +116,7 @@ def _start(
     inherited: Sequence[int],
     streams: Mapping[str, Any],
 ) -> subprocess.Popen[Any]:
-    """Start the command, which is built from the lifeline's descriptor in the child; None if not supported."""
+    """Start ``command(descriptor)``. The descriptor is that of the child's lifeline; None on a system without lifelines."""
     if not SUPPORTED:
         return subprocess.Popen(command(None), env=environment, pass_fds=inherited, start_new_session=True, **streams)
     read_fd, write_fd = os.pipe()
@@ -188,11 +188,11 @@ def name_signal(number: int) -> str:
         return f"signal {number}"
 
 
-def _python_environment(more: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a Python child: that of this process with its import path, without progress output, and ``more``."""
+def _python_environment(added: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a Python child: that of this process with its import path, without progress output, and ``added``."""
     inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     changed = {"PYTHONPATH": os.pathsep.join(_search_path()), "PYTHONSAFEPATH": "1", "XRT_PROGRESS": "off"}
-    return {**inherited, **changed, **more}
+    return {**inherited, **changed, **added}
 
 
 def _search_path() -> list[str]:

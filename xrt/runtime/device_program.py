@@ -364,7 +364,7 @@ class MultiDeviceProgram(Program):
         return streams
 
     def home(self) -> Device:
-        """The plan's device, if that is not the host."""
+        """The plan's device. Only for a plan that is not on the host."""
         return self._devices[self.plan.device]
 
     def _activate(self, name: str, call: DeviceCall) -> Any:
@@ -564,7 +564,7 @@ class MultiDeviceProgram(Program):
             raise make_out_of_memory_error(self.home(), error, requester, nbytes) or error  # noqa: B904
 
     def profile(self) -> Profile:
-        """Times of the profiled calls, in which each launch is waited for, and transfers."""
+        """Times of the profiled calls, which wait after each launch, and the transfers of all calls."""
         return replace(super().profile(), traffic=self.traffic)
 
     def close(self) -> None:

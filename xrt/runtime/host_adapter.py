@@ -14,14 +14,14 @@ from xrt.engines import CompileContext, Executable, MemoryUse, RunOptions
 from xrt.graph import DType, TensorType
 from xrt.runtime.devices.interface import Device, find_root_cause, make_out_of_memory_error
 from xrt.runtime.devices.registry import device
-from xrt.runtime.memory_plan import is_known
+from xrt.runtime.memory_plan import is_sized_tensor
 
 if TYPE_CHECKING:
     from xrt.graph import Function
 
 
 def copy_to_host(values: Sequence[Any], device: Device) -> list[Any]:
-    """Copy to the host and wait."""
+    """Copy the arrays of a device, in lists too, to the host and wait; other values are unchanged."""
     return [
         copy_to_host(value, device) if isinstance(value, list) else device.download(value) if device.owns(value) else value
         for value in values
@@ -44,8 +44,8 @@ def make_timed_call(
 ) -> Callable[[], object]:
     """A call to time on these host arrays; on a device the inputs are uploaded beforehand and the call waits.
 
-    ``like`` has values like the results: the call is then timed as between two regions, with reused output buffers if the engine
-    supports them, so that no allocation is measured. Inputs that ``function`` updates are updated as in a program, on copies: in
+    With sample results in ``like``, the call is timed as between two regions: output buffers are reused if the engine supports
+    them, so that no allocation is measured. Inputs that ``function`` updates are updated as in a program, on copies: in
     place if the engine supports it, else by copying the result.
     """
     # Uploads and downloads would hide the differences between engines.
@@ -93,8 +93,8 @@ def _make_updating_call(
 
 
 def _may_be_bound(value: Any) -> bool:
-    """Whether a program would store such a result at a fixed address."""
-    return isinstance(value, np.ndarray) and is_known(TensorType(DType.of(value), value.shape))
+    """Whether a program could store this result at a fixed address."""
+    return isinstance(value, np.ndarray) and is_sized_tensor(TensorType(DType.of(value), value.shape))
 
 
 def _to_c_order(value: Any) -> Any:

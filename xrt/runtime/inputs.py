@@ -152,11 +152,11 @@ def _check_element_type(name: str, type_: TensorType, array: np.ndarray[Any, Any
     except ModelError as error:
         raise InputError(f"input {name!r} must be {type_}; {error}") from None
     if dtype is not type_.dtype:
-        got = str(dtype)
+        kind = str(dtype)
         # Object arrays are read as strings; report the actual element type.
         if dtype is DType.STRING and array.size and not isinstance(array.flat[0], str):
-            got = f"dtype object, whose first element is {type(array.flat[0]).__name__}"
-        raise InputError(f"input {name!r} must be {type_.dtype}; got {got}; convert it with .astype({str(type_.dtype.numpy)!r})")
+            kind = f"dtype object, whose first element is {type(array.flat[0]).__name__}"
+        raise InputError(f"input {name!r} must be {type_.dtype}; got {kind}; convert it with .astype({str(type_.dtype.numpy)!r})")
     for index, item in enumerate(array.flat if dtype is DType.STRING else ()):
         if not isinstance(item, str):
             raise InputError(

@@ -116,7 +116,7 @@ def may_overlap(targets: Iterable[int], inputs: Sequence[Any]) -> bool:
 
 
 def _spans(value: Any) -> Iterator[tuple[int, int]]:
-    """Yield start and end address of an array's memory."""
+    """Yield start and end address of the memory of an array, or of each array in a list."""
     if isinstance(value, list):
         for item in value:
             yield from _spans(item)
@@ -214,6 +214,7 @@ class MemoryPlan:
     arena: Arena
     places: Mapping[int, str]
     """Slots in the arena, with the names of their places."""
+    # Numbers of the launches of either kind; the docstring of the module defines both.
     bound: frozenset[int]
     aimed: frozenset[int]
     entering: tuple[tuple[int, str], ...]
@@ -228,12 +229,12 @@ def plan_memory(
 
 
 class _MemoryPlanner:
-    """One pass over the steps; afterwards copies that no bound launch reads are dropped."""
+    """Plans in one pass over the steps; drops the copies that no bound launch reads afterwards."""
 
     def __init__(self, slots: ValueTable, caller_arrays: Mapping[int, object], types: Mapping[int, Type | None]) -> None:
         self.slots, self.caller_arrays = slots, caller_arrays
         self.outputs = frozenset(slots.outputs)
-        self.types = {slot: type_ for slot, type_ in types.items() if is_known(type_)}
+        self.types = {slot: type_ for slot, type_ in types.items() if is_sized_tensor(type_)}
         # A bound call reads the caller's arrays in place.
         self.copied = set() if caller_arrays else {slot for slot in slots.inputs if self._is_small(slot)}
         self.stored: set[int] = set()
@@ -274,7 +275,7 @@ class _MemoryPlanner:
 
     def _get_tensor_type(self, slot: int) -> TensorType:
         type_ = self.types[slot]
-        assert isinstance(type_, TensorType)  # `is_known` let no other in
+        assert isinstance(type_, TensorType)  # `is_sized_tensor` let no other in
         return type_
 
     # ------------------------------------------------------------------ the arena
@@ -294,7 +295,7 @@ class _MemoryPlanner:
         return ArenaValue(self.slots.names[slot], self._get_tensor_type(slot), LiveRange(self._nbytes(slot), first, last))
 
 
-def is_known(type_: Type | None) -> bool:
+def is_sized_tensor(type_: Type | None) -> bool:
     """Whether the type is a numeric tensor of known, nonzero size."""
     return isinstance(type_, TensorType) and type_.dtype is not DType.STRING and bool(type_.nbytes)
 

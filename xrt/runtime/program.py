@@ -131,7 +131,7 @@ def _prepare_plain(step: Step, arrays: LaunchArrays) -> Action:
     filled = [(place, least[index]) for index, place in step.returns if index in least]
     default_options = _make_options(step, DEFAULT, buffers)
 
-    def takes_buffer(out: Sequence[Any] | None) -> bool:
+    def fills_buffer(out: Sequence[Any] | None) -> bool:
         """Whether the engine computes into one of the caller's buffers; XRT copies to the others at the end."""
         return out is not None and any(out[place] is not None and out[place].nbytes >= least for place, least in filled)
 
@@ -144,7 +144,7 @@ def _prepare_plain(step: Step, arrays: LaunchArrays) -> Action:
             # The inputs of this call do not overlap, so outputs may be written to their arrays.
             targets = {index: slots[target] for index, target in updates}
             results = run(arguments, _make_options(step, options or DEFAULT, buffers, targets))
-        elif options is not None and (buffers or takes_buffer(options.out)):
+        elif options is not None and (buffers or fills_buffer(options.out)):
             results = run(arguments, _make_options(step, options, buffers))
         else:
             results = run(arguments, default_options) if buffers else direct(*arguments)
@@ -192,7 +192,7 @@ OutputCheck: TypeAlias = Callable[[Launch, Sequence[Any], Sequence[Any]], str | 
 
 @dataclass(frozen=True, slots=True)
 class OutputInspector:
-    """A check to run after each launch of a call; what it reports fails the launch."""
+    """A check to run after each launch of a call; the launch fails if it reports a problem."""
 
     check: OutputCheck
     needs_inputs: bool = False
@@ -229,8 +229,8 @@ def find_type_mismatch(launch: Launch, results: Sequence[Any]) -> str | None:
     """Describe the first result whose type contradicts the plan; None if all match."""
     for value, result in zip(launch.function.outputs, results, strict=True):
         if not _has_type(result, value.type):
-            got = f"{result.dtype}{list(result.shape)}" if _is_array(result) else type(result).__name__
-            return f"engine {launch.engine!r} returned {got} for output {value.name!r} of {launch.name}, which is {value.type}"
+            actual = f"{result.dtype}{list(result.shape)}" if _is_array(result) else type(result).__name__
+            return f"engine {launch.engine!r} returned {actual} for output {value.name!r} of {launch.name}, which is {value.type}"
     return None
 
 
@@ -294,7 +294,7 @@ class Program:
 
     @property
     def updates(self) -> tuple[Update, ...]:
-        """The inputs that a call updates, each with whether that is in place."""
+        """The inputs that a call updates, each with the reason if not in place."""
         return self._slots.updates
 
     # ------------------------------------------------------------------ calls
@@ -510,7 +510,7 @@ class Program:
         return ""
 
     def close(self) -> None:
-        """Release the executables, also those after one that cannot be closed; the program cannot run afterwards."""
+        """Release all executables, even if closing one of them fails; the program cannot run afterwards."""
         self._idle.clear()
         call_all(lease.release for lease in self._leases)
 

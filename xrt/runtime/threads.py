@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
-_OWN_GROUPS = Path("/proc/self/cgroup")
+_MEMBERSHIPS = Path("/proc/self/cgroup")
 
 
 class _Process:
@@ -25,11 +25,11 @@ def available_cores() -> int:
     A fractional quota is rounded up. Quotas are read once per process.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([cores, *map(math.ceil, own_quotas())]))
+    return max(1, min([cores, *map(math.ceil, process_quotas())]))
 
 
 @lru_cache(maxsize=1)
-def own_quotas() -> tuple[float, ...]:
+def process_quotas() -> tuple[float, ...]:
     """CPU quotas of this process, cached: reading them takes as long as a small model."""
     return tuple(read_cpu_quotas())
 
@@ -68,7 +68,7 @@ def find_granted_threads() -> int | None:
 # ------------------------------------------------------------------ quotas of control groups
 
 
-def read_cpu_quotas(groups: Path = _CONTROL_GROUPS, memberships: Path = _OWN_GROUPS) -> Iterator[float]:
+def read_cpu_quotas(groups: Path = _CONTROL_GROUPS, memberships: Path = _MEMBERSHIPS) -> Iterator[float]:
     """Yield each CPU limit, in cores, of this process's control groups and their ancestors (Linux cgroup v1 and v2)."""
     for line in _read_text(memberships).splitlines():
         # Lines are hierarchy:controllers:path; cgroup v2 has no controllers.

@@ -49,7 +49,7 @@ class Float64Reference:
             return None
 
     def explains(self, results: Sequence[Any], expected: Sequence[Any], tolerances: Sequence[Tolerance]) -> bool:
-        """Whether each result is within its tolerance, or `ERROR_FACTOR` the error of the expected one, of the exact result."""
+        """Whether the error of each result is at most its tolerance, or `ERROR_FACTOR` times that of the expected result."""
         if self.outputs is None or len(results) != len(expected):
             return False
         return all(map(_is_near, results, expected, self.outputs, tolerances))
@@ -226,7 +226,7 @@ def find_precision(engine: GraphCompiler, context: CompileContext) -> Precision:
 
 
 def compare_at_precision(function: Function, results: Sequence[Any], expected: Sequence[Any], precision: str) -> tuple[str, str]:
-    """Compare results of a lower precision: the first error, or if there is none, the loss of accuracy."""
+    """Compare results of a lower precision; return the first error and the loss of accuracy, one of which is empty."""
     if len(results) != len(expected):
         return f"there are {len(results)} outputs; {len(expected)} were expected", ""
     comparisons = [

@@ -49,7 +49,7 @@ def find_special_values(values: Iterable[Any]) -> set[DeviationKind]:
 
 
 def mark_special_elements(array: np.ndarray[Any, Any]) -> dict[DeviationKind, np.ndarray[Any, Any]]:
-    """A mask of special elements per kind that the array's type can hold."""
+    """Mark the special elements of an array: a boolean mask for each kind that its type can hold."""
     if array.dtype.kind in "iu" and array.dtype.itemsize >= 4:
         return {"integer": (array < -EXACT_IN_FLOAT32) | (array > EXACT_IN_FLOAT32)}
     if array.dtype.kind not in "fV" or not DType.of(array).is_float:

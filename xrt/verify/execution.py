@@ -97,7 +97,7 @@ def _drop_outer_control(nodes: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def run_regions(function: Function, labels: Sequence[int], inputs: Sequence[Any], run: Run) -> list[Any]:
-    """Run the regions of these labels one after another; return the Function's outputs."""
+    """Split the Function by labels, as `split_regions` does, and run the pieces in order; return its outputs."""
     return run_pieces(function, split_regions(passes.infer_shapes(function), labels), inputs, run)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from xrt.partition import Launch, Plan
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Called with two numbers; their meaning is documented by the caller."""
+"""Called with two numbers; each function that accepts one documents their meaning."""
 
 
 def ignore_progress(first: int, second: int) -> None:
@@ -360,7 +360,7 @@ class _Search:
         return self.outcomes[key]
 
     def difference(self, part: Function) -> str | None:
-        """The difference on a part; None if it agrees or is declined."""
+        """Run a part on the reference's values and describe the difference; None if it agrees or is declined."""
         self.runs += 1
         arguments = [self.values[value.name] for value in part.inputs]
         expected = [self.values[value.name] for value in part.outputs]

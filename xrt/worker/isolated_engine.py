@@ -258,7 +258,7 @@ class RemoteExecutable(Executable):
 
 @contextmanager
 def _convert_failure(kind: type[EngineError], prefix: str = "") -> Iterator[None]:
-    """Raise the failure of a request as an error of this kind, with its cause."""
+    """Convert a WorkerFailure to an error of class ``kind``, with ``prefix`` before its text and with its cause."""
     try:
         yield
     except WorkerFailure as error:

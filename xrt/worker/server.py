@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class WorkerServer:
-    """The executables of this process by number, and the requests on them, which are the methods by name."""
+    """Holds the executables of this process by number. Each public method answers the requests of its name."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -56,7 +56,7 @@ class WorkerServer:
         return self._store(executable, engine, function, context)
 
     def _read_request(self, request: Request) -> tuple[GraphCompiler, Function, CompileContext]:
-        """The fields that `describe_compile` wrote."""
+        """Read engine, Function and context from the fields that `describe_compile` wrote."""
         message = request.message
         context = CompileContext(ExecutionOptions(**message["options"]), threads=message["threads"])
         # Devices that were registered in the client, such as simulated ones, are registered here, too.

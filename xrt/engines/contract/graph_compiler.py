@@ -68,7 +68,7 @@ class Executable(abc.ABC):
         return lambda *inputs: run(inputs)
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
-        """A function that computes from these arrays, with their contents at the time of the call, into these buffers.
+        """Bind the arrays of a call: the result reads ``inputs`` as they are at each call, and writes to ``outputs``.
 
         All arrays are C-contiguous and of the declared types; inputs that are not tensors are passed unchanged. No two threads
         call the result at once. A buffer shares memory with an input only if `inplace_pairs` lists the pair.
@@ -335,11 +335,11 @@ class Accelerator(abc.ABC):
     @property
     @abc.abstractmethod
     def has_addresses(self) -> bool:
-        """Whether arrays and streams have addresses for a library (``__cuda_array_interface__``, ``ptr``)."""
+        """Whether arrays and streams have addresses to pass to a native library (``__cuda_array_interface__``, ``ptr``)."""
 
     @abc.abstractmethod
     def address(self, value: Any) -> int:
-        """The address of an array or a stream, for a library; only if the device `has_addresses`."""
+        """The address of an array or a stream, to pass to a native library; only if the device `has_addresses`."""
 
     @abc.abstractmethod
     def at(self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object) -> Any:

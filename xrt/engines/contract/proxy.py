@@ -69,7 +69,7 @@ class LazyEngine(EngineProxy):
 
 
 class ImplicitEngine(LazyEngine):
-    """Proxy for the implicit engine, which follows the listed ones and is rarely needed: its properties require no import."""
+    """The reference engine behind the listed ones. It is rarely needed, so its properties are constants that need no import."""
 
     supports_dynamic_shapes = True
     compiles_in_parallel = True

@@ -128,7 +128,7 @@ def engine_class(name: str) -> type[GraphCompiler]:
 
 
 def _list_registered(name: str) -> EngineStatus:
-    """The status of an engine that was not imported: ``broken``, with its distributions. Raises UnknownEngine."""
+    """The status of an engine before its import: ``broken``, with its distributions. Raises UnknownEngine."""
     return EngineStatus(name, "broken", " and ".join(map(_label, _list_claims(name))))
 
 
@@ -241,7 +241,7 @@ Entries: TypeAlias = dict[str, tuple[EntryPoint, ...]]
 def _iter_entry_points(path: Sequence[str]) -> Iterator[Any]:
     """Yield the entry points of our group. If a distribution is on the path twice, the first one counts, as for imports.
 
-    `importlib.metadata` does the same but takes 30 ms to import: it only serves archives on the path and foreign finders.
+    `importlib.metadata` does the same but takes 30 ms to import, so it is used for archives and foreign finders only.
     """
     folders = dict.fromkeys(folder or "." for folder in path)
     if any(Path(folder).is_file() for folder in folders) or any(map(_is_foreign, sys.meta_path)):
@@ -274,7 +274,7 @@ def _list_distributions(folder: str) -> list[str]:
 
 
 def _read_entry_points(info: str) -> Iterator[EntryPoint]:
-    """Yield the entry points of our group in a distribution: a section of an INI file, with a line for each."""
+    """Yield the entry points of our group in a distribution's ``entry_points.txt``, an INI file with a section per group."""
     try:
         data = Path(info, "entry_points.txt").read_bytes()
     except OSError:
@@ -404,7 +404,7 @@ class EngineDeclaration:
 
     def is_valid(self) -> bool:
         """Whether each field has its declared type. Nothing else checks a declaration that was read from source."""
-        values, defaults = ([getattr(one, field.name) for field in fields(self)] for one in (self, EngineDeclaration("")))
+        values, defaults = ([getattr(each, field.name) for field in fields(self)] for each in (self, EngineDeclaration("")))
         # Exact types: the bool True would pass as a rank.
         return all(
             type(value) is type(default) and (not isinstance(value, tuple) or all(isinstance(item, str) for item in value))

@@ -35,7 +35,7 @@ _PAIRS = {")": "(", "}": "{", "]": "["}
 def split(text: str, separator: str = ",", limit: int | None = None) -> list[str]:
     """Split text at separators outside of quotes and brackets, and strip the parts; an empty text has no parts.
 
-    With a limit, split at most so often. Raises OptionError for an unbalanced quote or bracket.
+    ``limit`` is the maximum number of splits. Raises OptionError for an unbalanced quote or bracket.
 
     >>> split("a=1, b=(2, 3), c='x, y'")
     ['a=1', 'b=(2, 3)', "c='x, y'"]

@@ -51,7 +51,7 @@ def why_not_passable(name: str, type_: Type | None) -> str | None:
 
 
 def type_from(element: Any, shape: Any) -> TensorType | None:
-    """Convert an OpenVINO type; dynamic extents become None. None for an unknown element type."""
+    """Convert an element type and a partial shape of OpenVINO; dynamic extents are None. None for an unknown element type."""
     dtype = _NAMES.get(element.get_type_name())
     if dtype is None:
         return None
@@ -114,7 +114,7 @@ class CompiledModel:
 
     @classmethod
     def of(cls, model: Any, used: tuple[int, ...], passed: Sequence[bool]) -> CompiledModel:
-        """Raises TypeError for an element type that cannot be an input or output."""
+        """Read the types of a compiled model; raises TypeError for an element type that cannot be an input or output."""
         inputs, outputs = (tuple(map(_find_type, ports)) for ports in (model.inputs, model.outputs))
         fixed = (type_.is_static and not is_passed for type_, is_passed in zip(outputs, passed, strict=True))
         return cls(model, used, inputs, outputs, tuple(fixed), tuple(passed))
@@ -329,7 +329,7 @@ class OpenVinoExecutable(Executable):
         return self._uses()
 
     def close(self) -> None:
-        """Release the model. The requests drop it last: otherwise the library holds the GIL while it frees the model."""
+        """Release the model. Requests must be its last owners, since only they free it without holding the GIL."""
         if self.compiled is not None:
             # The library keeps the thread pool of a closed model, which a fork must not reuse.
             if self.idle_threads:
@@ -434,7 +434,7 @@ def export_model(compiled: CompiledModel, inplace: Mapping[int, int]) -> memoryv
 
 
 def load_model(data: memoryview, device: str, settings: Mapping[str, Any]) -> tuple[CompiledModel, dict[int, int]]:
-    """Load the data of `export_model`, with a checked checksum; ``data`` must outlive the model."""
+    """Load the data of `export_model`, whose checksum was checked; ``data`` must outlive the model."""
     length = int.from_bytes(data[-8:], "little")
     header = json.loads(bytes(data[-8 - length : -8]))
     blob = np.frombuffer(data[: header["blob"]], np.uint8)

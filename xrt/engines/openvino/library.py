@@ -45,7 +45,7 @@ class _Pools:
 
 
 def release_pool() -> None:
-    """Record that a model was closed."""
+    """Record that a model was closed, whose threads the library keeps for the next one."""
     _Pools.are_idle = True
 
 

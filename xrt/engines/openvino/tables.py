@@ -131,7 +131,7 @@ def why_not_computed(node: Node, function: Function) -> str | None:
 
 
 def list_data_inputs(node: Node, function: Function) -> frozenset[str]:
-    """The values with the type of the main input by the schema, without indices and sizes."""
+    """Names of the node's values that have the type of its main input by ONNX's schema, so no indices and sizes."""
     schema = find_schema(node.op_type, since_version(node, function) or 1)
     if node.op_type not in EXPORTED or schema is None or not schema.inputs:
         return frozenset(node.uses)
@@ -632,7 +632,7 @@ OPEN_ISSUES: tuple[KnownIssue, ...] = (
 
 
 def find_issue(node: Node, function: Function) -> str | None:
-    """The reason of the first matching issue."""
+    """The reason of the first matching issue; None if none matches."""
     if (reason := match_known_issue(OPEN_ISSUES, node, function)) and has_symbolic_dims(node, function):
         return f"{LIBRARY} {reason}, where extents are known only at run time"
     reason = match_known_issue(ISSUES, node, function)

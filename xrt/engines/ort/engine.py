@@ -188,7 +188,7 @@ class Ort(GraphCompiler):
     def _open(
         self, function: Function, export: ExportedModel, options: SessionOptions, saved: SavedSession | None = None
     ) -> OrtExecutable:
-        """Open a session on the exported model, which is that of ``saved`` if given."""
+        """Open a session on an exported model; ``saved`` is the saved session that it comes from, which has its own names."""
         if saved is None:
             from xrt.engines.toolkit.memory import find_inplace_outputs  # not needed for a start from the cache
 

@@ -173,7 +173,7 @@ class OrtExecutable(Executable):
         return tuple(self.inplace.items())
 
     def _convert_errors(self, call: Callable[..., None]) -> Callable[..., None]:
-        """The call with errors of the library as RunFailed."""
+        """Wrap a call to raise errors of the library as RunFailed."""
 
         def run(*inputs: Any) -> None:
             try:
@@ -197,7 +197,7 @@ class OrtExecutable(Executable):
     def _get_session(self) -> InferenceSession:
         return self._session or _raise_closed()
 
-    # ------------------------------------------------------------------ values to convert, buffers of the caller's
+    # ------------------------------------------------------------------ conversion of values, and the caller's buffers
 
     def _compute(self, feed: Mapping[str, Any], buffers: Mapping[str, Array]) -> list[Any]:
         """Compute all outputs; those in ``buffers`` (which must satisfy `_can_fill`) are written there."""
@@ -315,14 +315,14 @@ def _is_direct(type_: Type | None) -> bool:
 
 
 def _find_fastest_call(session: InferenceSession) -> Call:
-    """The session's inner call, which takes 0.8 of the public one's time; the public one if a version has none."""
+    """The session's inner call, which is 20 % faster than the public one; the public one if this version has no other."""
     inner = getattr(session, "_sess", None)
     call: Call = getattr(inner, "run", session.run)
     return call
 
 
 def _make_bound_call(session: InferenceSession, binding: IOBinding) -> Callable[[], None]:
-    """Run a binding by the session's inner call (0.85 of the public one's time) if the version has it."""
+    """A call that runs the binding by the session's inner method, which is 15 % faster than the public one, if there is one."""
     run = getattr(getattr(session, "_sess", None), "run_with_iobinding", None)
     inner = getattr(binding, "_iobinding", None)
     if run is None or inner is None:

@@ -58,7 +58,7 @@ def _name_file(tensor: Any, file: str) -> None:
             entry.value = file
 
 
-# ---------------------------------------------------------------------- forms that are exported instead
+# ---------------------------------------------------------------------- rewrites for speed
 
 
 def session_function(function: Function) -> Function:
@@ -67,7 +67,7 @@ def session_function(function: Function) -> Function:
     return unshare_int8_constants(rewrite_nodes(function, _write_sum_as_product))
 
 
-LEAST, MOST = 16, 1 << 16
+LEAST_ROWS, MOST_ROWS = 16, 1 << 16
 """Minimum number of rows for which the product is faster, and maximum for which a constant row of ones is added."""
 
 
@@ -81,7 +81,7 @@ def _write_sum_as_product(writer: NodeWriter) -> str | None:
     shape, count, dtype = writer.extents(writer.x), axes.array.size, type_.dtype
     rows, columns = math.prod(shape[:count]), shape[count:]
     # A sum over all axes is no product with a matrix, and an empty tensor has no rows.
-    if not 0 < count < len(shape) or 0 in shape or not LEAST <= rows <= MOST:
+    if not 0 < count < len(shape) or 0 in shape or not LEAST_ROWS <= rows <= MOST_ROWS:
         return None
     if sorted(int(axis) % len(shape) for axis in axes.array.reshape(-1)) != list(range(count)):
         return None
@@ -96,7 +96,7 @@ def _write_sum_as_product(writer: NodeWriter) -> str | None:
     return total if len(result) == 1 else writer.op("Reshape", total, writer.integers(result))
 
 
-# ---------------------------------------------------------------------- constants of bytes
+# ---------------------------------------------------------------------- int8 constants
 
 
 def unshare_int8_constants(function: Function) -> Function:

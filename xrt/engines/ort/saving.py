@@ -98,9 +98,9 @@ class SavedSession:
         return ExportedModel(model, mapped=size, mapping=mapping)
 
     def pack(self, constants: Mapping[str, Bytes], options: SessionOptions, folder: Path) -> memoryview:
-        """Append packed weights by way of a file in ``folder``; the data unchanged if the library packs none.
+        """Append packed weights, by way of a file in ``folder``; return the data unchanged if the library packs none.
 
-        ``constants`` are the files of the session, ``options`` those of a load. Errors of the library pass through.
+        ``constants`` are the session's files by name, ``options`` those of a later load. Errors of the library pass through.
         """
         size, model_size = self.header["weights"], self.header["model"]
         export = self._make_export({name: content for name, content in constants.items() if name != _WEIGHTS})
@@ -255,7 +255,7 @@ _NAME_WIDTH = 258
 _NUMBER_WIDTH = 20
 _NAME = "\x01" * _NAME_WIDTH
 _MARKS = re.compile(rb"\x01{258}|\x02(\d{6})(\d{13})")
-"""The name of the file; or an offset, by the number of a part of the file (0 for the saved session, n + 1 for constant n) and the
+"""A mark: the name of the file, or an offset, given by a part of the file (0 for the saved session, n + 1 for constant n) and the
 offset in that part."""
 _FILE = "packed"
 

@@ -125,7 +125,7 @@ _TRIVIAL_OPSET = 14
 
 
 @lru_cache(maxsize=1)
-def known_operators() -> frozenset[tuple[str, str]]:
+def registered_operators() -> frozenset[tuple[str, str]]:
     """Domain and name of each operator that the library has a schema for."""
     return frozenset((schema.domain, schema.name) for schema in native.get_all_operator_schema())
 

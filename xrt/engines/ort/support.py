@@ -9,7 +9,7 @@ from typing import Any
 
 from xrt.engines.ort.executable import why_not_passable
 from xrt.engines.ort.export import export_model
-from xrt.engines.ort.session import LIBRARY, known_operators, newest_opset, why_not_opened
+from xrt.engines.ort.session import LIBRARY, newest_opset, registered_operators, why_not_opened
 from xrt.engines.ort.tables import find_known_issue
 from xrt.engines.toolkit.support import LibrarySupport, NodeQuery, close_over
 from xrt.formats.onnx import why_not_downgradable
@@ -39,7 +39,7 @@ def _why_not_operator(node: Node, function: Function) -> str | None:
         return f"the function imports no opset for domain {node.domain!r}"
     if reason := why_not_downgradable(node, function, newest_opset()):
         return f"{LIBRARY} reads opsets up to {newest_opset()}: {reason}"
-    return None if (node.domain, node.op_type) in known_operators() else f"{LIBRARY} does not know {node.op}"
+    return None if (node.domain, node.op_type) in registered_operators() else f"{LIBRARY} does not know {node.op}"
 
 
 # ---------------------------------------------------------------------- a session over the node alone
@@ -48,8 +48,8 @@ def _why_not_operator(node: Node, function: Function) -> str | None:
 def check_conversion(node: Node, function: Function, providers: tuple[str, ...]) -> str | None:
     """Explain why the library opens no session of the node alone; None if it does.
 
-    Takes half a millisecond for the first node of a kind. The library's list of kernels would not do: without one for a type, it
-    may expand the operator or cast. If the type of an input is unknown, the compile decides.
+    Takes half a millisecond for the first node of a kind. The library's list of kernels does not decide: for a type without one,
+    it may expand the operator or insert a cast. If the type of an input is unknown, the compile decides.
     """
     if any(function.get_type(name) is None for name in node.uses):
         return None

@@ -394,7 +394,7 @@ ISSUES: tuple[KnownIssue, ...] = (
 
 
 def find_known_issue(node: Node, function: Function) -> str | None:
-    """The reason of the first matching issue."""
+    """The reason of the first matching issue; None if none matches."""
     reason = match_known_issue(ISSUES, node, function)
     return reason and f"{LIBRARY} {reason}"
 
@@ -402,7 +402,7 @@ def find_known_issue(node: Node, function: Function) -> str | None:
 # ---------------------------------------------------------------------- quantized operands
 
 QUANTIZING = frozenset({"Add", "Conv", "Mul"})
-"""Computed in integers only if the result is quantized too: QLinearAdd, QLinearConv, QLinearMul."""
+"""Operators computed in integers only if the result is quantized too: as QLinearAdd, QLinearConv, QLinearMul."""
 NIBBLES = frozenset({DType.INT4, DType.UINT4})
 SMALLEST_BLOCK = 16
 """Smallest block of the library's product with 4-bit weights; larger ones are powers of two."""

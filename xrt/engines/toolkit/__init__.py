@@ -1,1 +1,1 @@
-"""Building blocks for engine authors: support of nodes, compilation of nodes, known issues, memory planning, array operations."""
+"""Building blocks for engine authors: support of nodes, known issues, rewrites, memory planning, shared memory, BLAS limits."""

@@ -64,7 +64,7 @@ class BlasThreads:
 
     @property
     def unlimited_threads(self) -> int:
-        """The largest number of threads of any library without limits; 1 if there is none."""
+        """Like `threads`, without the limits that running calls have set."""
         with self._lock:
             return max(self._user_threads, default=1) if self._budgets else self.threads
 
@@ -74,7 +74,7 @@ class BlasThreads:
         return next((library.calls for library in self.libraries if library.calls), None)
 
     def enter(self, budget: int) -> int:
-        """Begin a call with this thread budget; return the largest number of threads without limits."""
+        """Begin a call with this thread budget; return `unlimited_threads`."""
         with self._lock:
             # The first call remembers the user's setting, which the last call restores.
             if not self._budgets:
@@ -162,6 +162,6 @@ def _find_address(library: ctypes.CDLL, symbol: str) -> int:
 
 
 def _bind_function(library: ctypes.CDLL, symbol: str, result: Any, *arguments: Any) -> Any:
-    """A separate function object, so that argument types set by others stay unchanged; None if the library lacks it."""
+    """Bind a separate function object, so that argument types set by others stay; None if the library lacks the symbol."""
     address = _find_address(library, symbol)
     return ctypes.CFUNCTYPE(result, *arguments)(address) if address else None

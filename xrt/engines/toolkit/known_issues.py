@@ -86,7 +86,7 @@ def find_cast(node: Node, function: Function) -> tuple[DType | None, DType | Non
 
 
 def casts_bfloat16(node: Node, function: Function) -> bool:
-    """A predicate of casts from or to bfloat16, whose rounding libraries that compute in float32 drop."""
+    """Whether a Cast converts from or to bfloat16. Libraries that compute in float32 skip its rounding."""
     types = find_cast(node, function)
     return DType.BFLOAT16 in types and types[0] is not types[1]
 

@@ -32,7 +32,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 class _HidingFinder:
-    """A finder that hides one module from the thread that created it."""
+    """An import finder that hides one module from the thread that created the finder."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -91,7 +91,7 @@ def _count_allocated() -> int:
 class AllocationTracker:
     """Measures how much memory the process allocates while a session is opened inside the ``with`` block.
 
-    Only the total growth of sessions that open at the same time can be measured. It is divided in proportion to ``weight``.
+    If several sessions open at the same time, only their total growth is measured, and divided in proportion to ``weight``.
     """
 
     _lock = renew_after_fork(threading.Lock())

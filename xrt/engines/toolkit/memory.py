@@ -102,9 +102,9 @@ SCATTERS = list_operators(Trait.UPDATES)
 
 
 def find_inplace_outputs(function: Function) -> dict[int, int]:
-    """Map each input that is read by a single scatter only to the output of that scatter, by position.
+    """Map each input whose only reader is a scatter to the output of that scatter, by position.
 
-    The engine's kernels must skip the copy if input and output are one buffer. No other reader can observe the update.
+    The engine's kernels must skip the copy if input and output are one buffer. No other node can observe the update.
     """
     outputs = [value.name for value in function.outputs]
     pairs = {}
@@ -120,7 +120,7 @@ def find_inplace_outputs(function: Function) -> dict[int, int]:
 
 
 def list_scattered_inputs(node: Node) -> tuple[int, ...]:
-    """Positions of inputs over which such an engine can write the node's result."""
+    """Positions of inputs over which an engine with in-place scatters can write the node's result."""
     return (0,) if has_trait(node, Trait.UPDATES) else ()
 
 
@@ -136,11 +136,11 @@ class _WritableMemory:
 def make_writable_alias(array: np.ndarray[Any, Any], owner: Any = None) -> np.ndarray[Any, Any]:
     """A writable view of a read-only array; nothing is copied.
 
-    The caller guarantees that no other code relies on the contents. The result keeps ``owner`` alive, by default the array. Types
-    of ml_dtypes, which the array interface cannot describe, are viewed as integers of their size in between.
+    The caller guarantees that no other code relies on the contents. The result keeps ``owner`` alive, by default the array.
+    Arrays of ml_dtypes are supported, although the array interface cannot describe their types.
     """
     memory_owner = array if owner is None else owner
-    # ml_dtypes register their types as user types.
+    # ml_dtypes registers its types as user types: alias integers of their size instead, and view the result.
     if array.dtype.isbuiltin == 1:
         return np.asarray(_WritableMemory(array, memory_owner))
     return np.asarray(_WritableMemory(array.view(f"u{array.itemsize}"), memory_owner)).view(array.dtype)

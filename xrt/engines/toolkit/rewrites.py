@@ -11,9 +11,9 @@ from xrt.operators import NodeWriter, Trait, has_trait, rewrite_nodes
 
 
 def compute_outputs(function: Function) -> Function:
-    """Copy outputs that are an input or a constant, and repeated ones, by an Identity, so that a node computes each output.
+    """Insert an Identity for each output that is an input, a constant or a repeated value, so that a node computes each output.
 
-    XRT's regions are of this form already; a Function that is compiled alone may not be. Same Function if it is.
+    XRT's regions have this form already; a Function that is compiled alone may not. Returns the same Function if it has.
     """
     nodes, outputs = list(function.nodes), dict[str, Value]()
     for value in function.outputs:
@@ -121,12 +121,12 @@ def list_readers(node: Node, function: Function) -> list[Node]:
 
 
 def has_quantized_readers(node: Node, function: Function, *, quantizing: frozenset[str] = frozenset()) -> bool:
-    """Whether all readers of a DequantizeLinear are products or convolutions with a dequantized first operand.
+    """Whether a library can compute every reader of a DequantizeLinear in integers.
 
-    That operand must be computed from 8-bit integers. An operator in ``quantizing`` additionally requires that its result is
-    quantized again, possibly after Relu or Clip. ``quantizing`` may also name elementwise operators whose other operand is
-    dequantized; these require a constant with one scale. For a constant of one element one such reader suffices, because
-    quantization tools share it between all readers.
+    Such a reader is a product or convolution whose first operand is dequantized from computed 8-bit integers. Operators in
+    ``quantizing`` qualify only if their result is quantized again, possibly after Relu or Clip; elementwise ones may be among
+    them, whose other operand is dequantized and whose constant has one scale. For a constant of one element one such reader
+    suffices, because quantization tools share it between unrelated readers.
     """
     quantized = [_has_quantized_operand(reader, name, function, quantizing) for reader, name in _iter_readers(node, function)]
     constant = function.constants.get(node.inputs[0])
@@ -136,7 +136,7 @@ def has_quantized_readers(node: Node, function: Function, *, quantizing: frozens
 
 
 def _iter_readers(node: Node, function: Function) -> Iterator[tuple[Node, str]]:
-    """Yield the readers of the result, through operators that libraries swap with a dequantization, with the value read."""
+    """Yield each reader of the result and the value that it reads, behind operators that libraries swap with a dequantization."""
     for reader in list_readers(node, function):
         if has_trait(reader, Trait.REARRANGES) and reader.inputs[0] == node.outputs[0]:
             yield from _iter_readers(reader, function)

@@ -42,14 +42,14 @@ def put_function(buffer: SharedBuffer, function: Function) -> Any:
     weights: dict[int, str] = {}
     blocks: dict[str, Block] = {}
 
-    def keep(constant: Constant) -> str:
+    def store(constant: Constant) -> str:
         # By identity: constants that share an array are stored once.
         name = weights.setdefault(id(constant.array), f"weights:{len(weights)}")
         if name not in blocks:
             blocks[name] = buffer.put(encode_data(constant).cast("B"))
         return name
 
-    model = write_model(function, keep)
+    model = write_model(function, store)
     return {"model": buffer.put(memoryview(model)), "weights": blocks}
 
 

@@ -37,7 +37,7 @@ class LibrarySupport:
     outputs: Callable[[Node, Function], Sequence[str]] = list_used_outputs
     """The outputs whose types matter."""
     close_body: Callable[[Function, Function], Function] | None = None
-    """Closes a body over the values that it captures, if a node is supported with every node of its bodies."""
+    """Makes captures of a body inputs, to check its nodes one by one; None if `answer` decides on the bodies too."""
 
     def why_not(self, node: Node, function: Function) -> str | None:
         """Explain why the node is not supported; None if it is."""
@@ -97,7 +97,7 @@ def explain_disagreement(
 ) -> str | None:
     """Explain that a library infers another type than ONNX for a result; None if the types agree.
 
-    A difference reveals that the library ignores an input or an attribute. A string names an element type without a counterpart.
+    A difference reveals that the library ignores an input or an attribute. A string names an element type that XRT lacks.
     """
     for actual, expected in zip(results, declared, strict=True):
         if isinstance(expected, TensorType) and not is_compatible(actual, expected):
@@ -130,7 +130,7 @@ class NodeQuery:
     """The opset of ai.onnx in the query's Function."""
     attributes: tuple[Attribute, ...]
     inputs: tuple[Type | Constant | None, ...]
-    """A constant on which support may depend, else the type; None for an absent input. Captured values follow the inputs."""
+    """Per input: a small constant, on which support may depend, else the type; None if absent. Captured values follow."""
     outputs: tuple[tuple[Type | None] | None, ...]
     """The type of each required output in a tuple of one; None for the others."""
     domain: tuple[str, int] | None = None

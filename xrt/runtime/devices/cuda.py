@@ -162,7 +162,7 @@ class CudaDevice(Device):
                 f"got {type(stream).__name__}"
             )
         with self._here():
-            return self._cupy.cuda.Stream.from_external(_Foreign(address, stream))
+            return self._cupy.cuda.Stream.from_external(_ForeignStream(address, stream))
 
     def follow(self, later: Stream, earlier: Stream) -> None:
         # Work on one stream is in order anyway.
@@ -224,7 +224,7 @@ class _Graph(GraphCapture):
         self._graph.launch(stream=stream)
 
 
-class _Foreign:
+class _ForeignStream:
     """A stream of another library, through the ``__cuda_stream__`` protocol; keeps its owner alive."""
 
     def __init__(self, address: int, owner: object) -> None:
