@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.errors import ModelError, did_you_mean
 from xrt.graph.attributes import FrozenDict
+from xrt.graph.constants import Constant
 from xrt.graph.node import FreshNames
 from xrt.graph.types import Type, Value
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from xrt.graph.constants import Constant
     from xrt.graph.node import Node
 
 
@@ -274,6 +274,16 @@ class Function:
             yield self, node
             for body in node.bodies:
                 yield from body.walk()
+
+    def walk_constants(self) -> Iterator[Constant]:
+        """Yield every constant, including those in the attributes of nodes and in bodies."""
+        yield from self.constants.values()
+        for node in self.nodes:
+            for attribute in node.attributes:
+                values = attribute.value if attribute.kind.is_list else (attribute.value,)
+                yield from (value for value in values if isinstance(value, Constant))
+            for body in node.bodies:
+                yield from body.walk_constants()
 
     # ------------------------------------------------------------------ modified copies
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from xrt.engines.toolkit.reference_evaluator import evaluate
@@ -378,16 +378,8 @@ def measure_memory(plan: Plan, original: Function, program: Program | None) -> M
 
 
 def _collect_constants(functions: Iterable[Function]) -> dict[object, Constant]:
-    """Constants by memory address and size, including those in bodies and attributes."""
-    constants: list[Constant] = []
-    for function in functions:
-        constants += function.constants.values()
-        for node in function.nodes:
-            for attribute in node.attributes:
-                values = attribute.value if attribute.kind.is_list else (attribute.value,)
-                constants += (value for value in values if isinstance(value, Constant))
-            constants += _collect_constants(node.bodies).values()
-    # By address: several constants may be views of the same memory.
+    """All constants by memory address and size in bytes: several may be views of the same memory, which counts once."""
+    constants = chain.from_iterable(function.walk_constants() for function in functions)
     return {(constant.array.ctypes.data, constant.array.nbytes): constant for constant in constants}
 
 

@@ -211,7 +211,7 @@ def save(function: Function, path: str | os.PathLike[str], external_data: bool |
     """
     path = Path(path)
     if external_data is None:
-        external_data = sum(map(_size, _large_constants(function))) > AUTOMATIC_BYTES
+        external_data = sum(map(_size, filter(is_large, function.walk_constants()))) > AUTOMATIC_BYTES
     try:
         if external_data:
             _save_in_two(function, path)
@@ -247,7 +247,7 @@ class _Layout:
     def __init__(self, function: Function) -> None:
         self._offsets: dict[bytes, tuple[Constant, int]] = {}
         end = 0
-        for constant in _large_constants(function):
+        for constant in filter(is_large, function.walk_constants()):
             if constant.digest not in self._offsets:
                 offset = -(-end // _PAGE) * _PAGE
                 self._offsets[constant.digest] = (constant, offset)
@@ -267,16 +267,6 @@ class _Layout:
 
 def _size(constant: Constant) -> int:
     return encode_bytes(constant.dtype, constant.array.size)
-
-
-def _large_constants(function: Function) -> Iterator[Constant]:
-    yield from filter(is_large, function.constants.values())
-    for node in function.nodes:
-        for attribute in node.attributes:
-            values = attribute.value if attribute.kind.is_list else (attribute.value,)
-            yield from (value for value in values if isinstance(value, Constant) and is_large(value))
-        for body in node.bodies:
-            yield from _large_constants(body)
 
 
 def _serialize_model(model: ModelProto, hint: str) -> bytes:
