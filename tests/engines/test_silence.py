@@ -19,8 +19,7 @@ from tests.module.test_faults import X, chain
 from xrt.engines.toolkit.libraries import hide_module
 from xrt.formats import onnx
 
-LIMIT = 600
-"""Seconds after which a command counts as hung."""
+LIMIT = 600  # seconds after which a command counts as hung
 VARIABLE = "ORT_DISABLE_TELEMETRY"
 WATCH = """
 #define _GNU_SOURCE
@@ -149,6 +148,7 @@ ENGINES = ("toy", "ort", "tvm", "openvino", "xla", "iree", "torch")
 RUN = ("-m", "xrt.cli", "run", "m.onnx", "-i", "x.npy", "--strict")
 COMMANDS: dict[str, tuple[str, ...]] = {
     **{f"run {engine}": (*RUN, "--engine", engine) for engine in ENGINES},
+    "openvino after its telemetry": ("-c", "import openvino_telemetry, xrt.engines.openvino"),
     "doctor": ("-m", "xrt.cli", "doctor"),
     "bench": ("-m", "xrt.cli", "bench", "m.onnx", "--engine", "ort", "--rounds", "2"),
 }

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HINTS", "LIBRARY", "check_precision", "core", "has_precision", "openvino", "report_memory", "summarize_error"]
 
-with hide_module("openvino_telemetry"):
+with hide_module("openvino_telemetry", even_imported=True):  # NNCF imports it, too
     import openvino
 
 LIBRARY = f"OpenVINO {openvino.__version__.partition('-')[0]}"

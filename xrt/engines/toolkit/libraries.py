@@ -44,18 +44,22 @@ class _HidingFinder:
 
 
 @contextmanager
-def hide_module(name: str) -> Iterator[None]:
-    """Make an optional module appear not installed to imports in this thread.
+def hide_module(name: str, *, even_imported: bool = False) -> Iterator[None]:
+    """Make an optional module appear not installed to imports in this thread; it can be imported afterwards.
 
-    A module that is already imported stays imported; a hidden one can be imported afterwards.
+    A module that is already imported stays visible, unless ``even_imported``: other threads may then import it once more.
     """
     finder = _HidingFinder(name)
     # First in the list, before the finders that would find the module.
     sys.meta_path.insert(0, finder)
+    # No finder is asked for an imported module.
+    module = sys.modules.pop(name, None) if even_imported else None
     try:
         yield
     finally:
         sys.meta_path.remove(finder)
+        if module is not None:
+            sys.modules[name] = module
 
 
 class _Counts(ctypes.Structure):

@@ -23,13 +23,10 @@ def put_value(buffer: SharedBuffer, value: Any) -> Any:
         return {"map": list(value.items())}
     array = np.asarray(value)
     if array.dtype.kind in "USO":
-        return {"shape": array.shape, "strings": [_to_text(text) for text in array.reshape(-1)]}
+        texts = (x.decode("utf-8", "surrogateescape") if isinstance(x, bytes) else str(x) for x in array.reshape(-1))
+        return {"shape": array.shape, "strings": list(texts)}
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return {"shape": array.shape, "dtype": DType.of(array).text, "at": buffer.put(flat.data.cast("B"))}
-
-
-def _to_text(value: Any) -> str:
-    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
 
 
 def put_values(buffer: SharedBuffer, values: Sequence[Any]) -> list[Any]:
