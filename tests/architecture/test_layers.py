@@ -16,7 +16,6 @@ from tests.architecture.public import ROOT, parse, walk
 
 PACKAGE = "xrt"
 LINE = (
-    ("error_texts",),
     ("errors", "forking", "lazy_names"),
     ("measure", "comparison", "logging", "processes", "progress"),
     ("html",),
