@@ -32,6 +32,7 @@ def list_deviations(engine: type[GraphCompiler], function: Function) -> list[Dev
     return deviations
 
 
+# NumPy's finfo lacks bfloat16 and float8.
 _limits: Callable[[Any], Any] = ml_dtypes.finfo
 
 

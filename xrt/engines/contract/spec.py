@@ -28,6 +28,7 @@ from xrt.graph import FrozenDict
 _PLAIN = re.compile(r"[\w.+\-/:@*]+", re.ASCII)
 LONG = 200
 """Error messages shorten a text beyond this many characters."""
+# A quoted text, or one character outside of quotes: brackets and separators inside of quotes mean nothing.
 _PIECE = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^'"]""", re.DOTALL)
 _PAIRS = {")": "(", "}": "{", "]": "["}
 

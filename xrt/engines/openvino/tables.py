@@ -20,10 +20,11 @@ from xrt.engines.toolkit.known_issues import (
     find_input,
     find_shape,
     has_input,
+    is_whole,
     match_known_issue,
 )
 from xrt.engines.toolkit.support import has_symbolic_dims
-from xrt.graph import Dim, DType, Function, Node, TensorType, find_schema, since_version
+from xrt.graph import DType, Function, Node, TensorType, find_schema, since_version
 from xrt.operators import is_training
 
 TOLERANCE = 1e-4
@@ -214,12 +215,7 @@ def _scales_by_a_fraction(node: Node, function: Function) -> bool:
     if scales is None or shape is None:
         return True
     axes = node.attr("axes") or range(len(shape))
-    return not all(_is_whole(shape[axis], float(scale)) for axis, scale in zip(axes, scales.array, strict=False))
-
-
-def _is_whole(extent: Dim, scale: float) -> bool:
-    """Whether extent times scale is an integer; for an unknown extent, whether the scale is."""
-    return scale.is_integer() or (isinstance(extent, int) and (extent * scale).is_integer())
+    return not all(is_whole(shape[axis], float(scale)) for axis, scale in zip(axes, scales.array, strict=False))
 
 
 def _adds_window(reaches: Callable[[int, int, int, int], bool]) -> Test:

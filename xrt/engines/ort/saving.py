@@ -252,6 +252,7 @@ Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
 _NAME_WIDTH = 258
 """Bytes of a file name after ``./``; a name has at most 255."""
+# The width of a mark for an offset: replacing marks must not move what follows in the model.
 _NUMBER_WIDTH = 20
 _NAME = "\x01" * _NAME_WIDTH
 _MARKS = re.compile(rb"\x01{258}|\x02(\d{6})(\d{13})")

@@ -18,6 +18,7 @@ from xrt.engines.toolkit.known_issues import (
     find_input,
     find_shape,
     has_input,
+    is_whole,
     match_known_issue,
 )
 from xrt.engines.toolkit.rewrites import has_quantized_readers, list_readers
@@ -90,7 +91,7 @@ def may_round_resized(node: Node, function: Function) -> bool:
         return False
     scaled = _list_scaled_extents(node, function)
     if mode == "align_corners":
-        return scaled is None or not all(_is_whole(*pair) for pair in scaled)
+        return scaled is None or not all(is_whole(*pair) for pair in scaled)
     sizes = (extent * scale for extent, scale in scaled or () if isinstance(extent, int))
     return any(1 < size < 2 for size in sizes)  # pytorch_half_pixel branches on size > 1
 
@@ -108,11 +109,6 @@ def _list_scaled_extents(node: Node, function: Function) -> list[tuple[Dim, floa
         return None
     axes = node.attr("axes", range(len(shape)))
     return [(shape[axis], float(scale)) for axis, scale in zip(axes, scales.array, strict=False)]
-
-
-def _is_whole(extent: Dim, scale: float) -> bool:
-    """Whether extent times scale is an integer; for an unknown extent, whether the scale is."""
-    return scale.is_integer() or (isinstance(extent, int) and (extent * scale).is_integer())
 
 
 def is_inexact_transform(node: Node, function: Function) -> bool:

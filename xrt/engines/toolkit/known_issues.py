@@ -96,6 +96,11 @@ def find_input(node: Node, index: int, function: Function) -> Constant | None:
     return function.constants.get(node.inputs[index]) if has_input(node, index) else None
 
 
+def is_whole(extent: Dim, scale: float) -> bool:
+    """Whether extent times scale is an integer; for an unknown extent, whether the scale is."""
+    return scale.is_integer() or (isinstance(extent, int) and (extent * scale).is_integer())
+
+
 AXIS_IS_INPUT = 20
 """The first opset in which DFT reads its axis from an input."""
 

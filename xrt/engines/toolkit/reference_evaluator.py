@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from xrt.engines.contract import registry
-from xrt.engines.contract.graph_compiler import GraphCompiler
+from xrt.engines.contract.graph_compiler import GraphCompiler, prepare_or_close
 from xrt.engines.contract.options import CompileContext
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ def evaluate(function: Function, inputs: Sequence[Any], threads: int = 1) -> lis
         from xrt.passes.quantize.packed import unpack_weights  # imported only if needed
 
         function = unpack_weights(function)
-    executable = get_reference_engine().compile(function, CompileContext(threads=threads))
-    executable.prepare()
+    executable = prepare_or_close(get_reference_engine().compile(function, CompileContext(threads=threads)))
     try:
         return list(executable.run(inputs))
     finally:
