@@ -125,6 +125,7 @@ def _make_inputs(builder: Builder, bound: inspect.BoundArguments) -> None:
     """Replace types and arrays among the arguments by inputs; other arguments are passed to `build` unchanged."""
     for name, argument in bound.arguments.items():
         kind = bound.signature.parameters[name].kind
+        # A Function has no lists of inputs: each of *args is numbered, each of **kwargs has its key.
         if kind is inspect.Parameter.VAR_POSITIONAL:
             bound.arguments[name] = tuple(_input(builder, f"{name}_{i}", item) for i, item in enumerate(argument, 1))
         elif kind is inspect.Parameter.VAR_KEYWORD:

@@ -126,6 +126,7 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             table = _TYPE.loads(data)
         except ValueError as error:
             raise CalibrationError(str(error)) from None
+        # The length counts keys, of which a repeated one is counted once.
         if len(table) != len(table.ranges):
             raise CalibrationError("it has two ranges of one value; remove one")
         return table

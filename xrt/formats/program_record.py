@@ -120,7 +120,7 @@ class ProgramRecord(NamedTuple):
 def merge(before: ProgramRecord | None, record: ProgramRecord) -> ProgramRecord | None:
     """Add a record's programs to the stored ones of the model; the oldest are dropped beyond the limits.
 
-    Return None if its own programs exceed the weight limit. Raises BundleError for damaged weights.
+    Return None if the programs of ``record`` alone exceed the limit of weights. Raises BundleError for damaged weights.
     """
     programs = list(record.programs)
     stored: dict[str, Any] = {}

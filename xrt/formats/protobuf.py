@@ -28,7 +28,7 @@ Lookup: TypeAlias = Callable[[str], memoryview | None]
 
 
 def write_plan(values: Mapping[str, Any], store: StoreConstant | None = None) -> bytes:
-    """Serialize a Plan deterministically; a Function stands where the message has a model.
+    """Serialize a Plan deterministically; fields that are models in the message are Functions in ``values``.
 
     Large constants are written as references to the names that ``store`` returns, or inline without it. Raises ModelError for a
     Function that ONNX cannot express, and BundleError if the message exceeds protobuf's limit of 2 GB.

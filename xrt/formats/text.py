@@ -198,6 +198,7 @@ class _Parser:
     def size(self, expected: str) -> int:
         """Consume an integer that fits into 64 bits, the range of extents and versions."""
         token = self.current
+        # Python raises ValueError for integers of thousands of digits.
         if token.kind != "number" or not token.text.lstrip("+-").isdigit() or len(token.text) > 100:
             self.fail(expected)
         number = int(self.advance().text)
@@ -297,6 +298,7 @@ class _Parser:
             self.add(draft.doc, "doc", self.string("the description"), token)
         elif kind == "opset":
             name = self.name("a domain")
+            # In quotes it is a domain with that literal name, which the printer distinguishes from ONNX's.
             domain = "" if token.kind == "word" and name == "ai.onnx" else name
             self.add(draft.opsets, domain, self.size("the version of the domain"), token)
         elif kind == "meta":

@@ -1,6 +1,6 @@
 """The traits of ONNX's operators: one row per operator, from which every list of operators in XRT is derived.
 
-Engines keep their supported operators and known issues in tables elsewhere, and so do rules with one function per operator.
+Not here are the engines' tables of supported operators and known issues, and tables of rules with one function per operator.
 """
 
 from __future__ import annotations

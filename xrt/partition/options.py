@@ -109,6 +109,7 @@ class ClusteringOptions:
         object.__setattr__(self, "pins", tuple(_read_pin(pin) for pin in _list_pins(self.pins)))
 
     def __str__(self) -> str:
+        # Only options that differ from the default: plans print this text.
         default = ClusteringOptions()
         names = ("minimum_nodes", "maximum_nodes")
         shown = [f"{name}={getattr(self, name)}" for name in names if getattr(self, name) != getattr(default, name)]

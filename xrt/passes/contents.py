@@ -59,7 +59,10 @@ class PropagationCase:
     inputs: Sequence[Contents | None]
     types: Sequence[Type | None]
     trusts_names: bool = False
-    """Whether dims of one name are equal. A declared name is only a claim, from which no number may follow."""
+    """Whether equal dim names mean equal sizes, as in padding.
+
+    Shape inference does not rely on that: a declared name may be wrong, and a number computed from it would be, too.
+    """
 
     def contents(self, index: int) -> Contents | None:
         return self.inputs[index] if index < len(self.inputs) else None
@@ -94,7 +97,7 @@ class PropagationCase:
 
 
 def _make_dim(element: Any) -> Dim:
-    """The element as the extent of a type, which has no name for sums and products of dims."""
+    """Convert an element to an extent of a type: a number, a dim name, or None for any other Extent."""
     return element.name if isinstance(element, Extent) else element
 
 
@@ -190,33 +193,33 @@ def _quotient(a: Any, b: Any) -> Any:
     return floor + ((floor * b != a) & ((a < 0) != (b < 0)))  # ONNX truncates towards zero
 
 
-def _compare(a: Any, b: Any) -> tuple[float, float]:
+def _bound_difference(a: Any, b: Any) -> tuple[float, float]:
     """The least and the largest possible difference of two elements."""
     return Extent.of(a - b).bounds
 
 
 def _larger(a: Any, b: Any) -> Any:
-    low, high = _compare(a, b)
+    low, high = _bound_difference(a, b)
     return a if low >= 0 else b if high <= 0 else None
 
 
 def _smaller(a: Any, b: Any) -> Any:
-    low, high = _compare(a, b)
+    low, high = _bound_difference(a, b)
     return a if high <= 0 else b if low >= 0 else None
 
 
 def _equal(a: Any, b: Any) -> bool | None:
-    low, high = _compare(a, b)
+    low, high = _bound_difference(a, b)
     return False if low > 0 or high < 0 else True if low == high == 0 else None
 
 
 def _less(a: Any, b: Any) -> bool | None:
-    low, high = _compare(a, b)
+    low, high = _bound_difference(a, b)
     return True if high < 0 else False if low >= 0 else None
 
 
 def _less_or_equal(a: Any, b: Any) -> bool | None:
-    low, high = _compare(a, b)
+    low, high = _bound_difference(a, b)
     return True if high <= 0 else False if low > 0 else None
 
 
@@ -454,7 +457,7 @@ def propagate(
 ) -> Sequence[Contents | None] | None:
     """Contents of the outputs of a node in `PROPAGATED`, from the contents and types of its inputs; None if nothing is known.
 
-    With ``trusts_names``, dims of one name are equal, so that their difference is 0.
+    With ``trusts_names``, equal dim names mean equal sizes, so that their difference is 0.
     """
     rule = _RULES[node.op_type]
     try:
@@ -485,7 +488,7 @@ def _clear_negative(extents: Sequence[Dim]) -> Shape:
 
 
 def _infer_rest(data: Shape, others: Sequence[Dim]) -> Dim:
-    """Infer the extent of -1 in a Reshape: divide the shape by the other extents; equal symbols cancel."""
+    """Infer the extent of -1 in a Reshape: the elements of ``data``, divided by the other extents. Equal symbols cancel."""
     symbols, numbers = [d for d in data if not isinstance(d, int)], math.prod(d for d in data if isinstance(d, int))
     for extent in others:
         if not isinstance(extent, int):

@@ -18,7 +18,8 @@ CACHE_SIZE = 1024
 def find_decomposition(node: Node, function: Function) -> Function | None:
     """Decompose one node, with inferred types and the value names of `as_function`; None if no decomposition is known.
 
-    A rule of `xrt.operators` precedes ONNX's body. That is one level deep: its nodes may have bodies too. Its opset may differ.
+    A rule of `xrt.operators` is preferred to ONNX's function body. ONNX's body may be of another opset, and its nodes may have
+    function bodies, which are not expanded.
     """
     return None if node.bodies or node.control else _decompose(as_function(node, function))
 
@@ -35,7 +36,8 @@ def _decompose(isolated: Function) -> Function | None:
 
 
 def _expand(isolated: Function) -> Function | None:
-    """Replace the operator by ONNX's body. Constants are inputs meanwhile: onnx wants the types of all values."""
+    """Replace the operator by ONNX's function body; None if it has none."""
+    # For some bodies onnx needs the types of all operands, and it only sees those of inputs.
     constants = isolated.constants
     lifted = isolated.replace(inputs=(*isolated.inputs, *(Value(name, c.type) for name, c in constants.items())), constants={})
     body = expand(lifted)

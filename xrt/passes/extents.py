@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Quotient:
-    """Floor division of an extent by a number."""
+    """Floor division of an extent by a positive number; negative where the dividend is."""
 
     dividend: Extent
     divisor: int
@@ -85,9 +85,11 @@ class Extent:
         divisor = Extent.of(other)
         if not divisor.terms:
             return None
+        # A single term divides each term of the dividend. The results differ in their dims, as the terms did.
         if len(divisor.terms) == 1:
             parts = [_divide_term(term, divisor.terms[0]) for term in self.terms]
             return None if None in parts else self._sum(dict(part for part in parts if part is not None))
+        # If the quotient has a single term, it is one of these: multiplying back tells which.
         for term in self.terms:
             part = _divide_term(term, divisor.terms[0])
             if part is not None and (quotient := self._sum(dict([part]))) * divisor == self:
@@ -137,6 +139,7 @@ class Extent:
         return sum(products, Extent.of(0))
 
     def __str__(self) -> str:
+        # Joined with plus signs first, so that "a + -2*b" becomes "a - 2*b".
         shown = " + ".join("*".join([*([str(factor)] if factor != 1 or not m else []), *map(str, m)]) for m, factor in self.terms)
         return shown.replace("+ -1*", "- ").replace("+ -", "- ") or "0"
 

@@ -157,8 +157,8 @@ class WeightlessModel(NamedTuple):
 def extract_weights(data: Buffer) -> WeightlessModel:
     """Extract a serialized model without large data.
 
-    Raises MalformedMessage if the walk does not support the data, although protobuf may (it merges repeated messages of a
-    singular field), and DecodeError if protobuf does not. No announced size is trusted.
+    Raises MalformedMessage for data that is invalid, or that only protobuf reads (it merges repeated messages of a singular
+    field), and DecodeError if protobuf cannot parse the excerpt. Announced sizes are compared with the data.
     """
     if len(data) < LARGE_BYTES:
         return WeightlessModel(ModelProto.FromString(bytes(data)), {})

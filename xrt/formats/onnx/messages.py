@@ -192,7 +192,7 @@ class ExternalData:
         """Looks up locations inside the model file."""
         self._maps: dict[str, memoryview] = {}
         self.dense_room = DENSE_FREE
-        """Bytes that the sparse tensors of the model may still take when they become dense."""
+        """Bytes left for sparse tensors, which become dense: see `DENSE_FREE`."""
 
     @property
     def locations(self) -> tuple[str, ...]:

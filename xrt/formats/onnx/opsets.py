@@ -227,7 +227,7 @@ def normalize(function: Function) -> Function:
 
 
 def _insert_identities(function: Function, fresh: FreshNames, captures: Iterable[str]) -> Function:
-    """Insert them in a Function and its bodies; ``captures`` are those that a body must not return."""
+    """Insert Identity nodes as `normalize` does; no output may be one of ``captures``, the outer values that a body reads."""
     nodes = [node.map_bodies(lambda body: _insert_identities(body, fresh, body.captures)) for node in function.nodes]
     reserved, outputs = set(captures), []
     for value in function.outputs:

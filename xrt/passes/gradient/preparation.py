@@ -48,13 +48,13 @@ DEFINITIONS: dict[str, Rule] = {}
 """Decompositions for operators that ONNX defines in words only; each returns the outputs of the node, by position."""
 
 
-def define(alone: Function) -> Function:
+def define(isolated: Function) -> Function:
     """Decompose a one-node Function with its entry in `DEFINITIONS`."""
-    (node,) = alone.nodes
-    builder = new_builder(alone)
+    (node,) = isolated.nodes
+    builder = new_builder(isolated)
     with builder:
-        tensors = {value.name: builder.input(value.name, value.type) for value in alone.inputs}
-        tensors.update((name, builder.constant(constant)) for name, constant in alone.constants.items())
+        tensors = {value.name: builder.input(value.name, value.type) for value in isolated.inputs}
+        tensors.update((name, builder.constant(constant)) for name, constant in isolated.constants.items())
         # Without outputs: a definition computes them, so there are no tensors for them yet.
         at = RuleContext(replace(node, outputs=()), tensors, (), frozenset(), builder)
         results = dict(zip(node.outputs, DEFINITIONS[node.op](at), strict=False))
@@ -169,7 +169,10 @@ def _decompose(node: Node, function: Function) -> Function | None:
 
 
 def _fold(function: Function) -> Function:
-    """Fold Constant nodes and arithmetic on known shapes, which selects branches of decompositions. No tensor is computed."""
+    """Fold Constant nodes and integer arithmetic on known shapes, so that an If in a decomposition is replaced by its branch.
+
+    Other nodes are not evaluated.
+    """
     return fold_constants(function, _refuse_evaluation)
 
 

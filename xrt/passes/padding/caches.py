@@ -1,4 +1,4 @@
-"""Turn growing KV caches into static ones: buffers with a capacity and a length, written in place of a Concat."""
+"""Turn growing KV caches into static ones: buffers of fixed capacity with a length, where a write replaces the Concat."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ class _Cache:
 
     @property
     def new(self) -> str:
-        """Value that holds the entries of a call."""
+        """Name of the value with the entries that a call appends."""
         return self.node.inputs[1]
 
 
 class _CachePadder(Padder):
     """Pads the past entries of a cache to its capacity. New entries are written behind the valid ones."""
 
-    def __init__(self, function: Function, caches: Sequence[_Cache], added: Extent, capacity: int | str) -> None:
+    def __init__(self, function: Function, caches: Sequence[_Cache], new_entries: Extent, capacity: int | str) -> None:
         super().__init__(function, frozenset({caches[0].dim}))
         (self._dim,) = self.dims
-        self.added = added
+        self.new_entries = new_entries
         self.fed[self._dim] = LENGTH
-        self._room = Extent.of(capacity) - added
+        self._room = Extent.of(capacity) - new_entries
         # Read the capacity from the output: another reader of the input would prevent an update in place.
         self._sources[CAPACITY] = caches[0].state.output, caches[0].axis
         self.rules.update({cache.node.name: _make_write_rule(cache) for cache in caches})
@@ -96,18 +96,18 @@ def make_static_caches(function: Function, states: Iterable[State], capacity: in
     masks the entries behind the length. Raises ModelError, with node and reason, if no state grows by a Concat or if the result
     is not provably the same.
     """
-    chosen = tuple(states)
-    caches = [cache for state in chosen if (cache := _find_cache(function, state)) is not None]
+    all_states = tuple(states)
+    caches = [cache for state in all_states if (cache := _find_cache(function, state)) is not None]
     if not caches:
         raise ModelError(f"no state of {function.name!r} grows by a Concat of what was and what is new")
     if others := sorted({cache.dim for cache in caches} - {caches[0].dim}):
         raise ModelError(f"the caches grow along extents of several names ({caches[0].dim}, {', '.join(others)}); give them one")
     function = decompose_without_rule(function)
-    added = _find_added(function, caches)
-    p = _CachePadder(function, caches, added, CAPACITY if capacity is None else capacity)
+    new_entries = _count_new_entries(function, caches)
+    p = _CachePadder(function, caches, new_entries, CAPACITY if capacity is None else capacity)
     walk(p)
     _check_outputs(p, caches)
-    return _finish(p, chosen, caches, capacity)
+    return _finish(p, all_states, caches, capacity)
 
 
 def _find_cache(function: Function, state: State) -> _Cache | None:
@@ -132,7 +132,7 @@ def _find_cache(function: Function, state: State) -> _Cache | None:
     return _Cache(state, node, axis, dim)
 
 
-def _find_added(function: Function, caches: Sequence[_Cache]) -> Extent:
+def _count_new_entries(function: Function, caches: Sequence[_Cache]) -> Extent:
     """The number of entries that a call appends; raises ModelError unless it is one known extent for all caches."""
     p = Padder(function, frozenset())
     walk(p)
@@ -179,7 +179,7 @@ def _finish(p: _CachePadder, states: Sequence[State], caches: Sequence[_Cache], 
         constants={**function.constants, **p.constants},
         types={},
     )
-    source, axis = _find_source(function, p.added, by_input)
+    source, axis = _find_source(function, p.new_entries, by_input)
     limit = _find_limit(p)
     if capacity is not None and capacity > limit:
         raise ModelError(f"capacity={capacity} is more than the {limit} entries that a table of {function.name!r} has")
@@ -190,7 +190,7 @@ def _finish(p: _CachePadder, states: Sequence[State], caches: Sequence[_Cache], 
 
 def _find_limit(p: _CachePadder) -> int:
     """The largest capacity for which no table is read out of bounds; raises ModelError if unknown."""
-    limit, room = LARGEST_EXTENT, Extent.of(CAPACITY) - p.added
+    limit, room = LARGEST_EXTENT, Extent.of(CAPACITY) - p.new_entries
     for condition in p.conditions:
         whole = condition.substitute(lambda atom: room if atom in p.dims else None)
         factors = dict(whole.terms)
@@ -221,11 +221,11 @@ def _forget(value: Value, p: Padder) -> Value:
     return Value(value.name, type_.with_shape(tuple(None if dim in p.dims else dim for dim in type_.shape)))
 
 
-def _find_source(function: Function, added: Extent, caches: Mapping[str, object]) -> tuple[str, int]:
+def _find_source(function: Function, new_entries: Extent, caches: Mapping[str, object]) -> tuple[str, int]:
     """The input and axis whose extent is the number of new entries."""
     for value in function.inputs:
         shape = value.type.shape if isinstance(value.type, TensorType) and value.name not in caches else None
         for axis, dim in enumerate(shape or ()):
-            if dim is not None and Extent.of(dim) == added:
+            if dim is not None and Extent.of(dim) == new_entries:
                 return value.name, axis
-    raise ModelError(f"no input of {function.name!r} has the extent {added} that a call adds to the caches")
+    raise ModelError(f"no input of {function.name!r} has the extent {new_entries} that a call adds to the caches")

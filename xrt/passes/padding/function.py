@@ -59,14 +59,14 @@ def propagate_sizes(p: Padder, node: Node) -> bool:
 
 
 def _propagate(p: Padder, node: Node) -> Contents | None:
-    """Compute the contents of a node's output with the rules of shape inference."""
+    """Compute the contents of a node's output with the rules of shape inference; None if they are unknown or no sizes."""
     if len(node.outputs) != 1:
         return None
-    # Inputs of unknown contents only move. The shape of a padded input is not that of its type.
+    # A Concat needs the shape of a part of unknown contents. The shape of a padded input is not that of its type.
     is_typed = [node.op_type in MOVES and name not in p.states for name in node.inputs]
     types = [p.function.get_type(name) if typed else None for name, typed in zip(node.inputs, is_typed, strict=True)]
     result = (propagate(node, [_read_contents(p, name) for name in node.inputs], types, trusts_names=True) or [None])[0]
-    # Sizes are integers, and conditions on them.
+    # Sizes are integers; comparisons of sizes are booleans.
     return result.elements if result is not None and result.dtype in (DType.INT64, DType.INT32, DType.BOOL) else None
 
 
@@ -109,7 +109,7 @@ def _divide(p: Padder, node: Node) -> Contents | None:
 
 
 _SIZES: Mapping[str, Callable[[Padder, Node], Contents | None]] = {"Div": _divide, "Shape": _shape, "Size": _size}
-"""The operators for which the rules of shape inference do not suffice, because extents have parts and conditions."""
+"""Operators with a rule here: shapes consist of padded axes, and a Div adds the condition that its dividend is not negative."""
 
 
 @dataclass(frozen=True)

@@ -205,7 +205,7 @@ class _Parts:
 
     def __init__(self, p: Padder, axes: Sequence[Axis]) -> None:
         self._p = p
-        self.remaining = _join_clean(p, [part for axis in axes for part in axis])
+        self.remaining = _merge_unpadded(p, [part for axis in axes for part in axis])
 
     def take(self, extent: Extent, *, last: bool) -> Axis:
         """Match an output extent at the front (or back) of the remaining extents; raises Unpaddable on a mismatch."""
@@ -222,7 +222,8 @@ class _Parts:
     def _match(self, part: Extent, extent: Extent, last: bool) -> tuple[Extent, Extent]:
         """Match one input extent with an output extent; return the extent still to match and the matched portion.
 
-        The unmatched portion of the part goes back to `remaining`. Raises Unpaddable if padding would tear the part.
+        The unmatched portion of the input extent goes back to `remaining`. Raises Unpaddable if a padded extent would be split
+        such that padding lies between its valid elements.
         """
         if (rest := extent.divide(part)) is not None:
             return rest, part
@@ -243,7 +244,7 @@ class _Parts:
         return _merge(self._p, self.remaining)
 
 
-def _join_clean(p: Padder, parts: Sequence[Extent]) -> list[Extent]:
+def _merge_unpadded(p: Padder, parts: Sequence[Extent]) -> list[Extent]:
     """Merge adjacent extents without padding, and drop extents of 1."""
     joined: list[Extent] = []
     for part in parts:
@@ -257,7 +258,7 @@ def _join_clean(p: Padder, parts: Sequence[Extent]) -> list[Extent]:
 
 def _merge(p: Padder, parts: Sequence[Extent]) -> Axis:
     """Merge extents to one axis; a single Extent if the valid part is still a leading block."""
-    joined = _join_clean(p, parts)
+    joined = _merge_unpadded(p, parts)
     # Padding of the outermost extent alone follows all valid elements.
     if not any(map(p.is_padded, joined[1:])):
         return (multiply(tuple(joined)),)

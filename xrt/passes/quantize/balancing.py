@@ -21,7 +21,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 STRENGTH = 0.5
 """Default share of the differences that moves into the weights, the value of the paper for most models."""
 LARGEST_FACTOR = 2.0**64
-"""The largest that a placement file stores, as the exponent of a `BalancedValue`."""
+"""Limit of the divisors: a placement file stores their exponents, from -64 to 64 (`BalancedValue`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,8 +104,10 @@ def fit_balanced_table(
     ranges, keys = table.bind(prepared), hash_values(balanced)
     for name in list_calibrated_values(balanced, OPTIONS):
         range_ = ranges.get(name)
+        # Values that balancing does not change have the same key, so that the table contains them already.
         if range_ is None or table.find(keys[name]) is not None:
             continue
+        # The division changes the range of a balanced value itself; the values behind the products are the same numbers.
         if name in channels:
             low, high = (float(pick(extremes)) for pick, extremes in zip((np.min, np.max), channels[name], strict=True))
             range_ = ValueRange(key=range_.key, low=low, high=high, least=low, most=high, batches=range_.batches)

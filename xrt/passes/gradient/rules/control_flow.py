@@ -89,18 +89,18 @@ def _find_carried(
     rows: Sequence[str],
 ) -> list[int]:
     """Indices of the carried values that have a gradient, directly or through other carried values."""
-    chosen = {index for index, name in enumerate(carried) if name in at.active}
+    indices = {index for index, name in enumerate(carried) if name in at.active}
     captured = [name for name in body.captures if name in at.active]
     while True:
-        active = {*(inputs[index].name for index in chosen), *captured, *rows}
+        active = {*(inputs[index].name for index in indices), *captured, *rows}
         for node in body.nodes:
             if not active.isdisjoint(node.uses):
                 active.update(name for name in node.defines if may_have_gradient(body.get_type(name)))
         # Iterate to a fixed point, because carried values feed each other.
-        reached = chosen | {index for index, value in enumerate(outputs) if value.name in active}
-        if reached == chosen:
-            return sorted(chosen)
-        chosen = reached
+        reachable = indices | {index for index, value in enumerate(outputs) if value.name in active}
+        if reachable == indices:
+            return sorted(indices)
+        indices = reachable
 
 
 def _stack_carried(at: RuleContext, values: Sequence[Value]) -> list[Tensor]:
@@ -129,9 +129,9 @@ def _stack_carried(at: RuleContext, values: Sequence[Value]) -> list[Tensor]:
 
 
 def _end_gradient(at: RuleContext, index: int, initial: str) -> Tensor:
-    """The gradient of a carried value after the last iteration; zeros if none arrives.
+    """The gradient of output ``index``, a carried value after the last iteration; zeros if none arrives.
 
-    ``initial`` names its value before the first one, whose shape the zeros have if the output is omitted.
+    ``initial`` names the carried input, from which the zeros take their shape if the node omits the output.
     """
     gradient = at.gradients[index]
     return zeros_like(at.tensors[at.node.outputs[index] or initial]) if gradient is None else gradient
@@ -155,18 +155,18 @@ def loop(at: RuleContext) -> Gradients:
     original, carried = at.attr("body"), at.node.inputs[2:]
     check_repeatable(at.node, original)
     body = expand_body(original)
-    chosen = _find_carried(at, body, body.inputs[2:], body.outputs[1 : 1 + len(carried)], carried, ())
+    indices = _find_carried(at, body, body.inputs[2:], body.outputs[1 : 1 + len(carried)], carried, ())
     captured = [name for name in at.node.captures if name in at.active]
     scans = at.gradients[len(carried) :]
     starts = [
-        *(_end_gradient(at, index, carried[index]) for index in chosen),
+        *(_end_gradient(at, index, carried[index]) for index in indices),
         *(zeros_like(at.tensors[name]) for name in captured),
     ]
     # The iteration number is stored too: its length is the trip count.
     stacks = _stack_carried(at, [original.inputs[0], *original.inputs[2:]])
     trip_count = emit("Squeeze", emit("Shape", stacks[0], start=0, end=1), [0])
     last = trip_count - 1
-    sources = [*(body.inputs[2 + index].name for index in chosen), *captured]
+    sources = [*(body.inputs[2 + index].name for index in indices), *captured]
 
     def backward(iteration: Tensor, condition: Tensor, *gradients: Tensor) -> list[Tensor]:
         # The body has run in each of these iterations, so the condition that it received was true.
@@ -174,16 +174,16 @@ def loop(at: RuleContext) -> Gradients:
         operands = [_reshape_scalar(body.inputs[0], place), _reshape_scalar(body.inputs[1], true)]
         operands += [emit("Gather", stack, place) for stack in stacks[1:]]
         arriving: list[Tensor | None] = [None] * len(body.outputs)
-        for index, gradient in zip(chosen, gradients, strict=False):
+        for index, gradient in zip(indices, gradients, strict=False):
             arriving[1 + index] = gradient
         for index, scan in enumerate(scans):
             arriving[1 + len(carried) + index] = None if scan is None else emit("Gather", scan, place)
-        return [condition, *_differentiate_step(at, body, operands, arriving, sources, gradients[len(chosen) :])]
+        return [condition, *_differentiate_step(at, body, operands, arriving, sources, gradients[len(indices) :])]
 
     results: Any = apply("Loop", (trip_count, None, *starts), {"body": backward}, outputs=len(starts))
-    at.captured.update(zip(captured, results[len(chosen) :], strict=True))
+    at.captured.update(zip(captured, results[len(indices) :], strict=True))
     input_gradients: list[Tensor | None] = [None] * len(at.node.inputs)
-    for index, result in zip(chosen, results, strict=False):
+    for index, result in zip(indices, results, strict=False):
         input_gradients[2 + index] = result
     return input_gradients
 
@@ -215,36 +215,36 @@ def scan(at: RuleContext) -> Gradients:
     rows = [index for index in range(count) if at.wants(states + index)]
     active_rows = [body.inputs[states + index].name for index in rows]
     carried = at.node.inputs[:states]
-    chosen = _find_carried(at, body, body.inputs[:states], body.outputs[:states], carried, active_rows)
+    indices = _find_carried(at, body, body.inputs[:states], body.outputs[:states], carried, active_rows)
     captured = [name for name in at.node.captures if name in at.active]
     starts = [
-        *(_end_gradient(at, index, carried[index]) for index in chosen),
+        *(_end_gradient(at, index, carried[index]) for index in indices),
         *(zeros_like(at.tensors[name]) for name in captured),
     ]
     arriving_scans = [(index, g) for index, g in enumerate(at.gradients[states:]) if g is not None]
     input_layout, output_layout = _read_layout(at, "input", count), _read_layout(at, "output", len(at.node.outputs) - states)
     stacks = _stack_carried(at, original.inputs[:states])
-    sources = [*(body.inputs[index].name for index in chosen), *active_rows, *captured]
+    sources = [*(body.inputs[index].name for index in indices), *active_rows, *captured]
 
     def backward(*values: Tensor) -> list[Tensor]:
-        gradients, sums, elements = values[: len(chosen)], values[len(chosen) : len(starts)], values[len(starts) :]
+        gradients, sums, elements = values[: len(indices)], values[len(indices) : len(starts)], values[len(starts) :]
         arriving: list[Tensor | None] = [None] * len(body.outputs)
-        for index, gradient in zip(chosen, gradients, strict=True):
+        for index, gradient in zip(indices, gradients, strict=True):
             arriving[index] = gradient
         for (index, _), gradient in zip(arriving_scans, elements[states + count :], strict=True):
             arriving[states + index] = gradient
         computed = _differentiate_step(at, body, elements[: states + count], arriving, sources, sums)
-        of_states, of_rows = computed[: len(chosen)], computed[len(chosen) : len(chosen) + len(rows)]
-        return [*of_states, *computed[len(chosen) + len(rows) :], *of_rows]
+        of_states, of_rows = computed[: len(indices)], computed[len(indices) : len(indices) + len(rows)]
+        return [*of_states, *computed[len(indices) + len(rows) :], *of_rows]
 
     inputs = [*stacks, *(at.input(states + index) for index in range(count)), *(g for _, g in arriving_scans)]
     layout = [*[(0, 0)] * states, *input_layout, *(output_layout[index] for index, _ in arriving_scans)]
     attributes = {"body": backward, **_reverse_layout(layout, [input_layout[index] for index in rows])}
     results: Any = apply("Scan", (*starts, *inputs), attributes, outputs=len(starts) + len(rows))
-    at.captured.update(zip(captured, results[len(chosen) : len(starts)], strict=True))
+    at.captured.update(zip(captured, results[len(indices) : len(starts)], strict=True))
     input_gradients: list[Tensor | None] = [None] * len(at.node.inputs)
-    places = [*chosen, *(states + index for index in rows)]
-    for place, result in zip(places, [*results[: len(chosen)], *results[len(starts) :]], strict=True):
+    places = [*indices, *(states + index for index in rows)]
+    for place, result in zip(places, [*results[: len(indices)], *results[len(starts) :]], strict=True):
         input_gradients[place] = result
     return input_gradients
 

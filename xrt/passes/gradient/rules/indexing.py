@@ -93,6 +93,7 @@ def cut_padding(at: RuleContext) -> Gradients:
         return (_sum_sources(at, lambda places: emit("Pad", places, *operands, mode=at.attr("mode"))),)
     inner = emit("Pad", at.g, emit("Neg", pads), None, *(() if axes is None else (axes,)))
     value = at.optional(2)
+    # The copies of the pad value are all elements outside of the crop: the difference of two sums needs no mask.
     rest = (
         None if value is None or not at.wants(2) else emit("ReduceSum", at.g, keepdims=0) - emit("ReduceSum", inner, keepdims=0)
     )
@@ -102,6 +103,7 @@ def cut_padding(at: RuleContext) -> Gradients:
 @rule("Slice")
 def pad_slice(at: RuleContext) -> Gradients:
     """Zero-pad the gradient to the input."""
+    # One Pad undoes a slice with known bounds and steps of 1; others need a scatter.
     pads = _find_static_pads(at)
     if pads is not None:
         return (emit("Pad", at.g, integers(*pads)),)
