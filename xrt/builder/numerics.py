@@ -159,7 +159,7 @@ def _floor_divide(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
 
 
 def _has_passed(product: Tensor, dividend: Tensor, divisor: Tensor) -> Tensor:
-    """Whether quotient times divisor exceeds the dividend if the divisor is positive, or is below it if negative."""
+    """Whether ``product``, quotient times divisor, is above the dividend, or below it for a negative divisor."""
     # With a constant divisor of one sign, one comparison is enough.
     constant = current("//").find_constant(divisor)
     if constant is not None and bool((constant.array > 0).all()):
