@@ -211,6 +211,17 @@ def test_it_needs_nothing_else_and_runs_nothing() -> None:
     assert policy is not None and policy.startswith("default-src 'none'")
 
 
+def test_tables_and_what_scrolls_have_names_and_groups_have_links() -> None:
+    assert {element.get("scope") for name, element in READ.elements if name == "th"} == {"col", "row"}
+    assert PAGE.count("<table>") == PAGE.count("<caption>") > 1
+    parts = [element for _, element in READ.elements if element.get("role") in ("img", "region")]
+    assert parts and all(element["aria-label"] for element in parts)
+    assert {element.get("tabindex") for element in parts if element["role"] == "region"} == {"0"}, "by keyboard"
+    read = Reader(page(report(group("one"), group("other"))))
+    assert [element["href"] for name, element in read.elements if name == "a"] == ["#group-1", "#group-2"]
+    assert [element["id"] for name, element in read.elements if name == "h2" and "id" in element] == ["group-1", "group-2"]
+
+
 def test_what_a_user_named_is_text_and_nothing_else() -> None:
     hostile = BenchCandidate((HOSTILE,))
     fine = row("ort", 0.002, chain("ort", "toy"), verdict="fastest")
@@ -267,6 +278,11 @@ def test_a_plan_is_reported_as_plain_facts_and_comes_back_from_a_line() -> None:
     assert [reading.size for reading in regions[0].reads] == [12]
     assert [region.is_output for region in regions] == [False] * (len(regions) - 1) + [True]
     assert msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(started(regions)))), Start) == started(regions)
+
+
+def test_regions_begin_where_the_one_before_ends() -> None:
+    timeline = MeanCall(3, 1.0, (0.2, 0.3, 0.4))
+    assert (*timeline.starts, timeline.rest) == pytest.approx((0.0, 0.2, 0.5, 0.1))
 
 
 GRAPHS = st.integers(0, 12).flatmap(

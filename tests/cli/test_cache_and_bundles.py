@@ -66,9 +66,13 @@ def test_why_miss_names_the_ingredient(model: str, command: Command) -> None:
     assert (differs["asked"].split(" ")[1], differs["entry"].split(" ")[1]) == ("ort{memory_arena=false}", "ort")
 
 
-def test_why_miss_says_what_is_not_worth_saving(model: str, command: Command) -> None:
-    output = "engine 'ort' compiles so small a region in less time than it takes to load one, so it is compiled in each process"
-    assert command("cache", "explain-miss", model, "-e", "ort")[:2] == (0, f"xrt_ort_0: {output}\n")
+@pytest.mark.parametrize(
+    ("engine", "reason"),
+    [("ort", "compiles so small a region in less time than it takes to load one"), ("toy", "cannot save an executable")],
+)
+def test_why_miss_says_what_is_never_saved(engine: str, reason: str, model: str, command: Command) -> None:
+    output = f"xrt_{engine}_0: engine {engine!r} {reason}, so it is compiled in each process\n"
+    assert command("cache", "explain-miss", model, "-e", engine)[:2] == (0, output)
 
 
 def test_a_bundle_is_inspected_and_run(bundle: str, tmp_path: Path, command: Command) -> None:

@@ -177,3 +177,15 @@ def test_what_a_killed_writer_leaves_is_removed_by_the_next_one(tmp_path: Path) 
         assert target.read_bytes() == b"whole"
     remove_dead_temporaries(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.xrt"]
+
+
+def test_many_files_list_their_folder_once_and_have_the_mode_of_any_new_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders, scan = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda folder: folders.append(folder) or scan(folder))
+    for number in range(10):
+        replace_file(tmp_path / f"part-{number}", lambda file: file.write(b"rows"))
+    assert folders == [tmp_path]
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "part-0").stat().st_mode == (tmp_path / "plain").stat().st_mode

@@ -323,3 +323,17 @@ def test_a_mixture_of_devices_is_placed_by_measurement(tmp_path: Path) -> None:
         assert again.tuned is not None and again.tuned.how == "locked"
         with pytest.raises(LockError, match="device of on_cpu"):
             module(devices, Late(slow="Exp", seconds=0.02), on_cpu, where="cpu", lock=path).plan_for(X)
+
+
+@pytest.mark.slow
+def test_a_remembered_mixture_is_of_its_devices(tmp_path: Path) -> None:
+    engines = Late(slow="Exp", seconds=0.02), OnCpu(slow="Cos", seconds=0.02)
+    with world("eager") as devices:
+        for where, apart, how in (
+            ("cuda", {"on_cpu": "cpu"}, "measured"),
+            ("cuda", {"on_cpu": "cpu"}, "remembered"),
+            ("cpu", {"late": "cuda:1", "on_cpu": "cpu"}, "measured"),
+        ):
+            m = module(devices, *engines, where=where, devices=apart, cache=tmp_path)
+            m.plan_for(X)
+            assert m.tuned is not None and m.tuned.how == how

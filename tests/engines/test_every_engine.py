@@ -55,9 +55,14 @@ def indexing(engine: str) -> Executable:
     integers = DType.INT64
     inputs = {"x": tensor(4), "i": tensor(3, dtype=integers), "u": tensor(3), "m": tensor(2, 3)}
     inputs |= {"t": tensor(1, 2, dtype=integers), "v": tensor(1)}
-    nodes = [node("Gather", "x i", "a"), node("GatherND", "m t", "c"), node("ScatterElements", "x i u", "d")]
+    nodes = [
+        node("Gather", "x i", "a"),
+        node("GatherElements", "x i", "b"),
+        node("GatherND", "m t", "c"),
+        node("ScatterElements", "x i u", "d"),
+    ]
     nodes.append(node("ScatterND", "m t v", "e"))
-    return compiled(engine, function(*nodes, inputs=inputs, outputs=("a", "c", "d", "e")))
+    return compiled(engine, function(*nodes, inputs=inputs, outputs=tuple("abcde")))
 
 
 @pytest.mark.slow
@@ -67,8 +72,8 @@ def test_an_index_outside_of_its_axis_is_the_nearest_inside(engine: str, far: in
     """ONNX calls it an error; these libraries would read and write behind the array."""
     x, m = np.arange(4, dtype=np.float32), np.arange(6, dtype=np.float32).reshape(2, 3)
     updates, last = np.array([7, 8, 9], np.float32), np.array([9], np.float32)
-    a, c, d, e = indexing(engine).run([x, np.array([far, -far, -1]), updates, m, np.array([[1, far]]), last])
-    assert a.tolist() == [3, 0, 3] and c.tolist() == [5]
+    a, b, c, d, e = indexing(engine).run([x, np.array([far, -far, -1]), updates, m, np.array([[1, far]]), last])
+    assert a.tolist() == b.tolist() == [3, 0, 3] and c.tolist() == [5]
     assert d[0] == 8 and d[3] in (7, 9) and d[1:3].tolist() == [1, 2]
     assert e.tolist() == [[0, 1, 2], [3, 4, 9]]
 
@@ -140,6 +145,14 @@ UNREAD = [
 def test_outputs_that_nobody_reads_need_no_support(engine: str, several: Node, inputs: Any, opset: int) -> None:
     f = function(several, inputs=inputs, outputs={"y": inputs["x"]}, opset=opset)
     assert registry.create(engine).why_not(f.nodes[0], f) is None
+
+
+@pytest.mark.parametrize(("engine", "step"), [("tvm", "import_function"), ("xla", "lower")])
+def test_equal_nodes_are_tried_once(engine: str, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    f = one("Relu", tensor(3, 1, 4, 1, 5), output=tensor(3, 1, 4, 1, 5))
+    assert registry.create(engine).why_not(f.nodes[0], f) is None
+    monkeypatch.setattr(f"xrt.engines.{engine}.support.{step}", pytest.fail)
+    assert registry.create(engine).why_not(f.nodes[0], f.replace(name="other")) is None
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def fork(name: str, way: str, threads: int) -> None:
     [
         *(("tvm", way, 2) for way in ("run", "direct", "bind")),
         *(("xla", way, threads) for way in ("run", "direct") for threads in (1, 2)),
-        *((engine, "run", 2) for engine in ("toy", "torch")),
+        *((engine, "run", 2) for engine in ("toy", "toy{native=off}", "torch")),
     ],
 )
 def test_a_forked_child_has_threads_of_its_own(engine: str, way: str, threads: int) -> None:

@@ -119,6 +119,14 @@ def test_reasons(f: Function, reason: str) -> None:
     assert why(f) == reason
 
 
+@pytest.mark.slow
+def test_one_that_the_compiler_has_no_rule_for_among_many_has_its_own_reason() -> None:
+    nodes = Node("Abs", ("x",), ("a",)), Node("BitCast", ("a",), ("b",), read_attributes({"to": 6})), Node("Tanh", ("a",), ("y",))
+    f = infer_shapes(function(*nodes, inputs={"x": tensor(5)}, outputs=("b", "y"), opset=26))
+    reason = "IREE cannot take this BitCast: it has no rule to lower this BitCast"
+    assert [IREE.why_not(node, f) for node in f.nodes] == [None, reason, None]
+
+
 def test_bodies_and_other_domains_are_declined() -> None:
     body = function(Node("Relu", ("x",), ("z",)), inputs={}, outputs=("z",))
     node = Node("If", ("c",), ("y",), read_attributes({"then_branch": body, "else_branch": body}))
@@ -175,9 +183,6 @@ def test_the_compiler_is_never_loaded_into_the_process() -> None:
         "r.create('iree'); assert 'iree.runtime' in sys.modules and 'iree.compiler' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-# ---------------------------------------------------------------------- arrays in and out
 
 
 # ---------------------------------------------------------------------- weights, saving

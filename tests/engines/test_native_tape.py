@@ -185,6 +185,15 @@ def test_only_the_first_sets_of_shapes_have_tapes() -> None:
     assert [f.inputs[0].type.shape for f in compiled] == [(1,), (2,), (3,)]
 
 
+def test_the_last_sets_of_shapes_have_tapes_where_nothing_serves_every_shape() -> None:
+    compiled: list[Any] = []
+    relu = function("x", "y", node("Relu", "x", "y")).replace(inputs=(Value("x", TensorType(F32, ("n",))),))
+    by_shapes = ByShapes(relu, lambda f: compiled.append(f) or ready(f), most=2)
+    for size in (1, 2, 1, 3, 1, 2):
+        by_shapes.run([np.ones(size, np.float32)])
+    assert [f.inputs[0].type.shape for f in compiled] == [(1,), (2,), (3,), (2,)]
+
+
 def test_a_shape_that_only_another_kernel_knows() -> None:
     graph = function(
         "x", "y", node("NonZero", "x", "at"), node("Cast", "at", "f", to=1), node("Twice", "f _", "y", domain="test"), test=1

@@ -7,12 +7,14 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
@@ -23,13 +25,13 @@ from xrt.builder.tracing import trace
 from xrt.cache import CompileCache, open_disk_tier
 from xrt.engines import CompileContext, Executable, ExecutionOptions, RunOptions
 from xrt.engines.ort import Ort, engine as ort_engine
-from xrt.engines.ort.engine import WORTH_SAVING, has_saturating_sums
+from xrt.engines.ort.engine import WORTH_LAYING_OUT, WORTH_SAVING, has_saturating_sums
 from xrt.engines.ort.executable import OrtExecutable
 from xrt.engines.ort.export import export_model, session_function
 from xrt.engines.toolkit.libraries import AllocationTracker
 from xrt.errors import CompileRefused, OptionError, RunFailed
 from xrt.formats.onnx.inference import node_types
-from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Type, Value, read_attributes
+from xrt.graph import Constant, DType, Function, Node, OptionalType, SequenceType, TensorType, Type, Value, read_attributes
 from xrt.passes import infer_shapes
 from xrt.testing.suite import EngineSuite
 
@@ -106,6 +108,16 @@ def test_an_array_of_another_type_is_not_taken_for_its_bits() -> None:
     f = function({"x": TensorType(DType.BFLOAT16, (2,))}, ["y"], [node("Cast", "x", "y", to=F32.onnx)])
     with pytest.raises(RunFailed, match="an array of float16 was given for bfloat16"):
         run(f, np.zeros(2, np.float16))
+
+
+def test_an_absent_optional_is_none_and_a_sequence_may_be_empty() -> None:
+    nodes = [node("Identity", "o", "y"), node("OptionalHasElement", "o", "has"), node("SequenceInsert", "s x", "t")]
+    inputs = {"o": OptionalType(TensorType(F32, (2,))), "s": SequenceType(TensorType(F32)), "x": TensorType(F32, (2,))}
+    executable, x = compiled(function(inputs, ["y", "has", "t"], nodes)), np.ones(2, np.float32)
+    y, has, items = executable.run([None, [], x])
+    assert (y, has.tolist(), [item.tolist() for item in items]) == (None, False, [[1, 1]])
+    y, has, items = executable.run([x, [x], x])
+    assert (y.tolist(), has.tolist(), len(items)) == ([1, 1], True, 2)
 
 
 # ---------------------------------------------------------------------- shapes of regions
@@ -344,6 +356,9 @@ def test_sessions_opened_at_once_share_what_they_have_grown_by() -> None:
     large, small = (_session_bytes(executable) for executable in selected)
     assert large == pytest.approx(2 * small, rel=0.01)
     assert 0.75 * weights.nbytes <= large + small <= 3 * weights.nbytes
+    with AllocationTracker(1) as opened, suppress(CompileRefused), AllocationTracker(1) as failed:
+        raise CompileRefused("no")
+    assert failed.nbytes is None and opened.nbytes is not None, "one that does not open has not grown"
 
 
 def _session_bytes(executable: Executable) -> int:
@@ -379,6 +394,14 @@ def test_large_constants_of_bodies_and_packed_ones_are_handed_over_outside_of_th
         assert np.allclose(y, x @ w, atol=1e-4)
         assert np.array_equal(z, packed.astype(np.float32))
     assert [use.name for use in executable.memory() or ()] == ["copied weights", "session", "workspace"]
+
+
+def test_the_library_is_not_given_the_shapes_of_inner_values() -> None:
+    """It would compare them with each result of each call, 40 ns a node."""
+    value = TensorType(F32, (2, 3))
+    f = function({"x": value}, ["y"], [node("Neg", "x", "n"), node("Abs", "n", "y")]).replace(types={"n": value})
+    (inner,) = onnx.load_from_string(export_model(f).model).graph.value_info
+    assert inner.name == "n" and not inner.type.tensor_type.HasField("shape")
 
 
 DRAW = np.random.default_rng(5)
@@ -453,11 +476,11 @@ def compile_model(function: Function, context: CompileContext) -> OrtExecutable:
     return executable
 
 
-@pytest.mark.parametrize(("length", "writes"), [(4, 0), (WORTH_SAVING, 1)])
-def test_the_disk_cache_keeps_what_is_worth_saving(length: int, writes: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("length", "constant", "writes"), [(4, 4, 0), (WORTH_SAVING, 4, 1), (4, WORTH_LAYING_OUT // 4, 1)])
+def test_the_disk_cache_keeps_what_is_worth_saving(length: int, constant: int, writes: int, tmp_path: Path) -> None:
     for starts in (1, 2):
         cache = CompileCache(disk=open_disk_tier(directory=tmp_path))
-        with xrt.XRTModule(chain(length), engine="ort", strict=True, cache=cache, fold_constants=False) as module:
+        with xrt.XRTModule(chain(length, constant), engine="ort", strict=True, cache=cache, fold_constants=False) as module:
             module(X)
         output = cache.statistics.disk
         assert (output.writes, output.hits) == ((writes, 0) if starts == 1 else (0, writes))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -247,3 +248,9 @@ def test_a_hidden_module_is_there_for_other_threads_and_afterwards(stand_in: Pat
         thread.join()
     load()
     assert results == ["a stand-in", "a stand-in"]
+    stays, finders = importlib.import_module("hidden_here"), list(sys.meta_path)
+    with suppress(ValueError), hide_module("hidden_here"):
+        assert importlib.import_module("hidden_here") is stays, "it was imported before"
+        raise ValueError("broken")
+    assert sys.meta_path == finders
+    del sys.modules["hidden_here"]

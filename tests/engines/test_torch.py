@@ -109,9 +109,6 @@ def test_whole_numbers_divided_by_zero_and_by_minus_one_end_no_process(op: str, 
     assert y.tolist() == [LEAST[dtype] if value is LEAST else value for value in expected]
 
 
-# ---------------------------------------------------------------------- arrays in and out
-
-
 # ---------------------------------------------------------------------- opaque calls
 
 
@@ -367,11 +364,21 @@ def test_a_constant_of_a_body_is_not_returned_as_it_is() -> None:
     constant = Node("Constant", (), ("b",), read_attributes({"value": Constant(ones)}))
     other = function(constant, inputs={}, outputs={"b": tensor(3)})
     node = Node("If", ("c",), ("y",), read_attributes({"then_branch": then, "else_branch": other}))
-    executable = compiled(function(node, inputs={"c": tensor(dtype=DType.BOOL)}, outputs={"y": tensor(3)}))
-    for choice in (True, False):
-        (y,) = executable.run([np.array(choice)])
+    choice = function(node, inputs={"c": tensor(dtype=DType.BOOL)}, outputs={"y": tensor(3)})
+    body = function(
+        Node("Identity", ("c",), ("d",)),
+        Node("Identity", ("k",), ("t",)),
+        inputs={"i": tensor(dtype=INT), "c": tensor(dtype=DType.BOOL), "s": tensor(3)},
+        outputs={"d": tensor(dtype=DType.BOOL), "t": tensor(3)},
+        constants={"k": ones},
+    )
+    node = Node("Loop", ("n", "", "x"), ("y",), read_attributes({"body": body}))
+    loop = function(node, inputs={"n": tensor(dtype=INT)}, outputs={"y": tensor(3)}, constants={"x": 0 * ones})
+    for f, value in ((choice, True), (choice, False), (loop, 2)):
+        executable = compiled(f)
+        (y,) = executable.run([np.array(value)])
         y[:] = 7
-        assert executable.run([np.array(choice)])[0].tolist() == [1, 1, 1]
+        assert executable.run([np.array(value)])[0].tolist() == [1, 1, 1]
 
 
 # ---------------------------------------------------------------------- settings of the caller

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tvm.tirx import PrimFunc
 
-from tests.engines.written import Array, function, one, tensor
+from tests.engines.written import Array, function, node, one, tensor
 from xrt.engines import CompileContext, RunOptions
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.engines.tvm import Tvm
@@ -289,6 +289,20 @@ def test_what_does_not_vary_is_normalised_to_nothing(number: float, opset: int) 
     f = one("MeanVarianceNormalization", tensor(1, 2, 7, 9), output=tensor(1, 2, 7, 9), opset=opset)
     (y,) = run(f, np.full((1, 2, 7, 9), number, np.float32))
     assert np.abs(y).max() < 1e-2
+
+
+@pytest.mark.parametrize("outputs", ["y mean inverse", "y mean"])
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16, DType.FLOAT64])
+def test_the_statistics_of_a_normalization_are_float32(dtype: DType, outputs: str) -> None:
+    """TVM's importer leaves them out."""
+    normalization = node("LayerNormalization", "x scale bias", outputs, axis=1)
+    inputs = {"x": tensor(2, 3, 8, dtype=dtype), "scale": tensor(3, 8, dtype=dtype), "bias": tensor(3, 8, dtype=dtype)}
+    f = infer_shapes(function(normalization, inputs=inputs, outputs=outputs.split()))
+    arrays = [random(*value.type.shape).astype(dtype.numpy) for value in f.inputs]
+    tolerance = 1e-2 if dtype is DType.FLOAT16 else 1e-5
+    for got, want in zip(run(f, *arrays), evaluate(f, arrays), strict=True):
+        assert got.dtype == want.dtype and got.shape == want.shape
+        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.slow

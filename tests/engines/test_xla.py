@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,6 +101,13 @@ def test_what_was_rounded_stays_rounded(dtype: str, big: int, ops: str) -> None:
     assert run(f, x)[0].tolist() == [0]
 
 
+def test_constants_in_sums_do_not_break_a_chain() -> None:
+    nodes = [Node("Add" if k % 2 else "Mul", (f"v{k}", "c"), (f"v{k + 1}",)) for k in range(20)]
+    constants = {"c": np.array(1.5, np.float32)}
+    executable: Any = compiled(function(*nodes, inputs={"v0": tensor(64, 64)}, outputs=("v20",), constants=constants))
+    assert executable.program.code.hlo_modules()[0].to_string().count(" fusion(") == 1
+
+
 @pytest.mark.slow
 def test_softmax_of_a_large_product() -> None:
     """XLA computes the product twice, once rounded and once within an FMA: the greatest is not itself then."""
@@ -135,6 +144,20 @@ def test_an_updated_input_may_be_computed_into_and_is_never_spoilt(size: int) ->
         x[:] = 3
         (y,) = executable.run([x])
         assert (y == 6).all() and ((x == 3).all() or np.shares_memory(x, y))
+
+
+@pytest.mark.parametrize(("size", "is_moved"), [(1000, False), (100_000, True)])
+def test_a_large_input_is_handed_over_where_the_library_reads_it_in_place(size: int, is_moved: bool) -> None:
+    """Elsewhere XLA would copy it in a thread of its own, and compute in another one while the caller waits."""
+    executable: Any = compiled(one("Neg", tensor(size), output=tensor(size)))
+    passed, call = [], executable.program.call
+    executable.program = replace(executable.program, call=lambda x, *others: passed.append(x) or call(x, *others))
+    for offset in (0, 16):
+        x = placed(size, offset=offset)
+        x[:] = np.arange(size)
+        assert (executable.run([x])[0] == -x).all()
+        assert (passed[-1] is x) == (offset == 0 or not is_moved)
+        assert passed[-1].ctypes.data % 64 == (0 if is_moved else offset)
 
 
 # ---------------------------------------------------------------------- saved and loaded

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ def test_locations_that_are_refused(tmp_path: Path) -> None:
         assert reason(inside, location, None) == f"{head}leads outside the model's directory {str(inside)!r}"
     for location in ("w.bin", "dir"):
         assert reason(inside, location, None) == f"in external data file {location!r}, which is missing from {str(inside)!r}"
-    for location in ("a\0b", "x" * 5000, "a"):
+    for location in ("a\0b", "x" * 5000, "a", "\0000"):  # a NUL marks the large tensors of the model's own file
         assert reason(inside, location, None).startswith(f"in external data file {location!r}, which is ")
     assert reason(inside, "") == "external data without a location"
 
@@ -333,6 +334,13 @@ def test_damaged_bytes_are_read_as_protobuf_reads_them(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "LARGE_BYTES", 1 << 40)
         assert result == outcome(lambda: load(damaged))
+
+
+def test_endless_fields_are_left_to_protobuf(monkeypatch: pytest.MonkeyPatch, everything_is_large: None) -> None:
+    monkeypatch.setattr(files, "Walk", partial(files.Walk, remaining=5))
+    with pytest.raises(files.MalformedMessage, match="too many fields"):
+        extract_weights(DATA)
+    assert load(DATA) == plainly(DATA)
 
 
 def test_a_file_of_more_than_two_gigabytes(tmp_path: Path) -> None:

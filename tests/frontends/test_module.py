@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import cProfile
 import pickle
 import warnings
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from tests.frontends.cases import Call
 from tests.frontends.test_capture import Block, Counter
 from xrt.builder import Builder
 from xrt.errors import FallbackWarning, InputError, ModelError, OptionError, PlanError, UnknownEngine
+from xrt.frontends.torch.module import find_shared_memory
 from xrt.graph import DType, TensorType
 
 
@@ -403,6 +405,19 @@ def test_inputs_that_share_memory_with_what_a_module_updates_are_refused(is_firs
             torch.testing.assert_close(module(x, y), expected.detach())
     adding = xrt.XRTModule(Call(lambda x, y: x + y), engine="toy")  # it updates nothing
     torch.testing.assert_close(adding(base[:4], base[2:6]), base[:4] + base[2:6])
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_shared_memory_is_found_in_linear_time_among_dense_tensors() -> None:
+    def count_calls(count: int) -> int:
+        profile, tensors = cProfile.Profile(), torch.ones(4 * count).split(4)
+        assert profile.runcall(find_shared_memory, tensors, range(0, count, 2)) is None
+        return sum(entry.callcount for entry in profile.getstats())
+
+    assert count_calls(200) < 2.5 * count_calls(100)
+    quantized, shared = torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8), torch.ones(4)
+    tensors = [torch.empty(4, device="meta"), quantized, quantized, torch.ones(4).to_sparse(), shared, shared[1:]]
+    assert find_shared_memory(tensors, range(6)) == (4, 5)
 
 
 def test_buffers_of_one_memory_are_refused_where_one_is_updated() -> None:

@@ -144,6 +144,8 @@ def test_an_explanation_is_a_page_too_and_its_data_has_no_plan() -> None:
     assert "svg" in {name for name, _ in page.elements}
     assert "plan" not in result.to_dict() and "plan=" not in repr(result)
     assert result == replace(result, plan=None)
+    m = xrt.XRTModule(make_chain(3), "toy")
+    assert m.explain().plan == m.plan
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ from tests.integrations.clusters import start_cluster
 from tests.integrations.models import LOOKUP, SCALE, TEXT, check_squares, read_results, write_model, write_texts
 from xrt.errors import EngineError, ModelError
 from xrt.integrations.batch import BatchJob
-from xrt.integrations.ray import count_next_chunks
+from xrt.integrations.ray import count_next_chunks, load_once
 from xrt.ray import Predictor, predict, run_cluster_job
 from xrt.runtime import available_cores
 
@@ -104,6 +105,17 @@ def test_a_model_and_rows_are_read_again_after_a_change(cluster, tmp_path):
 def test_a_missing_model_is_named():
     with pytest.raises(ModelError, match=r"cannot load 'nowhere\.onnx': there is no such file"):
         predict({"x": np.zeros(1)}, model="nowhere.onnx", engine="ort")
+
+
+def test_threads_load_models_at_once():
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            keys = [f"{number % 7}" for number in range(20_000)]
+            assert list(pool.map(lambda key: load_once(key, lambda: key), keys)) == keys
+    finally:
+        sys.setswitchinterval(interval)
 
 
 @given(st.integers(1, 5000), st.integers(1, 64))

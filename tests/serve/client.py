@@ -151,7 +151,9 @@ def extensions(client, folder):
 
     def count_successes(*arguments):
         stats = client.fetch("get_inference_statistics", "double", *arguments)["model_stats"][0]
-        return int(stats["inference_stats"]["success"].get("count", 0))
+        count = int(stats["inference_stats"]["success"].get("count", 0))
+        assert int(stats.get("execution_count", 0)) == count and (not count or int(stats["last_inference"]) > 0)
+        return count
 
     index = [(name, "1", "READY", "") for name in MODELS]
     assert list_states() == index
@@ -161,6 +163,8 @@ def extensions(client, folder):
     assert (config["name"], config["backend"], config.get("max_batch_size", 0)) == ("double", "xrt", 0)
     shape = [int(extent) for extent in described["dims"]]
     assert (described["name"], described["data_type"], shape) == ("x", "TYPE_FP32", [-1, 3])
+    config = client.fetch("get_model_config", "total")
+    assert config.get("config", config)["sequence_batching"]["max_sequence_idle_microseconds"] in (300_000_000, "300000000")
     x, before = {"x": np.ones((2, 3), np.float32)}, count_successes()
     client.infer("double", x)
     assert count_successes("1") == before + 1

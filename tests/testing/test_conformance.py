@@ -169,6 +169,11 @@ def test_a_list_that_nobody_completes_declines():
     assert "takes 1 of 1 node" in outcome.reason
 
 
+def test_a_failure_to_compile_is_no_refusal_even_in_a_list():
+    outcome = outcome_of([FaultyEngine(where="compile"), RecordingEngine(takes="Neg")])
+    assert (outcome.word, "CompileFailed" in outcome.reason) == (ResultWord.FAILED, True)
+
+
 def test_a_list_falls_back_on_what_it_names():
     assert outcome_of([FaultyEngine(where="compile", how="refuse"), "toy"]).word is ResultWord.PASSED
 
