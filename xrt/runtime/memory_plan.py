@@ -229,7 +229,7 @@ def plan_memory(
 
 
 class _MemoryPlanner:
-    """Plans in one pass over the steps; drops the copies that no bound launch reads afterwards."""
+    """Plans in one pass over the steps, then drops the copies that no bound launch reads."""
 
     def __init__(self, slots: ValueTable, caller_arrays: Mapping[int, object], types: Mapping[int, Type | None]) -> None:
         self.slots, self.caller_arrays = slots, caller_arrays

@@ -65,7 +65,7 @@ def _is_bindable(type_: Type) -> bool:
 
 
 def provider_options(accelerator: Accelerator, stream: Any) -> dict[str, str]:
-    """Options of the CUDA provider and those built on it: device and stream."""
+    """Device and stream as options of the CUDA provider, and of the providers that are built on it."""
     return {"device_id": accelerator.name.partition(":")[2] or "0", "user_compute_stream": str(accelerator.address(stream))}
 
 
