@@ -264,9 +264,9 @@ def test_what_the_frontend_numbers_by_a_range_is_computed() -> None:
 @pytest.mark.parametrize(
     ("pooling", "extents", "text"),
     [
-        (node("MaxPool", "x", "y", kernel_shape=[1, 1], strides=[2, 2], ceil_mode=1), (2, 3), "lies in the padding alone"),
-        (node("MaxPool", "x", "y", kernel_shape=[3, 2], strides=[2, 2], ceil_mode=1), ("h", 7), "lies in the padding alone"),
-        (node("LpPool", "x", "y", kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1), (7, 7), "behind the padding"),
+        (node("MaxPool", "x", "y", kernel_shape=[1, 1], strides=[2, 2], ceil_mode=1), (2, 3), "lies entirely in the padding"),
+        (node("MaxPool", "x", "y", kernel_shape=[3, 2], strides=[2, 2], ceil_mode=1), ("h", 7), "lies entirely in the padding"),
+        (node("LpPool", "x", "y", kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1), (7, 7), "beyond the padding"),
     ],
     ids=["in padding", "of an unknown size", "behind padding"],
 )

@@ -384,31 +384,31 @@ ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("PRelu",),
         _has_slopes_of_channels,
-        "takes the slopes of a PRelu for those of its channels where they are those of the last axis, and as many",
+        "applies the slopes of a PRelu along the channels instead of the last axis if their number fits both",
         ("slopes_along_the_last_axis of the corpus",),
     ),
     KnownIssue(
         ("Tile",),
         _varies(1),
-        "leaves the memory as it was where the repeats of Tile are known only at run time",
+        "returns uninitialized memory for a Tile with computed repeats",
         ("test_tile",),
     ),
     KnownIssue(
         ("Expand",),
         lambda node, function: find_shape(node, 0, function) in ((), None) and _may_be_empty_at_run_time(node, function),
-        "ends the process where a shape that is known only at run time expands a number to a number",
+        "crashes the process when an Expand with a computed shape expands a scalar to a scalar",
         ("expanded_to_its_own_rank_0 of the corpus", "expanded_to_a_given_rank_0 of the corpus: fails when run"),
     ),
     KnownIssue(
         ("Pad", "Unsqueeze"),
         _may_be_empty_at_run_time,
-        "does not convert this where there are no axes and that is known only at run time",
+        "does not convert this operator if its computed axes or pads may be empty",
         ("unsqueezed_by_no_axes of the corpus: refused when compiled, with the whole region",),
     ),
     KnownIssue(
         ("Pad",),
         may_crop_beyond_extent,
-        "writes beyond its memory, and ends the process, where a negative pad cuts off more than there is",
+        "writes out of bounds and crashes the process when a negative pad crops more elements than the axis has",
         (
             "cut_off_more_than_there_is of the corpus: ends the process",
             "cut_off_more_at_run_time of the corpus: ends the process",
@@ -429,7 +429,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("Abs",),
         lambda node, function: find_dtype(node, 0, function) in HALVES and _is_folded(node, function),
-        "leaves the sign of a constant of 16 bits that Abs reads",
+        "does not remove the sign when Abs reads a constant of 16 bits",
         ("absolute_value_of_constants of the corpus",),
     ),
     KnownIssue(
@@ -441,7 +441,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("MaxPool",),
         lambda node, function: node.attr("storage_order", 0) == 1 and len(node.outputs) > 1,
-        "gives the Indices of MaxPool with storage_order=1 row by row",
+        "returns row-major Indices for a MaxPool with storage_order=1",
         ("indices_by_columns of the corpus",),
     ),
     KnownIssue(
@@ -453,13 +453,13 @@ ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("Split",),
         _splits_an_open_extent,
-        "refuses at run time to split an extent that is no multiple of the number of parts, and this one is known only then",
+        "fails at run time to split an extent that is not a multiple of the number of parts, and this extent is not known before",
         ("split_unevenly_at_an_open_extent of the corpus",),
     ),
     KnownIssue(
         ("GatherElements",),
         _gathers_from_another_shape,
-        "takes a GatherElements only where data and indices have equal extents along the other axes",
+        "supports a GatherElements only if data and indices have equal extents along the other axes",
         ("gather_elements_of_an_open_shape of the corpus",),
     ),
     KnownIssue(
@@ -489,49 +489,49 @@ ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("Softmax", "LogSoftmax", "Hardmax"),
         _flattens,
-        "takes Softmax before opset 13 for one along a single axis, where it is one along all axes from there",
+        "computes a Softmax before opset 13 along one axis, where ONNX flattens all axes from that one",
         ("softmax_before_opset_13 of the corpus",),
     ),
     KnownIssue(
         ("Attention",),
         _has_window,
-        "knows Attention up to opset 24, which has no windows",
+        "supports Attention up to opset 24, which has no windows",
         ("test_attention_local_window", "test_attention_bidirectional_window"),
     ),
     KnownIssue(
         ("Attention",),
         _is_causal_after_past,
-        "lets the queries of a causal Attention with past keys see other keys than ONNX does",
+        "masks other keys than ONNX in a causal Attention with past keys",
         ("test_attention_4d_with_past_and_present_qk_matmul_bias_3d_mask_causal",),
     ),
     KnownIssue(
         ("MatMul",),
         _multiplies_a_vector_by_channels,
-        "gives the product of a quantized vector and of weights with several scales one axis too many",
+        "returns one axis too many for the product of a quantized vector and weights with several scales",
         ("compared with the reference: float32[4] by int8[4,3] with three scales gives [1,3]",),
     ),
     KnownIssue(
         ("LRN",),
         lambda node, function: node.attr("size", 1) % 2 == 0,
-        "sums one channel too many in an LRN over an even number of channels",
+        "sums one channel too many in an LRN with an even size",
         ("lrn_of_an_even_size of the corpus",),
     ),
     KnownIssue(
         ("MaxPool", "AveragePool", "LpPool"),
         _adds_window(_begins_in_padding),
-        "counts a window of a pooling with ceil_mode=1 that lies in the padding alone",
+        "includes a window of a pooling with ceil_mode=1 that lies entirely in the padding",
         ("test_maxpool_2d_ceil_output_size_reduce_by_one",),
     ),
     KnownIssue(
         ("AveragePool", "LpPool"),
         _counts_beyond_padding,
-        "counts what a window of a pooling with ceil_mode=1 would hold behind the padding",
+        "counts the elements beyond the padding of a pooling with ceil_mode=1",
         ("compared with the reference: float32[1,2,8] by 3, strides 3, pads 2, dilations 2, count_include_pad=1",),
     ),
     KnownIssue(
         ("Conv",),
         _is_strided_point_with_padding,
-        "moves the strides of a Conv of size 1 before its padding where they belong behind it",
+        "applies the strides of a Conv of size 1 before its padding instead of after it",
         ("strided_point_with_padding of the corpus",),
     ),
     KnownIssue(
@@ -555,19 +555,19 @@ ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("RoiAlign",),
         attribute_is("mode", "max", "avg"),
-        "takes the largest sample of a RoiAlign of mode max where ONNX takes the largest weighted corner",
+        "computes the maximum of the interpolated samples of a RoiAlign with mode=max, where ONNX uses the weighted corners",
         ("test_roialign_mode_max",),
     ),
     KnownIssue(
         ("Cast", "CastLike"),
         _wraps_in_a_region,
-        "keeps all bits of a number that is cast to 16 bits inside of a region",
+        "does not truncate a number that is cast to 16 bits inside a region",
         ("short_integers_in_the_middle of the corpus, with the reference behind: 70000 for 4464",),
     ),
     KnownIssue(
         ("Loop",),
         _may_stack_no_rows,
-        "gives what a Loop of no turns stacks the extent 0 where its body does not declare the extents",
+        "returns extents of 0 for the stacked outputs of a Loop without iterations if its body does not declare them",
         ("loop_of_no_turns_over_open_extents of the corpus: the Concat behind it fails when run",),
     ),
 )
@@ -584,37 +584,37 @@ OPEN_ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("Div",),
         lambda node, function: not getattr(find_dtype(node, 0, function), "is_float", False),
-        "rounds the quotients of integers",
+        "rounds integer quotients wrongly",
         ("large_unsigned_numbers of the corpus", "test_div_uint8", "test_div_int8"),
     ),
     KnownIssue(
         ("Attention",),
         may_mask_all_keys,
-        "gives NaN for a query all of whose keys are masked",
+        "returns NaN for a query whose keys are all masked",
         ("test_attention_causal_boolmask_nan_robustness", "test_attention_4d_causal_padded_kv_bf16"),
     ),
     KnownIssue(
         ("Attention",),
         always,
-        "computes other numbers in an Attention with past keys, and fails when it runs one with grouped queries",
+        "returns wrong results for an Attention with past keys, and fails for one with grouped queries",
         ("test_attention_4d_with_past_and_present at sizes of 1", "test_attention_4d_gqa"),
     ),
     KnownIssue(
         ("GRU", "LSTM", "RNN"),
         always,
-        "fails when it runs a recurrent operator at another size",
+        "fails when a recurrent operator runs at another size",
         ("test_gru_defaults", "test_lstm_reverse", "test_simple_rnn_bidirectional"),
     ),
     KnownIssue(
         ("Resize", "Upsample"),
         _may_resize_channels,
-        "fails when it runs a Resize to sizes whose scales are not known for images and channels",
+        "fails when a Resize to given sizes runs with an unknown batch or channel dim",
         ("nearest_of_two_as_near of the corpus",),
     ),
     KnownIssue(
         ("ScatterND",),
         lambda node, function: node.attr("reduction") in ("max", "min"),
-        "fails when it runs a ScatterND that keeps the largest or the smallest element",
+        "fails when a ScatterND with reduction max or min runs",
         ("test_scatternd_max_with_element_indices", "test_scatternd_min_with_element_indices"),
     ),
     KnownIssue(

@@ -202,32 +202,32 @@ ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("MaxUnpool",),
         lambda node, function: has_input(node, 2),
-        "places values of MaxUnpool by output_shape where ONNX places them by the shape inferred without it",
+        "computes the positions of MaxUnpool from output_shape, where ONNX uses the shape that is inferred without it",
         ("test_maxunpool_export_with_output_shape",),
         upstream="https://github.com/microsoft/onnxruntime/pull/2193",
     ),
     KnownIssue(
         ("ReduceMax", "ReduceMin"),
         may_reduce_no_booleans,
-        "cannot reduce an empty set of booleans, which this may be",
+        "cannot reduce an empty tensor of booleans, and this one may be empty",
         ("test_reduce_max_empty_set_bool: refused when run",),
     ),
     KnownIssue(
         _REDUCTIONS,
         may_reduce_empty_from_end,
-        "overlooks negative axes when it reduces an empty tensor, and gives another shape",
+        "ignores negative axes when it reduces an empty tensor, so that the result has a wrong shape",
         ("compared with the definition: ReduceSum of float32[2,0,3] over axis -1 gives shape (2,0,3) instead of (2,0)",),
     ),
     KnownIssue(
         ("ReduceMean",),
         lambda node, function: 0 in (find_shape(node, 0, function) or ()),
-        "gives 0 for the mean of no elements, which is not a number",
+        "returns 0 for the mean of an empty tensor, where ONNX returns NaN",
         ("mean_of_nothing of the corpus: 0",),
     ),
     KnownIssue(
         ("MatMul",),
         broadcasts_an_empty_product,
-        "fails to multiply an empty tensor by a vector or by another stack, or leaves the products as the memory was",
+        "fails or returns uninitialized memory for a product of an empty tensor with a vector or with other batch dims",
         (
             "empty_stack_times_vector of the corpus: refused when run",
             "compared with the definition: float32[1,2,3] by [0,3,2] is refused when run, and so is [0,2,2,3] by [1,2,3,2]",
@@ -237,7 +237,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("Pad",),
         may_wrap_empty_tensor,
-        "fails to pad a tensor without elements from its other end, which this may be",
+        "fails to pad an empty tensor with mode=wrap, and this one may be empty",
         ("wrapped_around_nothing of the corpus: refused when run",),
     ),
     KnownIssue(
@@ -255,25 +255,25 @@ ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("MatMulInteger",),
         lambda node, function: (find_shape(node, 0, function) or (None,))[-1] == 0,
-        "leaves the products of MatMulInteger as the memory was where none are summed",
+        "returns uninitialized memory for a MatMulInteger with an empty inner dim",
         ("compared with the definition: uint8[3,4,0] by [0,3] gives other numbers at each call instead of zeros",),
     ),
     KnownIssue(
         ("Gemm",),
         scales_bias_of_empty_product,
-        "does not scale what Gemm adds (beta) where no products are summed",
+        "does not scale the bias of a Gemm by beta if the inner dim is empty",
         ("scaled_bias_of_no_products of the corpus: the bias is added once",),
     ),
     KnownIssue(
         ("DequantizeLinear",),
         lambda node, function: not has_input(node, 2) and find_dtype(node, 0, function) is DType.INT8,
-        "moves an int8 DequantizeLinear without zero point behind the operator that reads it, and takes it for unsigned there",
+        "moves an int8 DequantizeLinear without zero point past its reader, and reads the data as unsigned there",
         ("signed_dequantised_then_moved of the corpus: -0.25 comes out as 0",),
     ),
     KnownIssue(
         ("ConvInteger",),
         lambda node, function: has_input(node, 3) and find_shape(node, 3, function) not in ((), (1,)),
-        "computes ConvInteger with one zero point for all weights only",
+        "supports only one zero point for all weights of a ConvInteger",
         ("test_convinteger_with_padding: refused when run",),
     ),
     KnownIssue(
@@ -286,13 +286,13 @@ ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("Resize",),
         is_resized_to_unknown_rank,
-        "takes scales and sizes of which the number is not known for none, and refuses the model",
+        "rejects a Resize whose number of scales or sizes is unknown",
         ("refused by the session where the sizes are int64[N]: it counts none",),
     ),
     KnownIssue(
         ("Conv", "ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool"),
         pads_dilated_to_same,
-        "does not pad to the same size (auto_pad) where there are dilations: it fails, or gives another size",
+        "fails or returns a wrong size for auto_pad=SAME with dilations",
         (
             "compared with onnx.reference: MaxPool of 9 by kernel 3, stride 2, dilation 2 gives 4 instead of 5",
             "compared with onnx.reference: Conv is refused when run",
@@ -301,39 +301,39 @@ ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("MaxPool",),
         may_pad_negatively,
-        "refuses to pad MaxPool to the same size (auto_pad) where a stride is longer than the kernel",
+        "fails for a MaxPool with auto_pad=SAME and a stride larger than the kernel",
         ("compared with onnx.reference: MaxPool of 8 by kernel 1, stride 2 is refused when run",),
     ),
     KnownIssue(
         ("ConvTranspose",),
         leaves_gaps_between_windows,
-        "gives ConvTranspose another size than the same one (auto_pad) where a stride is longer than the kernel",
+        "returns a wrong size for a ConvTranspose with auto_pad=SAME and a stride larger than the kernel",
         ("compared with onnx.reference: 6 by kernel 1, stride 3 gives 16 instead of 18",),
     ),
     KnownIssue(
         ("MaxPool", "AveragePool", "LpPool"),
         lambda node, function: bool(node.attr("auto_pad") == "VALID" and node.attr("ceil_mode", 0)),
-        "rounds the size of a pooling without padding (auto_pad=VALID, ceil_mode=1) up where ONNX rounds it down",
+        "rounds the output size of a pooling with auto_pad=VALID and ceil_mode=1 up, where ONNX rounds it down",
         ("compared with the formula: 9 by kernel 2, stride 2 gives 5 instead of 4",),
         upstream="https://onnx.ai/onnx/operators/onnx__MaxPool.html",
     ),
     KnownIssue(
         ("LRN",),
         lambda node, function: node.attr("size", 1) % 2 == 0,
-        "computes LRN over an odd number of channels only",
+        "supports LRN only with an odd size",
         ("refused by the kernel's constructor",),
     ),
     KnownIssue(
         ("Attention",),
         returns_capped_scores,
-        "caps the scores that it gives before the cap (qk_matmul_output_mode=0 with a softcap)",
+        "returns the scores of an Attention after the softcap, where qk_matmul_output_mode=0 means before it",
         ("compared with onnx.reference: the order of the stages",),
         upstream="https://onnx.ai/onnx/operators/onnx__Attention.html",
     ),
     KnownIssue(
         ("Attention",),
         has_mismatched_mask,
-        "neither broadcasts nor pads the last two extents of an attention mask",
+        "neither broadcasts nor pads the last two dims of an attention mask",
         ("test_attention_4d_diff_heads_mask4d_padded_kv: refused when run",),
     ),
     KnownIssue(
@@ -352,37 +352,37 @@ ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("ai.onnx.ml.SVMRegressor",),
         lambda node, function: node.attr("post_transform", "NONE") != "NONE",
-        "leaves out the post_transform of SVMRegressor",
+        "ignores the post_transform of SVMRegressor",
         ("compared with onnx.reference",),
     ),
     KnownIssue(
         ("ai.onnx.ml.SVMClassifier",),
         is_transformed_decision,
-        "does not transform the one decision of an SVMClassifier of two classes",
+        "does not apply post_transform to the decision value of an SVMClassifier with two classes",
         ("compared with onnx.reference",),
     ),
     KnownIssue(
         ("ai.onnx.ml.SVMClassifier",),
         lambda node, function: not node.attr("vectors_per_class", ()) and len(list_labels(node)) < 3,
-        "chooses by the sign of a score, not by the larger, in an SVMClassifier without vectors of two classes",
+        "selects the class of a linear two-class SVMClassifier by the sign of one score, not by the larger score",
         ("compared with onnx.reference",),
     ),
     KnownIssue(
         ("ai.onnx.ml.TreeEnsembleClassifier",),
         lambda node, function: len(list_labels(node)) == len(set(node.attr("class_ids", ()))) == 2,
-        "gives 0 and 1, not its labels, where the leaves of a TreeEnsembleClassifier have both of two classes",
+        "returns 0 and 1 instead of the labels if the leaves of a two-class TreeEnsembleClassifier have votes for both",
         ("compared with onnx.reference",),
     ),
     KnownIssue(
         ("ai.onnx.ml.TreeEnsembleClassifier",),
         has_positive_weights_to_transform,
-        "takes positive weights of a TreeEnsembleClassifier for probabilities, and does not transform them",
+        "treats positive weights of a TreeEnsembleClassifier as probabilities, and does not apply post_transform",
         ("compared with onnx.reference",),
     ),
     KnownIssue(
         ("ai.onnx.ml.Normalizer",),
         lambda node, function: node.attr("norm", "MAX") == "MAX",
-        "divides by the greatest element of a row, where scikit-learn and the reference of onnx take the greatest magnitude",
+        "divides by the largest element of a row, where scikit-learn and the reference of onnx use the largest magnitude",
         ("rows_over_their_norms of the corpus; ONNX's text says max(X), its reference and scikit-learn take the magnitude",),
     ),
 )
