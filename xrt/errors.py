@@ -270,8 +270,8 @@ class OutOfDeviceMemory(DeviceError, MemoryError):
 class XRTWarning(UserWarning):
     """The base class of all warnings of XRT.
 
-    Warnings use Python's ``warnings`` and point at the line of your program. Raised directly if the environment variable
-    ``XRT_LOG`` is neither ``info`` nor ``debug``.
+    Warnings use Python's ``warnings`` and point at the line of your program. Issued directly if the environment variable
+    ``XRT_LOG`` has another value than ``info`` or ``debug``.
     """
 
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 REFERENCE_CANDIDATE = BenchCandidate((REFERENCE,))
 Progress: TypeAlias = Callable[[str], None]
 """Called with a short description of the next step."""
-_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables that limit NumPy's thread pools, which the reference uses. Engines declare those of their libraries."""
 
 
@@ -38,7 +38,7 @@ class BenchWorker:
     def __init__(self, job: Job) -> None:
         self._job = job
         # Libraries read these when they are loaded, so that they must be set before the process starts.
-        variables = (*_POOLS, *(variable for name in names() for variable in find_declaration(name).thread_variables))
+        variables = (*_THREAD_VARIABLES, *(variable for name in names() for variable in find_declaration(name).thread_variables))
         self._process = WorkerProcess("xrt.bench.job_server:main", environment=dict.fromkeys(variables, str(job.threads)))
         self.results: list[Any] = []
         """Results of the first call."""

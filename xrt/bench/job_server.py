@@ -86,10 +86,10 @@ class JobFailure:
     reason: str
 
 
-ALONE = 5
+SOLO_TURNS = 5
 """Turns right after warm-up, before other candidates run."""
-FEWEST, MOST = 3, 100
-"""Limits of the number of recorded calls."""
+MIN_PROFILED, MAX_PROFILED = 3, 100
+"""Limits of the number of calls that a profile averages."""
 
 
 def main(handle: str) -> None:
@@ -125,7 +125,7 @@ class _Ready:
 
     def profile(self) -> MeanCall:
         """Record as many calls as in a turn, within bounds."""
-        calls, options = max(FEWEST, min(self.repeats, MOST)), RunOptions(profile=True)
+        calls, options = max(MIN_PROFILED, min(self.repeats, MAX_PROFILED)), RunOptions(profile=True)
         _, seconds = time_call(lambda: [self.module(*self.values, options=options) for _ in range(calls)])
         launches = self.module.profile().launches
         return MeanCall(calls, seconds / calls, tuple(launch.seconds / max(launch.calls, 1) for launch in launches))
@@ -153,7 +153,7 @@ def _start(job: Job) -> tuple[_Ready, Start, Sequence[Any]]:
         repeats = choose_calls(ready.call, settings.turn_seconds)
         times = [seconds_per_call(ready.call, repeats)]
         # A slow call is measured once: the warm-up time limits this measurement too.
-        while len(times) < ALONE and sum(times) * repeats < settings.warm_seconds:
+        while len(times) < SOLO_TURNS and sum(times) * repeats < settings.warm_seconds:
             times.append(seconds_per_call(ready.call, repeats))
         alone_seconds = statistics.median(times)
     start = Start(

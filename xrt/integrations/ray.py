@@ -120,11 +120,14 @@ def predict(batch: Columns, *, model: str, **options: Any) -> Columns:
 
 
 _LOADED: dict[str, Any] = {}
-"""The models of this process by a text of all that they depend on, in the order in which they were loaded."""
+"""The models of this process by the key of `load_once`, oldest first."""
 
 
 def load_once(key: str, load: Callable[[], Any]) -> Any:
-    """Load a model, or return the one that was loaded with this key. Of older models only the last one stays in memory."""
+    """Load a model, or return the one loaded earlier with this key, which names everything that the model depends on.
+
+    The cache has at most two models: the new one and the previous one.
+    """
     model = _LOADED.get(key)
     if model is None:
         for old in list(_LOADED)[:-1]:

@@ -309,7 +309,7 @@ def save(
     kwargs: Mapping[str, Any],
     example: Mapping[str, Any] | Sequence[Any] | bool,
 ) -> None:
-    """Write a bundle: see `XRTModule.save`. Raises ModelError for a Function without ONNX form."""
+    """Write a bundle: see `XRTModule.save`. Also raises ModelError for a Function without ONNX form."""
     from xrt.formats.placement_file import spell_serving
     from xrt.module.tuning import find_serving_record
     from xrt.partition.plan import to_message
@@ -398,8 +398,8 @@ class SelfTestReport:
 def _make_example(module: XRTModule, examples: Sequence[Any], kwargs: Mapping[str, Any], *, is_required: bool) -> Example | None:
     """Compute the bundle's example from these inputs, else reuse that of the module's bundle, else draw random inputs.
 
-    None if nothing is compiled, or if the example fails and is not required. Raises OptionError if it is, and a value is not a
-    numeric tensor, or the values are too large.
+    Return None if nothing is compiled, or if the example cannot be stored or run and is not required. A required example raises
+    OptionError for a value that is no numeric tensor or for too many bytes, and the errors of a call.
     """
     # Saving a loaded bundle again keeps the example that its author chose.
     if not (examples or kwargs) and module.bundle is not None:
@@ -431,7 +431,7 @@ def _make_example(module: XRTModule, examples: Sequence[Any], kwargs: Mapping[st
 
 
 def _draw_inputs(function: Function) -> list[Any]:
-    """Draw random inputs; raises OptionError if they are too large or the model is nondeterministic, and InputError."""
+    """Draw random inputs. Raises OptionError if they are too large or the model is nondeterministic, InputError if none fit."""
     from xrt.operators import is_deterministic  # imports onnx, which a load does not need
     from xrt.operators.sample_inputs import sample_inputs
 

@@ -132,9 +132,10 @@ class OutputChecks:
         return replace(call, inspection=OutputInspector(inspect, needs_inputs=True)).keep_inputs(build.function)
 
     def record(self, call: Call, build: Specialization) -> bool:
-        """Count a call whose outputs were compared and correct.
+        """Count a call whose outputs agreed with the reference; do nothing if they were not compared.
 
-        Return True if this is the first comparison of its plan, which the search did not compare: the result can be stored.
+        Return True if the placement can now be stored as checked: this was the first comparison of a plan that the search had
+        no time to compare, and it covered all regions.
         """
         if call.inspection is None or not call.inspection.needs_inputs or (self.check is None and self.is_too_slow):
             return False
@@ -153,7 +154,7 @@ class OutputChecks:
         return first or int(number * share) > int((number - 1) * share)
 
     def _find_wrong_type(self, launch: Launch, inputs: Sequence[Any], results: Sequence[Any]) -> str | None:
-        """Describe a result whose type differs from the plan's, unless the reference returns that type, too (a wrong model)."""
+        """Describe a result whose type differs from the plan's; None if none does, or if the reference returns the same types."""
         mismatch = find_type_mismatch(launch, results)
         if mismatch is None or (expected := self._evaluate(launch, inputs)) is None:
             return None
@@ -164,6 +165,7 @@ class OutputChecks:
         return None if types == expected_types else mismatch
 
     def _find_fault(self, engines: EngineList, launch: Launch, inputs: Sequence[Any], results: Sequence[Any]) -> str | None:
+        """Describe a wrong type or value among the results of a region; None if all are right or cannot be checked."""
         if (mismatch := self._find_wrong_type(launch, inputs, results)) is not None:
             return mismatch
         if self.check == "nan" and not any(map(_has_nan, results)):
@@ -188,7 +190,7 @@ class OutputChecks:
     def _evaluate(self, launch: Launch, inputs: Sequence[Any]) -> list[Any] | None:
         """Compute the region on the reference; None if the reference cannot run it or is the region's engine.
 
-        Without a requested check, wait at most `PATIENCE` seconds.
+        Wait at most `PATIENCE` seconds, unless the caller asked for checks. The reason for None is added to `unchecked`.
         """
         from xrt.operators import is_deterministic
         from xrt.processes.background import OutOfTime, within
@@ -227,7 +229,7 @@ class OutputChecks:
 def _find_unexpected_nan(launch: Launch, results: Sequence[Any], expected: Sequence[Any]) -> str | None:
     """Describe the first output with a NaN where the reference has none; None if there is none.
 
-    If types or shapes differ, a NaN of the reference anywhere accepts all of the output.
+    Elements are compared if both values are arrays of one shape. Otherwise an output passes if the reference has any NaN.
     """
     for value, result, reference in zip(launch.function.outputs, results, expected, strict=True):
         are_alike = isinstance(result, np.ndarray) and isinstance(reference, np.ndarray) and result.shape == reference.shape
@@ -412,8 +414,8 @@ class Dispatcher:
     def prepare(self, build: Specialization, values: Sequence[Any], wrap: Wrap | None) -> None:
         """Prepare the call for later inputs of these types and shapes. Inputs that are lists or dicts are never prepared.
 
-        ``values`` are the program's inputs. If they differ from those that the caller passes, because they were padded, ``wrap``
-        converts the fast path to the caller's inputs: it returns an example of these, and the path.
+        ``values`` are the program's inputs. If these are the caller's inputs after padding, ``wrap`` adapts the fast path: it
+        returns the caller's inputs without padding, and a path that accepts inputs like them.
         """
         # Lists and dicts have no type that one comparison can check.
         if any(not hasattr(value, "dtype") for value in values):

@@ -127,10 +127,10 @@ def _check_execution(engines: Sequence[GraphCompiler], context: CompileContext, 
 def parse_devices(
     engines: Sequence[GraphCompiler], devices: Mapping[str, str], home: str, others: Sequence[str] = ()
 ) -> Mapping[str, str]:
-    """Map specs to devices from a mapping of names and specs; a spec overrides its name.
+    """Convert ``devices``, by name or spec, to devices by spec; an entry for a spec overrides that for its name.
 
-    Omits engines on the default device ``home``, and ``others``, which "auto" could have listed. Raises OptionError for an
-    engine that is not in the list, DeviceError for one that does not support the device.
+    Engines on the default device ``home`` are omitted. Raises OptionError for a name that is neither in the list nor in
+    ``others`` (engines that "auto" could have listed), DeviceError for an engine that does not support its device.
     """
     names = sorted({word for engine in engines for word in (engine.name, engine.spec)})
     for name in devices:

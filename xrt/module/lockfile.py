@@ -54,9 +54,10 @@ class LockedPlacement:
     """Whether a lock that does not match is an error instead of a reason to measure again."""
 
     def engines(self, listed: Sequence[Any]) -> list[GraphCompiler] | None:
-        """Create only the plan's engines; None if one is unavailable, is not in ``listed``, or must be named and is not.
+        """Create only the engines of the lock's plan; None if one is unavailable or not in ``listed``.
 
-        An engine whose options may name files or code must be named: a file must not choose the code that runs.
+        If ``listed`` is empty, None also for an engine whose options may name files or code: the caller must list such an
+        engine, because a file must not choose the code that runs.
         """
         by_spec = {entry.spec if isinstance(entry, GraphCompiler) else str(entry): entry for entry in listed}
         specs = dict.fromkeys(run.engine for run in self.lock.plan)

@@ -118,7 +118,8 @@ def check_not_torch(path: str | os.PathLike[str]) -> None:
 def check_declared(source: ModelSource, engines: EngineList, why_sizes: Callable[[], str]) -> None:
     """Raise InputError if the declared types are insufficient to compile without example inputs.
 
-    ``why_sizes`` explains why one program cannot serve all sizes (empty if it can); called only if engines and model allow it.
+    ``why_sizes`` explains why one program cannot serve all sizes, or returns "" if one can. It may be slow, so it is called only
+    if neither the source nor the engines rule out dynamic sizes.
     """
     if not source.inputs or source.key([None] * len(source.inputs), False) is None:
         return
@@ -133,7 +134,7 @@ def check_declared(source: ModelSource, engines: EngineList, why_sizes: Callable
 
 
 class ShapePlaceholder:
-    """Stands for an input whose shape alone is known, where a Function is specialized for a stored key."""
+    """Stands in for an input of which only the shape is known, to specialize a Function for a stored key."""
 
     def __init__(self, shape: Any) -> None:
         self.shape = shape

@@ -82,9 +82,9 @@ class ModuleOptions:
 
     max_error: ErrorBudget | None = option(None, accepts="float | ErrorBudget | None")
     """Allow lower precision up to this error of the outputs. A share of the output's norm (0.01) or an `xrt.ErrorBudget`, against
-    float32, with ``engine="auto"``; None lowers nothing."""
+    float32, with ``engine="auto"``; None: float32 only."""
     calibrate: Any = option(None, accepts="Iterable[Any] | CalibrationTable | str | os.PathLike[str] | None")
-    """Examples to measure ranges on, for int8: batches, each what a call takes; or the ranges themselves, as an
+    """Examples to measure ranges on, for int8: batches, each the inputs of a call; or the ranges themselves, as an
     `xrt.CalibrationTable` or its path."""
     validate: Any = option(None, accepts="Iterable[Any] | None")
     """Other examples to measure the error on. None is the last fifth of the batches of ``calibrate``."""
@@ -108,7 +108,7 @@ class ModuleOptions:
     devices: Mapping[str, str] = option(FrozenDict(), accepts="Mapping[str, str] | None")
     """Devices of single engines, by name or spec, that differ from the module's: ``{"ort": "cuda", "tvm": "cpu"}``."""
     cuda_graph: bool = False
-    """Record a call on a device once per signature and replay it; `explain` says why where it cannot be."""
+    """Record a call on a device once per signature and replay it; if that is impossible, `explain` states why."""
     fold_constants: bool = True
     """Compute nodes that depend on constants alone once, before planning, with the reference engine."""
     dump_subgraph_dir: Path | None = option(None, accepts="str | os.PathLike[str] | None")
@@ -230,7 +230,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "progress": _read_progress,
     "shapes": _read_shapes,
 }
-"""How the value of a keyword becomes that of its field, for those that accept more than they store."""
+"""Converters from keyword values to field values, for keywords that accept more types than their fields store."""
 
 
 # ---------------------------------------------------------------------- precision

@@ -100,7 +100,10 @@ class FailedCall:
         return Refusal(launches[number], tuple(node for launch in equal for node in launch.nodes), self.error)
 
     def make_repeatable(self, function: Function) -> tuple[FailedCall, RunFailed | None]:
-        """Restore the inputs. If impossible, return the failure with a call on copies of the inputs, and the error to raise."""
+        """Restore the inputs to their values before the call; return this failure and None.
+
+        If that is impossible, return the failure of a call on copies of the inputs, and the error to raise.
+        """
         try:
             self.call.restore(self.program.plan, self.error)
         except RunFailed as error:
@@ -126,7 +129,7 @@ class SavedSpecialization:
     whole: Callable[[], Function]
     """Returns the Function with its nodes; that of the specialization has one node per region."""
     complete: Callable[[], Specialization] | None = None
-    """Creates the specialization with all nodes, whose plan is shown, from the model; None if ``plan`` has the nodes."""
+    """Reads the model; creates the specialization with all nodes, for reports and replanning. None if ``plan`` has the nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +165,7 @@ class Specialization:
         self.checked = False
         """Whether a call was checked and its outputs were correct."""
         self.usage: tuple[Program, dict[int, tuple[int, int]]] | None = None
-        """The counted program, and the (bytes, threads) that each executable uses between calls, by ``id``."""
+        """The program that a `SpecializationCache` has counted, and (bytes, threads) between calls by ``id`` of executable."""
         self.tuned = place(function) if place else None
         if self.tuned is not None and self.tuned.lowered:
             self.engines = replace(context.engines, lowered=self.tuned.lowered)
@@ -283,6 +286,7 @@ class Specialization:
             return outcome, results
 
     def _adopt(self, program: Program, refused: tuple[Refusal, ...]) -> None:
+        """Use this program from now on, and dump its graphs if a folder was given."""
         if refused != self.refused:
             self.remarks, self.checked = {}, False  # their regions may have changed
         self.compiled, self._plan, self.refused = program, program.plan, refused
@@ -451,6 +455,7 @@ class Programs:
             return build
 
     def _plan(self, key: tuple[object, tuple[str, ...]], values: Any, place: Placer | None) -> Specialization:
+        """Read or trace, optimize, quantize and place the model for these inputs; parameters as in `find_or_plan`."""
         fetch = key[1]
         base = self.find(values) if fetch and self.engines.is_auto else None
         began = self.placer.clock() - self._construction_seconds if self.engines.is_auto else 0.0
@@ -533,8 +538,14 @@ class Programs:
         settings, lock, load = self.settings, self.settings.lock, None
         if lock is not None:
             load = partial(lock.load_result, clustering=settings.clustering, strict=settings.strict)
-        limits = settings.budget, settings.isolate.memory_limit
-        options = PlacementOptions(settings.clustering, *limits, settings.cuda_graph, settings.shows_progress, self.lowering)
+        options = PlacementOptions(
+            settings.clustering,
+            settings.budget,
+            settings.isolate.memory_limit,
+            settings.cuda_graph,
+            settings.shows_progress,
+            self.lowering,
+        )
         placer = AutoPlacement(self.engines, options, self.cache, self._list_all_engines, load)
         if self.engines.is_auto and self.sizes.open_axes:
             placer.model = OpenModel(self.sizes.served.get_declared_function, self._specialize_at)

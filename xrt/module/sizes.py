@@ -397,9 +397,9 @@ class SizePolicy:
         return Buckets(self.padding.buckets) if self.padding is not None else self.shapes
 
     def restore_key(self, types: Sequence[Any], engines: EngineList) -> tuple[object] | None:
-        """The key, in a tuple, under which a saved program with inputs of these types is looked up by `get_key`.
+        """The key of a saved program with inputs of these types, in a tuple of one: calls get the same key from `get_key`.
 
-        None for a program of certain sizes that would be looked up for all sizes.
+        None if the program is for certain sizes, but the module would use it for calls of all sizes.
         """
         if self.source.is_traced:
             return (tuple(types),)

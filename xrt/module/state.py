@@ -281,7 +281,7 @@ class Session:
         self._lost: frozenset[str] = frozenset()
         """Names of states that a failed or interrupted call may have partly written."""
         self._generation = get_generation()
-        """Fork generation of the last call: in a forked child, a call that another thread was making never ends."""
+        """Fork generation of the last call. If it is not the current one, that call may have been running at the fork."""
         self._compiled: StatefulFunction | None = None
         self._busy = renew_after_fork(threading.Lock())
         if self._stateful is not None:

@@ -78,10 +78,20 @@ def store_program(plan: Plan, list_weights: Callable[[Function], Iterable[Stored
     launches = []
     for launch in plan.launches if _is_deferrable(plan) else ():
         function = launch.function
-        ends = function.name, function.fingerprint, function.inputs, function.outputs
-        computed = tuple(value.name for value in function.outputs if function.computes(value.name))
-        names = launch.name, launch.engine, launch.nodes, launch.control
-        launches.append(StoredLaunch(*names, *ends, computed, tuple(list_weights(function))))
+        launches.append(
+            StoredLaunch(
+                launch.name,
+                launch.engine,
+                launch.nodes,
+                launch.control,
+                function.name,
+                function.fingerprint,
+                function.inputs,
+                function.outputs,
+                tuple(value.name for value in function.outputs if function.computes(value.name)),
+                tuple(list_weights(function)),
+            )
+        )
     return StoredProgram(plan.function.inputs, plan.function.outputs, tuple(launches), tuple(plan.engines), plan.implicit)
 
 

@@ -131,7 +131,7 @@ def _record_mask(builder: Builder, node: Node, tensors: Mapping[str, Tensor], ca
 
 
 def _read_ratio(builder: Builder, node: Node, tensors: Mapping[str, Tensor], dtype: DType) -> tuple[Tensor, Tensor]:
-    """The threshold from which a hash keeps its element, and the scale of kept elements."""
+    """Emit the dropout ratio as a threshold, uint32 (elements with a smaller hash are dropped), and the scale 1 / (1 - ratio)."""
     name = node.inputs[1]
     constant = builder.constants.get(name)
     if name and constant is None:

@@ -56,8 +56,15 @@ class TrainModule:
         self._model = trained.function
         self._source = None if args is None else (model, args)
         self._initial = list_parameters(self._model, trained.parameters)
-        numbers: dict[str, Any] = {"clip_norm": clip_norm, "accumulation_steps": accumulation_steps, "seed": seed}
-        function = step(self._model, loss=loss, optimizer=optimizer, parameters=trained.parameters, **numbers)
+        function = step(
+            self._model,
+            loss=loss,
+            optimizer=optimizer,
+            parameters=trained.parameters,
+            clip_norm=clip_norm,
+            accumulation_steps=accumulation_steps,
+            seed=seed,
+        )
         self._engine_options = (engine, options)
         self.module = XRTModule(function, engine, **options)
         """The XRTModule of the step, for its plan, explanation and profile."""
@@ -220,6 +227,7 @@ class EvalModule:
 
 
 def _check(function: Function, session: Session) -> None:
+    """Raise InputError for a constant whose type differs from that of the state of the same name."""
     with session.borrow() as arrays:
         for name, constant in function.constants.items():
             weight = arrays.get(name, constant.array)

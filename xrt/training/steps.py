@@ -224,7 +224,7 @@ def _prepend_loss(function: Function, loss: str | Loss | None) -> Function:
 
 
 def promote(function: Function, parameters: Mapping[str, Constant]) -> Function:
-    """Convert constants to inputs behind the present ones."""
+    """Convert the constants of these names to inputs, appended to the existing inputs."""
     inputs = (*function.inputs, *(Value(name, constant.type) for name, constant in parameters.items()))
     return function.replace(inputs=inputs, constants={n: c for n, c in function.constants.items() if n not in parameters})
 

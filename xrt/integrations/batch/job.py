@@ -75,11 +75,11 @@ class JobReport:
     engine: str = field(default="", compare=False)
     """The model's first engine; empty if no part was written."""
 
-    def add(self, done: ChunkReport) -> JobReport:
-        """The report including one more part."""
-        rows = done.chunk.stop - done.chunk.start
+    def add(self, part: ChunkReport) -> JobReport:
+        """The report including one more part; its engine becomes that of the report."""
+        rows = part.chunk.stop - part.chunk.start
         return replace(
-            self, written=self.written + rows, errors=self.errors + done.errors, parts=self.parts + 1, engine=done.engine
+            self, written=self.written + rows, errors=self.errors + part.errors, parts=self.parts + 1, engine=part.engine
         )
 
 

@@ -125,7 +125,7 @@ def find_fixed_batch(inputs: Sequence[Value]) -> int | None:
 
 
 def gather_rows(inputs: Sequence[RowInput], columns: Mapping[str, Array]) -> tuple[dict[str, Column], dict[int, str]]:
-    """Convert columns to the types of the inputs; return them by input, and by row why it cannot be converted.
+    """Convert columns to the types of the inputs; return the values by input name, and error messages by row number.
 
     Raises InputError for a missing column.
     """
@@ -364,7 +364,7 @@ class RowModel:
         return {v.name: collect_column(v, [(rows, arrays[n]) for rows, arrays in results], count) for n, v in outputs}, errors
 
     def _run(self, group: RowGroup, results: list[tuple[Array, list[Array]]], errors: dict[int, str]) -> None:
-        """Add the results of a group to ``results``, or if rows fail in it and that is no error, their reasons to ``errors``."""
+        """Run a group; add its results to ``results``, and with ``on_error="column"`` why rows failed to ``errors``."""
         try:
             outputs = self._call(group)
             if not self._has_independent_rows:
@@ -405,7 +405,7 @@ class RowModel:
         self._has_independent_rows = True
 
     def _call(self, group: RowGroup) -> list[Array]:
-        """Call the module with a group; the selected outputs, with one item per row, else an OptionError is raised."""
+        """Call the module with a group; return the selected outputs. Raises OptionError for one without an item for each row."""
         count = len(group.indices)
         rows = self._fixed or count
         values = [group.values[row_input.name] for row_input in self.inputs]

@@ -62,7 +62,7 @@ def to_arrow(value: Value, column: Array, missing: Sequence[int] = ()) -> Any:
     mask[list(missing)] = True
     # Strings, maps, sequences, and rows of different shapes.
     if column.dtype == object:
-        items = [None if gone or item is None else _to_plain(item) for item, gone in zip(column, mask, strict=True)]
+        items = [None if is_missing or item is None else _to_plain(item) for item, is_missing in zip(column, mask, strict=True)]
         # A row is an item of a sequence, or of a tensor along its first axis.
         type_: Type | None = value.type.element if isinstance(value.type, SequenceType) else None
         if isinstance(value.type, TensorType) and value.type.shape:
@@ -121,7 +121,7 @@ USUAL_BYTES = 32 << 20
 MOST_ROWS = 16384
 """Maximum number of rows of a part."""
 USUAL_PARTS, FEW_ROWS = 64, 256
-"""Target number of parts, so that many processors have some, and the minimum number of rows of a part."""
+"""Target number of parts, enough to occupy many processors; and the minimum number of rows of a part."""
 
 
 @dataclass(frozen=True, slots=True)

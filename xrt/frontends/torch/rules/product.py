@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 @rule("linear")
 def linear(result: TensorType, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Use Gemm with transB, which reads the weight in place; a Transpose would copy it."""
-    to_ = result.shape or ()
-    symbolic = [size for size in to_ if not isinstance(size, int)]
-    is_empty = 0 in to_ or 0 in x.shape
+    sizes = result.shape or ()
+    symbolic = [size for size in sizes if not isinstance(size, int)]
+    is_empty = 0 in sizes or 0 in x.shape
     # Reshape can infer one extent only, and Gemm needs a matrix of floats.
     if weight.ndim != 2 or x.ndim == 0 or (x.ndim != 2 and len(symbolic) > 1) or is_empty or not x.dtype.is_float:
         y = emit("MatMul", x, emit("Transpose", weight, perm=[1, 0]) if weight.ndim == 2 else weight)
@@ -43,7 +43,7 @@ def linear(result: TensorType, x: Tensor, weight: Tensor, bias: Tensor | None = 
     # Gemm supports matrices only: flatten the leading axes.
     rows = x if x.ndim == 2 else reshape(x, -1, fixed_size(weight, 1))
     y = emit("Gemm", rows, weight, bias, transB=1)
-    return y if x.ndim == 2 else reshape(y, *[size if isinstance(size, int) else -1 for size in to_])
+    return y if x.ndim == 2 else reshape(y, *[size if isinstance(size, int) else -1 for size in sizes])
 
 
 @rule("matmul", "mm", "bmm", "mv", "dot", "vdot")
@@ -272,7 +272,7 @@ _KERNELS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention",
 
 @rule_by_name(*(f"_scaled_dot_product_{kernel}" for kernel in _KERNELS))
 def attention_kernel(result: Any, a: Any) -> Any:
-    """PyTorch's operator for one kernel of attention."""
+    """Lower attention that PyTorch dispatched to one of its kernels, with the log-sum-exp if a backward graph reads it."""
     if a.dropout_p:
         raise Unsupported("attention with dropout")
     if any(type_ is not None for type_ in result[2:]):

@@ -290,7 +290,7 @@ def index_put(result: TensorType, x: Tensor, indices: Any, values: Tensor, accum
 
 
 def _put_at(x: Tensor, where: Tensor, depth: int, values: Tensor, accumulate: bool) -> Tensor:
-    """Write at positions in the leading ``depth`` axes, the rows of ``where``."""
+    """Write ``values`` into ``x``; each row of ``where`` is an index of the leading ``depth`` axes."""
     shape: Any = emit("Shape", where, start=0, end=-1)
     if x.ndim > depth:
         shape = emit("Concat", shape, emit("Shape", x, start=depth), axis=0)
@@ -299,7 +299,7 @@ def _put_at(x: Tensor, where: Tensor, depth: int, values: Tensor, accumulate: bo
 
 
 def _put_behind(x: Tensor, indices: Any, used: list[int], values: Tensor, accumulate: bool) -> Tensor:
-    """Write by indices of adjacent inner axes, which are transposed to the front and back."""
+    """Write by indices of adjacent inner axes: transpose these to the front, write, and transpose back."""
     if used != list(range(used[0], used[0] + len(used))):
         raise Unsupported("a write by index of axes that are no neighbors")
     lead, wide = used[0], max(indices[i].ndim for i in used)
@@ -315,7 +315,7 @@ def _put_behind(x: Tensor, indices: Any, used: list[int], values: Tensor, accumu
 
 
 def _put_masked(x: Tensor, mask: Tensor, values: Tensor, accumulate: bool) -> Tensor:
-    """Write one number, or one row per true element, where the mask of the leading axes is true."""
+    """Write where ``mask``, over the leading axes, is true: one number everywhere, or one row of ``values`` per true element."""
     if values.ndim == 0 or values.shape == (1,):
         if accumulate:
             raise Unsupported("a sum into the elements of a mask")

@@ -29,7 +29,7 @@ RULES: dict[str, Rule] = {}
 
 
 class Unsupported(Exception):
-    """A call has no ONNX form, with the reason; it becomes an opaque node."""
+    """Raised by a rule for a call without ONNX form; the message is the reason. The call becomes an opaque node."""
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -158,6 +158,7 @@ def combine_types(*values: Any) -> DType:
 
 
 def _make_proxy(value: Any) -> Any:
+    """A number or a meta tensor that takes part in PyTorch's type promotion like this value."""
     if isinstance(value, bool | int | float):
         return value
     if isinstance(value, SymbolicNumber):
