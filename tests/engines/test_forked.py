@@ -29,7 +29,6 @@ T = TensorType(DType.FLOAT32, (256, 256))
 X = np.linspace(-1, 1, 256 * 256, dtype=np.float32).reshape(256, 256)
 NODES = Node("MatMul", ("x", "w"), ("p",)), Node("Tanh", ("p",), ("y",))
 CHAIN = Function((Value("x", T),), (Value("y", T),), NODES, {"w": Constant(X.T.copy())}, {"": 18}, types={"p": T})
-PRODUCT = CHAIN.replace(nodes=NODES[:1], outputs=(Value("p", T),), types={})
 
 
 def status_of(work: Callable[[], object], seconds: float = 300) -> int:
@@ -51,11 +50,12 @@ def status_of(work: Callable[[], object], seconds: float = 300) -> int:
     return os.waitpid(child, 0)[1]
 
 
-def fork(name: str, way: str, threads: int) -> None:
-    """Compile and run here, then run in a child and in a child of that."""
+def fork(name: str, way: str, threads: int, loaded: bool = False) -> None:
+    """Compile (or load what was compiled) and run here, then run in a child and in a child of that."""
     engine, context = registry.create(name), CompileContext(threads=threads)
-    function = PRODUCT if name == "xla" else CHAIN  # a child of XLA's process loads code of no loop
-    executable = engine.compile(function, context)
+    executable = engine.compile(CHAIN, context)
+    if loaded:
+        executable = engine.load(memoryview(engine.save(executable, context)), CHAIN, context)
     executable.prepare()
     buffer = np.empty_like(X)
     direct, bound = executable.fast_call(), executable.bind([X], [buffer])
@@ -70,8 +70,8 @@ def fork(name: str, way: str, threads: int) -> None:
             check()
         if name == "xla":
             with pytest.raises(CompileRefused, match=r"^XLA has compiled in the process that this one was forked from"):
-                engine.compile(function, context)
-            again = engine.load(memoryview(engine.save(executable, context)), function, context)
+                engine.compile(CHAIN, context)
+            again = engine.load(memoryview(engine.save(executable, context)), CHAIN, context)
             np.testing.assert_array_equal(again.run([X])[0], expected)
         if name == "tvm":
             with pytest.raises(RunFailed, match="TVM failed while it ran"):
@@ -84,15 +84,15 @@ def fork(name: str, way: str, threads: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("engine", "way", "threads"),
+    ("engine", "way", "threads", "loaded"),
     [
-        *(("tvm", way, 2) for way in ("run", "direct", "bind")),
-        *(("xla", way, threads) for way in ("run", "direct") for threads in (1, 2)),
-        *((engine, "run", 2) for engine in ("toy", "toy{native=off}", "torch")),
+        *(("tvm", way, 2, False) for way in ("run", "direct", "bind")),
+        *(("xla", way, threads, threads == 2) for way in ("run", "direct") for threads in (1, 2)),
+        *((engine, "run", 2, False) for engine in ("toy", "toy{native=off}", "torch")),
     ],
 )
-def test_a_forked_child_has_threads_of_its_own(engine: str, way: str, threads: int) -> None:
-    program = f"from tests.engines.test_forked import fork; fork({engine!r}, {way!r}, {threads})"
+def test_a_forked_child_has_threads_of_its_own(engine: str, way: str, threads: int, loaded: bool) -> None:
+    program = f"from tests.engines.test_forked import fork; fork({engine!r}, {way!r}, {threads}, {loaded})"
     completed = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=1200, check=False, cwd=TOP
     )

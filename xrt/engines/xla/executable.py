@@ -99,13 +99,6 @@ def compile_program(function: Function, threads: int) -> XlaProgram:
     return XlaProgram(call, device, arguments, compiled.runtime_executable(), bool(_list_donated(function)))
 
 
-def dump_hlo(function: Function) -> str:
-    """The Function as StableHLO, as passed to XLA."""
-    device = get_client_device(1)
-    with configure_tracing(device):
-        return str(_lower_function(function, Arguments.of(function, device), device).as_text())
-
-
 def _lower_function(function: Function, arguments: Arguments, device: Any) -> Any:
     names = (*(value.name for value in function.inputs), *arguments.names)
     target = SingleDeviceSharding(device)
@@ -198,6 +191,8 @@ class XlaExecutable(Executable):
         self._threads = threads
         self._clients = client.clients
         self._name = function.name
+        # Needed for a second save: XLA can serialize only the code that it compiled itself. What it writes for loaded code
+        # lacks the fused loops, and a call of it fails with "Function ... not found".
         self.saved: memoryview | None = None
         """The serialized program, if it was loaded rather than compiled."""
 
@@ -205,7 +200,8 @@ class XlaExecutable(Executable):
         # The fork handler replaces the clients: those of the parent have no threads here.
         program = self.program if self._clients is client.clients else self._reload()
         try:
-            results = program.call(*map(_align, inputs), *program.arguments.arrays)
+            # Read here, too: errors of the computation are raised only where a result is read.
+            results = [np.asarray(result) for result in program.call(*map(_align, inputs), *program.arguments.arrays)]
         except Exception as cause:  # noqa: BLE001  # retried, and raised if that fails
             results = self._retry(inputs, cause)
         if options.out is None:
@@ -220,7 +216,7 @@ class XlaExecutable(Executable):
             if clients is not client.clients:  # in a forked child, where `run` reloads the program
                 return run_anywhere(inputs)
             try:
-                results = call(*map(_align, inputs), *constants)
+                results = [np.asarray(result) for result in call(*map(_align, inputs), *constants)]
             except Exception as cause:  # noqa: BLE001  # retried, in case user settings caused it, and raised if that fails
                 results = retry(inputs, cause)
             return [_to_owned_array(result) for result in results]
@@ -239,30 +235,31 @@ class XlaExecutable(Executable):
             if self.program is not program or self._clients is not client.clients:
                 return fallback()
             try:
-                results = call(*operands)
+                results = [np.asarray(result) for result in call(*operands)]
             except Exception:  # noqa: BLE001  # retried, in case user settings caused it, and raised if that fails
                 return fallback()
             for result, buffer in zip(results, outputs, strict=True):
-                fill(buffer, np.asarray(result))
+                fill(buffer, result)
             return None
 
         return run
 
-    def _retry(self, inputs: Sequence[Any], cause: Exception) -> Sequence[Any]:
+    def _retry(self, inputs: Sequence[Any], cause: Exception) -> list[Array]:
         """Retry without user settings that break the call (debug_nans, disable_jit); raises RunFailed if it fails again."""
         try:
             with configure_tracing(self.program.device):
-                return self.program.call(*inputs, *self.program.arguments.arrays)
+                return [np.asarray(result) for result in self.program.call(*inputs, *self.program.arguments.arrays)]
         except Exception:  # noqa: BLE001  # the first error is more informative
             raise RunFailed(f"XLA failed while it ran {self._name!r}: {summarize_error(cause)}") from cause
 
     def _reload(self) -> XlaProgram:
-        """Reload the program on a client of this process, which was forked from the one that compiled it."""
-        # One thread reloads; the others wait and find the program replaced.
+        """Reload the program on a client of this process, which was forked from the one that compiled or loaded it."""
+        # One thread reloads; the others wait and see the program replaced.
         with client.clients.moving:
             if self._clients is not client.clients:
-                data = memoryview(export_program(self.program))
-                self.program, self._clients = load_program(data, self.function, self._threads), client.clients
+                if self.saved is None:
+                    self.saved = memoryview(export_program(self.program))
+                self.program, self._clients = load_program(self.saved, self.function, self._threads), client.clients
         return self.program
 
     def memory(self) -> tuple[MemoryUse, ...]:
@@ -290,16 +287,15 @@ def _align(x: Any) -> Any:
     return aligned
 
 
-def _to_owned_array(result: Any) -> Array:
-    """Convert a result to an array owned by the caller: a copy if it is small, a writable alias of XLA's memory if large."""
-    view = np.asarray(result)
+def _to_owned_array(view: Array) -> Array:
+    """Convert a view of a result to an array owned by the caller: a copy if it is small, a writable alias if large."""
     if view.nbytes <= COPIED:
         return view.copy()
-    return make_writable_alias(view, owner=(result, view))  # nothing else uses the memory, although JAX marks it read-only
+    return make_writable_alias(view)  # nothing else uses the memory, although JAX marks it read-only
 
 
-def _write_result(result: Any, buffer: Array | None) -> Array:
+def _write_result(view: Array, buffer: Array | None) -> Array:
     if buffer is None:
-        return _to_owned_array(result)
-    fill(buffer, np.asarray(result))
+        return _to_owned_array(view)
+    fill(buffer, view)
     return buffer
