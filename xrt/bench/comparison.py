@@ -162,6 +162,7 @@ def _check_results(results: list[Any], expected: list[Any] | str) -> Agreement:
 
 
 def _start_runner(runner: _Runner, expected: list[Any] | str, settings: BenchOptions) -> None:
+    """Start a candidate and check its first results; if it fails, record the reason and end its process."""
     answer = runner.worker.start(settings.limit_seconds)
     if isinstance(answer, JobFailure):
         runner.reason = answer.reason
@@ -205,10 +206,20 @@ def _make_row(runner: _Runner, fastest: _Runner | None) -> ReportRow:
     """Convert a runner to its row; ``fastest`` is None if no candidate has correct results."""
     if not runner.runs:
         return ReportRow(runner.candidate, "failed", runner.reason, runner.start)
-    timing = runner.timing
-    facts = (runner.start, runner.agreement, timing.seconds, timing.median, timing.interval)
-    if fastest is None or runner.agreement.is_wrong:
-        return ReportRow(runner.candidate, "wrong", runner.agreement.message, *facts, timeline=runner.timeline)
-    ratio = compute_ratio_of_medians(timing.seconds, fastest.timing.seconds)
-    verdict: Verdict = "fastest" if runner is fastest else rank(ratio)
-    return ReportRow(runner.candidate, verdict, runner.agreement.message, *facts, ratio, runner.timeline)
+    timing, ratio = runner.timing, None
+    verdict: Verdict = "wrong"
+    if fastest is not None and not runner.agreement.is_wrong:
+        ratio = compute_ratio_of_medians(timing.seconds, fastest.timing.seconds)
+        verdict = "fastest" if runner is fastest else rank(ratio)
+    return ReportRow(
+        runner.candidate,
+        verdict,
+        runner.agreement.message,
+        runner.start,
+        runner.agreement,
+        timing.seconds,
+        timing.median,
+        timing.interval,
+        ratio,
+        runner.timeline,
+    )

@@ -113,6 +113,7 @@ class Explanation:
         return ", ".join(f"{spec} (fallback)" if spec == self.implicit else spec for spec in self.engines)
 
     def _describe_regions(self, deviations: bool) -> Iterator[str]:
+        """Yield the line about engines, and the lines about regions; equal regions are grouped."""
         where = f"; device {self.device}" if self.device != "cpu" else ""
         yield f"engines: {self.engine_names}; {self.threads} thread{'s' * (self.threads != 1)} for all together{where}"
         remarks = {r.name: tuple(x for x in r.remarks if deviations or not x.startswith(SPECIAL)) for r in self.regions}
@@ -135,6 +136,7 @@ class Explanation:
             yield f"on {engine}, {len(sharing)} regions: {remark} ({list_some(sharing)})"
 
     def _describe_rest(self, left_out: bool) -> Iterator[str]:
+        """Yield the lines about the whole plan: copies, reasons, pins, placement, costs and checks."""
         if not self.regions:
             yield "no regions: the outputs are inputs or constants"
         if self.copies:
@@ -200,6 +202,7 @@ def explain_module(module: XRTModule) -> Explanation:
 
 
 def _report_region(launch: Launch, engine: GraphCompiler | None, notes: Sequence[str]) -> RegionReport:
+    """Describe a region; ``engine`` is None if the module lacks it, ``notes`` are further remarks."""
     function = launch.function
     remarks = [f"engine {launch.engine!r} is not among this module's, which plans again at its first call"]
     if engine is not None:
@@ -227,6 +230,7 @@ def render_explanation_page(explanation: Explanation, model: str) -> str:
 
 
 def _describe_page(report: Explanation) -> dict[str, Any]:
+    """The data of the page's template: facts, remarks, and tables of regions, costs and errors."""
     from xrt.html.views import format_count, size
     from xrt.partition.plan import describe_plan
     from xrt.placement.report import describe_costs, describe_errors

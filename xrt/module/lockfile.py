@@ -195,6 +195,7 @@ def check_module(
 def _make_setup(
     module: XRTModule, function: Function, values: Sequence[Any], seconds: float, lowered: Sequence[GraphCompiler] = ()
 ) -> RegressionSetup:
+    """The inputs of a comparison of plans; ``lowered`` are lower-precision engines that a plan uses beside the listed ones."""
     settings, engines = module.programs.settings, module.programs.engines
     request = engines.make_request(function, clustering=settings.clustering, cuda_graph=settings.cuda_graph)
     specs = {engine.spec for engine in request.engines}

@@ -93,6 +93,7 @@ def is_of_torch(model: object) -> bool:
 
 
 def _load_file(path: Path) -> StaticModel:
+    """Load an ONNX file; raises ModelError, with advice for PyTorch files and bundles."""
     from xrt.formats.onnx.files import load_file
 
     check_not_torch(path)

@@ -284,6 +284,7 @@ def _read_precision_options(options: Mapping[str, Any]) -> tuple[dict[str, Any],
 
 
 def _check_without_budget(choice: PrecisionChoice, options: Mapping[str, Any]) -> None:
+    """Raise OptionError for options that are incomplete or contradict each other without ``max_error``."""
     if len(choice.names) > 1:
         raise OptionError(
             f"precision={list(choice.names)!r} leaves a choice, which is made by measurement within an error budget: pass "

@@ -378,7 +378,7 @@ def _has_index_error(error: BaseException | None) -> bool:
 # ---------------------------------------------------------------------- all signatures of a module
 
 MOST_COMPILES = 3
-"""Number of calls that compiled, including the first, at which a warning recommends how to avoid recompiles."""
+"""Warn at this compile during a call, counted from the first one, and recommend how to avoid recompiles."""
 
 
 class Programs:

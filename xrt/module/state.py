@@ -69,6 +69,7 @@ def stateful(
 
 
 def _pair_by_name(function: Function) -> Iterator[State]:
+    """Pair inputs ``past*`` with the outputs ``present*`` of the same suffix; raises ModelError for one without partner."""
     before = {_PAST.sub("", v.name, count=1): v.name for v in function.inputs if _PAST.match(v.name)}
     after = {_PRESENT.sub("", v.name, count=1): v.name for v in function.outputs if _PRESENT.match(v.name)}
     if not before:
@@ -162,6 +163,7 @@ class StatefulFunction:
         return array
 
     def _find_extent(self, name: str, dim: Any, sizes: Mapping[str, int], is_before_call: bool) -> int:
+        """The size of one extent of a new state, 0 if it grows; raises InputError if nothing determines it."""
         if isinstance(dim, int) or dim in sizes:
             return dim if isinstance(dim, int) else sizes[dim]
         is_read = any(dim in _list_dims(value) for value in self.others)
@@ -181,6 +183,7 @@ class StatefulFunction:
         return copy
 
     def _get_type(self, name: str) -> TensorType:
+        """The declared type of a state; raises InputError for another name or a type without rank."""
         if name not in self.states:
             raise InputError(
                 f"the model has no state {name!r}.{did_you_mean(name, self.states)} It has: {', '.join(self.states)}"
@@ -305,6 +308,7 @@ class Session:
             return self._step(stateful, call_inputs, options)
 
     def _step(self, stateful: StatefulFunction, call_inputs: Mapping[str, Any], options: RunOptions | None) -> Any:
+        """Call the module with the state and these inputs, store the next state, and return the other outputs."""
         arrays = {name: self._make(stateful, name, call_inputs) for name in stateful.states}
         self._arrays = arrays = stateful.reserve(arrays, call_inputs)
         values = [arrays[v.name] if v.name in arrays else call_inputs[v.name] for v in stateful.function.inputs]

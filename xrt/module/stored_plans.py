@@ -308,6 +308,7 @@ class StoredPlans:
         return all(self._store.entries.path(region.signature.key).is_file() for region in build.regions())
 
     def _write(self, new: Mapping[Any, Specialization], source: ModelSource) -> None:
+        """Add programs to the stored record, unless a file of the model has changed since it was read."""
         files = self._identify(source)
         if not files or len(files) > MOST_FILES:
             _log.info("the plans of %s are not kept: a file has changed since it was read, is gone, or they are many", self._path)

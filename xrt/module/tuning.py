@@ -309,12 +309,13 @@ class ModuleBench:
         """(threads, batch size) pairs at which plans are searched, the largest size first."""
         self._seconds = budget / len(self._searches)
         self._modules: dict[int, list[XRTModule]] = defaultdict(list)
-        """By threads."""
+        """Modules by thread budget."""
         self._placements: dict[tuple[int, int], TuningResult] = {}
-        """By threads and batch size."""
+        """Placements by thread budget and batch size."""
         self._placed: set[tuple[int, int]] = set()
+        """(id of module, batch size) where the module has adopted the placement."""
         self._warm: set[tuple[int, int]] = set()
-        """(id of module, batch size) of modules with the placement, and of those that have made a call."""
+        """(id of module, batch size) where the module has made a call."""
         self.is_exact = bool(pool.dim)
         """Whether a call with another batch size than the tuned ones would compile another program."""
         if pool.dim:
@@ -342,6 +343,7 @@ class ModuleBench:
         return modules[number]
 
     def _warm_up(self, module: XRTModule, sizes: Sequence[int]) -> None:
+        """Compile for calls of these sizes and run one call of each, unless that was done before."""
         for size in sizes:
             if (id(module), size) not in self._warm:
                 self._specialize(module, size)
@@ -358,6 +360,7 @@ class ModuleBench:
     # ------------------------------------------------------------------ plans
 
     def _specialize(self, module: XRTModule, size: int) -> Specialization:
+        """The specialization for calls of ``size`` requests; with ``auto``, the module first adopts the bench's placement."""
         values, key = module.check_inputs(self._pool.join(0, size), {}), (module.threads, size)
         if module.programs.engines.is_auto and (id(module), size) not in self._placed:
             if key not in self._placements:

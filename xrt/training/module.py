@@ -177,6 +177,7 @@ def _rewrite(function: Function) -> Function:
 
 
 def _list_forms(node: Node, function: Function) -> Iterator[Node]:
+    """Yield the node, or its inference form if it is a Dropout or BatchNormalization in training mode."""
     if not is_training(node, function):
         yield node.map_bodies(_rewrite)
     elif node.op == "Dropout":  # without the flag it is in inference mode

@@ -95,7 +95,7 @@ def _run(inputs: Sequence[torch.Tensor], number: int) -> list[torch.Tensor]:
 
 
 def _make_fakes(inputs: Sequence[torch.Tensor], number: int) -> list[torch.Tensor]:
-    """Make the fake results for a capture, of the declared types; an extent that no input determines is data-dependent."""
+    """Make fake results of the declared types for a capture; an extent that no input determines becomes data-dependent."""
     function = _find(number)._function
     extents: dict[Any, Any] = {}
     for value, tensor in zip(function.inputs, inputs, strict=True):

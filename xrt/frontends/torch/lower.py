@@ -150,6 +150,7 @@ def _while_loop(lowering: Lowering, condition: GraphModule, body: GraphModule, c
 
 
 def _scan(lowering: Lowering, body: GraphModule, states: Any, rows: Any, others: Any) -> Sequence[Any]:
+    """Lower torch.scan to a Scan over the first axis of ``rows``; ``others`` are values that the body captures."""
     inputs = [as_tensor(value) for value in (*states, *rows)]
     attributes = {"body": _make_body(lowering, body, others), "num_scan_inputs": len(rows)}
     return _merge(apply("Scan", inputs, attributes), body)
@@ -286,7 +287,7 @@ def _decompose_max_unpool2d(x: torch.Tensor, indices: torch.Tensor, output_size:
 
 
 BEFORE_LOWERING = {torch.ops.aten.max_unpool2d.default: _decompose_max_unpool2d}
-"""Decompositions while AOTAutograd traces: PyTorch's fake kernel loses the memory format that the real one keeps."""
+"""Decompositions for AOTAutograd's trace, where PyTorch's fake kernel loses the memory format that the real one keeps."""
 
 
 def _decompose_encoder_layer(*args: Any, **kwargs: Any) -> Any:

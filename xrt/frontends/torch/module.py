@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import struct
 import threading
@@ -481,7 +482,7 @@ class TorchModule:
     def recapture(self) -> None:
         """Drop all captures, so that the next call uses the module's current parameters and code."""
         with self._guard:
-            for compiled in (item for some in self._captures.values() for item in some):
+            for compiled in itertools.chain.from_iterable(self._captures.values()):
                 compiled.module.close()
             self._captures.clear()
             self._latest = None

@@ -319,7 +319,7 @@ class RowModel:
         self._names = _name_outputs(module.outputs, outputs)
         self._keep, self._on_error = keep, on_error
         self._has_independent_rows = batch == 1
-        """True after the first check that passed; calls of one row need none."""
+        """Whether a check of independence has passed; calls of one row need none."""
 
     @property
     def outputs(self) -> tuple[Value, ...]:

@@ -190,14 +190,14 @@ def power(result: TensorType, a: Any, b: Any) -> Tensor:
 @rule("atan2")
 def atan2(result: TensorType, y: Any, x: Any) -> Tensor:
     a, b = _align(result.dtype, y, x)
-    # Divide by the larger operand: the quotient is then finite, with its gradient, also where one of them is 0.
+    # Divide by the larger operand: the quotient and its gradient are then finite, also where an operand is 0.
     steep, zero, one = emit("Abs", a) > emit("Abs", b), scalar(0, result.dtype), scalar(1, result.dtype)
     larger = emit("Where", steep, a, b)
     angle = emit("Atan", emit("Where", steep, b, a) / emit("Where", larger == zero, one, larger))
-    upright = emit("Where", a < zero, scalar(-math.pi / 2, result.dtype), scalar(math.pi / 2, result.dtype))
-    # Atan covers the right half plane; the left one is turned by pi.
+    quarter = emit("Where", a < zero, scalar(-math.pi / 2, result.dtype), scalar(math.pi / 2, result.dtype))
+    # Atan covers the right half plane; in the left one the angle differs by pi.
     turn = emit("Where", b < zero, emit("Where", a < zero, scalar(-math.pi, result.dtype), scalar(math.pi, result.dtype)), zero)
-    return emit("Where", steep, upright - angle, angle + turn)
+    return emit("Where", steep, quarter - angle, angle + turn)
 
 
 # ---------------------------------------------------------------------- activation functions, softmax and dropout

@@ -358,7 +358,7 @@ _LSTM_GATES = [0, 3, 1, 2]
 
 
 def _reorder_gates(weight: Tensor, order: list[int], hidden: int) -> Tensor:
-    """Reorder stacked gates."""
+    """Reorder the gates of a weight or bias, which are blocks of ``hidden`` rows."""
     rows = np.concatenate([np.arange(gate * hidden, (gate + 1) * hidden) for gate in order])
     return emit("Gather", weight, constant(rows, DType.INT64), axis=0)
 
