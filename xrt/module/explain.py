@@ -192,7 +192,7 @@ def explain_module(module: XRTModule) -> Explanation:
         remarks=[build.remarks, checks.remarks(build.plan)],
         idle_pins=tuple(map(str, build.idle_pins)),
         placement=(*str(tuned or "").splitlines(), *notes, *module.sizes.remarks),
-        account=module.programs.placer.make_cost_report(build.plan, tuned, build.function),
+        account=None if tuned is None else module.programs.placer.make_cost_report(build.plan, tuned, build.function),
         checks=str(checks),
         graph=program.graph_remark if program else "",
         updates=tuple(map(str, program.updates)) if program else (),

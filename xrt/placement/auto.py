@@ -19,7 +19,7 @@ from xrt.partition.partitioner import map_nodes_to_engines, map_nodes_to_regions
 from xrt.partition.support_matrix import SupportMatrix
 from xrt.passes.quantize.form import make_planned_function
 from xrt.placement import CostReport, CostStore, TuningResult, tune
-from xrt.placement.autotune import BOUNDS, ProgressCallback, load_cost_table, plan_by_priority
+from xrt.placement.autotune import ProgressCallback, TuningBudget, load_cost_table, plan_by_priority
 from xrt.placement.records import Ingredients, load_decision, make_decision_key, mark_checked, store_decision
 from xrt.placement.report import make_report
 from xrt.placement.result import CandidateComparison, PlacementRequest, unwrap
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from xrt.cache import CompileCache
     from xrt.engines import GraphCompiler
     from xrt.measure.timing import Clock
-    from xrt.partition.support_matrix import DeviceMap
     from xrt.placement.engine_list import EngineList
     from xrt.placement.sizes import Sizes
 
@@ -123,22 +122,21 @@ class AutoPlacement:
         If nodes are placed by priority, ``place`` is returned unchanged. The time budget starts at ``began``. ``sizes`` are those
         of the symbolic dims. Raises LockError as `LockedPlacement.load_result` does.
         """
-        if not self.engines.is_auto:
+        if not self.engines.is_auto or (base is not None and place is not None):
             return self.engines, place
-        if place is None and base is None and self.placed is None and self.load_locked is not None:
+        if base is not None:
+            return self.engines, partial(self.like, base)
+        if place is None and self.placed is None and self.load_locked is not None:
             locked = self.load_locked(function, self.engines, sizes, self.model)
-            if locked is not None:
-                if self.model is None:
-                    return self.engines, lambda _: locked.tuned
-                self.placed = locked
+            if locked is not None and self.model is None:
+                return self.engines, lambda _: locked.tuned
+            self.placed = locked
         # The lock does not apply to this call, so that all engines take part, not only those of its plan.
-        if base is None and self.load_locked is not None and (place or self.placed is None) and not self._is_whole:
+        if self.load_locked is not None and (place or self.placed is None) and not self._is_whole:
             self.engines, self._is_whole = self.everything(), True
-        if place is None and base is None and self.model is not None and (self.placed is not None or sizes):
+        if place is None and self.model is not None and (self.placed is not None or sizes):
             return self.engines, partial(self._place_once, self.model, sizes, values, began)
-        if place is None:
-            place = partial(self.tune, values=values, began=began) if base is None else partial(self.like, base)
-        return self.engines, place
+        return self.engines, place or partial(self.tune, values=values, began=began)
 
     def _place_once(
         self, model: OpenModel, sizes: Sizes, values: Sequence[Any] | None, began: float, function: Function
@@ -249,7 +247,7 @@ class AutoPlacement:
                 store=store,
                 inputs=values,
                 progress=report,
-                bounds=replace(BOUNDS, memory=self.options.memory_limit),
+                bounds=TuningBudget(memory=self.options.memory_limit),
             )
         result = replace(result, notes=(*result.notes, *left_out)) if left_out else result
         # After Ctrl-C no second search begins.
@@ -305,10 +303,8 @@ class AutoPlacement:
         fields = {"clustering": options.clustering, "cuda_graph": options.cuda_graph, "budget": budget or options.budget}
         return self.engines.make_request(function, engines=tuple(engines), implicit=implicit, **fields), left_out
 
-    def make_cost_report(self, plan: Plan, tuned: TuningResult | None, function: Function) -> CostReport | None:
-        """Report the cost of the chosen plan from all known measurements; None if it was not chosen by measurement."""
-        if tuned is None:
-            return None
+    def make_cost_report(self, plan: Plan, tuned: TuningResult, function: Function) -> CostReport:
+        """Report the cost of the chosen plan from all known measurements."""
         table, store, engines = tuned.table, CostStore.for_cache(self.cache), self.engines
         if not table.regions and store is not None:
             table = load_cost_table(store, unwrap(engines.engines), engines.context, engines.homes.by_engine)
@@ -325,7 +321,11 @@ class AutoPlacement:
         if all(homes.of(engine.spec) == "cpu" for engine in self.engines.engines):
             return list(self.engines.engines), implicit, ()
         answers = SupportMatrix.of(function, listed, [homes.of(engine.spec) for engine in listed])
-        idle = {at: line for at, engine in enumerate(listed) if (line := _explain_idle(function, answers, at, engine, homes))}
+        busy = {at for willing in answers.supporting_engines() for at in willing}
+        idle = {}
+        for at, engine in enumerate(listed):
+            if at not in busy and function.nodes and (where := homes.of(engine.spec)) != "cpu":
+                idle[at] = f"engine {engine.spec!r} takes nothing on {where}: {answers.reason(0, at)}"
         supporting = [engine for at, engine in enumerate(listed) if at not in idle]
         if (supporting and implicit is None) or all(answers.supporting_engines()):
             return supporting, None, tuple(idle.values())
@@ -334,13 +334,6 @@ class AutoPlacement:
 
 def _list_ingredients(lower: Lower | None) -> Ingredients | None:
     return () if lower is None else lower.ingredients
-
-
-def _explain_idle(function: Function, answers: SupportMatrix, at: int, engine: GraphCompiler, homes: DeviceMap) -> str:
-    """Explain that an engine supports no node on its device; empty if it supports one, or runs on the CPU."""
-    if homes.of(engine.spec) == "cpu" or any(at in willing for willing in answers.supporting_engines()) or not function.nodes:
-        return ""
-    return f"engine {engine.spec!r} takes nothing on {homes.of(engine.spec)}: {answers.reason(0, at)}"
 
 
 def _find_open_input(function: Function) -> str | None:

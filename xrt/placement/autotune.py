@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from xrt.engines.contract.proxy import load_engine
 from xrt.errors import InputError, OptionError, PlacementWarning, PlanError, XRTError, warn
 from xrt.graph import FrozenDict, Function
+from xrt.html.views import format_count
 from xrt.measure.timing import median_interval
 from xrt.operators.sample_inputs import sample_inputs
 from xrt.partition import Plan, partition
@@ -26,6 +27,7 @@ from xrt.partition.partitioner import map_nodes_to_engines, map_nodes_to_regions
 from xrt.partition.support_matrix import DeviceMap
 from xrt.placement import choose_requests, predict_cost, propose_plans
 from xrt.placement.profiler import (
+    LEAST,
     Inquiry,
     RegionProfiler,
     Truth,
@@ -39,6 +41,7 @@ from xrt.placement.race import (
     PROFILED,
     Candidates,
     Entrant,
+    Placing,
     StoppingRule,
     get_single_cost,
     make_partition_key,
@@ -57,7 +60,6 @@ from xrt.placement.result import (
     Progress,
     TuningResult,
     describe_plan,
-    format_count,
     more_than,
     unwrap,
     with_reasons,
@@ -81,14 +83,10 @@ ProgressCallback: TypeAlias = Callable[[Progress], object]
 """Receives the state of a search."""
 
 
-LEAST = 0.1
-"""Minimum seconds for a necessary step, even if the budget is spent."""
 FEWEST = 2
 """Rounds for which a single engine joins the race: too few for an interval, but a worker has timed a slow model only once."""
 LONGEST_SOLO = 1.0
 """Seconds that the rounds of a plan without a rival may take: they only give an interval of its time."""
-DISTURBED = 2.0
-"""A time may be this many times too long if libraries were imported meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +105,8 @@ class TuningBudget:
     limit: float = 0.2
     """Share for a single compile or measurement: two engines that hang leave time for a third."""
     slow: float = 2.0
-    """An engine this many times slower than the leader is not raced, or `DISTURBED` times as many if its time is unreliable.
-    Rounds of one plan vary by up to 28 %."""
+    """An engine this many times slower than the leader is not raced. Rounds of one plan vary by up to 28 %. A time that was
+    measured while libraries were imported may be as many times too long."""
     leaders: int = 3
     """Number of engines to combine in mixtures. All mixtures that beat each engine had two; a third allows for a wrong order."""
     memory: int | None = None
@@ -116,9 +114,6 @@ class TuningBudget:
     samples: float = 0.3
     """Sampling time of one region, in seconds: on an idle machine seven samples of 2 ms suffice."""
     rules: StoppingRule = field(default_factory=StoppingRule)
-
-
-BOUNDS = TuningBudget()
 
 
 def tune(
@@ -129,7 +124,7 @@ def tune(
     store: CostStore | None = None,
     inputs: Sequence[Any] | None = None,
     progress: ProgressCallback = lambda progress: None,
-    bounds: TuningBudget | None = None,
+    bounds: TuningBudget = TuningBudget(),
     clock: Clock = time.perf_counter,
 ) -> TuningResult:
     """Find the fastest plan within the request's time budget, or load the decision of an earlier search.
@@ -138,11 +133,9 @@ def tune(
     values. Measurements are read from ``store`` and added to it. A stored decision is used unless its search had a smaller budget
     and was not explicit, or the request has ``retune``.
 
-    Models and regions are first measured in workers, where a hang or a crash costs `TuningBudget.limit` once. Engines are
-    imported and queried in threads, which are abandoned if they take too long. Once the engines of a plan have passed in a
-    worker, plans run interleaved in this process, as deployed. The search exceeds its budget by at most one call, except that it
-    waits for the first engine to answer. On a device, timed calls use arrays on the device and synchronize. Ctrl-C ends the
-    search and returns the best plan so far.
+    Models and regions are first measured in workers, where a hang or a crash costs `TuningBudget.limit` once. Plans whose engines
+    have passed there run interleaved in this process, as deployed. The search exceeds its budget by at most one call, except that
+    it waits for the first engine to answer. Ctrl-C ends the search and returns the best plan so far.
 
     Raises OptionError if the budget is not a positive number, DeviceError if a device is unavailable, and PlanError if no engine
     supports a node.
@@ -157,18 +150,21 @@ def tune(
     decision = load_decision(request, store) if store is not None and not request.retune else None
     if decision is not None:
         return decision
-    values, reason = _make_values(request.function, inputs)
-    if values is None:
-        return plan_by_priority(request, reason)
-    search = Search(request, values, reference, cache, bounds or BOUNDS, progress, clock)
+    if inputs is None:
+        try:
+            samples = sample_inputs(request.function)
+        except InputError as error:
+            return plan_by_priority(request, str(error))
+        inputs = [samples[value.name] for value in request.function.inputs]
+    search = Search(request, [to_host(value) for value in inputs], reference, cache, bounds, progress, clock)
     if store is not None:
         # Parts that an earlier search has measured are not measured again.
         search.profiler.table = load_cost_table(store, request.engines, request.context, request.devices)
     tuned = replace(_run(search), is_explicit=request.retune)
     if store is not None:
-        # A later search must not exclude an engine by a time that an import made too long.
-        costs = tuned.table.regions.items()
-        table = CostTable({part: cost for part, cost in costs if isinstance(cost, str) or part not in search.disturbed_parts})
+        # A later search must not exclude an engine by a time that an import made too long, or by the limit of a compile.
+        disturbed, cut_off, costs = search.disturbed_parts, search.profiler.cut_off, tuned.table.regions.items()
+        table = CostTable({x: cost for x, cost in costs if x not in (cut_off if isinstance(cost, str) else disturbed)})
         for engine in unwrap(request.engines):
             store.keep(table, [engine], request.contexts[engine.spec])
         store_decision(tuned, request, store)
@@ -187,17 +183,6 @@ def plan_by_priority(request: PlacementRequest, reason: str) -> TuningResult:
     function, implicit, device = request.function, request.implicit, request.context.device
     plan = partition(function, request.engines, request.clustering, implicit=implicit, device=device, devices=request.devices)
     return TuningResult(plan, how="priority", notes=(reason,))
-
-
-def _make_values(function: Function, inputs: Sequence[Any] | None) -> tuple[list[Any] | None, str]:
-    """Make the host values to measure with; None and the reason if they cannot be generated."""
-    if inputs is not None:
-        return [to_host(value) for value in inputs], ""
-    try:
-        samples = sample_inputs(function)
-    except InputError as error:
-        return None, str(error)
-    return [samples[value.name] for value in function.inputs], ""
 
 
 def _run(search: Search) -> TuningResult:
@@ -297,8 +282,7 @@ def propose_mixtures(search: Search) -> Sequence[Plan]:
         search.notes.append(f"the search for mixtures ended early: {error}")
         return ()
     # A plan that was excluded or is ready need not be prepared again.
-    considered = (best, *(result.plan for result in search.excluded), *(entrant.plan for entrant in search.entrants))
-    keys = {make_partition_key(plan) for plan in considered}
+    keys = {*search.excluded, *(make_partition_key(plan) for plan in (best, *(entrant.plan for entrant in search.entrants)))}
     allowed = search.get_candidates(started=True).is_allowed
     return [plan for plan in plans if make_partition_key(plan) not in keys and len(plan.launches) > 1 and allowed(plan)]
 
@@ -331,15 +315,10 @@ def _race_unproved_plans(search: Search) -> None:
         if key in search.failed_plans or is_refuted(plan, search.table) or (has_tried and search.remaining <= 0):
             continue
         has_tried = True  # run at least one plan
-        search.excluded = [result for result in search.excluded if make_partition_key(result.plan) != key]
         search.report_stage(f"running {describe_plan(plan)}")
         search.baselines = {key}
         search.compile(plan, max(search.remaining / 2, LEAST))
         search.race()
-        for entrant in search.entrants:
-            if not entrant.rounds and not entrant.failure:
-                entrant.rounds, search.rounds = [entrant.first_call], 1  # no time for a round: use the first call
-                search.least_rounds = search.bounds.rules.least
         if search.has_measured:
             return
 
@@ -360,14 +339,14 @@ class Search:
     clock: Clock = time.perf_counter
     notes: list[str] = field(default_factory=list)
     entrants: list[Entrant] = field(default_factory=list)
-    excluded: list[CandidateResult] = field(default_factory=list)
-    """Plans outside the race, with their verdicts."""
-    baselines: set[Any] = field(default_factory=set)
-    """Partition keys of the plans that mixtures must beat."""
-    failed_plans: set[Any] = field(default_factory=set)
-    """Partition keys of the plans that failed or were wrong in this process."""
-    late_plans: set[Any] = field(default_factory=set)
-    """Partition keys of the plans that could not be compiled in time in this process."""
+    excluded: dict[Placing, CandidateResult] = field(default_factory=dict)
+    """The verdicts on plans outside the race."""
+    baselines: set[Placing] = field(default_factory=set)
+    """The plans that mixtures must beat."""
+    failed_plans: set[Placing] = field(default_factory=set)
+    """The plans that failed or were wrong in this process."""
+    late_plans: set[Placing] = field(default_factory=set)
+    """The plans that could not be compiled in time in this process."""
     disturbed_parts: set[tuple[str, str]] = field(default_factory=set)
     """Shape keys and engines of the parts that were timed while another engine was starting."""
     rounds: int = 0
@@ -381,7 +360,7 @@ class Search:
         # Raises DeviceError before anything is started if a device is unavailable.
         self.inquiry = Inquiry(self.request, lambda engine: choose_runner(engine, limits))
         limit = self.request.budget * self.bounds.limit
-        self.profiler = RegionProfiler(self.request, limit, min(limit / 8, self.bounds.samples), self.clock, self.end)
+        self.profiler = RegionProfiler(self.request, limit, self.bounds.samples, self.clock, self.end)
         self._candidates: dict[tuple[bool, tuple[str, ...]], Candidates] = {}
 
     @property
@@ -464,18 +443,21 @@ class Search:
         regions = [ProfilingRequest.of(plan.launches[0]) for plan in wholes]
         return [region for region in regions if region.spec in self.inquiry.runners and not self.profiler.is_known(region)]
 
+    def list_measured_wholes(self, *, started: bool = False) -> list[tuple[Plan, MeasuredCost]]:
+        """The single-engine plans with their measured costs, fastest first."""
+        costs = [(plan, get_single_cost(plan, self.table)) for plan in self.get_candidates(started=started).wholes]
+        return sorted(((p, cost) for p, cost in costs if isinstance(cost, MeasuredCost)), key=lambda pair: pair[1].seconds)
+
     def list_leading_wholes(self) -> list[Plan]:
         """The single-engine plans that may be fastest, in order of measured time; exclude the others."""
-        costs = [(plan, get_single_cost(plan, self.table)) for plan in self.get_candidates().wholes]
-        measured = sorted(((p, cost) for p, cost in costs if isinstance(cost, MeasuredCost)), key=lambda pair: pair[1].seconds)
-        for plan, reason in costs:
-            if isinstance(reason, str):
+        for plan in self.get_candidates().wholes:
+            if isinstance(reason := get_single_cost(plan, self.table), str):
                 self.exclude(plan, reason)
         # `low` and not the median: an engine is excluded only if its whole interval is above the limit.
-        leading = []
+        leading, measured = [], self.list_measured_wholes()
         for plan, cost in measured:
-            slack = DISTURBED if _get_part(plan) in self.disturbed_parts else 1.0
-            if cost.low <= slack * self.bounds.slow * measured[0][1].seconds:
+            times = self.bounds.slow ** (1 + (_get_part(plan) in self.disturbed_parts))
+            if cost.low <= times * measured[0][1].seconds:
                 leading.append(plan)
             else:
                 self.exclude(plan, "measured alone, and not compared with the others", cost)
@@ -484,19 +466,17 @@ class Search:
     def list_leaders(self) -> Sequence[GraphCompiler]:
         """The engines to combine in mixtures: the fastest on the whole model, and the partial one that supports most nodes."""
         candidates = self.get_candidates(started=True)
-        costs = {plan.launches[0].engine: get_single_cost(plan, self.table) for plan in candidates.wholes if plan.launches}
-        seconds = {spec: cost.seconds for spec, cost in costs.items() if isinstance(cost, MeasuredCost)}
+        fastest = [plan.launches[0].engine for plan, _ in self.list_measured_wholes(started=True)]
         counts = dict.fromkeys((engine.spec for engine in candidates.engines), 0)
         for at in (at for willing in candidates.capability.supporting_engines() for at in willing):
             counts[candidates.engines[at].spec] += 1
-        fastest = sorted(seconds, key=seconds.__getitem__)
         # An engine that supports only some nodes may be far faster at these, and is in no plan of a single engine.
-        partial_ = sorted((spec for spec in counts if spec not in costs and counts[spec]), key=lambda spec: -counts[spec])
+        whole = {plan.launches[0].engine for plan in candidates.wholes if plan.launches}
+        partial_ = sorted((spec for spec in counts if spec not in whole and counts[spec]), key=lambda spec: -counts[spec])
         count = self.bounds.leaders
-        order = dict.fromkeys([*fastest[: count - 1], *partial_[:1], *fastest, *partial_])
-        chosen = list(order)[:count]
+        chosen = list(dict.fromkeys([*fastest[: count - 1], *partial_[:1], *fastest, *partial_]))[:count]
         # If no engine supports the whole model, use all of them to cover every node.
-        return [engine for engine in candidates.engines if engine.spec in chosen or (not seconds and counts[engine.spec])]
+        return [engine for engine in candidates.engines if engine.spec in chosen or (not fastest and counts[engine.spec])]
 
     # ------------------------------------------------------------------ plans
 
@@ -508,10 +488,8 @@ class Search:
 
     def find_best_alone(self) -> tuple[Plan, MeasuredCost] | None:
         """The fastest engine by its measured cost, with that cost; one that was late here only if there is no other."""
-        costs = [(plan, get_single_cost(plan, self.table)) for plan in self.get_candidates().wholes]
-        measured = [(plan, cost) for plan, cost in costs if isinstance(cost, MeasuredCost)]
-        sound = [(plan, cost) for plan, cost in measured if make_partition_key(plan) not in self.failed_plans]
-        return min(sound, key=lambda pair: (make_partition_key(pair[0]) in self.late_plans, pair[1].seconds), default=None)
+        sound = [pair for pair in self.list_measured_wholes() if make_partition_key(pair[0]) not in self.failed_plans]
+        return min(sound, key=lambda pair: make_partition_key(pair[0]) in self.late_plans, default=None)
 
     def find_leader(self) -> Plan | None:
         """The plan of the lowest predicted time of those ready to race, else the fastest engine alone."""
@@ -544,7 +522,7 @@ class Search:
             self.exclude_late(plan)
         elif (seconds := self._predict(plan)) > limit:
             note = "its regions were measured one by one, and not compared with the others"
-            self.excluded.append(CandidateResult(plan, "lost", seconds, note=note))
+            self.excluded[make_partition_key(plan)] = CandidateResult(plan, "lost", seconds, note=note)
         else:
             self.report_stage(f"compiling {describe_plan(plan)}")
             self.compile(plan, max(latest - self.clock(), LEAST))
@@ -552,9 +530,10 @@ class Search:
     def exclude(self, plan: Plan, note: str, cost: MeasuredCost | None = None) -> None:
         """Exclude a plan: it lost by its measured cost, or it is wrong or failed."""
         if cost is not None:
-            self.excluded.append(CandidateResult(plan, "lost", cost.seconds, cost.low, cost.high, note=note))
+            result = CandidateResult(plan, "lost", cost.seconds, cost.low, cost.high, note=note)
         else:
-            self.excluded.append(CandidateResult(plan, "wrong" if note.startswith("wrong") else "failed", note=note))
+            result = CandidateResult(plan, "wrong" if note.startswith("wrong") else "failed", note=note)
+        self.excluded[make_partition_key(plan)] = result
 
     def exclude_late(self, plan: Plan) -> None:
         """Exclude a plan because time ran out, with its measured time if it is a single region."""
@@ -571,7 +550,7 @@ class Search:
 
     def compile(self, plan: Plan, seconds: float) -> None:
         """Compile a plan in this process, check its results and let it race; exclude it if it fails or exceeds ``seconds``."""
-        runners, reference = self.inquiry.runners, self.truth.reference
+        runners, reference, key = self.inquiry.runners, self.truth.reference, make_partition_key(plan)
         # The worker saves its executables for this process, or compiles again: its requests end with the time for this plan.
         for runner in runners.values():
             if isinstance(runner, WorkerRunner):
@@ -592,15 +571,16 @@ class Search:
                 entrant = within_or_stopped(seconds, work, late=lambda late: late.close() if isinstance(late, Entrant) else None)
         except OutOfTime:
             self.exclude(plan, f"it was not ready to be called within {seconds:.3g} s")
-            self.late_plans.add(make_partition_key(plan))
+            self.late_plans.add(key)
             return
         if isinstance(entrant, CandidateResult):
-            self.excluded.append(entrant)
-            self.failed_plans.add(make_partition_key(plan))
+            self.excluded[key] = entrant
+            self.failed_plans.add(key)
             return
         # The prediction decides whether a turn of the first round fits into the budget.
-        entrant.is_simple, entrant.expected = make_partition_key(plan) in self.baselines, self._predict(plan)
+        entrant.is_simple, entrant.expected = key in self.baselines, self._predict(plan)
         self.entrants.append(entrant)
+        self.excluded.pop(key, None)  # it was late at first
 
     def race(self) -> None:
         """Time the ready plans in interleaved rounds, until no other can win or the budget ends."""
@@ -622,6 +602,10 @@ class Search:
                 self.disturbed_parts.discard(part)
             if entrant.has_run and not entrant.is_out and self.remaining > PROFILED * entrant.median:
                 entrant.profile(self.inputs)
+        if not self.has_measured:
+            # No time was left for a round, so that the first calls count.
+            for entrant in (entrant for entrant in self.entrants if not entrant.failure):
+                entrant.rounds, self.rounds, self.least_rounds = [entrant.first_call], 1, self.bounds.rules.least
 
     def _watch(self, turn: int, best: Entrant) -> None:
         self.rounds = turn
@@ -637,7 +621,7 @@ class Search:
             self.exclude_late(entrant.plan)
         # Below this many rounds there is no interval, and the fastest engine is chosen provisionally.
         least = self.bounds.rules.least
-        race = select_winner(self.entrants, self.excluded, self.rounds, least)
+        race = select_winner(self.entrants, tuple(self.excluded.values()), self.rounds, least)
         spent, best = self.clock() - self.began, self.find_best_alone()
         # The budget ended before a round of the race: the times in workers decide.
         if race.winner is None and best is not None:
@@ -647,13 +631,9 @@ class Search:
         if race.winner is not None:
             plan = race.winner.plan
         else:
-            candidates = self._find_participants(race)
-            plans = candidates.priority, *candidates.wholes
-            sound = (
-                plan for plan in plans if make_partition_key(plan) not in self.failed_plans and not is_refuted(plan, self.table)
-            )
-            plan = next(sound, plans[0])
-            plan, how = with_reasons(plan, unmeasured), "priority"
+            plans, failed = (self.get_candidates().priority, *self.get_candidates().wholes), self.failed_plans
+            sound = (plan for plan in plans if make_partition_key(plan) not in failed and not is_refuted(plan, self.table))
+            plan, how = with_reasons(next(sound, plans[0]), unmeasured), "priority"
         return TuningResult(
             plan,
             self.table,
@@ -669,17 +649,12 @@ class Search:
             queried=tuple(self.inquiry.engines()),
         )
 
-    def _find_participants(self, race: CandidateComparison) -> Candidates:
-        """The current candidates, plus the implicit engine if a contender uses it."""
-        candidates, implicit = self.get_candidates(), self.request.implicit
-        if candidates.implicit is None and any(implicit == x.engine for c in race.contenders for x in c.plan.launches):
-            return replace(candidates, engines=tuple(self.inquiry.engines()), implicit=implicit)
-        return candidates
-
     def _renew_reasons(self, race: CandidateComparison, unmeasured: Mapping[str, str]) -> CandidateComparison:
         """Update the reasons of the contenders, whose plans may have been made before all engines had answered."""
-        candidates = self._find_participants(race)
+        candidates = self.get_candidates()
         engines, implicit = candidates.engines, candidates.implicit
+        if implicit is None and any(self.request.implicit == x.engine for c in race.contenders for x in c.plan.launches):
+            engines, implicit = tuple(self.inquiry.engines()), self.request.implicit
 
         def renew(plan: Plan) -> Plan:
             homes, groups, device = map_nodes_to_engines(plan), map_nodes_to_regions(plan), self.request.device_map

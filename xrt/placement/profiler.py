@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import re
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
@@ -15,20 +15,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from xrt.cache import CompileCache
 from xrt.engines.contract.proxy import RecordedSupportEngine, load_engine
-from xrt.errors import CompileRefused, EngineError, InputError, OptionError, OutOfDeviceMemory, RunFailed, XRTError
-from xrt.graph import Function, TensorType, Value
+from xrt.errors import CompileFailed, CompileRefused, EngineError, InputError, OptionError, OutOfDeviceMemory, RunFailed, XRTError
+from xrt.graph import Function, TensorType
 from xrt.measure.timing import Clock, median_interval, sample_call_times
 from xrt.operators import is_deterministic
 from xrt.partition import partition
 from xrt.partition.cost_table import CostTable, MeasuredCost, RegionCost
-from xrt.partition.fold import extract_subgraph
 from xrt.partition.support_matrix import ask_engine, number_questions
 from xrt.placement.result import NOT_MEASURED
 from xrt.processes.background import OutOfTime, begin, within, within_or_stopped
 from xrt.runtime import Program, adapt_to_host, compile_plan, make_timed_call, to_host
 from xrt.runtime.inputs import copy_values
 from xrt.verify.comparison import OutputJudge, Verdict, compare_at_precision, is_lowered
-from xrt.verify.execution import Stopped
+from xrt.verify.execution import Stopped, expose_inner_values, run_pieces, split_regions
 from xrt.worker.isolated_engine import IsolatedEngine, RemoteExecutable, WorkerLimits
 
 if TYPE_CHECKING:
@@ -81,32 +80,26 @@ def capture_activations(
     Outputs are always captured, inner values in node order up to ``most`` bytes. The reference runs ``stretch`` nodes at a time;
     Stopped is raised between two runs once ``is_stopped()`` is true.
     """
-    # Without aliases, so that the inputs keep their values: later parts read them.
-    whole, count = function.replace(aliases=()), len(function.nodes)
-    # Outputs are captured whatever their size: each plan is compared with them.
-    names = {value.name for value in function.outputs}
-    nbytes = 0
+    names = dict.fromkeys(value.name for value in function.outputs)  # whatever their size: each plan is compared with them
+    nbytes = ran = 0
     for name in (name for node in function.nodes for name in node.outputs if name):
         type_ = function.get_type(name)
         nbytes += (type_.nbytes or 0) if isinstance(type_, TensorType) else 0
-        names |= {name} if nbytes <= most else set()
+        names.update({name: None} if nbytes <= most else {})
+
+    def run(part: Function, arguments: Sequence[Any]) -> Sequence[Any]:
+        nonlocal ran
+        if is_stopped():
+            raise Stopped(f"after {ran} of {len(function.nodes)} nodes")
+        ran += len(part.nodes)
+        return reference(part, arguments) if part.outputs else ()
+
+    whole = expose_inner_values(function, list(names))
+    # Values that no later part reads are released: all inner values of a large model do not fit into memory.
+    parts = split_regions(whole, [at // stretch for at in range(len(function.nodes))])
     values = {name: constant.array for name, constant in function.constants.items()}
     values.update((value.name, array) for value, array in zip(function.inputs, inputs, strict=True))
-    last = {name: at for at, node in enumerate(function.nodes) for name in node.uses}
-    retained = names | set(values)
-    for start in range(0, count, stretch):
-        if is_stopped():
-            raise Stopped(f"after {start} of {count} nodes")
-        end = min(start + stretch, count)
-        part = extract_subgraph(whole, range(start, end))
-        outputs = [name for node in part.nodes for name in node.outputs if name and (name in names or last.get(name, -1) >= end)]
-        exposed = part.replace(outputs=tuple(Value(name, function.get_type(name)) for name in outputs))
-        results = reference(exposed, [values[value.name] for value in part.inputs]) if outputs else ()
-        values.update(zip(outputs, results, strict=True))
-        # Values that no later node reads are released: all inner values of a large model do not fit into memory.
-        for name in [name for name in values if name not in retained and last.get(name, -1) < end]:
-            del values[name]
-    return values
+    return {**values, **dict(zip(names, run_pieces(whole, parts, inputs, run), strict=True))}
 
 
 def find_first_random_node(function: Function) -> str:
@@ -115,8 +108,8 @@ def find_first_random_node(function: Function) -> str:
     return f"node {node.name!r} ({node.op}) does not give the same twice" if node is not None else ""
 
 
-MOMENT = 0.02
-"""Minimum seconds for a request."""
+LEAST = 0.1
+"""Seconds for any step that is begun, even if the budget ends before."""
 SLOW_COMPILE = 0.25
 """Seconds of compile time above which the worker keeps the executable for the race."""
 
@@ -136,23 +129,18 @@ class TrialLimits:
 
     seconds: float
     """Seconds of sampling."""
-    compiling: float | None = None
-    """Seconds for the compile; None for no limit."""
-    running: float | None = None
-    """Seconds for the first call and the sampling; None for no limit."""
-    total: float | None = None
-    """Seconds for the trial, including a restart of the worker; None for no limit."""
+    compiling: float = math.inf
+    """Seconds for the compile."""
+    running: float = math.inf
+    """Seconds for the first call and the sampling."""
+    total: float = math.inf
+    """Seconds for the trial, including a restart of the worker."""
     inner: bool = False
     """Whether to time it as an inner region, which writes its results into existing memory."""
 
 
 class NotStarted(EngineError):
     """A killed worker did not restart in time."""
-
-
-def _limit_seconds(limit: float | None, remaining: float) -> float | None:
-    """The smaller of a limit and the remaining time, but at least `MOMENT`."""
-    return limit if remaining == float("inf") else max(remaining if limit is None else min(limit, remaining), MOMENT)
 
 
 class WorkerRunner(IsolatedEngine):
@@ -172,15 +160,15 @@ class WorkerRunner(IsolatedEngine):
 
     def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> TrialResult:
         """Compile, run and time a Function; raises EngineError."""
-        end = perf_counter() + (float("inf") if limits.total is None else limits.total)
+        end = perf_counter() + limits.total
         # An engine that hung or crashed lost its worker; the next part of the model may still work.
         if not self._home.has_worker:  # it was killed in an earlier trial
             self._restart(limits.compiling)
         began = perf_counter()
-        self.bound(_limit_seconds(limits.compiling, end - began))
+        self.bound(max(min(limits.compiling, end - began), LEAST))
         remote = RemoteExecutable(self._home, function, context)
         took = perf_counter() - began
-        self.bound(_limit_seconds(limits.running, end - perf_counter()))
+        self.bound(max(min(limits.running, end - perf_counter()), LEAST))
         try:
             results, samples = remote.measure(inputs, limits.seconds, inner=limits.inner)
         except BaseException:
@@ -193,17 +181,17 @@ class WorkerRunner(IsolatedEngine):
             remote.close()
         return TrialResult(results, samples)
 
-    def _restart(self, seconds: float | None) -> None:
+    def _restart(self, seconds: float) -> None:
         """Restart the worker within ``seconds``; raises NotStarted."""
         self.bound(seconds)
         try:
-            within(threading.TIMEOUT_MAX if seconds is None else seconds, self.start)
+            within(min(seconds, threading.TIMEOUT_MAX), self.start)
         except OutOfTime as error:
             raise NotStarted(f"engine {self.spec!r} was not started again within {seconds:.3g} s") from error
 
-    def bound(self, limit: float | None) -> None:
+    def bound(self, limit: float) -> None:
         """Limit the seconds of each later request."""
-        self._home.seconds = limit
+        self._home.seconds = limit if math.isfinite(limit) else None
 
     def compile_in_worker(self, function: Function, context: CompileContext) -> RemoteExecutable:
         remote = self._executables.pop(function.fingerprint, None)
@@ -221,13 +209,11 @@ class LocalRunner:
 
     def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> TrialResult:
         # A thread cannot be stopped between compile and run, so that both limits are one.
-        allowed = [seconds for seconds in (limits.compiling, limits.running) if seconds is not None]
-        if not allowed:
-            return self._run_trial(function, context, inputs, limits)
+        allowed = min(limits.compiling + limits.running, threading.TIMEOUT_MAX)
         try:
-            return within(sum(allowed), partial(self._run_trial, function, context, inputs, limits))
+            return within(allowed, partial(self._run_trial, function, context, inputs, limits))
         except OutOfTime as error:
-            message = f"engine {self.compiler.spec!r} gave no answer within {sum(allowed):.3g} s"
+            message = f"engine {self.compiler.spec!r} gave no answer within {allowed:.3g} s"
             raise RunFailed(message) from TimeoutError(str(error))
 
     def _run_trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> TrialResult:
@@ -279,10 +265,8 @@ class _QueriedEngine:
     answers: dict[int, str | None] = field(default_factory=dict)
     """Answers by question number: None, or why the node is not supported."""
     has_begun: bool = False
-    has_answered: bool = False
-    """Whether all questions are answered, or the engine failed."""
     is_ready: bool = False
-    """Whether its runner has started as well, or the engine failed: nothing is left to wait for."""
+    """Whether it has answered and its runner has started, or the engine failed: nothing is left to wait for."""
     failure: str = ""
     """Why it cannot take part; empty if it can."""
 
@@ -317,8 +301,7 @@ class Inquiry:
                     return
                 entry.has_begun = True
                 begin(partial(self._make_ready, entry), f"xrt-ask-{entry.engine.name}")
-                with self._changed:
-                    self._changed.wait_for(lambda entry=entry: entry.has_answered or self._is_over, PATIENCE)  # type: ignore[misc]
+                self.wait(lambda entry=entry: self._is_over or not self._is_unanswered(entry), PATIENCE)  # type: ignore[misc]
 
         begin(start_all, "xrt-ask")
 
@@ -334,8 +317,11 @@ class Inquiry:
 
     @property
     def unanswered(self) -> list[str]:
-        """The engines that have not answered all questions."""
-        return [spec for spec, entry in self._queried.items() if not entry.has_answered]
+        """The engines that have neither answered all questions nor failed."""
+        return [spec for spec, entry in self._queried.items() if self._is_unanswered(entry)]
+
+    def _is_unanswered(self, entry: _QueriedEngine) -> bool:
+        return not entry.failure and len(entry.answers) < len(self._firsts)
 
     def _make_ready(self, entry: _QueriedEngine) -> None:
         """Start the engine's worker and query the engine meanwhile; runs in a thread."""
@@ -345,20 +331,20 @@ class Inquiry:
             starting = begin(entry.runner.start, f"xrt-start-{entry.engine.name}")
             self._query(entry)
             # The answers suffice for a plan, before the worker is ready to measure it.
-            self._update(entry, has_answered=True)
+            self._notify()
             starting.result()
         except EngineError as error:
             entry.failure = " ".join(str(error).split())
         except Exception as error:  # noqa: BLE001  # whatever an engine raises
             entry.failure = f"{type(error).__name__}: {error}"
-        self._update(entry, has_answered=True, is_ready=True)
+        entry.is_ready = True
+        self._notify()
         # The search has ended in the meantime, and did not close this runner.
         if self._is_over and entry.runner is not None:
             entry.runner.close()
 
-    def _update(self, entry: _QueriedEngine, *, has_answered: bool, is_ready: bool = False) -> None:
+    def _notify(self) -> None:
         with self._changed:
-            entry.has_answered, entry.is_ready = has_answered, is_ready
             self._changed.notify_all()
 
     def _query(self, entry: _QueriedEngine) -> None:
@@ -401,7 +387,7 @@ class Inquiry:
         entry = self._queried[spec]
         if entry.failure:
             return entry.failure
-        if len(entry.answers) == len(self._firsts):
+        if not self._is_unanswered(entry):
             return None if entry.is_ready or not started else "it had not started before the budget ended"
         if not entry.has_begun:
             return "it was not asked before the budget ended"
@@ -413,25 +399,17 @@ class Inquiry:
         """Close the runners; one that is still starting is closed as soon as it has started."""
         self._is_over = True
         self._may_ask.set()
-        with self._changed:
-            self._changed.notify_all()
+        self._notify()
         # At once: one after the other, the workers of a busy machine would take more than the reserve of the budget.
         runners = [entry.runner for entry in self._queried.values() if entry.is_ready and entry.runner is not None]
         wait([begin(runner.close, "xrt-end") for runner in runners], END_PATIENCE)
 
 
 _log = logging.getLogger(__name__)
-MOST_HANGS = 2
-"""Number of timeouts after which an engine is not measured again in this search."""
 FAR = 10.0
 """A region's runs are cut off after this many times the seconds of the fastest engine so far ..."""
 GRACE = 2.0
 """... plus this many seconds, since a first call may have to initialize."""
-LEAST = 0.05
-"""No measurement starts with fewer seconds of the budget left."""
-LONGER = 8.0
-"""A compile that timed out is retried by a search whose limit is this many times as long."""
-_TIMED_OUT = re.compile(r"failed to compile .*: it gave no answer within (\d+(?:\.\d+)?(?:e[+-]\d+)?) s")
 
 
 @dataclass(frozen=True)
@@ -466,16 +444,15 @@ class RegionProfiler:
     """Number of parts measured, including failed ones."""
     skipped: dict[tuple[str, str], str] = field(default_factory=dict)
     """Why this search has no cost of a part, by shape key and engine; another search may."""
-    _attempted: set[tuple[str, str]] = field(default_factory=set)
-    _hung: dict[str, list[int]] = field(default_factory=dict)
-    """Node counts of the parts that timed out, by engine."""
+    cut_off: set[tuple[str, str]] = field(default_factory=set)
+    """The parts that were not compiled within the limit; a search with a larger budget tries again."""
+    _hung: set[str] = field(default_factory=set)
+    """The engines that have not ended a measurement in time."""
 
     def is_known(self, subject: ProfilingRequest) -> bool:
         """Whether a part needs no further measurement."""
         piece = subject.key, subject.spec
-        cost = self.table.region(*piece)
-        match = _TIMED_OUT.search(cost) if isinstance(cost, str) and piece not in self._attempted else None
-        return piece in self.skipped or (cost is not None and not (match and self.limit >= LONGER * float(match[1])))
+        return piece in self.skipped or self.table.region(*piece) is not None
 
     def measure(self, subjects: Sequence[ProfilingRequest], until: float, report: Callable[[ProfilingRequest], object]) -> bool:
         """Measure the parts without a cost, in order, until the clock shows ``until``; return False if time ran out.
@@ -505,11 +482,9 @@ class RegionProfiler:
         if any(value.name not in captured for value in (*function.inputs, *function.outputs)):
             raise _NotMeasured("its values were not captured")
         inputs, expected = ([captured[value.name] for value in values] for values in (function.inputs, function.outputs))
-        # Each hang costs the limit of a measurement, so that larger parts are not tried after one.
-        hung = self._hung.get(subject.spec, [])
-        if len(hung) >= MOST_HANGS or any(size <= len(function.nodes) for size in hung):
-            raise _NotMeasured("the engine did not end with what is no larger")
-        self._attempted.add((subject.key, subject.spec))
+        # Each hang costs the limit of a measurement.
+        if subject.spec in self._hung:
+            raise _NotMeasured("the engine did not end with another part of the model")
         costs = (self.table.region(subject.key, spec) for spec in self.runners)
         # An engine that takes ten times as long as another cannot win, and need not finish its samples.
         best = min((cost.seconds for cost in costs if isinstance(cost, MeasuredCost)), default=None)
@@ -522,8 +497,8 @@ class RegionProfiler:
         inner = returned.isdisjoint(value.name for value in function.outputs)
         context = self.request.contexts.get(subject.spec, self.request.context)
         try:
-            # Sampling is a quarter of the limit at most: the compile and the first call need the rest.
-            limits = TrialLimits(min(self.sampling, limit / 4), limit, running, remaining, inner=inner)
+            # Sampling is an eighth of the limit at most: the compile and the first call need the rest.
+            limits = TrialLimits(min(self.sampling, limit / 8), limit, running, remaining, inner=inner)
             trial = self.runners[subject.spec].trial(function, context, inputs, limits)
         except (NotStarted, OutOfDeviceMemory) as error:
             raise _NotMeasured(str(error)) from error  # another search may have more free device memory
@@ -533,7 +508,9 @@ class RegionProfiler:
             if isinstance(error.__cause__, TimeoutError):
                 if limit < self.limit:
                     raise _NotMeasured(f"the budget ended before it was measured: {text}") from error
-                self._hung.setdefault(subject.spec, []).append(len(function.nodes))
+                self._hung.add(subject.spec)
+                if isinstance(error, CompileFailed):
+                    self.cut_off.add((subject.key, subject.spec))
             return f"{'refused' if isinstance(error, CompileRefused) else 'failed'}: {text}"
         reference = self.truth.reference
         if reference is not None and not find_first_random_node(function):
