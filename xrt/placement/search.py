@@ -9,17 +9,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from itertools import chain, islice, pairwise, zip_longest
 from operator import or_
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from xrt.graph import Function, TensorType, shape_key
+from xrt.graph import Function, shape_key
 from xrt.operators import Trait, has_trait
 from xrt.partition.clustering import DependencyGraph, QuotientGraph, find_engine_sequence, minimize_cut
 from xrt.partition.cost_table import BOUNDARY, LAUNCH, CostTable, MeasuredCost
@@ -39,10 +39,8 @@ Partitioning: TypeAlias = tuple[Region, ...]
 """Regions in topological order; every node is in one."""
 _KEYS: WeakKeyDictionary[Function, dict[int, str]] = WeakKeyDictionary()
 """Shape keys by Function and node mask: a search calls the planner many times for one Function."""
-UNKNOWN_DIM = 32
-"""Assumed extent of a symbolic dim."""
 UNKNOWN_BYTES = 4096
-"""Assumed size of a value of unknown rank, if the size of no other value is known."""
+"""Assumed size of a value, if the size of no value is known."""
 MOST_PARTS = 256
 """Maximum number of parts of one kind; the longest are kept."""
 
@@ -77,15 +75,19 @@ class PlanningGraph:
     """Whether the search has abandoned the planner, which then ends with OutOfTime: it would disturb the race."""
 
     @classmethod
-    def of(cls, function: Function, engines: Sequence[GraphCompiler], device: str | DeviceMap = "cpu") -> PlanningGraph:
+    def of(
+        cls,
+        function: Function,
+        engines: Sequence[GraphCompiler],
+        device: str | DeviceMap = "cpu",
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> PlanningGraph:
         """Build the graph by querying which nodes each engine supports."""
         homes = DeviceMap.at(device)
         eligible = EligibleEngines.of(function, engines, (), (), [homes.of(engine.spec) for engine in engines])
-        supported = [0] * len(engines)
-        for position, candidates in enumerate(eligible.candidates()):
-            for engine in candidates:
-                supported[engine] |= 1 << position
-        return cls(function, eligible.engines, tuple(supported))
+        candidates = eligible.candidates()
+        supported = (to_mask(at for at, able in enumerate(candidates) if engine in able) for engine in range(len(engines)))
+        return cls(function, eligible.engines, tuple(supported), is_stopped)
 
     def __len__(self) -> int:
         return len(self.function.nodes)
@@ -130,11 +132,11 @@ class PlanningGraph:
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """Bytes of each value; unknown sizes are estimated."""
-        types = {name: self.function.get_type(name) for name in self._values}
-        sizes = [type_.nbytes for type_ in types.values() if isinstance(type_, TensorType) and type_.nbytes is not None]
-        usual = int(median(sizes)) if sizes else UNKNOWN_BYTES
-        return {name: _estimate_bytes(type_, usual) for name, type_ in types.items()}
+        """Bytes of each value; the median for a value of unknown size."""
+        sizes = {name: getattr(self.function.get_type(name), "nbytes", None) for name in self._values}
+        known = [size for size in sizes.values() if size is not None]
+        usual = int(median(known)) if known else UNKNOWN_BYTES
+        return {name: usual if size is None else size for name, size in sizes.items()}
 
     @cached_property
     def _bytes(self) -> tuple[int, ...]:
@@ -213,13 +215,6 @@ class PlanningGraph:
             if kind not in singles and ops[at + 1] not in (ops[at], ops[at + 2]):
                 singles[kind] = 1 << at
         return tuple(dict.fromkeys(filter(None, (*parts, *singles.values()))))
-
-
-def _estimate_bytes(type_: Any, usual: int) -> int:
-    if not isinstance(type_, TensorType) or type_.shape is None:
-        return usual
-    extents = (dim if isinstance(dim, int) else UNKNOWN_DIM for dim in type_.shape)
-    return math.prod(extents) * max(int(type_.dtype.numpy.itemsize), 1)
 
 
 def _select_longest(bounds: Iterable[tuple[int, int]], least: int = 2) -> list[int]:
@@ -360,11 +355,10 @@ def _estimate_work(node: Node, graph: PlanningGraph) -> float:
         graph.sizes.get(name) or getattr(types(name), "nbytes", None) or 64 for name in {*node.uses, *node.defines}
     )
     shape = getattr(types(node.inputs[1]), "shape", None) if node.op_type in _PRODUCTS and len(node.inputs) > 1 else None
-    if not shape:
+    if not shape or not all(isinstance(dim, int) for dim in shape):
         return moved
-    dims = [dim if isinstance(dim, int) else UNKNOWN_DIM for dim in shape]
-    depth = math.prod(dims[1:]) if len(dims) > 2 else dims[0]
-    return moved + PER_PRODUCT * graph.sizes[node.outputs[0]] * depth
+    depth = math.prod(shape[1:]) if len(shape) > 2 else shape[0]
+    return float(moved + PER_PRODUCT * graph.sizes[node.outputs[0]] * depth)
 
 
 GAIN = 0.05
@@ -383,8 +377,6 @@ RANKED = 4
 """Number of top partitionings whose regions are looked up and measured, of mixtures that may race, and of parts to measure
 before the next are chosen. With 2, 4 and 8 eleven models took the same measurements, for the same mixtures. With 1, 2 and 4
 parts at a time thirty graphs of up to 60 nodes took 2,705, 2,585 and 2,678 measurements, and 65, 31 and 18 s of planning."""
-REPEATS = 4
-"""Maximum rounds of proposing again because the table had regions of the last proposals."""
 
 
 # ---------------------------------------------------------------------- partitionings
@@ -482,33 +474,19 @@ def list_atoms(costs: CostModel) -> list[tuple[int, int]]:
     return list(pairwise([*joined, len(nodes)]))
 
 
-@dataclass(frozen=True, slots=True)
-class _Ranking:
-    """Partitionings of the nodes, cheapest first, without impossible ones."""
-
-    costs: CostModel
-    partitionings: tuple[Partitioning, ...]
-
-    @classmethod
-    def of(cls, graph: PlanningGraph, table: CostTable) -> _Ranking:
-        """Propose partitionings and look up the regions of the best ones, until the table adds no cost."""
-        keys = {mask: graph.key(mask) for mask in graph.parts}
-        measured = {key for key, _ in table.regions}
-        for _ in range(REPEATS):
-            costs = CostModel.of(graph, table, keys)
-            totals = {p: costs.total(p) for p in iter_partitionings(costs)}
-            ranked = sorted((p for p in totals if math.isfinite(totals[p])), key=lambda p: (totals[p], p))
-            masks = {mask for p in ranked[:RANKED] for _, mask in p} - keys.keys()
-            fresh = {mask: graph.key(mask) for mask in sorted(masks)}
-            # None of the new regions was measured, so that looking them up would change no cost.
-            if measured.isdisjoint(fresh.values()):
-                break
-            keys = {**keys, **fresh}
-        return cls(costs, tuple(ranked))
-
-    def within(self, seconds: float) -> list[Partitioning]:
-        """The partitionings that cost at most ``seconds``."""
-        return [p for p in self.partitionings if self.costs.total(p) <= seconds]
+def rank_partitionings(graph: PlanningGraph, table: CostTable) -> tuple[CostModel, dict[Partitioning, float]]:
+    """Propose partitionings and their seconds, cheapest first and without impossible ones, with the costs that rank them."""
+    keys = {mask: graph.key(mask) for mask in graph.parts}
+    measured = {key for key, _ in table.regions}
+    while True:
+        costs = CostModel.of(graph, table, keys)
+        totals = {p: costs.total(p) for p in iter_partitionings(costs)}
+        ranked = sorted((p for p in totals if math.isfinite(totals[p])), key=lambda p: (totals[p], p))
+        fresh = {mask: graph.key(mask) for mask in sorted({mask for p in ranked[:RANKED] for _, mask in p} - keys.keys())}
+        # The regions of the best ones are looked up too. If none of them was measured, that would change no cost.
+        if measured.isdisjoint(fresh.values()):
+            return costs, {p: totals[p] for p in ranked}
+        keys = {**keys, **fresh}
 
 
 def propose_plans(
@@ -526,8 +504,8 @@ def propose_plans(
     With ``to_beat``, the seconds of a plan, only plans that are predicted to be `GAIN` faster. Plans with an impossible region
     are left out. Empty if no engine supports some node. Raises OutOfTime soon after ``is_stopped()`` is true.
     """
-    graph = replace(PlanningGraph.of(function, engines, device), is_stopped=is_stopped)
-    ranked = _Ranking.of(graph, table).within((1 - GAIN) * to_beat)
+    graph = PlanningGraph.of(function, engines, device, is_stopped)
+    ranked = [p for p, seconds in rank_partitionings(graph, table)[1].items() if seconds <= (1 - GAIN) * to_beat]
     mixtures = [p for p in ranked if len(p) > 1][:limit]
     plans = [_make_plan(graph, p, engines, device) for p in (*mixtures, *(p for p in ranked if len(p) == 1))]
     seconds = [predict_cost(function, plan, table).seconds for plan in plans]
@@ -577,17 +555,17 @@ def choose_requests(
     largest potential savings. With ``to_beat``, the seconds of a plan, only parts that may save `GAIN` of it. Raises OutOfTime
     soon after ``is_stopped()`` is true.
     """
-    graph = replace(PlanningGraph.of(function, engines, device), is_stopped=is_stopped)
+    graph = PlanningGraph.of(function, engines, device, is_stopped)
     wholes = [region for e in range(len(engines)) if graph.supports(region := (e, graph.whole))]
     if requests := tuple(_list_unmeasured(graph, table, wholes)):
         return requests  # the next requests depend on their costs
-    ranking = _Ranking.of(graph, table)
+    costs, ranked = rank_partitionings(graph, table)
     # A plan without a chance to win by `GAIN` is not worth a measurement.
-    plans = ranking.within((1 - GAIN) * to_beat)[:RANKED]
-    regions = (sorted(plan, key=lambda region: (-ranking.costs.seconds(region), region)) for plan in plans)
+    plans = [p for p, seconds in ranked.items() if seconds <= (1 - GAIN) * to_beat][:RANKED]
+    regions = (sorted(plan, key=lambda region: (-costs.seconds(region), region)) for plan in plans)
     worth = GAIN * to_beat if math.isfinite(to_beat) else 0.0
     # Alternately: regions of good plans make their predictions exact, and savings lead to plans not thought of yet.
-    pairs = zip_longest(chain.from_iterable(regions), _list_by_potential_gain(ranking, worth))
+    pairs = zip_longest(chain.from_iterable(regions), _list_by_potential_gain(costs, next(iter(ranked), ()), worth))
     return tuple(islice(_list_unmeasured(graph, table, filter(None, chain.from_iterable(pairs))), limit))
 
 
@@ -601,22 +579,29 @@ def _list_unmeasured(graph: PlanningGraph, table: CostTable, regions: Iterable[R
             yield ProfilingRequest(*subject, graph.make_subgraph(mask))
 
 
-def _list_by_potential_gain(ranking: _Ranking, worth: float) -> list[Region]:
-    """List the parts on each engine by potential saving, largest first, down to ``worth`` seconds.
+def _list_by_potential_gain(costs: CostModel, best: Partitioning, worth: float) -> list[Region]:
+    """List the parts on each engine by potential saving over the ``best`` plan, largest first, down to ``worth`` seconds.
 
     The saving is the cost of the part in the best plan minus its estimate on the engine over `EXPECTED_SPEEDUP`, times its number
     of occurrences. For operators not yet tried on the engine, the estimate is at most the cost in the best plan.
     """
-    costs, graph = ranking.costs, ranking.costs.graph
+    graph, engines = costs.graph, range(len(costs.graph.engines))
     parts = [part for part in graph.parts if part != graph.whole]
     counts = Counter(graph.key(part) for part in parts if part.bit_count() > 1) + Counter(graph.kinds)
+
+    def list_operators(masks: Iterable[int]) -> set[str]:
+        return {graph.function.nodes[at].op for mask in masks for at in iter_bits(mask)}
+
     # An engine may be surprisingly fast at an operator that it has not run alone, so such estimates are optimistic.
-    tried = [_list_tried_operators(costs, engine) for engine in range(len(graph.engines))]
+    inner = [mask for mask in costs.keys if mask != graph.whole]
+    tried = [list_operators(mask for mask in inner if costs.find((engine, mask)) is not None) for engine in engines]
     savings = []
     for part in parts:
-        now, operators = _find_present_cost(ranking, part), _list_operators(graph, part)
-        is_cut_out = part.bit_count() == 1 and bool(part & graph.within_runs)
-        for engine in range(len(graph.engines)):
+        # Without a plan, the lowest estimate of an engine.
+        in_best = [costs.estimate((engine, part & nodes)) for engine, nodes in best if part & nodes]
+        now = sum(in_best) if best else min(costs.estimate((engine, part)) for engine in engines)
+        operators, is_cut_out = list_operators([part]), part.bit_count() == 1 and bool(part & graph.within_runs)
+        for engine in engines:
             if graph.supports((engine, part)):
                 estimate = costs.estimate((engine, part))
                 expected = (estimate if operators <= tried[engine] else min(estimate, now)) / EXPECTED_SPEEDUP
@@ -624,25 +609,6 @@ def _list_by_potential_gain(ranking: _Ranking, worth: float) -> list[Region]:
                 if saved >= worth:
                     savings.append((saved, (engine, part)))
     return [region for _, region in sorted(savings, key=lambda pair: (-pair[0], pair[1]))]
-
-
-def _list_tried_operators(costs: CostModel, engine: int) -> set[str]:
-    """The operators that were measured on an engine in a part smaller than the whole model."""
-    graph = costs.graph
-    masks = [mask for mask in costs.keys if mask != graph.whole and costs.find((engine, mask)) is not None]
-    return set().union(*(_list_operators(graph, mask) for mask in masks))
-
-
-def _list_operators(graph: PlanningGraph, mask: int) -> set[str]:
-    return {graph.function.nodes[at].op for at in iter_bits(mask)}
-
-
-def _find_present_cost(ranking: _Ranking, mask: int) -> float:
-    """The estimated cost of some nodes in the best plan; without a plan, the lowest estimate of an engine."""
-    costs = ranking.costs
-    if not ranking.partitionings:
-        return min(costs.estimate((engine, mask)) for engine in range(len(costs.graph.engines)))
-    return sum(costs.estimate((engine, mask & nodes)) for engine, nodes in ranking.partitionings[0] if mask & nodes)
 
 
 # ---------------------------------------------------------------------- predictions
