@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -46,7 +46,7 @@ from xrt.runtime import on_device
 
 if TYPE_CHECKING:
     from xrt.cache.cost_store import CostStore
-    from xrt.engines import CompileContext, GraphCompiler
+    from xrt.engines import GraphCompiler
     from xrt.formats.placement_file import PrecisionRecord
     from xrt.partition import Plan
 
@@ -80,16 +80,15 @@ def create_lock(
     check, and ``values`` the files of inputs; other inputs are random.
     """
     function, plan = request.function, tuned.plan
-    # A lock must apply on machines that lack the devices of other engines.
-    used = _select_devices(request.devices, (launch.engine for launch in plan.launches))
+    machine, options = _describe_setting(request, {launch.engine for launch in plan.launches})
     return PlacementFile(
         writer=__version__,
         date=(now or datetime.now(UTC)).strftime("%Y-%m-%d"),
         model={**_describe_model(function), **source},
         inputs=_list_inputs(function),
         engines={engine.spec: engine.version() for engine in unwrap(request.engines) if engine.spec in plan.engines},
-        machine=_describe_machine(request.context, used),
-        options=_describe_options(request, used),
+        machine=machine,
+        options=options,
         plan=list_node_ranges(plan, make_planned_function(function, tuned.precision)),
         candidates=tuple(map(_round, list_candidate_records(tuned.race)[:MOST_LOCKED])),
         baseline=None if baseline is None else _round(baseline),
@@ -186,11 +185,11 @@ def list_mismatches(lock: PlacementFile, request: PlacementRequest, *, for_check
     if reasons := tuple(_compare_model(lock, request.function)):
         return reasons  # for another model, other differences do not matter
     ranges = [*lock.plan, *(lock.baseline.ranges if lock.baseline and for_check else ())]
-    used = _select_devices(request.devices, (run.engine for run in lock.plan))
-    options = _describe_options(request, used) | ({"clustering": lock.options.get("clustering", "")} if for_check else {})
+    machine, options = _describe_setting(request, {run.engine for run in lock.plan})
+    options |= {"clustering": lock.options.get("clustering", "")} if for_check else {}
     return (
         *_compare_engines(lock, request.engines, (run.engine for run in ranges)),
-        *_compare_facts(lock.machine, _describe_machine(request.context, used)),
+        *_compare_facts(lock.machine, machine),
         *_compare_facts(lock.options, options),
     )
 
@@ -240,13 +239,11 @@ def _list_inputs(function: Function) -> dict[str, str]:
     return {value.name[:LONGEST]: str(value.type) for value in function.inputs}
 
 
-def _select_devices(devices: Mapping[str, str], specs: Iterable[str]) -> dict[str, str]:
-    """Select the devices of the engines that a plan uses; other devices may be unavailable."""
-    return {spec: devices[spec] for spec in dict.fromkeys(specs) if spec in devices}
-
-
-def _describe_machine(context: CompileContext, devices: Mapping[str, str]) -> dict[str, str]:
-    """Describe the machine and each requested device with its model; an unavailable device is left out."""
+def _describe_setting(request: PlacementRequest, specs: Set[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Describe the machine and the options of a plan on these engines; an unavailable device is left out."""
+    context = request.context
+    # A lock must apply on machines that lack the devices of other engines.
+    devices = {spec: name for spec, name in sorted(request.devices.items()) if spec in specs}
     sets, _, processor = dict(make_context_key(context))["machine"].partition("; ")
     system, machine, *extensions = sets.split(" ")
     facts = {"system": f"{system} {machine}", "processor": processor, "extensions": " ".join(extensions)}
@@ -254,14 +251,9 @@ def _describe_machine(context: CompileContext, devices: Mapping[str, str]) -> di
         with suppress(DeviceError):
             accelerator = on_device(name, context).accelerator
             facts[normalize_device(name)] = accelerator.hardware if accelerator is not None else ""
-    return facts
-
-
-def _describe_options(request: PlacementRequest, devices: Mapping[str, str]) -> dict[str, str]:
-    context = request.context
     options = {"precision": context.options.precision, "device": context.device, "threads": str(context.threads)}
-    elsewhere = {f"{DEVICE_OF}{spec}": name for spec, name in sorted(devices.items())}
-    return {**options, **elsewhere, "clustering": str(request.clustering)}
+    elsewhere = {f"{DEVICE_OF}{spec}": name for spec, name in devices.items()}
+    return facts, {**options, **elsewhere, "clustering": str(request.clustering)}
 
 
 MOST_TEXT = 2000
