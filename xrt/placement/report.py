@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from xrt.html import views
+from xrt.measure.statistics import Interval
+from xrt.partition.plan import describe_plan
 from xrt.placement import predict_cost
 from xrt.placement.result import VERDICTS
 from xrt.placement.search import format_seconds
@@ -14,7 +17,6 @@ from xrt.placement.search import format_seconds
 if TYPE_CHECKING:
     from xrt.formats.placement_file import LoweredPlanRecord, PrecisionRecord
     from xrt.graph import Function
-    from xrt.html.views import Bar
     from xrt.partition import Plan
     from xrt.partition.cost_table import CostTable
     from xrt.placement.result import CandidateResult, TuningResult
@@ -39,15 +41,10 @@ class CostReport:
         return asdict(self)
 
     def __str__(self) -> str:
-        return "\n".join(self._list_lines())
-
-    def _list_lines(self) -> Iterator[str]:
-        if self.predicted is not None:
-            took = "" if self.measured is None else f"; it took {format_seconds(self.measured)}"
-            yield f"predicted {format_seconds(self.predicted)} for a call{took}:"
-        yield from (f"  {part}" for part in self.parts[:SHOWN])
-        if len(self.parts) > SHOWN:
-            yield f"  and {len(self.parts) - SHOWN} more regions"
+        took = "" if self.measured is None else f"; it took {format_seconds(self.measured)}"
+        head = [] if self.predicted is None else [f"predicted {format_seconds(self.predicted)} for a call{took}:"]
+        more = [f"  and {len(self.parts) - SHOWN} more regions"] if len(self.parts) > SHOWN else []
+        return "\n".join([*head, *(f"  {part}" for part in self.parts[:SHOWN]), *more])
 
 
 def make_report(plan: Plan, tuned: TuningResult, function: Function, table: CostTable) -> CostReport:
@@ -150,8 +147,6 @@ def list_pareto_plans(record: PrecisionRecord) -> list[tuple[LoweredPlanRecord, 
 
 def describe_errors(record: PrecisionRecord | None) -> dict[str, Any]:
     """Template data of a precision record: its lines, and a table of all plans."""
-    from xrt.html.views import seconds
-
     if record is None:
         return {"precision": None}
     # By identity: two plans may have equal figures.
@@ -163,7 +158,7 @@ def describe_errors(record: PrecisionRecord | None) -> dict[str, Any]:
             "best" if id(plan) in best else plan.outcome,
             plan.exact_count or "",
             "" if plan.outcome in ("wrong", "failed") else format_error(plan.error, record.measure),
-            "" if plan.seconds is None else seconds(plan.seconds),
+            "" if plan.seconds is None else views.seconds(plan.seconds),
             plan.note,
         )
         for plan in record.plans
@@ -173,55 +168,43 @@ def describe_errors(record: PrecisionRecord | None) -> dict[str, Any]:
 
 def render_tuning_result(tuned: TuningResult) -> str:
     """Render a TuningResult as a notebook cell."""
-    from xrt.html.views import render_cell
-
-    return render_cell("tuning_result.html", **_describe_result(tuned))
+    return views.render_cell("tuning_result.html", **_describe_result(tuned))
 
 
 def render_tuning_page(tuned: TuningResult, model: str) -> str:
     """Render a TuningResult as a page."""
-    from xrt.html.views import render_page
-
     result = _describe_result(tuned)
-    return render_page("tuning_page.html", f"{model}: {result['title']}", result=result)
+    return views.render_page("tuning_page.html", f"{model}: {result['title']}", result=result)
 
 
 def _describe_result(tuned: TuningResult) -> dict[str, Any]:
     """Template data of a result: its candidates as bars and as a table, the precision, and the plan with its times."""
-    from xrt.html.views import MeanCall, make_bars
-    from xrt.partition.plan import describe_plan
-
     race, winner = tuned.race, tuned.race.winner
     head, *_ = str(tuned).splitlines()
     is_timed = winner is not None and winner.plan == tuned.plan and len(winner.regions) == len(tuned.plan.launches)
-    times = MeanCall(race.rounds, winner.seconds, winner.regions) if winner and is_timed and winner.seconds else None
+    times = views.MeanCall(race.rounds, winner.seconds, winner.regions) if winner and is_timed and winner.seconds else None
     return {
         "title": f"{head[:1].upper()}{head[1:]}",
         "tuned": tuned,
-        "bars": make_bars([_make_bar(result) for result in race.contenders if result.seconds]),
+        "bars": views.make_bars([_make_bar(result) for result in race.contenders if result.seconds]),
         "candidates": [_describe_candidate(result, at == race.baseline) for at, result in enumerate(race.contenders)],
         **describe_errors(tuned.precision),
         **describe_plan(tuned.plan, tuned.plan.reasons, times),
     }
 
 
-def _make_bar(result: CandidateResult) -> Bar:
-    from xrt.html.views import Bar
-    from xrt.measure.statistics import Interval
-
+def _make_bar(result: CandidateResult) -> views.Bar:
     interval = None if result.low is None or result.high is None else Interval(result.low, result.high)
     verdict = VERDICTS[result.verdict]
-    return Bar(result.title, verdict, verdict, result.seconds or 0.0, interval, result.note)
+    return views.Bar(result.title, verdict, verdict, result.seconds or 0.0, interval, result.note)
 
 
 def _describe_candidate(result: CandidateResult, is_baseline: bool) -> tuple[object, ...]:
-    from xrt.html.views import format_ratio_interval, seconds, times
-
     note = "; ".join(filter(None, ("the best single engine" if is_baseline else "", result.note)))
     verdict = dict.fromkeys(("text", "verdict"), VERDICTS[result.verdict])
     interval = result.ratio_interval
-    ratio = format_ratio_interval(interval) if interval or result.ratio is None else times(result.ratio)
-    took = "" if result.seconds is None else seconds(result.seconds)
+    ratio = views.format_ratio_interval(interval) if interval or result.ratio is None else views.times(result.ratio)
+    took = "" if result.seconds is None else views.seconds(result.seconds)
     return result.title, verdict, len(result.plan.launches), took, ratio, note
 
 
@@ -231,15 +214,14 @@ MOST_COSTS = 12
 
 def describe_costs(report: CostReport | None) -> dict[str, Any]:
     """Template data of a plan's costs: a table of its regions."""
-    from xrt.html.views import seconds
 
     def show(value: float | None) -> str:
-        return "unknown" if value is None else seconds(value)
+        return "unknown" if value is None else views.seconds(value)
 
     if report is None or not report.parts:
         return {"costs": []}
     caption = f"Predicted {show(report.predicted)} for a call"
-    caption += "" if report.measured is None else f"; it took {seconds(report.measured)}"
+    caption += "" if report.measured is None else f"; it took {views.seconds(report.measured)}"
     caption += f" (the first {MOST_COSTS} of {len(report.parts)})" if len(report.parts) > MOST_COSTS else ""
     rows = [(x.name, x.engine, x.nodes, show(x.predicted), x.source, show(x.measured)) for x in report.parts[:MOST_COSTS]]
     columns = {"region": "", "engine": "", "nodes": "number", "predicted": "number", "known": "", "took": "number"}

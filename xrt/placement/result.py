@@ -153,6 +153,8 @@ class TuningResult:
     @property
     def remarks(self) -> tuple[str, ...]:
         """Remarks besides the comparison: whether it is provisional, which engines were not measured and why, and notes."""
+        from xrt.html.views import format_count  # a plain call has no search, and loads no views
+
         # One line for all engines that a larger budget would measure; the others have a reason each.
         late = [spec for spec, reason in self.unmeasured.items() if "budget ended" in reason]
         missing = [f"{LATE} {', '.join(late)}"] if late else []
@@ -194,6 +196,8 @@ _HOW = {
 
 
 def _format_lines(tuned: TuningResult) -> Iterator[str]:
+    from xrt.html.views import format_count
+
     yield f"{_HOW[tuned.how]}: {describe_plan(tuned.plan)}"
     if tuned.how in ("measured", "interrupted"):
         spent = f"{tuned.spent:.1f} of {tuned.budget:g} s"
@@ -206,15 +210,6 @@ def _format_lines(tuned: TuningResult) -> Iterator[str]:
         from xrt.placement.report import describe_precision  # only with an error budget
 
         yield from (f"  {line}" for line in describe_precision(tuned.precision))
-
-
-def format_count(number: int, noun: str) -> str:
-    """Format a count with its noun.
-
-    >>> format_count(1, "round"), format_count(2, "round")
-    ('1 round', '2 rounds')
-    """
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def more_than(budget: float) -> float:

@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeAlias
 from xrt.errors import OptionError, XRTError, did_you_mean
 from xrt.formats.placement_file import ServingCandidate, ServingConfiguration, Split, format_latency, format_rate
 from xrt.graph import TensorType, Value
+from xrt.html import views
 from xrt.measure.timing import Clock, LoadResult
-from xrt.placement.result import format_count
 from xrt.placement.sizes import list_open_axes
 
 BATCHES = (1, 2, 4, 8, 16, 32)
@@ -110,9 +110,7 @@ class ThroughputResult:
 
     def _repr_html_(self) -> str:
         """Render the table for a notebook."""
-        from xrt.html.views import render_cell
-
-        return render_cell("throughput.html", title="Throughput", **_describe_page(self))
+        return views.render_cell("throughput.html", title="Throughput", **_describe_page(self))
 
     @property
     def headline(self) -> str:
@@ -127,7 +125,7 @@ class ThroughputResult:
     @property
     def summary(self) -> str:
         """The number of points, and the time that they took."""
-        return f"{format_count(len(self.candidates), 'point')}, {self.spent:.1f} of {self.budget:g} s"
+        return f"{views.format_count(len(self.candidates), 'point')}, {self.spent:.1f} of {self.budget:g} s"
 
     def __str__(self) -> str:
         lines = (self.summary, *map(_describe, self.candidates), *self.notes)
@@ -156,9 +154,7 @@ NUMBERS = ("batch", "instances", "threads", "in flight", "requests/s", "p50", "p
 
 def list_cells(point: ServingCandidate) -> tuple[str, ...]:
     """Format a row of the table."""
-    from xrt.html.views import size
-
-    memory = "" if point.memory is None else size(point.memory)
+    memory = "" if point.memory is None else views.size(point.memory)
     numbers = (str(number) for number in (point.batch, point.instances, point.threads, point.concurrency))
     return (point.verdict, *numbers, point.plan, *_format_figures(point), memory, point.note)
 
@@ -225,9 +221,7 @@ KINDS = {"chosen": "best", "within": "tie", "over": "slower", "declined": "slowe
 
 def render_throughput_page(result: ThroughputResult, model: str) -> str:
     """Render a ThroughputResult as a page titled with the model's name."""
-    from xrt.html.views import render_page
-
-    return render_page("throughput.html", f"Throughput of {model}", **_describe_page(result))
+    return views.render_page("throughput.html", f"Throughput of {model}", **_describe_page(result))
 
 
 def _describe_page(result: ThroughputResult) -> dict[str, Any]:

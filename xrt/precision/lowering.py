@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from xrt.engines.contract.proxy import load_engine
 from xrt.errors import CalibrationError, CompileRefused, XRTError
 from xrt.formats.placement_file import ExactNodeRecord, PrecisionRecord, RegionPrecision
+from xrt.html.views import format_count
 from xrt.placement.profiler import find_first_random_node
 from xrt.placement.race import Entrant, StoppingRule, run_interleaved, select_winner
 from xrt.placement.report import format_error
-from xrt.placement.result import CandidateComparison, Progress, TuningResult, format_count
+from xrt.placement.result import CandidateComparison, Progress, TuningResult
 from xrt.precision.budget import PrecisionOptions
 from xrt.precision.search import Attempt, PrecisionSearch, Workbench, list_contenders
 from xrt.worker.isolated_engine import IsolatedEngine

@@ -33,12 +33,12 @@ from xrt.frontends.torch.capture import (
     register_dataclasses,
 )
 from xrt.frontends.torch.dtypes import is_shared, share_array, share_tensor
+from xrt.html.views import format_count
 from xrt.module.engines import make_engine_list
 from xrt.module.module import XRTModule, shorten_tracebacks
 from xrt.module.options import parse_options
 from xrt.module.programs import warn_of_signatures
 from xrt.module.tuning import THROUGHPUT_KEYWORDS, Objective
-from xrt.placement.result import format_count
 from xrt.verify.regions import ignore_progress
 
 if TYPE_CHECKING:
