@@ -540,6 +540,11 @@ def is_refuted(plan: Plan, table: CostTable) -> bool:
     return any(isinstance(cost, str) for cost in costs)
 
 
+def run_once(program: Program, values: Sequence[Any]) -> list[Any]:
+    """Call a program with copies of the inputs; return copies of the outputs."""
+    return [copy_values(to_host(value)) for value in program.run([copy_values(value) for value in values])]
+
+
 SHARE = 0.7
 """Share of the time for the reference; the rest is for the stand-in."""
 
@@ -556,7 +561,7 @@ def make_stand_in(request: PlacementRequest, implicit: str | None, engines: Sequ
         if not isinstance(program, Program):
             raise RunFailed(program[0].reason)
         try:
-            return [copy_values(to_host(value)) for value in program.run([copy_values(value) for value in inputs])]
+            return run_once(program, inputs)
         finally:
             program.close()
 

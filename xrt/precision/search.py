@@ -31,6 +31,7 @@ from xrt.passes.quantize.form import (
     prepare_for_quantization,
 )
 from xrt.passes.quantize.packed import why_not_matrix
+from xrt.placement.profiler import run_once
 from xrt.placement.race import is_allowed
 from xrt.placement.report import format_error
 from xrt.placement.result import describe_plan
@@ -39,8 +40,7 @@ from xrt.precision.byte_sums import needs_reduced_range
 from xrt.precision.collectors import Observer, group_by_bytes
 from xrt.precision.sensitivity import NodeSelection, find_node_errors, make_switchable_model
 from xrt.processes.background import OutOfTime
-from xrt.runtime import Program, compile_plan, to_host
-from xrt.runtime.inputs import copy_values
+from xrt.runtime import Program, compile_plan
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
@@ -169,11 +169,6 @@ class Workbench:
         """Run all examples; return the outputs of each, and the seconds of the fastest call."""
         timed = [time_call(partial(run_once, program, item.values)) for item in examples.items]
         return [outputs for outputs, _ in timed], min((seconds for _, seconds in timed), default=0.0)
-
-
-def run_once(program: Program, values: Sequence[Any]) -> list[Any]:
-    """Call a program with copies of the inputs; return copies of the outputs."""
-    return [copy_values(to_host(value)) for value in program.run([copy_values(value) for value in values])]
 
 
 def observe(
