@@ -20,7 +20,9 @@ from xrt.formats import onnx
 from xrt.graph import DType, TensorType, Value
 from xrt.graph.function import Function
 from xrt.serve import app
+from xrt.serve.application import LARGE
 from xrt.serve.metrics import ACCESS
+from xrt.serve.protocol import InferRequest, RequestRefusal
 from xrt.serve.repository import open_module
 
 X = np.array([[1, -2, 3.5]], np.float32)
@@ -177,13 +179,13 @@ async def test_paths_methods_and_sizes_that_are_refused() -> None:
         for method, path, status, error in (
             ("GET", "/v2/models/none", 404, "there is no model 'none'; there is: double"),
             ("GET", "/v2/models/double/versions/7", 404, "model 'double' has no version '7'; it has: 1"),
-            ("GET", "/", 404, "there is no path ''; the protocol's begin with /v2"),
+            ("GET", "/", 404, "there is no path '/'; the protocol's begin with /v2"),
             ("GET", "/v2/repository/index", 405, "GET is not a method of this path; POST is"),
             ("POST", "/v2/repository/models/none/load", 404, "there is no model 'none'; there is: double"),
-            ("POST", "/v2/repository/models/double", 404, "there is no path 'v2/repository/models/double'"),
+            ("POST", "/v2/repository/models/double", 404, "there is no path '/v2/repository/models/double'"),
             ("POST", "/v2", 405, "POST is not a method of this path; GET is"),
             ("POST", "/v2/models/none", 405, "POST is not a method of this path; GET is"),
-            ("POST", "/v2/none", 404, "there is no path 'v2/none'"),
+            ("POST", "/v2/none", 404, "there is no path '/v2/none'"),
             ("GET", "/v2/models/double/infer", 405, "GET is not a method of this path; POST is"),
         ):
             reply = await ask(application, method, path)
@@ -249,6 +251,21 @@ async def test_a_request_for_a_full_queue_is_refused_before_its_body_is_read(mon
         gate.opened.set()
         assert [reply.status for reply in await asyncio.gather(*pending)] == [200] * 4
         assert (await infer(application, "double", REQUEST)).status == 200
+
+
+async def test_requests_whose_responses_are_being_encoded_are_bounded() -> None:
+    """A fast model computes large outputs faster than they are encoded, one at a time."""
+    gate = Gate(lambda request, response: response)
+    request = InferRequest({"x": np.ones((LARGE // 12 + 1, 3), np.float32)}, "", {}, {}, False)
+    async with running(one_model(max_queue=2)) as application:
+        answers = [asyncio.ensure_future(application.infer("double", "", "", 0, lambda: request, gate)) for _ in range(3)]
+        await gate.wait_for_entry()
+        with pytest.raises(RequestRefusal) as refusal:
+            await application.infer("double", "", "", 0, lambda: request, gate)
+        assert str(refusal.value) == "3 requests are under way, and no more are accepted; try again"
+        assert (refusal.value.status, refusal.value.retry_after) == (503, 1)
+        gate.opened.set()
+        assert [answer.model for answer in await asyncio.gather(*answers)] == ["double"] * 3
 
 
 async def test_bodies_that_arrive_are_bounded_in_bytes() -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from contextlib import closing
@@ -15,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -27,8 +29,9 @@ from xrt.formats import onnx
 from xrt.logging import VARIABLE
 from xrt.module import bundle as bundles
 from xrt.processes.spawn import kill, list_descendants
-from xrt.serve import app
+from xrt.serve import app, open_inference_pb2 as messages
 from xrt.serve.application import Addresses, run_server
+from xrt.serve.grpc_service import SERVICE
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +120,38 @@ def test_signals_end_a_server_after_its_requests(bundle: Path, monkeypatch: pyte
 
 
 @pytest.mark.slow
+def test_a_second_signal_drops_calls_of_grpc(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    application, gate = app({"double": bundle}), Gate(xrt.XRTModule.__call__)
+    statuses: list[str] = []
+
+    def client(address: str) -> None:
+        monkeypatch.setattr(xrt.XRTModule, "__call__", lambda *values: gate(*values))
+        tensor = messages.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 3])
+        tensor.contents.fp32_contents.extend([1, 2, 3])
+        request = messages.ModelInferRequest(model_name="double", inputs=[tensor])
+        with grpc.insecure_channel(address) as channel:
+            call = channel.unary_unary(f"/{SERVICE}/ModelInfer").future(request.SerializeToString())
+            assert gate.entered.acquire(timeout=HANGS)
+            signal.raise_signal(signal.SIGINT)
+            while not application.explain_not_ready():
+                threading.Event().wait(0.001)
+            signal.raise_signal(signal.SIGINT)
+            try:
+                statuses.append(call.exception(HANGS).code().name)
+            finally:
+                gate.opened.set()
+
+    clients: list[threading.Thread] = []
+
+    def start(addresses: Addresses) -> None:
+        clients.append(threading.Thread(target=client, args=(f"{addresses.host}:{addresses.grpc}",)))
+
+    run_server(application, port=0, grpc_port=0, drain=2 * HANGS, on_start=start, on_ready=lambda reason: clients[0].start())
+    clients[0].join(HANGS)
+    assert statuses == ["UNAVAILABLE"]
+
+
+@pytest.mark.slow
 def test_sighup_serves_what_the_files_hold_now(tmp_path: Path) -> None:
     """A file that is damaged keeps the old model in service, and one that cannot be served from the start keeps no other out."""
     path, bad = tmp_path / "double.onnx", tmp_path / "bad.onnx"
@@ -168,6 +203,7 @@ def test_names_and_versions_of_models() -> None:
         "bert": {"1": "a/bert.xrt"},
         "text": {"1": "b.onnx", "2": "c.xrt"},
     }
+    assert parse_models(["models/bert"]) == {"bert": {"1": "models/bert"}}
     for text in ("=a.xrt", "a:=b.xrt", ":2=b.xrt", "a=", "a:1="):
         with pytest.raises(OptionError) as error:
             parse_models([text])
@@ -206,6 +242,10 @@ def test_mistakes_on_the_command_line(fail: Failing, bundle: Path, tmp_path: Pat
         "error: model 'fixed' cannot join requests to a batch: the first axis of 'x' (float32[2,3]) is not open; leave batch out",
     )
     assert fail(f"a b={bundle}")[1] == ("error: a model's name has letters, digits, '.', '-' and '_'; got 'a b': give name=path")
+    with closing(socket.create_server(("127.0.0.1", 0))) as used:
+        port = used.getsockname()[1]
+        text = f"error: cannot listen on 127.0.0.1, port {port}: [Errno 98] Address already in use; choose another host or port"
+        assert fail(bundle, "--port", port) == (2, text)
 
 
 async def test_bundles_and_files_are_opened_by_path(bundle: Path, tmp_path: Path) -> None:

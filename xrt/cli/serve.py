@@ -38,7 +38,7 @@ def parse_models(texts: Sequence[str]) -> dict[str, dict[str, str]]:
         name, _, version = label.partition(":")
         if "=" in text and (not name or not path or label.endswith(":")):
             raise OptionError(f"a model is PATH, NAME=PATH or NAME:VERSION=PATH; got {text!r}")
-        name = name or path.rstrip("/").rpartition("/")[2].rpartition(".")[0]
+        name = name or Path(path).stem
         versions = paths.setdefault(name, {})
         if (version or "1") in versions:
             raise OptionError(f"model {name!r} is given twice; give each its own name, or a version: {name}:2={path}")
@@ -83,7 +83,7 @@ _add_batching = options.add_all(
     flag_value=False,
     default=None,
 )
-@options.option("--drain", default="30s", type=options.WAIT, help="Time of open requests at the end")
+@options.option("--drain", default="30s", type=options.WAIT, help="Time for the requests under way when the server ends")
 @click.option(
     "--log-level",
     type=click.Choice(("debug", "info", "warning", "error")),

@@ -1,6 +1,6 @@
 """The Open Inference Protocol over HTTP as an ASGI application, and the server that runs it with uvicorn.
 
-It uses no web framework: the protocol has ten paths, and a framework's router alone costs a tenth of a small request's time.
+It uses no web framework: the protocol has few paths, and a framework's router alone costs a tenth of a small request's time.
 """
 
 from __future__ import annotations
@@ -212,9 +212,10 @@ class Application:
         ``read`` parses the request, which has ``size`` bytes; ``write`` encodes the response. ``session`` is the name of a
         session in a header, or empty.
         """
-        request = await self.run_if_large(size, read)
-        response = await self.models.find(name, version).infer(request, session)  # it may have been reloaded meanwhile
-        return await self.run_if_large(response.bytes, write, request, response)
+        with self.models.find(name, version).admit():
+            request = await self.run_if_large(size, read)
+            response = await self.models.find(name, version).infer(request, session)  # it may have been reloaded meanwhile
+            return await self.run_if_large(response.bytes, write, request, response)
 
     async def run_if_large(self, size: int, call: Callable[..., T], *args: Any) -> T:
         """Run a conversion of ``size`` bytes, in a thread if that is `LARGE` or more.
@@ -266,7 +267,7 @@ class Application:
             return await self._infer(name, version, scope, receive)
         if not operation:
             hint = "" if path.split("/")[0] == "v2" else "; the protocol's begin with /v2"
-            raise RequestRefusal(f"there is no path {path[:200]!r}{hint}", UNKNOWN)
+            raise RequestRefusal(f"there is no path {'/' + path[:200]!r}{hint}", UNKNOWN)
         is_control = operation.startswith("Repository")
         _check_method(scope, *(("POST",) if is_control else ("GET", "HEAD")))
         if operation == "Metrics":
@@ -390,8 +391,8 @@ def run_server(
     """Serve until SIGINT or SIGTERM, then finish accepted requests within ``drain`` seconds. SIGHUP reloads the models.
 
     Port 0 chooses a free port. ``on_start`` is called with the addresses; ``on_ready``, once the models are prepared, with the
-    reason why the server is not ready, usually empty. A second signal exits at once. Raises OptionError if uvicorn is missing or
-    a port cannot be used.
+    reason why the server is not ready, usually empty. A second signal drops the requests under way, and only running calls are
+    waited for. Raises OptionError if uvicorn is missing or a port cannot be used.
     """
     try:
         import uvicorn
@@ -434,7 +435,8 @@ def _listen(host: str, port: int) -> socket.socket:
             address, family=family, dualstack_ipv6=family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         )
     except (OSError, OverflowError) as error:
-        raise OptionError(f"cannot listen on {host}, port {port}: {error}; choose another host or port") from error
+        reason = str(error).partition(" (while")[0]  # create_server repeats the address
+        raise OptionError(f"cannot listen on {host}, port {port}: {reason}; choose another host or port") from error
 
 
 async def _serve(
@@ -460,7 +462,7 @@ async def _serve(
         server.force_exit = server.should_exit  # already True at the second signal
         server.should_exit = True
         if grpc_server is not None:
-            start(grpc_server.stop(drain))
+            start(grpc_server.stop(0 if server.force_exit else drain))
 
     def reload() -> None:
         start(application.reload())

@@ -72,7 +72,8 @@ async def start_grpc(application: Application, host: str = "127.0.0.1", port: in
     try:
         bound = server.add_insecure_port(f"{host}:{port}" if ":" not in host else f"[{host}]:{port}")
     except RuntimeError as error:
-        raise OptionError(f"gRPC cannot listen on {host}, port {port}: {error}; choose another port") from error
+        reason = str(error).partition(";")[0]  # without gRPC's advice on its log
+        raise OptionError(f"gRPC cannot listen on {host}, port {port}: {reason}; choose another port") from error
     await server.start()
     return server, bound
 

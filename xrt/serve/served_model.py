@@ -98,7 +98,9 @@ class ServedModel:
         self._free: SimpleQueue[XRTModule] = SimpleQueue()
         """The modules of the instances that run no call; filled by the self-test. A shared module is in it once per instance."""
         self.sessions = SessionTable(module.new_session, options.max_sessions, options.session_idle, options.explicit_sessions)
-        self._received = 0  # bytes of the bodies of requests that are not answered yet
+        # Bytes of the bodies of requests that are not answered yet, and the requests among them whose body is complete.
+        self._received = 0
+        self._complete = 0
 
     @property
     def _instances(self) -> int:
@@ -203,6 +205,20 @@ class ServedModel:
             yield count
         finally:
             self._received -= received
+
+    @contextmanager
+    def admit(self) -> Iterator[None]:
+        """Count a request whose body is complete until its response is encoded; raises RequestRefusal if there are too many."""
+        # The queue does not bound results: a fast model with large outputs produces them faster than they are encoded.
+        if self._complete >= self.most_requests:
+            raise RequestRefusal(
+                f"{self._complete} requests are under way, and no more are accepted; try again", BUSY, retry_after=1
+            )
+        self._complete += 1
+        try:
+            yield
+        finally:
+            self._complete -= 1
 
     async def infer(self, request: InferRequest, session_name: str = "") -> InferResponse:
         """Run the model on a request, in its session if it names one or ``session_name`` is not empty; raises RequestRefusal."""
