@@ -512,7 +512,8 @@ def _find_model(module: XRTModule) -> Any:
 def _why_not_picklable(part: Any) -> str | None:
     """Explain why an argument cannot be pickled, or return None if no obstacle is found.
 
-    Pickle stores functions and classes by name, so they must be importable; `copy.deepcopy` visits the rest as pickle does.
+    Pickle stores functions and classes by name, so these must be importable. For other objects `copy.deepcopy` is tried, which
+    uses the same hooks (``__reduce_ex__``) without writing the data.
     """
     members = part.values() if isinstance(part, Mapping) else part if isinstance(part, list | tuple) else (part,)
     for member in members:

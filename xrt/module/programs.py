@@ -313,7 +313,7 @@ class Specialization:
             raise error from new[0].error
 
     def _partition(self, refused: tuple[Refusal, ...]) -> Plan:
-        """Plan without the nodes of refusals on their engines: the best of the measured plans, else by priority of engines."""
+        """Plan so that no refused node is on the engine that refused it: the best measured plan, else by priority of engines."""
         from xrt.partition import partition
 
         exclusions, engines = [], self.engines

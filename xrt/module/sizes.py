@@ -151,6 +151,7 @@ class PaddedModel:
         return self._choose(tuple(sizes.items()))
 
     def _find_sizes(self, items: tuple[tuple[str, int], ...]) -> Sizes:
+        """Round each size up to its bucket, or less far where the model's constraints require it; see `choose`."""
         sizes, padded, allows = dict(items), dict(items), self.padded.allows
         if not allows(sizes, sizes):
             return FrozenDict(sizes)
@@ -158,7 +159,7 @@ class PaddedModel:
             size, buckets = sizes[name], self.buckets[name]
             padded[name] = next((bucket for bucket in buckets if bucket >= size > 0), size) if buckets else round_up(size)
         for name in self.padded.dims:
-            # A size that is too large for the model's tables, with the others, is cut down to the largest that is allowed.
+            # Tables such as position embeddings bound the sizes: search for the largest padded size that they allow.
             low = padded[name] if allows(sizes, padded) else sizes[name]
             while low < (high := padded[name]):
                 middle = (low + high + 1) // 2

@@ -97,10 +97,11 @@ def find_serving_record(module: XRTModule) -> ServingConfiguration | None:
     if module.serving_record is None and module.bundle is not None:
         module.serving_record = read_serving(module.bundle)
     elif module.serving_record is None:
+        place = None
         with suppress(XRTError):  # the model cannot be read: a call reports that better
             place = _find_place(module, module.programs.lowering)
-            document = place[0].decision(place[1]) if place else None
-            module.serving_record = None if document is None else document.serving
+        document = place[0].decision(place[1]) if place else None
+        module.serving_record = None if document is None else document.serving
     return module.serving_record
 
 

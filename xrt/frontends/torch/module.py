@@ -432,7 +432,9 @@ class TorchModule:
 
     def _evict(self) -> None:
         """Drop the least recently used captures that exceed the limit of the cache together; never the last one."""
-        entries = sorted(((key, item) for key, some in self._captures.items() for item in some), key=lambda entry: entry[1].used)
+        entries = sorted(
+            ((key, item) for key, captures in self._captures.items() for item in captures), key=lambda entry: entry[1].used
+        )
         sizes = [max(LEAST_BYTES, item.module.programs.specializations.nbytes) for _, item in entries]
         surplus, dropped = sum(sizes) - self._max_bytes, False
         for (key, oldest), size in zip(entries[:-1], sizes, strict=False):

@@ -371,27 +371,32 @@ def _apply_layers(
     if x.ndim != 3:
         raise Unsupported("a recurrent layer without a batch")
     directions = 2 if is_bidirectional else 1
-    # With projections, each layer has one more weight.
-    per = len(params) // (layers * directions)
-    if per != (4 if has_biases else 2):
+    # Weights of each layer and direction; with projections there is one more.
+    weight_count = len(params) // (layers * directions)
+    if weight_count != (4 if has_biases else 2):
         raise Unsupported("a recurrent layer with projections")
     y = emit("Transpose", x, perm=[1, 0, 2]) if is_batch_first else x
-    ends: list[list[Tensor]] = [[] for _ in states]
+    last_states: list[list[Tensor]] = [[] for _ in states]
     for layer in range(layers):
-        layer_params = [params[(layer * directions + i) * per : (layer * directions + i + 1) * per] for i in range(directions)]
+        layer_params = [
+            params[(layer * directions + i) * weight_count : (layer * directions + i + 1) * weight_count]
+            for i in range(directions)
+        ]
         weights = _stack_weights(layer_params, order, has_biases)
-        starts = [emit("Slice", state, ints(layer * directions), ints((layer + 1) * directions), ints(0)) for state in states]
+        first_states = [
+            emit("Slice", state, ints(layer * directions), ints((layer + 1) * directions), ints(0)) for state in states
+        ]
         hidden, direction = fixed_size(layer_params[0][1], 1), "bidirectional" if is_bidirectional else "forward"
-        inputs = (y, *weights, None, *starts)
+        inputs = (y, *weights, None, *first_states)
         results = apply(op_type, inputs, {"hidden_size": hidden, "direction": direction, **attributes}, outputs=1 + len(states))
-        for end, state in zip(ends, results[1:], strict=True):
-            end.append(state)
+        for collected, state in zip(last_states, results[1:], strict=True):
+            collected.append(state)
         # PyTorch concatenates the directions on the last axis.
         y = reshape(emit("Transpose", results[0], perm=[0, 2, 1, 3]), 0, 0, -1)
         if train and dropout and layer + 1 < layers:
             y = drop(y, dropout)
     y = emit("Transpose", y, perm=[1, 0, 2]) if is_batch_first else y
-    return (y, *[end[0] if layers == 1 else emit("Concat", *end, axis=0) for end in ends])
+    return (y, *[item[0] if layers == 1 else emit("Concat", *item, axis=0) for item in last_states])
 
 
 def _stack_weights(layer_params: list[Any], order: list[int], has_biases: bool) -> tuple[Tensor, Tensor, Tensor | None]:

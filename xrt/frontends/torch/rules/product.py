@@ -210,27 +210,27 @@ def _make_causal_mask(query: Tensor, key: Tensor) -> Tensor:
 def _apply_mask(scores: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Masked scores, and whether each row has any key."""
     if mask.dtype is DType.BOOL:
-        shown = emit("Where", mask, scores, scalar(float(lowest(scores.dtype)), scores.dtype))
+        masked = emit("Where", mask, scores, scalar(float(lowest(scores.dtype)), scores.dtype))
         # ReduceMax on float32, because not all engines have an integer kernel.
-        return shown, cast(emit("ReduceMax", cast(mask, DType.FLOAT32), ints(-1), keepdims=1), DType.BOOL)
+        return masked, cast(emit("ReduceMax", cast(mask, DType.FLOAT32), ints(-1), keepdims=1), DType.BOOL)
     numbers = _widen(mask)
-    is_seen = emit("Greater", emit("ReduceMax", numbers, ints(-1), keepdims=1), scalar(-math.inf, numbers.dtype))
-    return emit("Add", scores, cast(numbers, scores.dtype)), is_seen
+    has_keys = emit("Greater", emit("ReduceMax", numbers, ints(-1), keepdims=1), scalar(-math.inf, numbers.dtype))
+    return emit("Add", scores, cast(numbers, scores.dtype)), has_keys
 
 
 def _attend(a: Any) -> tuple[Tensor, Tensor]:
     """Attended values, in float32 for half precision, and weights; zero for rows without keys."""
-    scores, is_seen = _score(a), None
+    scores, has_keys = _score(a), None
     shape = scores.shape
     if (mask := _get_mask(a)) is not None:
-        scores, is_seen = _apply_mask(scores, mask)
+        scores, has_keys = _apply_mask(scores, mask)
     weights = emit("Softmax", scores, axis=-1)
     weights = set_shape(drop(weights, a.dropout_p) if a.dropout_p else weights, shape)
     attended = _multiply(weights, _widen(a.value))
-    if is_seen is None:
+    if has_keys is None:
         return attended, weights
     zero = scalar(0, attended.dtype)
-    return emit("Where", is_seen, attended, zero), emit("Where", is_seen, weights, zero)
+    return emit("Where", has_keys, attended, zero), emit("Where", has_keys, weights, zero)
 
 
 def _add_mask(scores: Tensor, mask: Tensor | None) -> Tensor:
