@@ -89,7 +89,7 @@ class JobFailure:
 SOLO_TURNS = 5
 """Turns right after warm-up, before other candidates run."""
 MIN_PROFILED, MAX_PROFILED = 3, 100
-"""Limits of the number of calls that a profile averages."""
+"""Bounds on the number of calls that a profile averages."""
 
 
 def main(handle: str) -> None:

@@ -203,7 +203,7 @@ class OutputChecks:
         if not reason:
             run = partial(self._reference, function.replace(aliases=()), inputs)
             try:
-                # The caller who asks for a check waits for it; a call that is checked unasked must not hang.
+                # A requested check may take long; one that the caller did not request must not delay the call without bound.
                 return run() if self.check is not None else within(PATIENCE, run)
             except (XRTError, OutOfTime) as error:
                 self.is_too_slow |= isinstance(error, OutOfTime)

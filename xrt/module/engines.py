@@ -37,7 +37,7 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
     engines, left_out = _create_engines(engine, context, settings, cache)
     if settings.choice.is_quantized and settings.max_error is None:
         engines = [candidate.lower_precision("int8") or candidate for candidate in engines]
-    # Plans refer to engines by spec, so that two equal ones could not be told apart.
+    # Plans refer to engines by spec, which must therefore be unique.
     specs = [candidate.spec for candidate in engines]
     if (duplicate := next((spec for spec in specs if specs.count(spec) > 1), None)) is not None:
         raise OptionError(f"engine {duplicate!r} stands twice in the list {specs}; list each once")

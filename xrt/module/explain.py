@@ -88,7 +88,7 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """The explanation as dicts, lists and strings."""
-        # `asdict` would copy these records field by field; they have a documented form of their own.
+        # These records have a documented form as data, which `asdict` would not produce.
         parts = {name: part and part.to_dict() for name, part in (("account", self.account), ("precision", self.precision))}
         data = asdict(replace(self, plan=None, account=None, precision=None)) | parts
         del data["plan"]

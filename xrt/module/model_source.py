@@ -87,7 +87,7 @@ def find_front_end(model: object) -> type | None:
 
 def is_of_torch(model: object) -> bool:
     """Whether the object or class is defined by PyTorch or derives from a PyTorch class. Does not import PyTorch."""
-    # By module name: importing PyTorch to ask takes seconds.
+    # By module name, because importing PyTorch takes seconds.
     kinds = model.__mro__ if isinstance(model, type) else type(model).__mro__
     return any(kind.__module__.partition(".")[0] == "torch" for kind in kinds)
 

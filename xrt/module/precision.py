@@ -116,7 +116,7 @@ def measure_ranges(declared: Function, settings: ModuleOptions, engines: EngineL
     from xrt.module.module import XRTModule
 
     listed = [engine for engine in engines.engines if engine.spec != engines.implicit]
-    # A cache of its own: executables with all values as outputs are of no use later.
+    # Not the module's cache: executables with all values as outputs are not used again.
     with XRTModule(prepare_for_quantization(declared), listed, cache=CompileCache()) as module:
         return module.calibrate(settings.calibrate)
 

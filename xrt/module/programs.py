@@ -129,7 +129,7 @@ class SavedSpecialization:
     whole: Callable[[], Function]
     """Returns the Function with its nodes; that of the specialization has one node per region."""
     complete: Callable[[], Specialization] | None = None
-    """Reads the model; creates the specialization with all nodes, for reports and replanning. None if ``plan`` has the nodes."""
+    """Reads the nodes and creates the full specialization, for reports and replanning. None if ``plan`` has the nodes."""
 
 
 @dataclass(frozen=True, slots=True)

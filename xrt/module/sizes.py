@@ -222,7 +222,7 @@ class SizePolicy:
 
     def pad(self, values: list[Any], planner: Programs, *, pads: bool = True) -> list[Any]:
         """Pad the inputs of a call if their sizes are served by padding; ``pads=False`` leaves sizes unchanged."""
-        # Sizes with a static program of their own, as in a bundle, are served by it.
+        # Sizes with a static program, as in a bundle, need no padding.
         if self.padding is not None and self.pads_all:
             return values if self.source.key(values, False) in self.exact else self.padding.pad(values, exact=not pads)
         if not pads or self.shapes != "auto" or not self.open_axes:
@@ -291,7 +291,7 @@ class SizePolicy:
             return "engine='auto' measures at the sizes of a call"
         if self._why_each is not None or engines.are_dynamic:
             return self._why_each or ""
-        # Without symbolic dims there is one set of sizes, or each trace is a model of its own.
+        # Without symbolic dims there is only one set of sizes; each trace of a graph counts as a model.
         if self.source.is_traced or self.source.key([None] * len(self.source.inputs), False) is None:
             return "the model has no symbolic dims"
         with planner.planning:

@@ -316,7 +316,10 @@ class StoredPlans:
         sections, paths = dict[str, Any](), [path for path, _ in files]
 
         def list_weights(function: Function) -> Iterator[StoredWeight]:
-            """Locate the large constants of a region in the files; those that are in no file become sections."""
+            """Locate the large constants of a region in the model's files; those that are in no file become sections.
+
+            One in another file is omitted: it is read with the nodes.
+            """
             constants = list_large_constants(function)
             places = find_places(self._path, self._stamp, constants)
             for name, constant in constants.items():

@@ -91,7 +91,7 @@ def tune(
 
 
 def find_serving_record(module: XRTModule) -> ServingConfiguration | None:
-    """The serving configuration of a module, from its own tuning, its lock, its bundle, or the cache; None without one."""
+    """The serving configuration of a module: from `tune`, its lock, its bundle or the cache; None without one."""
     if module.serving_record is None and (lock := module.programs.settings.lock) is not None:
         module.serving_record = lock.lock.serving
     if module.serving_record is None and module.bundle is not None:

@@ -119,7 +119,7 @@ class TrainModule:
         self.session.save(path)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Load a checkpoint; later steps give the same numbers as after it was written."""
+        """Load a checkpoint; training continues with the same numbers as after it was written."""
         self.session.restore(path)
 
     def eval(self, model: Any = None) -> EvalModule:

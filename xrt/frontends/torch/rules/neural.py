@@ -70,7 +70,7 @@ def _fill_affine(a: Any, size: Any, dtype: DType) -> tuple[Tensor, Tensor]:
 
 
 def _find_moments(x: Tensor, axes: list[int], eps: float) -> tuple[Tensor, ...]:
-    """The mean, the centered tensor, the variance and the inverse deviation; the axes are kept."""
+    """The mean, the centered tensor, the variance and the inverse deviation; reduced axes have size 1."""
     mean = reduce_by("ReduceMean", x, axes, True)
     centered = emit("Sub", x, mean)
     spread = reduce_by("ReduceMean", emit("Mul", centered, centered), axes, True)
