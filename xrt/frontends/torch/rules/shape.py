@@ -83,15 +83,6 @@ def permute(result: TensorType, x: Tensor, dims: Any) -> Tensor:
     return x if order == sorted(order) else emit("Transpose", x, perm=order)
 
 
-@rule("transpose.int")
-def transpose(result: TensorType, x: Tensor, dim0: int, dim1: int) -> Tensor:
-    if x.ndim == 0:
-        return x
-    order = list(range(x.ndim))
-    order[dim0], order[dim1] = order[dim1], order[dim0]
-    return permute(result, x, order)
-
-
 @rule("expand")
 def expand(result: TensorType, x: Tensor, sizes: Any, implicit: bool = False) -> Tensor:
     to_ = result.shape or ()
@@ -443,7 +434,6 @@ def as_strided(result: TensorType, x: Tensor, size: Any, stride: Any, storage_of
 _EXPRESSIONS: dict[str, Rule] = {
     "clone contiguous detach alias lift_fresh_copy lift_fresh lift positive detach_": lambda result, x, *_, **__: x,
     "unsqueeze": lambda result, x, dim: emit("Unsqueeze", x, ints(dim % (x.ndim + 1))),
-    "t": lambda result, x: x if x.ndim < 2 else transpose(result, x, -2, -1),
     "unbind.int": lambda result, x, dim=0: tuple(emit("Gather", x, np.int64(i), axis=dim % x.ndim) for i in range(len(result))),
     "constant_pad_nd": lambda result, x, pads, value=0: pad(result, x, pads, "constant", value),
     "full": lambda result, size, fill_value, **_: _fill(fill_value, size, result.dtype),
