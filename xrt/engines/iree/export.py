@@ -31,9 +31,9 @@ class MlirType:
     """An element type in MLIR."""
 
     torch: str
-    """In torch-mlir's types and literals, with signed and unsigned integers."""
+    """Its name in torch-mlir, whose integers have a sign: ``si32``, ``ui32``."""
     builtin: str
-    """In the tensors that IREE computes with, whose integers have no sign."""
+    """Its name in IREE's own dialects, whose integers have no sign: ``i32``."""
     hal: int
     """The runtime's code, checked for each buffer."""
 
@@ -44,12 +44,12 @@ _PREFIXES = {"float": "f", "bfloat": "bf", "int": "si", "uint": "ui"}
 def _make_element(dtype: DType) -> MlirType:
     kind = dtype.text.rstrip("0123456789")
     torch = f"{_PREFIXES[kind]}{dtype.bits}"
-    # Integers of IREE's own dialects and buffers have no sign.
+    # Neither IREE's own dialects nor its buffers distinguish signed integers from unsigned ones.
     return MlirType(torch, torch.lstrip("su"), int(getattr(HalElementType, f"{kind.removeprefix('u').upper()}_{dtype.bits}")))
 
 
-_WHOLE = [dtype for dtype in DType if dtype.is_integer and dtype.bits >= 8]
-ELEMENTS = {dtype: _make_element(dtype) for dtype in (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64, *_WHOLE)}
+_INTEGERS = [dtype for dtype in DType if dtype.is_integer and dtype.bits >= 8]
+ELEMENTS = {dtype: _make_element(dtype) for dtype in (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64, *_INTEGERS)}
 ELEMENTS[DType.BOOL] = MlirType("i1", "i1", int(HalElementType.BOOL_8))
 
 

@@ -35,7 +35,7 @@ def _read_keys(node: Node) -> list[Any]:
 
 
 def _as_labels(values: Sequence[Any], labels: Sequence[Any]) -> Array:
-    """The values labels as an array: of strings if the node's labels are strings, else of integers."""
+    """Convert labels to an array: of strings if any of the node's ``labels`` is one, else of integers."""
     return np.array(values, dtype=object if any(isinstance(label, str) for label in labels) else np.int64)
 
 
@@ -197,7 +197,7 @@ _CASTS: Mapping[str, tuple[Any, Any, Any]] = {
     "TO_INT64": (int, np.int64, 0),
     "TO_STRING": (lambda value: value if isinstance(value, str) else f"{value:f}", object, "0.f"),
 }
-"""Conversion of a value, element type, and the value of a column without a key."""
+"""By ``cast_to``: the conversion of a value, the element type of the result, and the default for a column without a key."""
 
 
 @ops("CategoryMapper", domain=ML)
@@ -401,7 +401,7 @@ class Trees:
     """The nodes of all trees, by index; branches refer to indices."""
 
     def __init__(self, node: Node, prefix: str, columns: int) -> None:
-        """Read the attributes of versions 1 and 3; ``prefix`` is that of the contributions of leaves to the columns."""
+        """Read the attributes of versions 1 and 3. The attributes of leaves are named ``{prefix}_ids`` and so on."""
         keys = list(zip(node.attr("nodes_treeids"), node.attr("nodes_nodeids"), strict=True))
         at = {key: i for i, key in enumerate(keys)}
         self.true, self.false = (

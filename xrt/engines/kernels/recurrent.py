@@ -30,12 +30,12 @@ def _read_activations(node: Node, xp: Any, default: tuple[str, ...], directions:
     names = [name.lower() for name in (node.attr("activations") or default * directions)]
     values = {name: iter(node.attr(f"activation_{name}") or ()) for name in ("alpha", "beta")}
 
-    def bound(name: str) -> Activation:
+    def bind_attributes(name: str) -> Activation:
         compute, defaults = _ACTIVATIONS[name]
         attributes = [next(values[attribute], value) for attribute, value in defaults.items()]
         return lambda x: compute(xp, x, *attributes)
 
-    functions = [bound(name) for name in names]
+    functions = [bind_attributes(name) for name in names]
     return [functions[i * len(default) : (i + 1) * len(default)] for i in range(directions)]
 
 

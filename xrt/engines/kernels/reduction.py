@@ -63,10 +63,10 @@ def greatest(xp: Any, x: Array, axis: Axes | int, keep: bool) -> Array:
 
 
 def _get_reduced_shape(shape: tuple[int, ...], axis: Axes | int, keep: bool) -> tuple[int, ...]:
-    """The shape after a reduction."""
-    reduced = range(len(shape)) if axis is None else (axis,) if isinstance(axis, int) else axis
-    dropped = {i % len(shape) for i in reduced}
-    return tuple(1 if i in dropped else n for i, n in enumerate(shape) if keep or i not in dropped)
+    """The shape after a reduction over ``axis``: one axis or several, None for all; negative ones count from the end."""
+    axes = range(len(shape)) if axis is None else (axis,) if isinstance(axis, int) else axis
+    positions = {i % len(shape) for i in axes}
+    return tuple(1 if i in positions else n for i, n in enumerate(shape) if keep or i not in positions)
 
 
 def _log_sum_exp(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:

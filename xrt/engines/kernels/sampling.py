@@ -157,7 +157,7 @@ def _round_places(xp: Any, places: Array, rounding: str) -> Array:
 def find_axes(
     node: Node, shape: Sequence[int], roi: Sequence[float], scales: Sequence[float], sizes: Sequence[int]
 ) -> list[Axis]:
-    """The resized axes of a Resize or Upsample from the values of its inputs; an absent input is empty.
+    """The axes that a Resize or Upsample resizes, from the values of its inputs: lists, empty for an absent input.
 
     Sizes take precedence over scales, by which extents are rounded down; raises ValueError if both are absent.
     """
@@ -224,7 +224,7 @@ class Grid:
     def taps(self, xp: Any, grid: Array, extent: int) -> list[tuple[Array, Array]]:
         """Neighbors of each position along one axis, with their weights.
 
-        A cubic position outside is not moved here; `_read_grid` pads each of its taps instead. Moving it first would give
+        A cubic position outside is not moved here; `_sample_at` pads each of its taps instead. Moving it first would give
         other weights.
         """
         places = xp.astype(self.places(grid, extent), np.float64)
@@ -240,13 +240,13 @@ class Grid:
         return [(first + offset, factor) for offset, factor in zip(offsets, weights, strict=True)]
 
 
-def sample_grid(node: Node) -> Grid:
+def read_grid_attributes(node: Node) -> Grid:
     """Read the attributes of a GridSample."""
     mode = node.attr("mode", "linear")
     return Grid(Sampling(LEGACY_MODES.get(mode, mode)), node.attr("padding_mode", "zeros"), bool(node.attr("align_corners", 0)))
 
 
-def _read_grid(xp: Any, x: Array, grid: Array, settings: Grid) -> Array:
+def _sample_at(xp: Any, x: Array, grid: Array, settings: Grid) -> Array:
     """Sample ``x`` (N, C, *spatial) at the positions of ``grid`` (N, *positions, axes); sums in float64."""
     extents, last = x.shape[2:], xp.moveaxis(x, 1, -1)
     total = xp.zeros((len(x), *grid.shape[1:-1], x.shape[1]), dtype=np.float64)
@@ -263,8 +263,8 @@ def _read_grid(xp: Any, x: Array, grid: Array, settings: Grid) -> Array:
 
 @ops("GridSample")
 def grid_sample(node: Node, env: NodeContext) -> Run:
-    xp, settings = env.xp, sample_grid(node)
-    return lambda x, grid: _read_grid(xp, xp.asarray(x), xp.asarray(grid), settings)
+    xp, settings = env.xp, read_grid_attributes(node)
+    return lambda x, grid: _sample_at(xp, xp.asarray(x), xp.asarray(grid), settings)
 
 
 @eager("DeformConv", devices=("cpu",))
@@ -280,7 +280,7 @@ def deform_conv(node: Node, env: NodeContext) -> Run:
         coordinates = [starts + moves[:, :, axis] for axis, starts in enumerate(_list_window_positions(xp, node, kernel, places))]
         # The window elements join the first axis of the positions.
         grid = xp.stack(coordinates[::-1], axis=-1).reshape(images, prod(kernel) * places[0], *places[1:], len(extents))
-        columns = _read_grid(xp, xp.astype(x, np.float64).reshape(images, channels // offsets, *extents), grid, settings)
+        columns = _sample_at(xp, xp.astype(x, np.float64).reshape(images, channels // offsets, *extents), grid, settings)
         columns = columns if mask is None else columns * mask.reshape(images, 1, *grid.shape[1:-1])
         columns = columns.reshape(n, group, channels // group * prod(kernel), prod(places))
         out = xp.matmul(xp.astype(w, np.float64).reshape(group, len(w) // group, -1), columns).reshape(n, len(w), *places)

@@ -59,10 +59,9 @@ def export_function(function: Function) -> ImportedModel:
 
 
 def _map_inputs(names: Sequence[str], model: Any) -> list[int]:
-    """Map the inputs of the model, which may have fewer, to positions in ``names``.
+    """Return the position in ``names`` of each input of the model, from which the frontend drops unused inputs.
 
-    An input that is also an output is named like the output and keeps its own name only sometimes. Raises TypeError if a position
-    is ambiguous.
+    Inputs are matched by name. The frontend may rename an input that is also an output; raises TypeError if such a one remains.
     """
     parameters = model.get_parameters()
     # Without dropped inputs the order is that of the Function.

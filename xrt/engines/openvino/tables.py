@@ -106,11 +106,11 @@ EXPORTED: Mapping[str, tuple[frozenset[DType], int]] = dict(
         *_make_rows("DynamicQuantizeLinear", frozenset({DType.FLOAT32})),
     ]
 )
-"""Supported operators of OpenVINO 2026.4: the element types tested to match the reference on ordinary values, and the input they
-apply to.
+"""For each supported operator of OpenVINO 2026.4: the element types whose results match the reference on ordinary values, and
+the position of the input that must have one of them.
 
-The plugin computes in float32, int32, int8, uint8 and bool regardless of the model, so its own answer is not used. Sums of int8
-and uint8 saturate, so Add does not list these types."""
+The types are tested and not queried, because the plugin accepts every type but computes only in float32, int32, int8, uint8 and
+bool. Sums of int8 and uint8 saturate, so Add does not list these types."""
 
 
 def why_not_computed(node: Node, function: Function) -> str | None:
@@ -575,7 +575,7 @@ ISSUES: tuple[KnownIssue, ...] = (
 
 
 def _may_resize_channels(node: Node, function: Function) -> bool:
-    """Whether sizes are an input while the batch or channel dim is unknown."""
+    """Whether a Resize by ``sizes`` may also resize the batch or channel axis: an extent of these is unknown."""
     shape = find_shape(node, 0, function) or (None,)
     return has_input(node, 3) and not all(isinstance(extent, int) for extent in shape[:2])
 

@@ -297,7 +297,8 @@ class ByShapes(Executable):
         self._any_shape: Executable | None = None
         self._executables: OrderedDict[Any, Executable] = OrderedDict()
         self._lock = renew_after_fork(threading.Lock())
-        self._making = renew_after_fork(threading.Lock())  # serializes compilation; calls with known shapes do not wait for it
+        # Separate from the lock of the table, so that calls of compiled shapes do not wait for a compile.
+        self._compile_lock = renew_after_fork(threading.Lock())
         self._inplace = tuple({**_find_updates(function), **find_inplace_outputs(function)}.items())
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
@@ -329,7 +330,7 @@ class ByShapes(Executable):
         executable = self._look_up(key)
         if executable is not None:
             return executable
-        with self._making:
+        with self._compile_lock:
             # Another thread may have compiled it while this one waited for the lock.
             return self._look_up(key) or self._store(key, self._compiler(self._specialize(inputs)))
 
@@ -353,10 +354,9 @@ class ByShapes(Executable):
 
     def _specialize(self, inputs: Sequence[Any]) -> Function:
         """Specialize the Function for the types of these inputs."""
-        pairs = list(zip(self.function.inputs, inputs, strict=True))
-        declared = tuple(_declare_type(value, array) for value, array in pairs)
-        shapes = {v.name: x.shape for (v, x), g in zip(pairs, declared, strict=True) if isinstance(g.type, TensorType)}
-        function = self.function.replace(inputs=declared)
+        typed_inputs = tuple(_declare_type(value, array) for value, array in zip(self.function.inputs, inputs, strict=True))
+        shapes = {v.name: x.shape for v, x in zip(typed_inputs, inputs, strict=True) if isinstance(v.type, TensorType)}
+        function = self.function.replace(inputs=typed_inputs)
         return specialize(function, shapes) if shapes else infer_shapes(function)
 
 
@@ -366,7 +366,7 @@ def _has_same_memory(array: Any, buffer: Any) -> bool:
 
 
 def _find_updates(function: Function) -> dict[int, int]:
-    """Map input positions to positions of the outputs that aliases write to them, if both have the same static type."""
+    """Map the position of each aliased input to that of the output that updates it, if both have the same static type."""
     inputs, outputs = ([value.name for value in values] for values in (function.inputs, function.outputs))
     places = ((inputs.index(source), outputs.index(result)) for source, result in function.aliases)
     types = {(i, o): (function.inputs[i].type, function.outputs[o].type) for i, o in places}

@@ -157,7 +157,7 @@ class Overwritten:
         self._count = 0
 
     def count(self, slots: Sequence[Any]) -> None:
-        """Record the reference count before the first step; the caller holds its references until the last."""
+        """Record how many references the array has before the first step, without that of its slot; `is_alone` compares."""
         self._count = sys.getrefcount(self.array) - (slots[self.slot] is self.array)
 
     def is_alone(self, slots: Sequence[Any]) -> bool:
@@ -264,7 +264,7 @@ def describe_value(value: Any) -> str:
 # ---------------------------------------------------------------------- building a tape
 
 Place: TypeAlias = tuple[str, bool]
-"""(value name, whether its copy on the device is meant)."""
+"""(value name, whether it is the copy on the device)."""
 
 
 def make_tape(

@@ -41,7 +41,7 @@ Array = np.ndarray[Any, Any]
 DESTINATION = "into"
 """Name of the variant of ``main`` with destination arrays."""
 FILLED_FROM = 0
-"""In bytes. Computing into a caller's buffer always saves an allocation."""
+"""In bytes. For outputs of every size, computing into a caller's buffer is faster, because it saves an allocation."""
 
 
 class RelaxExecutable(Executable):
@@ -158,7 +158,7 @@ def _to_array(tensor: Any) -> Array:
 
 
 def _may_be_empty(type_: TensorType) -> bool:
-    """Whether the sizes of a call can make the input empty. No loop reads an input that is always empty."""
+    """Whether the input is empty for some sizes of its symbolic dims, but not for all: an extent of 0 makes it always empty."""
     return not type_.is_static and 0 not in (type_.shape or ())
 
 

