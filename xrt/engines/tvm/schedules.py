@@ -199,8 +199,7 @@ class LoopNest:
     def _tile_transposed(self, runs: list[list[int]], loops: list[Loop]) -> Loop:
         """Tile by cache lines if an operand is read across the order of writing; return the outermost loop.
 
-        Vectorize along the reads and scatter the writes: twice as fast as the opposite. Without the tiles, a transposed matrix of
-        1024 x 1024 takes 6.4 times as long, NHWC to NCHW 3.2 times (112 x 112 x 32) and 4.8 times (56 x 56 x 256).
+        Vectorize along reads and scatter writes: twice as fast as the opposite. Tiles save two thirds of NHWC to NCHW.
         """
         across = self._find_transposed_run(runs)
         if across is None or self.work < PARALLEL_WORK:
