@@ -126,8 +126,59 @@ def is_evidence(item: str) -> bool:
 @pytest.mark.parametrize("engine", ["ort", "tvm", "openvino", "iree", "torch{mode=inductor}"])
 def test_known_issues_name_evidence_that_exists(engine: str) -> None:
     issues = list_known_issues()[engine]
-    assert all(issue.ops and issue.reason and issue.evidence for issue in issues)
+    assert issues and all(issue.ops and issue.reason and issue.evidence for issue in issues)
     assert [item for issue in issues for item in issue.evidence if not is_evidence(item)] == []
+
+
+def list_reasons() -> Iterator[Any]:
+    """Yield an engine, the Function of a node, and why the engine does not support it."""
+    texts, integers, rows = tensor(2, dtype=DType.STRING), tensor(2, dtype=DType.INT64), tensor(None, 3)
+    for engine in ("tvm", "xla", "iree", "torch", "openvino", "torch{mode=inductor}"):
+        yield engine, one("NoSuch", tensor(2), output=tensor(2)), "NoSuch is not an operator of opset 18"
+    for engine, reason in (
+        ("tvm", "which TVM does not compute in on a CPU"),
+        ("iree", "which XRT does not export to IREE"),
+        ("xla", "in which this engine does not compute Identity"),
+        ("torch", "in which this engine does not compute Identity"),
+    ):
+        yield engine, one("Identity", texts, output=texts), f"'x0' is string, {reason}"
+    for engine in ("tvm", "xla", "iree"):
+        yield engine, one("Relu", rows, output=rows), "the shape of 'x0' is not known before the run"
+    for engine, moment in (("tvm", "as a constant"), ("xla", "while it compiles")):
+        reason = f"{engine.upper()} needs the 'shape' of Reshape {moment}, and here it is known only at run time"
+        yield engine, one("Reshape", tensor(4), integers, output=tensor(2, 2)), reason
+        reason = f"{engine.upper()} takes the result of this Relu for float32[4], where ONNX says float32[5]"
+        yield engine, one("Relu", tensor(4), output=tensor(5)), reason
+    for engine, reason in (("tvm", ", and TVM's loops need one"), ("iree", " and so no memory to pass")):
+        yield engine, one("Relu", tensor(0, 3), output=tensor(0, 3)), f"'x0' is float32[0,3], which has no elements{reason}"
+    int4 = tensor(2, dtype=DType.INT4)
+    yield "tvm", one("Relu", int4, output=int4), "'x0' is int4, which TVM does not compute in on a CPU"
+    yield "iree", one("Relu", int4, output=int4), "'x0' is int4, which XRT does not export to IREE"
+    yield "tvm", one("NonZero", tensor(3)), "the shape of what NonZero returns is not known to TVM before the run"
+    yield "iree", one("NonZero", tensor(3), output=tensor(1, None)), "the shape of 'y' is not known before the run"
+    yield "xla", one("NonZero", tensor(3)), "engine 'xla' has no kernel for NonZero"
+    reason = "TVM needs the 'axes' of ReduceSum as a constant, and here it is known only at run time"
+    yield "tvm", one("ReduceSum", tensor(4), tensor(1, dtype=DType.INT64)), reason
+    reason = "The following operators are not supported for frontend ONNX: LpNormalization"
+    yield "tvm", one("LpNormalization", tensor(2)), f"TVM cannot take this LpNormalization: {reason}"
+    reason = "RandomNormalLike draws random numbers, and IREE does not follow ONNX's distribution"
+    yield "iree", one("RandomNormalLike", tensor(3), output=tensor(3)), reason
+    reason = "dot_general requires contracting dimensions to have the same shape, got (3,) and (4,)"
+    yield "xla", one("MatMul", tensor(2, 3), tensor(4, 5)), f"XLA cannot take this MatMul: {reason}"
+    reason = "a window of [3] does not fit into a tensor of [2] padded by (0,) and (0,)"
+    yield "xla", one("MaxPool", tensor(1, 1, 2), kernel_shape=[3]), f"XLA cannot take this MaxPool: {reason}"
+    image = one("ImageDecoder", tensor(3, dtype=DType.UINT8), output=tensor(3, dtype=DType.UINT8), opset=20)
+    yield "torch", image, "engine 'torch' has no kernel for ImageDecoder"
+    yield "torch", one("Conv", output=tensor(1)), "torch cannot take this Conv: tuple index out of range"
+    wide = tensor(2, dtype=DType.UINT64)
+    yield "torch", one("Div", wide, wide, output=wide), "'x0' is uint64, in which this engine does not compute Div"
+
+
+@pytest.mark.parametrize(
+    ("engine", "f", "reason"), list(list_reasons()), ids=lambda value: value.nodes[0].op if isinstance(value, Function) else None
+)
+def test_what_an_engine_does_not_support_has_a_reason(engine: str, f: Function, reason: str) -> None:
+    assert registry.create(engine).why_not(f.nodes[0], f) == reason
 
 
 UNREAD = [

@@ -99,26 +99,6 @@ def test_what_has_no_words_is_a_refusal_with_the_reason() -> None:
 # ---------------------------------------------------------------------- reasons
 
 
-@pytest.mark.parametrize(
-    ("f", "reason"),
-    [
-        (one("NoSuch", tensor(2)), "NoSuch is not an operator of opset 18"),
-        (one("Relu", tensor(None, 3)), "the shape of 'x0' is not known before the run"),
-        (one("Relu", tensor(2, dtype=DType.INT4)), "'x0' is int4, which XRT does not export to IREE"),
-        (one("Relu", tensor(0, 3)), "'x0' is float32[0,3], which has no elements and so no memory to pass"),
-        (one("NonZero", tensor(3)), "the shape of 'y' is not known before the run"),
-        (
-            one("RandomNormalLike", tensor(3)),
-            "RandomNormalLike draws random numbers, and IREE does not follow ONNX's distribution",
-        ),
-        (one("BitCast", tensor(3), opset=26, to=6), "IREE cannot take this BitCast: it has no rule to lower this BitCast"),
-    ],
-    ids=lambda value: value.nodes[0].op if isinstance(value, Function) else "",
-)
-def test_reasons(f: Function, reason: str) -> None:
-    assert why(f) == reason
-
-
 @pytest.mark.slow
 def test_one_that_the_compiler_has_no_rule_for_among_many_has_its_own_reason() -> None:
     nodes = Node("Abs", ("x",), ("a",)), Node("BitCast", ("a",), ("b",), read_attributes({"to": 6})), Node("Tanh", ("a",), ("y",))

@@ -23,7 +23,6 @@ from xrt.passes import infer_shapes
 from xrt.testing import KnownFailure
 from xrt.testing.suite import EngineSuite
 
-F32 = DType.FLOAT32
 CONTEXT = CompileContext(threads=2)
 SQUARE = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
 LARGE = COPY_TO  # columns of float32, so that two rows are well over what is copied

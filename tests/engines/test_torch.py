@@ -44,22 +44,6 @@ def why(f: Function) -> str:
 # ---------------------------------------------------------------------- reasons
 
 
-@pytest.mark.parametrize(
-    ("f", "reason"),
-    [
-        (one("ImageDecoder", tensor(3, dtype=DType.UINT8), opset=20), "engine 'torch' has no kernel for ImageDecoder"),
-        (one("NoSuch", tensor(2)), "NoSuch is not an operator of opset 18"),
-        (one("Identity", tensor(2, dtype=DType.STRING)), "'x0' is string, in which this engine does not compute Identity"),
-        (one("Conv"), "torch cannot take this Conv: tuple index out of range"),
-        (one("Div", tensor(2, dtype=DType.UINT64), tensor(2, dtype=DType.UINT64)), "'x0' is uint64, in which this engine"),
-    ],
-    ids=lambda value: value.nodes[0].op if isinstance(value, Function) else "",
-)
-def test_reasons(f: Function, reason: str) -> None:
-    typed = f.replace(outputs=tuple(Value(v.name, v.type or f.inputs[0].type if f.inputs else tensor(1)) for v in f.outputs))
-    assert why(typed).startswith(reason)
-
-
 def test_what_is_not_computed_inside_of_a_body_is_the_reason() -> None:
     then = function(Node("NoSuch", ("x",), ("a",)), inputs={}, outputs={"a": tensor(2)})
     other = function(Node("Neg", ("x",), ("b",)), inputs={}, outputs={"b": tensor(2)})

@@ -61,7 +61,6 @@ def test_the_mode_is_an_option() -> None:
             one("Identity", TensorType(DType.FLOAT32), output=TensorType(DType.FLOAT32)),
             "mode=inductor needs the number of dimensions of 'x0'",
         ),
-        (one("NoSuch", tensor(2), output=tensor(2)), "NoSuch is not an operator of opset 18"),
     ],
     ids=lambda value: value.nodes[0].op if isinstance(value, Function) else "",
 )

@@ -92,38 +92,6 @@ def test_it_says_that_it_does_not_measure() -> None:
 # ---------------------------------------------------------------------- reasons
 
 
-@pytest.mark.parametrize(
-    ("f", "reason"),
-    [
-        (
-            one("LpNormalization", tensor(2)),
-            "TVM cannot take this LpNormalization: The following operators are not supported for frontend ONNX: LpNormalization",
-        ),
-        (one("NoSuch", tensor(2)), "NoSuch is not an operator of opset 18"),
-        (one("Relu", tensor(None, 3)), "the shape of 'x0' is not known before the run"),
-        (one("Relu", tensor(2, dtype=DType.INT4)), "'x0' is int4, which TVM does not compute in on a CPU"),
-        (one("Identity", tensor(2, dtype=DType.STRING)), "'x0' is string, which TVM does not compute in on a CPU"),
-        (one("Relu", tensor(0, 3)), "'x0' is float32[0,3], which has no elements, and TVM's loops need one"),
-        (one("NonZero", tensor(3)), "the shape of what NonZero returns is not known to TVM before the run"),
-        (
-            one("Reshape", tensor(4), tensor(2, dtype=DType.INT64)),
-            "TVM needs the 'shape' of Reshape as a constant, and here it is known only at run time",
-        ),
-        (
-            one("ReduceSum", tensor(4), tensor(1, dtype=DType.INT64)),
-            "TVM needs the 'axes' of ReduceSum as a constant, and here it is known only at run time",
-        ),
-        (
-            one("Relu", tensor(4), output=tensor(5)),
-            "TVM takes the result of this Relu for float32[4], where ONNX says float32[5]",
-        ),
-    ],
-    ids=lambda value: value.nodes[0].op if isinstance(value, Function) else "",
-)
-def test_reasons(f: Function, reason: str) -> None:
-    assert why(f) == reason
-
-
 def test_a_value_of_unknown_type_and_another_domain_are_declined() -> None:
     f = function(Node("Relu", ("x",), ("y",)), inputs={"x": None}, outputs={"y": None})
     assert why(f) == "the type of 'x' is not known before the run"

@@ -48,33 +48,6 @@ def why(f: Function) -> str:
 # ---------------------------------------------------------------------- reasons
 
 
-@pytest.mark.parametrize(
-    ("f", "reason"),
-    [
-        (one("NonZero", tensor(3)), "engine 'xla' has no kernel for NonZero"),
-        (one("NoSuch", tensor(2)), "NoSuch is not an operator of opset 18"),
-        (one("Relu", tensor("N", 3)), "the shape of 'x0' is not known before the run"),
-        (one("Identity", tensor(2, dtype=DType.STRING)), "'x0' is string, in which this engine does not compute Identity"),
-        (
-            one("Reshape", tensor(4), tensor(2, dtype=INT)),
-            "XLA needs the 'shape' of Reshape while it compiles, and here it is known only at run time",
-        ),
-        (
-            one("Relu", tensor(4), output=tensor(5)),
-            "XLA takes the result of this Relu for float32[4], where ONNX says float32[5]",
-        ),
-        (
-            one("MatMul", tensor(2, 3), tensor(4, 5)),
-            "XLA cannot take this MatMul: dot_general requires contracting dimensions to have the same shape, got (3,) and (4,)",
-        ),
-        (one("MaxPool", tensor(1, 1, 2), kernel_shape=[3]), "XLA cannot take this MaxPool: a window of [3] does not fit into"),
-    ],
-    ids=lambda value: value.nodes[0].op if isinstance(value, Function) else "",
-)
-def test_reasons(f: Function, reason: str) -> None:
-    assert why(f).startswith(reason)
-
-
 @pytest.mark.slow
 def test_a_call_that_fails_says_where() -> None:
     with pytest.raises(RunFailed, match=r"^XLA failed while it ran 'main': "):

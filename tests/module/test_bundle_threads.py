@@ -14,7 +14,7 @@ import pytest
 import xrt
 from tests.module.test_bundle import perceptron
 from xrt.cache import CompileCache
-from xrt.engines import GraphCompiler
+from xrt.engines import CompileContext, GraphCompiler
 from xrt.errors import BundleError, FallbackWarning
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.runtime import set_budget_source
@@ -116,6 +116,16 @@ print(counts)
 """
     completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert completed.stdout == "[0, 1, 3]\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2])
+def test_openvino_computes_with_the_threads_of_the_load(threads: int) -> None:
+    engine, context, other = xrt.engines.create("openvino"), CompileContext(threads=threads), CompileContext(threads=3 - threads)
+    saved = memoryview(engine.save(engine.compile(wide(), other), other))
+    models = [executable.compiled.model for executable in (engine.load(saved, wide(), context), engine.compile(wide(), context))]
+    for name in ("INFERENCE_NUM_THREADS", "NUM_STREAMS"):
+        assert models[0].get_property(name) == models[1].get_property(name)
 
 
 @pytest.mark.slow

@@ -193,7 +193,7 @@ def test_options_that_cannot_be(engines: list[Any], options: Any, text: str) -> 
 
 
 @pytest.mark.slow
-def test_a_later_module_finds_the_program_for_all_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_module_and_a_bundle_have_the_program_for_all_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xrt.formats.output.SETTLED", -(10**12))  # files count as settled that were written just now
     onnx.save(MODEL, tmp_path / "model.onnx")
     for round_ in range(2):
@@ -201,4 +201,7 @@ def test_a_later_module_finds_the_program_for_all_sizes(tmp_path: Path, monkeypa
             tmp_path / "model.onnx", "openvino", cache=CompileCache(disk=open_disk_tier(directory=tmp_path / "cache"))
         ) as module:
             assert {*call(module, 5 + round_).values(), *call(module, 9).values()} == {"openvino"}
+            module.save(tmp_path / "model.xrt")
         monkeypatch.setattr("xrt.engines.openvino.OpenVino.compile", None)
+    with xrt.load(tmp_path / "model.xrt", cache=CompileCache()) as module:
+        assert {*call(module, 5).values(), *call(module, 8).values()} == {"openvino"}

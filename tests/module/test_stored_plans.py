@@ -496,6 +496,13 @@ def test_a_text_whose_parts_do_not_fit_is_refused(path: Path, what: str) -> None
         parse(json.dumps(facts).encode())
 
 
+def test_a_plan_that_cannot_be_restored_is_made_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = module(path)(*inputs())
+    monkeypatch.setattr(stored_plans, "launch_node", lambda *_, **__: [].pop())
+    with pytest.warns(CacheWarning, match="does not fit: IndexError"):
+        np.testing.assert_array_equal(module(path)(*inputs()), expected)
+
+
 @pytest.mark.slow
 def test_what_cannot_be_kept_is_not(path: Path) -> None:
     module(path, ["ort", "toy"], pins=["Relu=toy"])(*inputs())
