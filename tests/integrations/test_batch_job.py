@@ -358,6 +358,16 @@ def test_a_fixed_batch_is_filled_up_and_cut(tmp_path):
     assert str(caught.value) == "batch is 3, and the model takes 4 rows in each call; leave batch out"
 
 
+def test_naming_outputs_leaves_out_one_without_rows(tmp_path):
+    total = "float total) {\n  total = ReduceSum <keepdims = 0> (x)\n"
+    text = FOUR.replace("[4,2]", "[n,2]").replace("y) {\n", f"y, {total}")
+    x = np.arange(6, dtype="float32").reshape(3, 2)
+    assert list(_open(tmp_path, text, outputs=["y"])({"x": x})) == ["y"]
+    with pytest.raises(OptionError) as caught:
+        _open(tmp_path, text)({"x": x})
+    assert str(caught.value) == "output 'total' has no item for each row: [] for 3 rows; name the outputs to keep"
+
+
 def test_rows_that_cannot_be_run_are_kept_apart(tmp_path):
     rows = _open(tmp_path, TEXT, on_error="column")
     result = rows({"ids": _objects([[1, 2], None, [3, 4], [[5]], ["a"], [1.5]])})
