@@ -202,13 +202,13 @@ def _iter_kernels(library: NativeLibrary, library_c: abi.LibraryC) -> Iterator[N
         )
 
 
-def _read_text(raw: bytes | None, file: Path, what: str, *, may_be_empty: bool = False) -> str:
+def _read_text(raw: bytes | None, file: Path, field: str, *, may_be_empty: bool = False) -> str:
     if raw is None or not (raw or may_be_empty):
-        raise _make_error(file, f"{what} is {'missing' if raw is None else 'empty'}")
+        raise _make_error(file, f"{field} is {'missing' if raw is None else 'empty'}")
     try:
         return raw.decode()
     except UnicodeDecodeError:
-        raise _make_error(file, f"{what} is not UTF-8: {raw!r}") from None
+        raise _make_error(file, f"{field} is not UTF-8: {raw!r}") from None
 
 
 def _check_choices(library: NativeLibrary) -> None:

@@ -274,7 +274,7 @@ class OpenVinoExecutable(Executable):
             frame = self._acquire_frame()
             results = frame.run(inputs, buffers, self._find_shapes(inputs))
         except Exception as error:
-            raise self._make_error(error) from error
+            raise RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {summarize_error(error)}") from error
         # A frame is reused only after success: a failed request is dropped.
         self._idle.append(frame)
         return results
@@ -309,8 +309,8 @@ class OpenVinoExecutable(Executable):
             return RequestFrame(self.compiled)
 
     def fast_call(self) -> Callable[..., Sequence[Any]]:
-        computed, none = self._compute, self._no_buffers
-        return lambda *inputs: computed(inputs, none)
+        compute, buffers = self._compute, self._no_buffers
+        return lambda *inputs: compute(inputs, buffers)
 
     def output_buffer_threshold(self) -> Sequence[int | None]:
         if self.compiled is None:
@@ -339,9 +339,6 @@ class OpenVinoExecutable(Executable):
             frame.forget_model()
         self._idle.clear()
         self._owner = None
-
-    def _make_error(self, error: Exception) -> RunFailed:
-        return RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {summarize_error(error)}")
 
     def _choose_buffers(self, inputs: Sequence[Any], buffers: Sequence[Array | None]) -> list[Array | None]:
         """Per output, the buffer that the model writes to directly; None if it may overlap another input."""

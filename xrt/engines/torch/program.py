@@ -54,7 +54,7 @@ class TensorProgram:
         for slot, value in zip(self.inputs, inputs, strict=True):
             slots[slot] = value
         # The index of the step that runs, for the error message.
-        completed = 0
+        index = 0
         try:
             for run, arguments, results, dead in self.steps:
                 result = run(*[slots[i] for i in arguments])
@@ -65,11 +65,11 @@ class TensorProgram:
                         slots[slot] = value
                 for slot in dead:
                     slots[slot] = None
-                completed += 1
+                index += 1
         except (RunFailed, CompileRefused):
             raise
         except Exception as cause:
-            node = self.nodes[completed]
+            node = self.nodes[index]
             raise RunFailed(
                 f"torch failed at node {node.name!r} ({node.op}) of {self.name!r}: {summarize_error(cause)}"
             ) from cause
