@@ -82,13 +82,14 @@ class CostStore:
             if part.regions:
                 self._costs.update(key, partial(_merge, part))
 
-    def decision(self, request: Signature) -> PlacementFile | None:
-        """The document stored for the request; the caller checks whether it still applies."""
-        return self._decisions.find(request.key)
+    def decision(self, request: Signature | None) -> PlacementFile | None:
+        """The document stored for the request, if it has a signature; the caller checks whether it still applies."""
+        return None if request is None else self._decisions.find(request.key)
 
-    def store_decision(self, request: Signature, document: PlacementFile) -> None:
-        """Store or replace a decision."""
-        self._decisions.keep(request.key, document)
+    def store_decision(self, request: Signature | None, document: PlacementFile) -> None:
+        """Store or replace a decision, if the request has a signature."""
+        if request is not None:
+            self._decisions.keep(request.key, document)
 
     # ------------------------------------------------------------------ engines
 

@@ -179,9 +179,8 @@ class AutoPlacement:
         self.placed = SizedPlacement(sizes, tuned)
         store = CostStore.for_cache(self.cache)
         if tuned.how == "measured" and store is not None and self.model is not None:
-            key = make_decision_key(self._make_request(self.model.get_declared())[0])
-            if key is not None:
-                store.store_decision(key, PlacementFile(sizes=dict(sizes)))
+            request, _ = self._make_request(self.model.get_declared())
+            store.store_decision(make_decision_key(request), PlacementFile(sizes=dict(sizes)))
 
     def mark_checked(self, function: Function) -> None:
         """Record, also for other sizes and later processes, that a call of the chosen plan agreed with the reference."""
@@ -200,8 +199,7 @@ class AutoPlacement:
         decision = load_decision(self._make_request(function)[0], store, ingredients)
         if decision is not None:
             return SizedPlacement(sizes, decision)
-        key = make_decision_key(self._make_request(model.get_declared())[0])
-        document = store.decision(key) if key is not None else None
+        document = store.decision(make_decision_key(self._make_request(model.get_declared())[0]))
         if document is None or document.sizes.keys() != sizes.keys():
             return None
         at = FrozenDict({name: document.sizes[name] for name in sizes})

@@ -45,7 +45,6 @@ from xrt.placement.race import (
     StoppingRule,
     get_single_cost,
     make_partition_key,
-    pick_winner_from_profile,
     prepare_plan,
     run_interleaved,
     select_winner,
@@ -199,7 +198,9 @@ def _run(search: Search) -> TuningResult:
             measure_whole_models(search)
             race_plans(search, propose_mixtures(search))
         finally:
-            search.close()
+            search.inquiry.close()
+            for entrant in search.entrants:
+                entrant.close()
     # The user is waiting: no plan is measured any more, and the best of those measured is used.
     except KeyboardInterrupt:
         # Costs of whole models count even if the race had not begun.
@@ -385,12 +386,6 @@ class Search:
         fastest = self.find_best_alone() if best is None and self._candidates else None
         title, seconds = best or ((describe_plan(fastest[0]), fastest[1].seconds) if fastest else ("", None))
         self.report(Progress(stage, title, seconds, self.clock() - self.began, self.request.budget))
-
-    def close(self) -> None:
-        """Stop the workers and release the programs."""
-        self.inquiry.close()
-        for entrant in self.entrants:
-            entrant.close()
 
     # ------------------------------------------------------------------ candidates
 
@@ -625,7 +620,10 @@ class Search:
         spent, best = self.clock() - self.began, self.find_best_alone()
         # The budget ended before a round of the race: the times in workers decide.
         if race.winner is None and best is not None:
-            race = pick_winner_from_profile(race, *best)
+            plan, cost = best
+            note = "measured alone; the budget ended before it was compared with the others"
+            winner = CandidateResult(plan, "won", cost.seconds, cost.low, cost.high, note=note)
+            race = CandidateComparison((winner, *(x for x in race.contenders if x.plan != plan)), race.rounds)
         unmeasured = self._list_unmeasured(race)
         race = self._renew_reasons(race, unmeasured)
         if race.winner is not None:

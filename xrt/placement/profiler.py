@@ -162,8 +162,12 @@ class WorkerRunner(IsolatedEngine):
         """Compile, run and time a Function; raises EngineError."""
         end = perf_counter() + limits.total
         # An engine that hung or crashed lost its worker; the next part of the model may still work.
-        if not self._home.has_worker:  # it was killed in an earlier trial
-            self._restart(limits.compiling)
+        if not self._home.has_worker:
+            self.bound(limits.compiling)
+            try:
+                within(min(limits.compiling, threading.TIMEOUT_MAX), self.start)
+            except OutOfTime as error:
+                raise NotStarted(f"engine {self.spec!r} was not started again within {limits.compiling:.3g} s") from error
         began = perf_counter()
         self.bound(max(min(limits.compiling, end - began), LEAST))
         remote = RemoteExecutable(self._home, function, context)
@@ -180,14 +184,6 @@ class WorkerRunner(IsolatedEngine):
         else:
             remote.close()
         return TrialResult(results, samples)
-
-    def _restart(self, seconds: float) -> None:
-        """Restart the worker within ``seconds``; raises NotStarted."""
-        self.bound(seconds)
-        try:
-            within(min(seconds, threading.TIMEOUT_MAX), self.start)
-        except OutOfTime as error:
-            raise NotStarted(f"engine {self.spec!r} was not started again within {seconds:.3g} s") from error
 
     def bound(self, limit: float) -> None:
         """Limit the seconds of each later request."""

@@ -28,7 +28,7 @@ from xrt.measure.statistics import (
 )
 from xrt.measure.timing import Clock, choose_calls_per_turn, median_interval, seconds_per_turn, time_call
 from xrt.partition import ClusteringOptions, Plan, SupportMatrix, partition
-from xrt.partition.cost_table import CostTable, MeasuredCost, RegionCost
+from xrt.partition.cost_table import CostTable, RegionCost
 from xrt.partition.partitioner import map_nodes_to_engines, plan_from_assignment
 from xrt.placement.profiler import Reference, check_against_reference, find_first_random_node
 from xrt.placement.records import list_node_ranges
@@ -378,13 +378,6 @@ def select_winner(
     results = {id(entrant): _judge(entrant, ratios[id(entrant)], chosen, is_sure=is_sure) for entrant in ran}
     contenders = sorted([*results.values(), *failed, *others], key=_rank)
     return CandidateComparison(tuple(contenders), rounds, next(i for i, c in enumerate(contenders) if c is results[id(base)]))
-
-
-def pick_winner_from_profile(race: CandidateComparison, plan: Plan, cost: MeasuredCost) -> CandidateComparison:
-    """Declare the single-region plan with the lowest measured cost the winner of an unfinished comparison."""
-    note = "measured alone; the budget ended before it was compared with the others"
-    winner = CandidateResult(plan, "won", cost.seconds, cost.low, cost.high, note=note)
-    return CandidateComparison((winner, *(contender for contender in race.contenders if contender.plan != plan)), race.rounds)
 
 
 def _choose_winner(ran: Sequence[Entrant], base: Entrant, ratios: dict[int, RatioInterval], *, prefers_simple: bool) -> Entrant:

@@ -291,8 +291,7 @@ def load_decision(request: PlacementRequest, store: CostStore, ingredients: Ingr
 
     Nothing is measured or calibrated. ``ingredients`` are those of the error budget, if there is one.
     """
-    key = make_decision_key(request, ingredients)
-    document = store.decision(key) if key is not None else None
+    document = store.decision(make_decision_key(request, ingredients))
     if document is None:
         return None
     try:
@@ -307,15 +306,15 @@ def store_decision(
     tuned: TuningResult, request: PlacementRequest, store: CostStore, ingredients: Ingredients | None = ()
 ) -> None:
     """Store a decision for later processes, if a plan won and the search was not interrupted."""
-    if tuned.how == "measured" and tuned.race.winner is not None and (key := make_decision_key(request, ingredients)) is not None:
-        store.store_decision(key, make_decision(tuned, request))
+    if tuned.how == "measured" and tuned.race.winner is not None:
+        store.store_decision(make_decision_key(request, ingredients), make_decision(tuned, request))
 
 
 def mark_checked(request: PlacementRequest, store: CostStore, ingredients: Ingredients | None = ()) -> None:
     """Record in a stored decision that the results of its plan agreed with the reference."""
     key = make_decision_key(request, ingredients)
-    document = store.decision(key) if key is not None else None
-    if key is not None and document is not None and document.search is not None:
+    document = store.decision(key)
+    if document is not None and document.search is not None:
         store.store_decision(key, document.replace(search=document.search.replace(is_checked=True)))
 
 
