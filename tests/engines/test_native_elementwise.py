@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import hypothesis.strategies as st
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from tests.engines.native_running import Array, on_native, on_python, one_node, ulps
-from xrt.engines.native.fusion import DOMAIN, ELEMENTWISE, ROWS, fuse_elementwise
+from xrt.engines.native.fusion import DOMAIN, ELEMENTWISE, LONGEST, ROWS, fuse_elementwise
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.passes import infer_shapes
 
@@ -312,6 +312,14 @@ def test_what_is_left_alone() -> None:
     assert fuse_elementwise(controlled) is controlled
     elsewhere = graph(Node("Exp", ("x",), ("a",), name="a", device="cuda:0"), outputs="a")
     assert fuse_elementwise(elsewhere) is elsewhere
+
+
+def test_long_chains_are_cut() -> None:
+    names = ["x", *(f"v{i}" for i in range(3 * LONGEST + 5))]
+    function = graph(*(node("Neg", a, b) for a, b in pairwise(names)), outputs=names[-1])
+    assert [len(chain) for chain in members(function)] == [LONGEST, LONGEST, LONGEST, 5]
+    x = np.arange(16, dtype=np.float32).reshape(4, 4)
+    np.testing.assert_array_equal(on_native(function, [x])[0], -x)
 
 
 @st.composite
