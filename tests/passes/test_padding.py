@@ -359,6 +359,30 @@ def test_a_quotient_of_sizes_may_be_negative(size: int) -> None:
     np.testing.assert_array_equal(module(*values), evaluate(function, values)[0])
 
 
+def test_a_sum_with_an_unknown_number_is_unknown() -> None:
+    def build(x: Tensor, number: Tensor) -> Tensor:
+        total = emit("ReduceSum", emit("Concat", emit("Shape", x), number, axis=0), constant([0]))
+        return emit("Where", emit("Less", total, constant([0])), x, emit("Neg", x))
+
+    function = make(build, {"x": (FLOAT, ("s",)), "number": (INT, (1,))})
+    values = [np.ones(3, np.float32), np.array([-9])]
+    np.testing.assert_array_equal(xrt.XRTModule(function, engine="toy")(*values), values[0])
+    assert "known in part" in str(pad_dims(function).refusals["s"])
+
+
+def test_squares_of_squares_of_sums_end() -> None:
+    """The terms of such a product grow with a power of the number of nodes."""
+
+    def build(x: Tensor, y: Tensor) -> Tensor:
+        total = emit("Add", emit("Shape", x), emit("Shape", y))
+        for _ in range(9):
+            total = emit("Mul", total, total)
+        return emit("Add", x, emit("Cast", emit("Mod", total, constant([3])), to=FLOAT.onnx))
+
+    function = make(build, {"x": (FLOAT, ("s",)), "y": (FLOAT, ("t",))})
+    check(function, pad_dims(function))
+
+
 def test_a_model_that_needs_no_mask_is_the_same() -> None:
     function = make(lambda x: emit("Relu", emit("MatMul", x, constant(WEIGHT))), X)
     padded = pad_dims(function)

@@ -20,6 +20,8 @@ class Quotient:
         return f"(({self.dividend}) // {self.divisor})"
 
 
+MOST_TERMS = 64
+"""Larger products are refused, since repeated squares of a sum would take minutes. The sizes in shapes have a few terms."""
 Atom: TypeAlias = str | Quotient
 Monomial: TypeAlias = tuple[Atom, ...]
 
@@ -39,9 +41,12 @@ class Extent:
 
     @classmethod
     def of(cls, value: int | Atom | Extent) -> Extent:
-        """The extent of a number, a dim name or a quotient; an extent is returned unchanged."""
+        """The extent of a number, a dim name or a quotient; an extent is returned unchanged. Raises TypeError for others."""
         if isinstance(value, Extent):
             return value
+        # None is an unknown element, whose sums are unknown too.
+        if not isinstance(value, int | str | Quotient):
+            raise TypeError(f"{value!r} is no extent")
         return cls._sum({(): value}) if isinstance(value, int) else cls._sum({(value,): 1})
 
     @classmethod
@@ -67,10 +72,14 @@ class Extent:
         return -self + other
 
     def __mul__(self, other: Extent | int) -> Extent:
+        """Multiply; raises ValueError for more than `MOST_TERMS` terms or atoms in one, and for factors beyond int64."""
         factors: Counter[Monomial] = Counter()
         for monomial, factor in self.terms:
             for other_monomial, other_factor in Extent.of(other).terms:
                 factors[tuple(sorted((*monomial, *other_monomial), key=str))] += factor * other_factor
+        is_long = len(factors) > MOST_TERMS or any(len(monomial) > MOST_TERMS for monomial in factors)
+        if is_long or any(abs(factor) >= 2**63 for factor in factors.values()):
+            raise ValueError("a product of extents is too large")
         return self._sum(factors)
 
     __rmul__ = __mul__

@@ -166,7 +166,8 @@ def pad_dims(function: Function, dims: Sequence[str] | None = None) -> PaddedFun
         p = Padder(decomposed, frozenset(candidates) - frozenset(refusals))
         walk(p)
         refused = [state for value in function.outputs if isinstance(state := _find_output_state(p, value), PaddingRefusal)]
-        if not refused:
+        # Without dims to pad, a node that no rule can read changes nothing.
+        if not refused or not p.dims:
             return _finish(p, function, {dim: refusals[dim] for dim in candidates if dim in refusals})
         for refusal in refused:
             refusals.update(dict.fromkeys((refusal.dims & p.dims) or p.dims, _name_original(refusal, decomposed, function)))
