@@ -23,7 +23,7 @@ from xrt.cache import CompileCache
 from xrt.cli import engines as engines_module, run as run_command
 from xrt.comparison import Comparison
 from xrt.engines import EngineStatus
-from xrt.errors import XRTWarning
+from xrt.errors import EngineError, XRTWarning
 from xrt.formats import onnx
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.logging import follow
@@ -278,6 +278,20 @@ def test_an_interrupt_in_a_callback_of_a_weak_reference_ends_the_command(
         code, out, err = command("inspect", "model.onnx")
     finally:
         signal.signal(signal.SIGINT, handler)
+    assert (code, out, err.strip()) == (130, "", "interrupted: stopped before the end")
+
+
+def test_an_interrupt_that_an_extension_replaces_ends_the_command(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pybind11 raises an ImportError from whatever stops the import of an extension."""
+
+    def load(_: object) -> None:
+        try:
+            raise ImportError("initialization failed") from KeyboardInterrupt()
+        except ImportError as error:
+            raise EngineError("engine 'openvino' is broken: ImportError: initialization failed") from error
+
+    monkeypatch.setattr("xrt.cli.inputs.load_with_options", load)
+    code, out, err = command("inspect", "model.onnx")
     assert (code, out, err.strip()) == (130, "", "interrupted: stopped before the end")
 
 

@@ -98,6 +98,9 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         sys.stderr.close()  # the reader left; say nothing more
         return 0
     except Exception as error:
+        if _comes_from_interrupt(error):
+            complain("interrupted", "stopped before the end")
+            return 130
         if debug and not isinstance(error, click.ClickException):  # a mistake on the command line needs no traceback
             raise
         complain("error", _describe(error))
@@ -121,6 +124,13 @@ def _repeat_lost_interrupts() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = report
+
+
+def _comes_from_interrupt(error: BaseException | None) -> bool:
+    """Whether a KeyboardInterrupt caused the error: pybind11 replaces one during the import of an extension by an ImportError."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _describe(error: Exception) -> str:
