@@ -112,7 +112,7 @@ def doctor_command(as_json: bool) -> int:
 
 
 def _examine() -> dict[str, Any]:
-    """Collect the facts of the bug report as plain data; asks each engine in a process of its own."""
+    """Collect the facts of the bug report as plain data; each engine is examined in a separate process."""
     import numpy as np
 
     libraries = (library for name in list_by_rank() for library in find_declaration(name).libraries)
@@ -241,7 +241,7 @@ def verify_command(store: Store) -> int:
 @click.option("--failures", is_flag=True, help="Forget the compiles that are stored as failed")
 @click.pass_obj
 def gc_command(store: Store, size: int | None, failures: bool) -> None:
-    """Remove what is damaged, left behind, out of date, or too much."""
+    """Remove damaged, unfinished and outdated entries, and the least recently used ones over the size limit."""
     tier = open_disk_tier(directory=store.directory)
     limit = size if size is not None else tier.limit if tier else 0
     # Damaged entries are removed first: their sizes must not evict good ones.
@@ -267,7 +267,7 @@ def _is_failure(path: Path) -> bool:
 @cache_command.command("clear")
 @click.pass_obj
 def clear_command(store: Store) -> None:
-    """Remove everything."""
+    """Remove everything that XRT stores in the directory."""
     sizes = [item.size for item in store.entries.items()]
     store.clear()
     print_lines(f"removed {len(sizes)} entries, {format_bytes(sum(sizes))}, from {store.directory}")

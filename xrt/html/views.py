@@ -207,7 +207,7 @@ INPUTS = -1
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A value that a region reads, or an order of execution without data."""
+    """An edge into a region: a value that it reads, or a region that must run before it without passing data."""
 
     source: int
     """Index of the region that computes it, in execution order; `INPUTS` for model inputs."""

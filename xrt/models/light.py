@@ -40,7 +40,7 @@ def propagate_statistics(node: Node, statistics: Mapping[str, ActivationStatisti
 
 
 def _unit(node: Node, inputs: Sequence[ActivationStatistics]) -> ActivationStatistics:
-    """For operators with weights, which `_product` scales for outputs of unit variance."""
+    """Moments of a product's outputs: mean 0 and variance 1, since `_draw_product_weights` scales its weights for that."""
     return UNIT
 
 
@@ -147,10 +147,12 @@ def _find_weights(function: Function) -> dict[str, _Weight]:
     return weights
 
 
-# ---------------------------------------------------------------------- one maker for each role
+# ---------------------------------------------------------------------- one function for each role of a weight
 
 
-def _product(generator: np.random.Generator, shape: tuple[int, ...], statistics: ActivationStatistics, node: Node) -> Array:
+def _draw_product_weights(
+    generator: np.random.Generator, shape: tuple[int, ...], statistics: ActivationStatistics, node: Node
+) -> Array:
     """Weights of a product, scaled for outputs of unit variance."""
     if node.op_type == "Conv":
         fan_in = math.prod(shape[1:])
@@ -160,20 +162,22 @@ def _product(generator: np.random.Generator, shape: tuple[int, ...], statistics:
     return _normal(generator, shape, 0.0, 1 / math.sqrt(max(1.0, fan_in * statistics.square)))
 
 
-def _small(generator: np.random.Generator, shape: tuple[int, ...], statistics: ActivationStatistics, node: Node) -> Array:
+def _draw_near_zero(
+    generator: np.random.Generator, shape: tuple[int, ...], statistics: ActivationStatistics, node: Node
+) -> Array:
     return _normal(generator, shape, 0.0, 0.1)
 
 
-def _mean(generator: np.random.Generator, shape: tuple[int, ...], statistics: ActivationStatistics, node: Node) -> Array:
+def _draw_mean(generator: np.random.Generator, shape: tuple[int, ...], statistics: ActivationStatistics, node: Node) -> Array:
     return _normal(generator, shape, statistics.mean, 0.1 * math.sqrt(statistics.variance))
 
 
 # A batch normalization should normalize: its mean and variance are near those of its input.
-def _variance(generator: np.random.Generator, shape: tuple[int, ...], statistics: ActivationStatistics, node: Node) -> Array:
-    return _near_one(generator, shape, statistics, node) * np.float32(statistics.variance)
+def _draw_variance(generator: np.random.Generator, shape: tuple[int, ...], statistics: ActivationStatistics, node: Node) -> Array:
+    return _draw_near_one(generator, shape, statistics, node) * np.float32(statistics.variance)
 
 
-def _near_one(generator: np.random.Generator, shape: tuple[int, ...], statistics: ActivationStatistics, node: Node) -> Array:
+def _draw_near_one(generator: np.random.Generator, shape: tuple[int, ...], statistics: ActivationStatistics, node: Node) -> Array:
     return generator.random(shape, dtype=np.float32) * np.float32(0.4) + np.float32(0.8)
 
 
@@ -185,17 +189,17 @@ def _normal(generator: np.random.Generator, shape: tuple[int, ...], mean: float,
 
 
 _MAKERS: dict[tuple[str, int], Maker] = {
-    ("Conv", 1): _product,
-    ("Gemm", 1): _product,
-    ("MatMul", 1): _product,
-    ("Conv", 2): _small,
-    ("Gemm", 2): _small,
-    ("BatchNormalization", 1): _near_one,
-    ("BatchNormalization", 2): _small,
-    ("BatchNormalization", 3): _mean,
-    ("BatchNormalization", 4): _variance,
-    ("Mul", 1): _near_one,
-    ("Add", 1): _small,
+    ("Conv", 1): _draw_product_weights,
+    ("Gemm", 1): _draw_product_weights,
+    ("MatMul", 1): _draw_product_weights,
+    ("Conv", 2): _draw_near_zero,
+    ("Gemm", 2): _draw_near_zero,
+    ("BatchNormalization", 1): _draw_near_one,
+    ("BatchNormalization", 2): _draw_near_zero,
+    ("BatchNormalization", 3): _draw_mean,
+    ("BatchNormalization", 4): _draw_variance,
+    ("Mul", 1): _draw_near_one,
+    ("Add", 1): _draw_near_zero,
 }
 """How to draw a weight, by the operator that reads it and the position among its inputs."""
 _PREFIX = "light_"

@@ -287,8 +287,8 @@ def _begin(net: _Network) -> tuple[Tensor, _Step]:
     length = builder.state("length", TensorType(DType.INT64, (1,)))
     count = emit("Shape", ids, start=1, end=2)
     builder.update(length, length + count)
-    zero, one = (net.constant(np.array(n, np.int64)) for n in (0, 1))
-    positions = length + emit("Range", zero, emit("Squeeze", count, net.constant(np.array([0]))), one)
+    zero, step = (net.constant(np.array(n, np.int64)) for n in (0, 1))
+    positions = length + emit("Range", zero, emit("Squeeze", count, net.constant(np.array([0]))), step)
     # The caches have their whole capacity in each call: a token sees the columns up to its position, and masks the empty rest.
     columns = net.constant(np.arange(sizes.capacity, dtype=np.int64)[None])
     visible = emit("LessOrEqual", columns, emit("Unsqueeze", positions, net.constant(np.array([1]))))

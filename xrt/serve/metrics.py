@@ -41,7 +41,7 @@ _GAUGES = {
 
 
 class Metrics:
-    """The metrics of an application."""
+    """The Prometheus counters, histograms and gauges of an application, by model and version."""
 
     def __init__(self) -> None:
         try:
@@ -95,7 +95,7 @@ class ModelMetrics:
         self._add("queue", seconds)
 
     def note_request(self, protocol: str, status: int, seconds: float, error: BaseException | None) -> None:
-        """Count an answered request with its HTTP status; ``error`` is for the signature of `time_request`."""
+        """Count an answered request with its HTTP status; ``error``, which `time_request` passes, is not used."""
         self._count(protocol, status)()
         self._histograms["request_seconds"].observe(seconds)
         self._add("success" if status == OK else "fail", seconds)

@@ -409,7 +409,7 @@ def _replace_special(text: bytes) -> bytes:
 
 
 def _load_special(text: bytes) -> Any:
-    """Parse numbers in which `_replace_special` replaced NaN and infinities."""
+    """Parse JSON in which `_replace_special` replaced NaN and infinities, and restore them."""
     for word, number in _SPECIAL.items():
         text = text.replace(number, word)
     return json.loads(text)

@@ -155,7 +155,7 @@ class Repository:
         return iter([entry.served for entry in self._list_entries() if entry.served is not None])
 
     def find(self, name: str, version: str | None) -> ServedModel:
-        """The model in this version, by default in the highest that is served; raises RequestRefusal if there is none."""
+        """A version of a model, by default the highest that is served; raises RequestRefusal if there is none."""
         entry = self._find_entry(name, version)
         if entry.served is None:
             raise RequestRefusal(f"model {name!r} is not served: {entry.reason}", UNKNOWN)

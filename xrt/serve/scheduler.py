@@ -149,7 +149,7 @@ def run_batch(
 def join_and_split(
     call: Callable[..., Values], requests: Sequence[Values], rows: Sequence[int], sizes: Sequence[int] = ()
 ) -> list[Values]:
-    """Run all requests as one call, padded as in `run_batch`, and split the results; raises ValueError for other row counts."""
+    """Run all requests as one call, padded as in `run_batch`, and split the results; ValueError if outputs lack rows."""
     count = sum(rows)
     padding = min((size for size in sizes if size >= count), default=count) - count
     columns = [list(arrays) for arrays in zip(*requests, strict=True)]
@@ -304,7 +304,7 @@ class Scheduler:
         running.add_done_callback(lambda done: loop.call_soon_threadsafe(finish, done))
 
     def _finish(self, batch: list[_QueuedRequest], started: float, done: Future[list[Values | BaseException]]) -> None:
-        """Give the results of a batch to its requests, and start the next call."""
+        """Set the results of a batch in the futures of its requests, and start the next call."""
         self.running -= 1
         self._metrics.note_batch(len(batch), sum(request.rows for request in batch), time.perf_counter() - started)
         for request, result in zip(batch, done.result(), strict=True):

@@ -188,8 +188,9 @@ class ServedModel:
     def receive(self) -> Iterator[Callable[[int], None]]:
         """Admit a request for the duration of the block, which reads its body and answers it.
 
-        Call the yielded function with the number of bytes received. Bodies count by their bytes, so that slow clients cannot
-        occupy the queue. Raises RequestRefusal if the queue is full, and the function does if too many bytes are in memory.
+        Call the yielded function with the number of bytes received. Bodies are counted in bytes, not as requests, so that slow
+        clients cannot occupy the queue. Raises RequestRefusal if the queue is full, and the function does if too many bytes are
+        in memory.
         """
         received = 0
 
@@ -485,7 +486,8 @@ class SessionTable:
     def enter(self, request: SessionRequest) -> Iterator[SessionEntry]:
         """Use the session for one call; raises RequestRefusal if it is busy or gone, or if there are too many.
 
-        The caller calls `note_start` of the entry when the call begins: one that fails or is cancelled before changes no session.
+        The caller calls `note_start` of the entry when the call begins: a call that fails or is cancelled before that
+        changes no session.
         """
         self.sweep()
         name = request.name
@@ -523,7 +525,7 @@ class SessionTable:
             self.forget(name, f"a call of it failed: {error}")
 
     def _check_new(self, request: SessionRequest) -> None:
-        """Raise RequestRefusal if the request may not start a session, in place of one of that name if there is one."""
+        """Raise RequestRefusal if the request may not start a session, which replaces one of the same name."""
         if not request.start and (why := self._forgotten.get(hash(request.name))) is not None:
             raise RequestRefusal(f"session {request.name!r} is gone: {why}; begin again with session_start", GONE)
         if request.start is False or (self.explicit and not request.start):

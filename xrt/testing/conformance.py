@@ -267,7 +267,7 @@ def conform(
 
 
 def makers_for(engines: Sequence[GraphCompiler], *, alternate: bool = False, opening: Opening | None = None) -> tuple[Maker, ...]:
-    """List the makers; every case runs once with each of them.
+    """List the functions that prepare a case; every case runs once with each of them.
 
     One engine is called directly; several are planned as in a module. With ``alternate``, each engine is the first one once.
     """

@@ -115,7 +115,7 @@ class RecordingEngine(GraphCompiler):
         return ObservedExecutable(self._engine.compile(function, context), self.journal)
 
     def _check_refuses(self, function: Function) -> None:
-        """Raise CompileRefused if the Function has all operators of an alternative in `refuses`."""
+        """Raise CompileRefused if the Function has all operators of one combination in `refuses`."""
         present = {node.op for node in function.nodes}
         for together in self.refuses.split("|") if self.refuses else ():
             if set(together.split("+")) <= present:

@@ -79,8 +79,8 @@ TRIES = 100
 # Cached, because asking an engine about a hundred samples of each recipe takes seconds.
 @cache
 def _list_recipes(form: Form) -> tuple[Recipe, ...]:
-    chosen = tuple(recipe for name in form.families for recipe in ALL_FAMILIES[name])
-    recipes = chosen + (structured.CONTROL if form.control else ())
+    selected = tuple(recipe for name in form.families for recipe in ALL_FAMILIES[name])
+    recipes = selected + (structured.CONTROL if form.control else ())
     return recipes if form.takes is None else tuple(recipe for recipe in recipes if _is_ever_accepted(recipe, form))
 
 
@@ -100,7 +100,7 @@ def _grow(draft: GraphDraft, recipe: Recipe, form: Form) -> bool:
     recipe(draft)
     if form.takes is None or form.takes(draft.function(_list_computed(draft))):
         return True
-    draft.take_back(before)
+    draft.undo(before)
     return False
 
 

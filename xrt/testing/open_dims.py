@@ -72,7 +72,7 @@ class SizedInputs:
         return check.message if check.verdict is Verdict.DISAGREES else ""
 
     def _expand_definition(self) -> Function:
-        """The Function with the definition of its only node: some (FlexAttention) cast to a narrower float."""
+        """Replace the only node by its ONNX definition: that of FlexAttention, for one, rounds to a narrower float."""
         try:
             return (expand(self.function) if len(self.function.nodes) == 1 else None) or self.function
         except ModelError:  # onnx cannot inline a definition whose optional input is absent
@@ -153,9 +153,9 @@ _CHANGES: tuple[Callable[[int], int], ...] = (lambda size: 2 * size, lambda size
 
 
 def list_other_sizes(function: Function, inputs: Sequence[Any]) -> list[SizedInputs]:
-    """List inputs with doubled sizes and with sizes of 1, as far as the reference engine accepts them.
+    """List inputs with doubled sizes, and inputs with sizes of 1, if the reference engine accepts such.
 
-    Changes all symbolic dims, or else those as large as the first, or else only the first.
+    Each choice changes the most dims that it accepts: all symbolic ones, those of the first one's size, or the first alone.
     """
     if any(node.op in UNJUDGED for node in function.nodes):
         return []
@@ -165,9 +165,9 @@ def list_other_sizes(function: Function, inputs: Sequence[Any]) -> list[SizedInp
     equal = [name for name in names if sizes[name] == sizes[names[0]]]
     samples = []
     for change in _CHANGES:
-        for chosen in dict.fromkeys((tuple(names), tuple(equal), tuple(names[:1]))):
-            other = {**sizes, **{name: change(sizes[name]) for name in chosen}}
-            if other != sizes and (sized := _compute(function, resize_values(function.inputs, inputs, other))) is not None:
+        for changing in dict.fromkeys((tuple(names), tuple(equal), tuple(names[:1]))):
+            changed = {**sizes, **{name: change(sizes[name]) for name in changing}}
+            if changed != sizes and (sized := _compute(function, resize_values(function.inputs, inputs, changed))) is not None:
                 samples.append(sized)
                 break  # one valid choice per change is enough
     return samples
@@ -188,7 +188,7 @@ def _compute(function: Function, values: list[Any]) -> SizedInputs | None:
 
 
 def _contradicts(node: Node, function: Function) -> bool:
-    """Whether weights or normalization parameters have the wrong shape for the node; the reference would broadcast them."""
+    """Whether weights or normalization parameters have a wrong shape for the node, which the reference engine would broadcast."""
     shapes = [type_.shape if isinstance(type_ := function.get_type(name), TensorType) else None for name in node.inputs if name]
     if len(shapes) < 2 or not shapes[0] or not shapes[1]:
         return False

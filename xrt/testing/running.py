@@ -223,9 +223,9 @@ def _find_kinds(values: Iterable[Any]) -> set[DeviationKind]:
 
 
 def _is_argument(node: Node, name: str, function: Function) -> bool:
-    """Whether the value is a parameter of the node rather than data, such as the ends of Slice or the empty scales of Resize.
+    """Whether the value is a parameter of the node rather than data: the ends of a Slice, an empty list of scales of a Resize.
 
-    The largest integer as an end, or an empty list of sizes, does not count as a special value.
+    A parameter may be the largest integer or have no elements, and that is no special value that reaches the node.
     """
     if name not in node.inputs[1:] or name == node.inputs[0]:
         return False

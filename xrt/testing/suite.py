@@ -62,7 +62,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class SupportFilter:
-    """A predicate for `Form.takes`: whether the engine supports every node. Values have types, except in bodies."""
+    """A predicate for `Form.takes`: whether `why_not` of the engine accepts every node of a Function, outside of bodies."""
 
     engine: GraphCompiler
 
@@ -246,7 +246,7 @@ class EngineSuite:
         return entry.judge(overlook_deviations(results, entry.function, entry.inputs, entry.expected, [cls.create()]))
 
     def check(self, comparison: Comparison, entry: CorpusEntry) -> None:
-        """Fail unless the corpus entry passed, or failed and is listed in `gaps`."""
+        """Fail unless the corpus entry passed, or failed and is reordered in `gaps`."""
         gap = next((gap for gap in self.gaps if gap.covers(entry.name)), None)
         if gap is not None:
             assert not comparison, f"the gap {gap} is closed: delete the entry"
@@ -255,7 +255,7 @@ class EngineSuite:
 
     # ------------------------------------------------------------------ engine
 
-    def test_its_spec_makes_it_again(self) -> None:
+    def test_its_spec_recreates_it(self) -> None:
         engine = self.create()
         if not isinstance(self.engine, GraphCompiler):
             assert registry.create(engine.spec) == engine, f"{engine.spec} makes {registry.create(engine.spec)!r}, not {engine!r}"
@@ -286,11 +286,11 @@ class EngineSuite:
         ],
         ids=["operator", "domain", "arity", "value"],
     )
-    def test_what_it_cannot_know_is_declined_and_raises_nothing(self, node: Node) -> None:
+    def test_unknown_operators_are_declined_without_an_exception(self, node: Node) -> None:
         function = Function((), (), (node,), opsets={"": 18, "no.such.domain": 1})
         reason = self.create().why_not(function.nodes[0], function)
         unknown = node.domain or node.op_type == "NoSuchOperator"
-        assert reason or not unknown, f"why_not takes {node.op}, an operator that nobody knows"
+        assert reason or not unknown, f"why_not accepts {node.op}, which no specification defines"
 
     @pytest.mark.parametrize("name", [e.name for e in CORPUS])
     def test_corpus_alone(self, name: str) -> None:
@@ -326,7 +326,7 @@ class EngineSuite:
 
     @bounded
     @given(data=st.data())
-    def test_read_only_and_strided_inputs_are_taken(self, data: st.DataObject) -> None:
+    def test_read_only_and_strided_inputs_are_accepted(self, data: st.DataObject) -> None:
         function = data.draw(functions(self.supported_form(aliases=False)))
         inputs = [_make_strided(value) for value in make_random_inputs(function, 1)]
         self.same(alone_or_skip(self.create(), function, inputs), function, 1, "on read-only views with strides")
@@ -344,7 +344,7 @@ class EngineSuite:
 
     @bounded
     @given(data=st.data())
-    def test_results_that_are_said_to_be_fresh_are(self, data: st.DataObject) -> None:
+    def test_fresh_outputs_share_no_memory(self, data: st.DataObject) -> None:
         function = data.draw(functions(self.supported_form(aliases=False)))
         inputs = make_random_inputs(function, 1)
         executable = compile_or_skip(self.create(), function, inputs)
@@ -358,7 +358,7 @@ class EngineSuite:
             assert not sharing, f"outputs_are_fresh is True, and output {index} shares memory\n{function}"
 
     @pytest.mark.parametrize("size", [100, 100_000], ids=["small", "large"])
-    def test_results_of_every_origin_are_right_and_of_their_own(self, size: int) -> None:
+    def test_results_of_every_origin_are_right_and_independent(self, size: int) -> None:
         """Outputs that are an input, a constant, computed, copied, reshaped or repeated, in two runs."""
         function, engine = _make_every_origin(size), self.create()
         inputs = make_random_inputs(function, 1)
@@ -382,19 +382,21 @@ class EngineSuite:
 
     @bounded
     @given(data=st.data())
-    def test_what_it_tells_of_its_memory_is_sound(self, data: st.DataObject) -> None:
+    def test_memory_uses_have_a_name_and_a_reason(self, data: st.DataObject) -> None:
         function = data.draw(functions(self.supported_form(aliases=False)))
         executable = compile_or_skip(self.create(), function, make_random_inputs(function, 1))
         uses = executable.memory()
         executable.close()
         for use in uses or ():
             is_described = isinstance(use, MemoryUse) and use.name.strip() and use.why.strip()
-            assert is_described, f"memory() tells {use!r}; it must be a MemoryUse with a name and the reason as a sentence"
-            assert use.nbytes is None or use.nbytes >= 0, f"memory() tells {use!r}; bytes are None, where unknown, or a number"
+            assert is_described, f"memory() returned {use!r}; it must be a MemoryUse with a name and a reason"
+            assert use.nbytes is None or use.nbytes >= 0, (
+                f"memory() returned {use!r}; its bytes are None if unknown, otherwise 0 or more"
+            )
 
     @bounded
     @given(data=st.data())
-    def test_given_buffers_hold_the_results(self, data: st.DataObject) -> None:
+    def test_caller_buffers_hold_the_results(self, data: st.DataObject) -> None:
         function = data.draw(functions(self.supported_form(aliases=False, passthrough=False)))
         inputs = make_random_inputs(function, 1)
         executable = compile_or_skip(self.create(), function, inputs)
@@ -404,8 +406,8 @@ class EngineSuite:
         executable.close()
         for returned, out in zip(results, (buffers, subset), strict=True):
             are_buffers = all(buffer is None or result is buffer for result, buffer in zip(returned, out, strict=True))
-            assert are_buffers, "run() with options.out must return the given buffers themselves; it returned other arrays"
-            self.same(returned, function, 1, "the results where buffers are given as options.out")
+            assert are_buffers, "run() with options.out must return the caller's buffers themselves; it returned other arrays"
+            self.same(returned, function, 1, "the results in the buffers of options.out")
 
     @bounded
     @given(data=st.data())
@@ -421,14 +423,14 @@ class EngineSuite:
             for target, value in zip(inputs, make_random_inputs(function, seed), strict=True):
                 target[...] = value
             call()
-            self.same(buffers, function, seed, "a bound call, on what its inputs held then")
+            self.same(buffers, function, seed, "a bound call after its inputs were overwritten")
         executable.bind_outputs(buffers)(*[_make_strided(value) for value in make_random_inputs(function, 4)])
         self.same(buffers, function, 4, "a call into fixed buffers")
         executable.close()
 
     @bounded
     @given(data=st.data())
-    def test_what_is_proposed_in_place_may_lie_there(self, data: st.DataObject) -> None:
+    def test_outputs_may_share_memory_with_inputs_as_proposed(self, data: st.DataObject) -> None:
         function = data.draw(functions(self.supported_form(aliases=False, passthrough=False)))
         inputs = [np.array(value, order="C") for value in make_random_inputs(function, 1)]
         executable = compile_or_skip(self.create(), function, inputs)
@@ -494,10 +496,10 @@ class EngineSuite:
     def test_order_law(self, data: st.DataObject) -> None:
         """Law 3: the order of nodes and the names of values affect neither the partition nor the signature."""
         function = as_planned(data.draw(functions(self.form)))
-        listed = function.replace(nodes=tuple(data.draw(st.permutations(function.nodes))))
+        reordered = function.replace(nodes=tuple(data.draw(st.permutations(function.nodes))))
         renamed = rename_values(function, {"v1": "zz", "v3": "a"})
         engine, context = self.create(), CompileContext()
-        for other, change in ((listed, "the listing of the nodes"), (renamed, "their names")):
+        for other, change in ((reordered, "the listing of the nodes"), (renamed, "their names")):
             assert self._list_regions(other) == self._list_regions(function), f"{change} changes the regions\n{function}"
             same = make_signature(other, engine, context).key == make_signature(function, engine, context).key
             assert same, f"{change} changes the signature\n{function}"
@@ -516,10 +518,10 @@ class EngineSuite:
         self.same(results, function, 4, "with the reference engine behind it")
 
     @bounded
-    @given(data=st.data(), alternate=st.integers(0, 1), all_taken=st.booleans())
-    def test_mixture_law(self, data: st.DataObject, alternate: int, all_taken: bool) -> None:
+    @given(data=st.data(), alternate=st.integers(0, 1), all_supported=st.booleans())
+    def test_mixture_law(self, data: st.DataObject, alternate: int, all_supported: bool) -> None:
         """Law 5: a Function whose nodes alternate between two engines gives the same results as on one engine."""
-        form = self.supported_form() if all_taken else self.form
+        form = self.supported_form() if all_supported else self.form
         function = as_planned(data.draw(functions(form)))  # pins must name nodes that exist after optimization
         engines = self.list_engines()
         pins = _alternate_pins(function, engines, alternate)

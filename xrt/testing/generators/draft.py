@@ -181,7 +181,7 @@ class GraphDraft:
         return self.axis(numbers)
 
     def axis(self, number: int | tuple[int, ...]) -> str:
-        """Add a 0-d int64, or the list of a tuple, for a single node, and return its name."""
+        """Add an int64 constant for a single node, 0-d for an int and 1-d for a tuple, and return its name."""
         # Not among the values: other nodes must not compute with axes or shapes.
         name = self.fresh("k")
         self.constants[name] = Constant(np.array(number, np.int64))
@@ -208,17 +208,17 @@ class GraphDraft:
         return DraftValue(self.fresh("v"), dtype, shape, bound, leaf=steps)
 
     def body(self) -> GraphDraft:
-        """Start the draft of a body, which sees the values of this draft."""
+        """A draft for the body of a control flow node; its nodes may read the values of this draft."""
         return GraphDraft(self.choose, self.dtypes, self.empty, self.rank, parent=self, numbers=self.numbers)
 
     # ------------------------------------------------------------------ undo
 
     def mark(self) -> tuple[int, int, int, int]:
-        """The numbers of nodes, inputs, constants and values, for `take_back`."""
+        """The state of the draft for `undo`: the numbers of nodes, inputs, constants and values."""
         return len(self.nodes), len(self.inputs), len(self.constants), len(self.values)
 
-    def take_back(self, mark: tuple[int, int, int, int]) -> None:
-        """Remove everything that was added since `mark`."""
+    def undo(self, mark: tuple[int, int, int, int]) -> None:
+        """Remove everything that was added since `mark` returned this state."""
         # The counter of names is not reset: a gap is harmless, a name with two meanings is not.
         nodes, inputs, constants, values = mark
         del self.nodes[nodes:], self.inputs[inputs:], self.values[values:]
@@ -228,7 +228,7 @@ class GraphDraft:
     # ------------------------------------------------------------------ result
 
     def function(self, outputs: Sequence[DraftValue], *, name: str = "main", symbolic: bool = False, **fields: Any) -> Function:
-        """Finish the Function. With ``symbolic``, some dims of inputs become the symbolic dim of that size."""
+        """Build the Function. With ``symbolic``, some dims of the sizes in `SIZES` become symbolic in the inputs."""
         inputs = tuple(Value(v.name, TensorType(v.dtype, self._name_dims(v.shape) if symbolic else v.shape)) for v in self.inputs)
         # Outputs have unknown dims then: the draft knows their sizes only for its concrete inputs.
         results = tuple(Value(v.name, TensorType(v.dtype, (None,) * v.rank if symbolic else v.shape)) for v in outputs)

@@ -448,10 +448,10 @@ def gemm(draft: GraphDraft) -> None:
     columns = draft.choose.pick((2, 1, 3))
     y = draft.want((x.dtype,), (columns, inner) if transposed else (inner, columns))
     shape = (rows, columns)
-    added = [draft.want((x.dtype,), broadcastable(draft.choose, shape))] if draft.choose.integer(0, 1) else []
-    if (bound := x.bound * y.bound * max(inner, 1) + 2 * sum(v.bound for v in added)) <= LARGEST:
+    bias = [draft.want((x.dtype,), broadcastable(draft.choose, shape))] if draft.choose.integer(0, 1) else []
+    if (bound := x.bound * y.bound * max(inner, 1) + 2 * sum(v.bound for v in bias)) <= LARGEST:
         scales = {"alpha": draft.choose.pick((1.0, 0.5)), "beta": draft.choose.pick((1.0, 2.0))}
-        draft.node("Gemm", [x, y, *added], draft.out(x.dtype, shape, bound), transA=flip, transB=transposed, **scales)
+        draft.node("Gemm", [x, y, *bias], draft.out(x.dtype, shape, bound), transA=flip, transB=transposed, **scales)
 
 
 def contraction(draft: GraphDraft) -> None:

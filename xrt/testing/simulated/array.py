@@ -240,7 +240,7 @@ def _contents_of(options: dict[str, Any], as_view: Callable[[SimulatedArray], An
 
 
 def _make_stand_in(view: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Zeros with the strides order of a view, to find out the types, shapes and aliasing of a function's results."""
+    """Zeros strided as a view: a function is run on them for the types, shapes and aliasing of its results."""
     # NumPy lays out results in the order of its operands' strides, as CuPy does.
     base = np.zeros(view.shape, view.dtype)
     order = np.argsort([-abs(stride) for stride in view.strides], kind="stable")

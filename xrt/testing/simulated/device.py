@@ -97,9 +97,9 @@ class SimulatedDevice(Device):
     def download(self, array: SimulatedArray) -> np.ndarray[Any, Any]:
         stream = self.current_stream()
         with self.activate(stream):
-            sent = self.copy_out(array, stream)
+            copy = self.copy_out(array, stream)
         self.wait([stream])
-        return np.array(sent.array)
+        return np.array(copy.array)
 
     def address(self, value: Any) -> int:
         raise TypeError("a simulated device has no addresses that a library could be handed")
@@ -375,12 +375,12 @@ def _update_at(name: str, function: np.ufunc, target: SimulatedArray, args: tupl
     if name not in UFUNCS_WITH_AT:
         raise NotImplementedError(f"{name}.at is not there: CuPy has none")
     places, values = args
-    several = isinstance(places, tuple)
+    is_tuple = isinstance(places, tuple)
 
     def at(view: np.ndarray[Any, Any], *parts: Any) -> None:
-        function.at(view, parts[:-1] if several else parts[0], parts[-1])
+        function.at(view, parts[:-1] if is_tuple else parts[0], parts[-1])
 
-    mark_written(f"{name}.at", at, target, (*(places if several else (places,)), values))
+    mark_written(f"{name}.at", at, target, (*(places if is_tuple else (places,)), values))
 
 
 def _has_arrays(value: Any) -> bool:
