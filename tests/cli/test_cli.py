@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -263,7 +264,14 @@ def test_what_the_reference_does_not_take_is_not_verified_and_the_advice_applies
 def test_an_interrupt_in_a_callback_of_a_weak_reference_ends_the_command(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python drops the exceptions of such a callback."""
+    """Python drops the exceptions of such a callback, also after a while on a busy machine."""
+    start = threading.Thread.start
+
+    def start_slowly(thread: threading.Thread) -> None:
+        start(thread)
+        threading.Event().wait(0.1)
+
+    monkeypatch.setattr(threading.Thread, "start", start_slowly)
 
     def load(_: object) -> None:
         array = np.ones(1)

@@ -7,6 +7,8 @@ import io
 import signal
 import sys
 import threading
+import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -112,10 +114,15 @@ def _repeat_lost_interrupts() -> Iterator[None]:
     """Repeat each Ctrl-C that came during a finalizer or the callback of a weak reference, whose exceptions Python drops."""
     report, main_thread = sys.unraisablehook, threading.main_thread().ident or 0
 
+    def send() -> None:
+        # Only when the hook has returned: inside it the interrupt would be dropped again, and on a busy machine it runs for long.
+        while any(frame.f_code is repeat.__code__ for frame, _ in traceback.walk_stack(sys._current_frames()[main_thread])):
+            time.sleep(0.01)
+        signal.pthread_kill(main_thread, signal.SIGINT)
+
     def repeat(unraisable: Any) -> None:
         if unraisable.exc_type is KeyboardInterrupt:
-            # From another thread, a little later: here the interrupt would be dropped again.
-            threading.Timer(0.01, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
+            threading.Thread(target=send).start()
         else:
             report(unraisable)
 
