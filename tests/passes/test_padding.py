@@ -370,6 +370,19 @@ def test_a_sum_with_an_unknown_number_is_unknown() -> None:
     assert "known in part" in str(pad_dims(function).refusals["s"])
 
 
+@pytest.mark.parametrize("dim", ["s", "t"])
+def test_a_slice_behind_the_end_is_empty(dim: str) -> None:
+    """A module runs the original model at sizes for which the padded one does not hold."""
+    function = make(
+        lambda x, y: (emit("Slice", x, emit("Shape", y), emit("Add", emit("Shape", x), emit("Shape", y)), constant([0])), y * 2),
+        {"x": (FLOAT, ("s",)), "y": (FLOAT, ("t",))},
+    )
+    module = xrt.XRTModule(function, engine="toy", shapes=xrt.Buckets({dim: [4, 8]}))
+    x, y = np.arange(6, dtype=np.float32), np.ones(2, np.float32)
+    np.testing.assert_array_equal(module(x, y)[0], x[2:])
+    np.testing.assert_array_equal(module(y, x)[0], y[6:])
+
+
 def test_squares_of_squares_of_sums_end() -> None:
     """The terms of such a product grow with a power of the number of nodes."""
 

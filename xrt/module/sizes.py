@@ -166,9 +166,14 @@ class PaddedModel:
                 low, padded[name] = (middle, high) if allows(sizes, {**padded, name: middle}) else (low, middle - 1)
         return FrozenDict(padded if allows(sizes, padded) else sizes)
 
-    def pad(self, values: Sequence[Any], *, exact: bool = False) -> PaddedValues:
-        """Pad the inputs of a call; ``exact`` only adds the sizes that the padded model reads."""
+    def pad(self, values: list[Any], *, exact: bool = False) -> list[Any]:
+        """Pad the inputs of a call; ``exact`` only adds the sizes that the padded model reads.
+
+        Return inputs unchanged whose sizes violate a condition of the padded model: the original model serves these.
+        """
         sizes = read_sizes(self.inputs, values)
+        if not self.padded.allows(sizes, sizes):
+            return values
         return PaddedValues(values, Padding(self, sizes, sizes if exact else self.choose(sizes)))
 
     def describe(self) -> Iterator[str]:

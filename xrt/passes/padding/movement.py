@@ -510,4 +510,7 @@ def _count_bounds(p: Padder, axis: Axis, start: Extent | None, end: Extent | Non
         end = extent if end.number >= _ALL else extent + end if end.number < 0 else end
     for bound in (start, extent - end, end - start):
         p.require(bound)
+        # A Slice clamps its bounds without an error, so that all of them must be checked before a call.
+        if bound.bounds[0] < 0 and not p.is_known(bound):
+            raise p.refuse("it cuts at places that are known only in a call", axis)
     return start, end

@@ -212,11 +212,13 @@ class Padder:
 
     def require(self, extent: Extent) -> None:
         """Add the condition that this extent is not negative, with and without padding."""
-        if not self.is_padded(extent):
-            return  # padding does not change it
-        if not self.is_known(extent):
+        if extent.bounds[0] >= 0:
+            return
+        if self.is_known(extent):
+            self.conditions[extent] = None
+        # Padding does not change other extents: a node that needs them fails without it, too.
+        elif self.is_padded(extent):
             raise self.refuse(f"the extent {extent} is known only in a call", extent)
-        self.conditions[extent] = None
 
     def is_known(self, extent: Extent) -> bool:
         """Whether the extent is determined by the input shapes."""
