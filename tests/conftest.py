@@ -167,6 +167,15 @@ def why_no_cuda() -> str:
 
 
 @pytest.fixture
+def without_finalizers() -> Iterator[None]:
+    """Collect no garbage of earlier tests during this one: Python drops an interrupt that comes while a finalizer runs."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure in this process: the start of a worker takes longer than all that is measured."""
     from xrt.placement.profiler import LocalRunner

@@ -306,6 +306,7 @@ class _Waiting(Executable):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_finalizers")
 def test_a_call_after_an_interrupted_one_has_an_answer_of_its_own(hangs: Path) -> None:
     """The interrupt comes while the worker computes, whose answer nobody has waited for."""
     begun, ends = (hangs.with_name(name) for name in ("begun", "ends"))

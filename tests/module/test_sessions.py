@@ -355,6 +355,7 @@ def press(times: int = 1) -> None:
         signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.usefixtures("without_finalizers")
 def test_ctrl_c_lets_a_step_end() -> None:
     engine, session = interruptible()
     session(X)
@@ -366,6 +367,7 @@ def test_ctrl_c_lets_a_step_end() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.usefixtures("without_finalizers")
 def test_a_second_ctrl_c_loses_the_state_and_the_next_use_says_so(tmp_path: Path) -> None:
     engine, session = interruptible()
     session(X)
@@ -444,6 +446,7 @@ def test_an_error_of_any_kind_between_two_writes_loses_the_first_state_alone(err
     np.testing.assert_allclose(session.state["b"], np.exp(X), rtol=1e-6)
 
 
+@pytest.mark.usefixtures("without_finalizers")
 def test_a_compile_that_is_interrupted_loses_nothing() -> None:
     class Interrupted(InterruptedEngine):
         def compile(self, function: Function, context: Any) -> Any:

@@ -212,6 +212,7 @@ def test_an_interrupt_leaves_no_lease_behind(journal: Journal) -> None:
     assert all(item.closed == 1 for item in journal.made)
 
 
+@pytest.mark.usefixtures("without_finalizers")
 def test_ctrl_c_does_not_wait_for_regions_in_progress(journal: Journal) -> None:
     both_compile, released = threading.Barrier(2, timeout=PATIENCE), threading.Event()
 
