@@ -144,7 +144,6 @@ def test_each_operator_of_attention_has_an_onnx_form(attend: Callable[..., Any])
 
 
 def test_a_mask_of_booleans_does_not_cut_openvino() -> None:
-    pytest.importorskip("openvino")
     tensors, attend = FORMS[4].make()
     plan = xrt.XRTModule(xrt.from_torch(Call(attend), tuple(tensors)), engine=["openvino", "toy"]).plan_for(*tensors)
     assert [launch.engine for launch in plan.launches] == ["openvino"]

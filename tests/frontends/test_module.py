@@ -55,9 +55,9 @@ def test_inputs_and_outputs_may_be_nested() -> None:
     torch.testing.assert_close(result["rest"][0], x * 3)
     assert result["rest"][1][0] is x
     assert result["rest"][1][1:] == ("text", None)
-    made = xrt.XRTModule(Call(lambda x: Pair(x * 2, {"a": x + 1})), engine="toy")(torch.ones(2))
-    assert isinstance(made, Pair)
-    assert made.first.tolist() == made.second["a"].tolist() == [2, 2]
+    pair = xrt.XRTModule(Call(lambda x: Pair(x * 2, {"a": x + 1})), engine="toy")(torch.ones(2))
+    assert isinstance(pair, Pair)
+    assert pair.first.tolist() == pair.second["a"].tolist() == [2, 2]
     torch.testing.assert_close(module(Pair(x, y), {"x": x, "factor": 4})["rest"][0], x * 4)
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-
-transformers = pytest.importorskip("transformers")
+import transformers
 
 SIZES = {
     "hidden_size": 32,

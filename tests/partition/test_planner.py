@@ -180,15 +180,15 @@ from tests.partition.test_planner import by_hash, run_search
 from xrt.passes import infer_shapes
 from xrt.placement import choose_requests, predict_cost, propose_plans
 from xrt.testing.generate import make_seeded_function
-told = []
+lines = []
 for seed in range(6):
     function, engines = infer_shapes(make_seeded_function(seed)), palette()
-    found = run_search(function, engines, by_hash, rounds=2)
-    told += [repr(found.table.to_document()), *map(str, found.plans)]
-    told += [*(str(predict_cost(function, plan, found.table)) for plan in found.plans)]
-    told += [str(plan.function) for plan in propose_plans(function, engines, found.table)]
-    told += [repr([(p.key, p.spec) for p in choose_requests(function, engines, found.table)])]
-print(hashlib.sha256("\\n".join(told).encode()).hexdigest())
+    result = run_search(function, engines, by_hash, rounds=2)
+    lines += [repr(result.table.to_document()), *map(str, result.plans)]
+    lines += [*(str(predict_cost(function, plan, result.table)) for plan in result.plans)]
+    lines += [str(plan.function) for plan in propose_plans(function, engines, result.table)]
+    lines += [repr([(p.key, p.spec) for p in choose_requests(function, engines, result.table)])]
+print(hashlib.sha256("\\n".join(lines).encode()).hexdigest())
 """
 
 

@@ -138,10 +138,10 @@ def test_an_engine_that_was_timed_during_imports_races_and_its_cost_is_that_of_t
     clock = simulate_time(monkeypatch)
     monkeypatch.setattr("xrt.placement.profiler.sample_call_times", sample_first_as(3.0, clock))
     quick, other = Uneven(slow="Exp", seconds=0.004), Uneven(slow="Exp", seconds=0.005)
-    found = tuned(PAIR, quick, other, Importing(), budget=20.0, bounds=TuningBudget(wholes=0.1), clock=clock)
-    assert found.race.winner is not None and found.race.winner.title == quick.spec
-    (launch,) = found.plan.launches
-    cost = found.table.region(launch.function.shape_key, quick.spec)
+    result = tuned(PAIR, quick, other, Importing(), budget=20.0, bounds=TuningBudget(wholes=0.1), clock=clock)
+    assert result.race.winner is not None and result.race.winner.title == quick.spec
+    (launch,) = result.plan.launches
+    cost = result.table.region(launch.function.shape_key, quick.spec)
     assert isinstance(cost, MeasuredCost) and cost.seconds == pytest.approx(0.004 + CALL, rel=0.05)
 
 
@@ -151,9 +151,9 @@ def test_engines_race_where_a_call_takes_long(monkeypatch: pytest.MonkeyPatch) -
     clock = simulate_time(monkeypatch)
     monkeypatch.setattr("xrt.placement.profiler.sample_call_times", sample_first_as(1.4, clock))
     quick, other = Uneven(slow="Exp", seconds=0.4), Uneven(slow="Exp", seconds=0.5)
-    found = tuned(PAIR, quick, other, budget=20.0, clock=clock)
-    assert found.race.winner is not None and found.race.winner.title == quick.spec
-    assert found.race.rounds >= 2 and found.spent <= found.budget
+    result = tuned(PAIR, quick, other, budget=20.0, clock=clock)
+    assert result.race.winner is not None and result.race.winner.title == quick.spec
+    assert result.race.rounds >= 2 and result.spent <= result.budget
 
 
 @dataclass(frozen=True)
@@ -179,9 +179,9 @@ class Once(GraphCompiler):
 def test_an_engine_that_fails_in_this_process_does_not_win_by_its_time_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Once, "count", itertools.count(), raising=False)
     monkeypatch.setattr("xrt.placement.autotune.choose_requests", lambda *given, **options: ())
-    found = tuned(PAIR, Once(), SLOW_EXP, budget=20.0, clock=simulate_time(monkeypatch))
-    assert (found.how, found.race.winner and found.race.winner.title) == ("measured", SLOW_EXP.spec)
-    assert [one.note for one in found.race.contenders if one.title == "once"] == ["it compiles only once"]
+    result = tuned(PAIR, Once(), SLOW_EXP, budget=20.0, clock=simulate_time(monkeypatch))
+    assert (result.how, result.race.winner and result.race.winner.title) == ("measured", SLOW_EXP.spec)
+    assert [one.note for one in result.race.contenders if one.title == "once"] == ["it compiles only once"]
 
 
 def endless(*given: Any, **options: Any) -> Any:

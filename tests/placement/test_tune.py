@@ -62,9 +62,9 @@ def test_a_search_ends_when_nothing_left_can_win(monkeypatch: pytest.MonkeyPatch
 def test_a_slow_engine_without_a_rival_runs_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six rounds, which had nothing to decide, took all of a budget."""
     slow, quick = Uneven(slow="Exp|Cos", seconds=3.0), Uneven(slow="Exp", seconds=1.0)
-    found = tuned(chain("Exp"), slow, quick, budget=60.0, clock=simulate_time(monkeypatch))
-    assert verdicts(found) == {quick.spec: "won", slow.spec: "lost"}
-    assert (found.race.rounds, found.is_provisional) == (1, False)
+    result = tuned(chain("Exp"), slow, quick, budget=60.0, clock=simulate_time(monkeypatch))
+    assert verdicts(result) == {quick.spec: "won", slow.spec: "lost"}
+    assert (result.race.rounds, result.is_provisional) == (1, False)
 
 
 @pytest.mark.usefixtures("here")

@@ -225,11 +225,11 @@ def test_a_table_never_has_more_sessions_and_never_another_state(calls: list[tup
         for name, start, end, passed in calls:
             now[0] += passed
             steps = {other: count for other, count in steps.items() if used[other] > now[0] - 2.5}
-            known = name in steps
+            is_open = name in steps
             try:
                 with table.enter(SessionRequest(name, start, end)) as entry:
                     state = entry.session
-                    assert state[0] == (steps[name] if known and not start else 0)
+                    assert state[0] == (steps[name] if is_open and not start else 0)
                     state[0] += 1
                     steps[name], used[name] = state[0], now[0]
                 if end:
@@ -237,7 +237,7 @@ def test_a_table_never_has_more_sessions_and_never_another_state(calls: list[tup
             except RequestRefusal as refusal:
                 refused = refusal.status
                 expected = {404: start is False, 410: start is not True, 503: len(steps) == 2}
-                assert (not known, expected[refused]) == (True, True)
+                assert (not is_open, expected[refused]) == (True, True)
             assert len(table) == len(steps) <= 2
         table.close()
 

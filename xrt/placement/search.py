@@ -134,8 +134,8 @@ class PlanningGraph:
     def sizes(self) -> dict[str, int]:
         """Bytes of each value; the median for a value of unknown size."""
         sizes = {name: getattr(self.function.get_type(name), "nbytes", None) for name in self._values}
-        known = [size for size in sizes.values() if size is not None]
-        usual = int(median(known)) if known else UNKNOWN_BYTES
+        static_sizes = [size for size in sizes.values() if size is not None]
+        usual = int(median(static_sizes)) if static_sizes else UNKNOWN_BYTES
         return {name: usual if size is None else size for name, size in sizes.items()}
 
     @cached_property

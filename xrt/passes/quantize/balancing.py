@@ -100,8 +100,8 @@ def _find_groups(function: Function) -> Iterator[_Group]:
         if node.op != "LayerNormalization" or any(node.outputs[1:]):
             continue
         # A single axis is normalized, with constant scale and bias.
-        terms = [function.constants.get(name) for name in node.inputs[1:] if name]
-        if not all(c is not None and c.dtype is DType.FLOAT32 and len(c.shape) == 1 and c.shape[0] > 1 for c in terms):
+        constants = [function.constants.get(name) for name in node.inputs[1:] if name]
+        if not all(c is not None and c.dtype is DType.FLOAT32 and len(c.shape) == 1 and c.shape[0] > 1 for c in constants):
             continue
         channels = function.constants[node.inputs[1]].shape[0]
         products = _find_products(node.outputs[0], channels, function, outputs)
