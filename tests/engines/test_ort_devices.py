@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,15 +19,17 @@ from tests.devices.worlds import World, traffic
 from tests.engines.emulated_cuda.device import EmulatedDevice
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext
+from xrt.engines.contract.options import ExecutionOptions
 from xrt.engines.contract.registry import probe
 from xrt.engines.ort import Ort
-from xrt.engines.ort.cuda import DeviceBuffer, OrtOnDevice, check_assigned
+from xrt.engines.ort.cuda import DeviceBuffer, OrtOnDevice, check_assigned, check_opened
 from xrt.engines.ort.export import export_model, session_function
 from xrt.engines.ort.session import open_session, quiet_options
 from xrt.engines.toolkit.rewrites import compute_outputs
-from xrt.errors import CompileRefused, EngineUnavailable, PlanError, RunFailed
+from xrt.errors import CompileRefused, EngineUnavailable, OptionError, PlanError, RunFailed
 from xrt.graph import Function
 from xrt.passes import infer_shapes
+from xrt.testing import node_cases
 from xrt.testing.simulated import simulate_devices
 
 X, W = numbers(3, 4), numbers(4, 5, seed=1)
@@ -51,6 +55,10 @@ class Host(EmulatedDevice):
     def __init__(self) -> None:
         super().__init__()
         self.followed: list[tuple[str, str]] = []
+        self.waited: list[str] = []
+
+    def wait(self, streams: Sequence[Any]) -> None:
+        self.waited += streams
 
     def at(self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object) -> Any:
         memory = (ctypes.c_uint8 * (int(np.prod(shape)) * dtype.itemsize)).from_address(address)
@@ -60,12 +68,14 @@ class Host(EmulatedDevice):
         self.followed.append((later, earlier))
 
 
-def bound(function: Function, host: Host) -> OrtOnDevice:
+def bound(function: Function, host: Host, opened: list[weakref.ref[Any]] | None = None) -> OrtOnDevice:
     function = compute_outputs(function)
     export = export_model(session_function(function))
     session = open_session(export, quiet_options(), ["CPUExecutionProvider"])
     result = OrtOnDevice(function, session, host, "own", DeviceBuffer("cpu"), export.files)
     result.prepare()
+    if opened is not None:
+        opened.append(weakref.ref(session))
     return result
 
 
@@ -82,7 +92,7 @@ def test_a_session_is_bound_to_arrays_and_streams_follow() -> None:
         for got, want in zip(results, xrt.XRTModule(Net(), "ort")(x, W), strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-6)
     assert host.followed == [("own", "callers"), ("callers", "own")] * 2
-    assert executable.why_not_capturable() is None
+    assert "keeps scratch memory and staging buffers" in str(executable.why_not_capturable())
 
 
 def test_inputs_that_do_not_lie_in_order_are_laid_so() -> None:
@@ -105,7 +115,6 @@ def test_outputs_of_every_kind() -> None:
     for got, want in zip(results, [np.nonzero(x), x, -x, -x, [1, 2]], strict=True):
         np.testing.assert_array_equal(got, want)
     assert all(not np.shares_memory(a, b) for i, a in enumerate(results) for b in [x, *results[:i]])
-    assert "is known only after a run" in str(executable.why_not_capturable())
 
 
 def test_a_failure_is_reported_and_a_closed_executable_refuses() -> None:
@@ -113,8 +122,99 @@ def test_a_failure_is_reported_and_a_closed_executable_refuses() -> None:
     with pytest.raises(RunFailed, match=r"^ONNX Runtime [\d.]+ failed while it ran 'Net': "):
         executable.run([X, numbers(7, 7)])
     executable.close()
-    with pytest.raises(RunFailed, match="is closed"):
+    with pytest.raises(RunFailed, match=r"^the executable of 'Net' is closed$"):
         executable.run([X, W])
+
+
+def test_a_session_is_released_after_the_work_on_its_stream() -> None:
+    host, function = Host(), traced(Net(), X, W)
+    executable = bound(function, host)
+    executable.run([X, W])
+    executable.close()
+    executable.close()
+    assert host.waited == ["own"]
+    dropped = bound(function, host)
+    dropped.run([X, W])
+    del dropped
+    gc.collect()
+    assert host.waited == ["own", "own"]
+
+
+def test_a_session_whose_run_failed_is_never_released() -> None:
+    opened: list[weakref.ref[Any]] = []
+    executable, failed = bound(traced(Net(), X, W), Host(), opened), bound(traced(Net(), X, W), Host(), opened)
+    executable.run([X, W])
+    with pytest.raises(RunFailed):
+        failed.run([X, numbers(7, 7)])
+    executable.close()
+    failed.close()
+    gc.collect()
+    assert [reference() is not None for reference in opened] == [False, True]
+
+
+@pytest.mark.parametrize(("case", "declined"), [("with_qk_matmul", False), ("with_qk_matmul_softcap", True)])
+def test_scores_of_an_attention_in_another_mode_are_declined_on_a_device(
+    case: str, declined: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ort, "on_device", "CPUExecutionProvider")  # one that every build has
+    (function,) = [each.function for each in node_cases(f"test_attention_4d_{case}")]
+    reason = Ort().why_not(replace(function.nodes[0], device="cuda"), function) or ""
+    assert ("only as they are before softcap and mask" in reason) == declined
+
+
+def test_a_session_without_the_provider_is_refused() -> None:
+    session = open_session(export_model(traced(Net(), X, W)), quiet_options(), ["CPUExecutionProvider"])
+    check_opened(session, "CPUExecutionProvider")
+    with pytest.raises(CompileRefused, match=r"could not load its CUDAExecutionProvider: it needs CUDA 13 .* and cuDNN 9"):
+        check_opened(session, "CUDAExecutionProvider")
+
+
+def test_the_provider_multiplies_in_float32_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    opened: list[list[Any]] = []
+
+    def open_on_host(export: Any, options: Any, providers: list[Any]) -> Any:
+        opened.append(providers)
+        return open_session(export, options, ["CPUExecutionProvider"])
+
+    monkeypatch.setattr("xrt.engines.ort.engine.open_session", open_on_host)
+    providers = ("CUDAExecutionProvider", "CPUExecutionProvider")
+    in_tf32 = Ort(providers=providers, provider_options={"CUDAExecutionProvider.use_tf32": "1"})
+    for engine, index, expected in ((Ort(), 0, "0"), (in_tf32, 1, "1")):
+        host = Host()
+        host.name = f"cuda:{index}"
+        with pytest.raises(CompileRefused, match="could not load"):
+            engine.compile(traced(Net(), X, W), CompileContext(device=host.name, accelerator=host))
+        name, options = opened.pop()[0]
+        assert (name, options["use_tf32"], options.get("device_id")) == (
+            "CUDAExecutionProvider",
+            expected,
+            "1" if index else None,
+        )
+
+
+def test_a_replay_by_the_library_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    with pytest.raises(
+        OptionError, match=r"^CUDAExecutionProvider.enable_cuda_graph replays a run at the addresses of the first"
+    ):
+        Ort(providers=("CUDAExecutionProvider",), provider_options={"CUDAExecutionProvider.enable_cuda_graph": True})
+
+
+def test_tensorrt_is_there_with_its_libraries_and_computes_fp32_without_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["TensorrtExecutionProvider", "CPUExecutionProvider"])
+    with pytest.raises(
+        EngineUnavailable, match=r"TensorRT does not load: libnvinfer.*; TensorRT itself comes as 'tensorrt-cu13<11'$"
+    ):
+        xrt.engines.contract.registry.create("tensorrt")
+    monkeypatch.setattr("xrt.engines.ort.engine.why_no_tensorrt", lambda: None)
+    engine = xrt.engines.contract.registry.create("tensorrt")
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
+    assert "multiplies fp32 in TF32" in str(engine.unsupported_options(CompileContext(device="cuda:0")))
+    half = CompileContext(device="cuda:0", options=ExecutionOptions(precision="fp16"))
+    assert engine.unsupported_options(half) is None
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    assert engine.unsupported_options(CompileContext(device="cuda:0")) is None
 
 
 def test_nodes_that_the_library_leaves_to_the_cpu_are_refused_by_name() -> None:

@@ -1,15 +1,21 @@
 """ONNX Runtime on a device: sessions bound to device arrays, in stream order with the caller.
 
 A session has one stream for its lifetime. It waits for earlier work on the caller's stream, and the caller's stream then waits
-for it: calls on any stream are ordered, and no thread blocks.
+for it: calls on any stream are ordered.
 """
 
 from __future__ import annotations
 
+import ctypes
 import threading
+import weakref
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -31,8 +37,6 @@ if TYPE_CHECKING:
 CUDA = "CUDAExecutionProvider"
 RECORD_ASSIGNMENTS = "session.record_ep_graph_assignment_info"
 """Session entry that records which provider each node is assigned to."""
-SKIP_SYNCHRONIZATION = "disable_synchronize_execution_providers"
-"""Run entry that skips waiting for the device."""
 
 
 def why_not_present(provider: str) -> str | None:
@@ -45,12 +49,41 @@ def why_not_present(provider: str) -> str | None:
     )
 
 
+_TENSORRT = ("libnvinfer.so.10", "libnvonnxparser.so.10")
+
+
+def why_no_tensorrt() -> str | None:
+    """Load TensorRT's libraries, from its package or from where the loader looks; explain why that fails, or None."""
+    package = find_spec("tensorrt_libs")
+    folders = [Path(place) for place in (package.submodule_search_locations or () if package else ())]
+    for name in _TENSORRT:
+        path = next((folder / name for folder in folders if (folder / name).is_file()), Path(name))
+        try:
+            ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            return f"TensorRT does not load: {error}"
+    return None
+
+
+@lru_cache(maxsize=1)
+def load_libraries() -> None:
+    """Load CUDA's libraries and cuDNN from NVIDIA's packages, where the loader does not look; without them, do nothing."""
+    with redirect_stdout(StringIO()):  # it prints what it does not find, which may be where the loader looks
+        onnxruntime.preload_dlls()
+
+
 def why_not_on_device(node: Node, function: Function, provider: str) -> str | None:
     """Explain why no session on a device supports the node, in addition to the CPU's reasons. Does not access a device."""
     if reason := why_not_present(provider):
         return reason
     if node.bodies:
         return "its bodies are chosen on the host, and each choice would wait for the device"
+    if node.op_type in ("DequantizeLinear", "QuantizeLinear") and node.attr("block_size", 0):
+        return "on a device the library has no scales per block"
+    if node.op_type == "BatchNormalization" and node.attr("training_mode", 0):
+        return "on a device the library does not train it"
+    if node.op_type == "Attention" and node.attr("qk_matmul_output_mode", 0) and len(node.outputs) > 3 and node.outputs[3]:
+        return "on a device the library returns the scores of an Attention only as they are before softcap and mask"
     for name in (*node.uses, *node.defines):
         type_ = function.get_type(name)
         if type_ is not None and not _is_bindable(type_):
@@ -66,7 +99,19 @@ def _is_bindable(type_: Type) -> bool:
 
 def provider_options(accelerator: Accelerator, stream: Any) -> dict[str, str]:
     """Device and stream as options of the CUDA provider, and of the providers that are built on it."""
-    return {"device_id": accelerator.name.partition(":")[2] or "0", "user_compute_stream": str(accelerator.address(stream))}
+    options = {"user_compute_stream": str(accelerator.address(stream))}
+    index = accelerator.name.partition(":")[2] or "0"
+    # A device_id makes the library warn that no plugin has this device, so the default is left out.
+    return options if index == "0" else {"device_id": index, **options}
+
+
+def check_opened(session: InferenceSession, provider: str) -> None:
+    """Raise CompileRefused if the session is without the provider: the library leaves out one whose libraries are missing."""
+    if provider not in session.get_providers():
+        raise CompileRefused(
+            f"{LIBRARY} could not load its {provider}: it needs CUDA 13 (cuBLAS, cuFFT, cuRAND) and cuDNN 9, where the loader "
+            f"looks or from pip install 'xrt-engine[cuda]'"
+        )
 
 
 def check_assigned(session: InferenceSession, function: Function) -> None:
@@ -117,20 +162,15 @@ class OrtOnDevice(Executable):
     ) -> None:
         """``session`` computes the Function on the stream. ``owner`` is kept alive with it."""
         self.function = function
-        self._session: InferenceSession | None = session
         self._accelerator = accelerator
         self._stream = stream
         self._device = device
-        self._owner = owner
         self._lock = renew_after_fork(threading.Lock())
-        self._options = onnxruntime.RunOptions()
-        if device.kind != "cpu":
-            self._options.add_run_config_entry(SKIP_SYNCHRONIZATION, "1")
+        self._opened: list[Any] = [session, owner]
+        """The session and its owner; empty once closed."""
+        self._finalizer = weakref.finalize(self, _close_session, self._opened, accelerator, stream)
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        session = self._session
-        if session is None:
-            raise RunFailed(f"the executable of {self.function.name!r} is closed")
         accelerator, stream = self._accelerator, self._stream
         caller_stream = stream if options.stream is None else options.stream
         # Copies of inputs that are not contiguous must live until the run is enqueued.
@@ -138,10 +178,14 @@ class OrtOnDevice(Executable):
         results = {value.name: self._allocate(value) for value in self.function.outputs}
         try:
             with self._lock:
+                if not self._opened:
+                    raise RunFailed(f"the executable of {self.function.name!r} is closed")
                 # Order: caller's earlier work, the session's work, caller's later work.
                 accelerator.follow(stream, caller_stream)
-                computed = self._compute(session, arguments, results)
+                computed = self._compute(self._opened[0], arguments, results)
                 accelerator.follow(caller_stream, stream)
+        except RunFailed:
+            raise
         except Exception as error:
             raise RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {summarize_error(error)}") from error
         return list(computed.values())
@@ -158,7 +202,13 @@ class OrtOnDevice(Executable):
             else:
                 shape = list(array.shape)
                 binding.bind_output(name, device.kind, device.index, _encode(array.dtype), shape, self._address(array))
-        session.run_with_iobinding(binding, self._options)
+        try:
+            # Waits for the device: a run that does not wait never frees its staging buffers.
+            session.run_with_iobinding(binding)
+        except Exception:
+            # A failed run leaves its staging buffers to the destructor of the session, see `_close_session`: it never runs.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
+            raise
         if all(array is not None for array in buffers.values()):
             return buffers
         results = dict(zip(buffers, binding.get_outputs(), strict=True))
@@ -184,11 +234,22 @@ class OrtOnDevice(Executable):
             return self._accelerator.at(result.data_ptr(), result.shape(), type_.numpy, result).copy()
 
     def why_not_capturable(self) -> str | None:
-        dynamic = next((value for value in self.function.outputs if not is_static(value.type)), None)
-        return None if dynamic is None else f"the size of {dynamic.name!r} is known only after a run"
+        return f"{LIBRARY} keeps scratch memory and staging buffers for its next run, which a replay would write to, too"
 
     def close(self) -> None:
-        self._session = self._owner = None
+        with self._lock:
+            self._finalizer()
+
+
+def _close_session(opened: list[Any], accelerator: Accelerator, stream: Any) -> None:
+    """Release the session and its owner once their work is done; the list is empty afterwards.
+
+    A session whose run failed stays until the process ends.
+    """
+    # A session frees staging buffers in a host function on its stream. If that has the last reference to its allocator, it frees
+    # pinned memory, which CUDA forbids in a host function: the library ends the process.
+    accelerator.wait([stream])
+    opened.clear()
 
 
 def _encode(dtype: np.dtype[Any]) -> Any:

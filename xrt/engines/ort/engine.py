@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform
 import re
 from collections.abc import Mapping
@@ -22,7 +23,10 @@ from xrt.engines.ort.cuda import (
     DeviceBuffer,
     OrtOnDevice,
     check_assigned,
+    check_opened,
+    load_libraries,
     provider_options,
+    why_no_tensorrt,
     why_not_on_device,
     why_not_present,
 )
@@ -175,15 +179,18 @@ class Ort(GraphCompiler):
         stream = accelerator.new_stream()
         # Needed by `check_assigned`.
         options.add_session_config_entry(RECORD_ASSIGNMENTS, "1")
+        load_libraries()
         with accelerator.activate(stream):
             session = open_session(export, options, self._list_device_providers(provider_options(accelerator, stream), context))
+        check_opened(session, self.on_device)
         check_assigned(session, function)
         index = int(accelerator.name.partition(":")[2] or 0)
         return OrtOnDevice(function, session, accelerator, stream, DeviceBuffer("cuda", index), export.files)
 
     def _list_device_providers(self, stream_options: dict[str, str], context: CompileContext) -> list[Provider]:
         """The providers of a session on a device; ``stream_options`` are those for device and stream."""
-        return [(CUDA, {**self._select_options(CUDA), **stream_options}), *_CPU]
+        # The provider multiplies float32 in TF32, with 10 bits of mantissa, unless told otherwise.
+        return [(CUDA, {"use_tf32": "0", **self._select_options(CUDA), **stream_options}), *_CPU]
 
     def _open(
         self, function: Function, export: ExportedModel, options: SessionOptions, saved: SavedSession | None = None
@@ -472,6 +479,10 @@ def _check_providers(providers: tuple[str, ...], options: Mapping[str, str]) -> 
                 f"provider_options of engine 'ort' are named <provider>.<option>, for a provider in use "
                 f"({', '.join(providers)}); got {key!r}"
             )
+        if option in ("enable_cuda_graph", "trt_cuda_graph_enable"):
+            raise OptionError(
+                f"{key} replays a run at the addresses of the first one, and calls of XRT have their own; leave it out"
+            )
 
 
 def _check_inter_op_threads(value: int | None, mode: str) -> None:
@@ -506,15 +517,20 @@ class TensorRT(Ort):
     """Scratch memory in bytes; None for TensorRT's default."""
 
     def __post_init__(self) -> None:
-        """Check the fields; raises EngineUnavailable if the library was built without TensorRT."""
+        """Check the fields; raises EngineUnavailable if the library was built without TensorRT, or TensorRT is not installed."""
         super().__post_init__()
-        if reason := why_not_present(PROVIDER):
+        if reason := why_not_present(PROVIDER) or why_no_tensorrt():
             raise EngineUnavailable(f"engine 'tensorrt' cannot serve: {reason}; TensorRT itself comes as 'tensorrt-cu13<11'")
 
     def unsupported_options(self, context: CompileContext) -> str | None:
-        """Decline precisions other than fp16."""
+        """Decline precisions other than fp16, and fp32 where TensorRT would multiply in TF32."""
         if context.options.precision not in ("fp32", "fp16"):
             return f"engine 'tensorrt' computes in fp32 or fp16: it does not honour precision={context.options.precision!r}"
+        if context.options.precision == "fp32" and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0":
+            return (
+                "engine 'tensorrt' multiplies fp32 in TF32, with 10 bits of mantissa, unless the process starts with "
+                "NVIDIA_TF32_OVERRIDE=0 in its environment; set that, or precision='fp16'"
+            )
         return None
 
     def _list_device_providers(self, stream_options: dict[str, str], context: CompileContext) -> list[Provider]:
