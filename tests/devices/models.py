@@ -18,6 +18,15 @@ class Net(xrt.Graph):
         return {"p": xrt.ops.Softmax(h, axis=-1), "m": xrt.ops.ReduceMax(h)}
 
 
+class Sums(xrt.Graph):
+    """`Net` with its product as a sum, which CuPy can record: it calls cuBLAS in no capture."""
+
+    def build(self, x: Any, w: Any) -> Any:
+        h = xrt.ops.Relu(xrt.ops.ReduceSum(xrt.ops.Mul(xrt.ops.Unsqueeze(x, [2]), w), [1], keepdims=0))
+        h = xrt.ops.Tanh(xrt.ops.Add(h, h))
+        return {"p": xrt.ops.Softmax(h, axis=-1), "m": xrt.ops.ReduceMax(h)}
+
+
 class Forked(xrt.Graph):
     """``a`` is made once, and read by Exp, Sqrt and Neg; ``Exp`` and ``Sqrt`` are pinned elsewhere by most tests."""
 

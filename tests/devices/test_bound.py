@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import xrt
-from tests.devices.models import Counter, Forked, Net, numbers
+from tests.devices.models import Counter, Forked, Sums, numbers
 from tests.devices.worlds import TOY, World, same, traffic, world
 from xrt.errors import InputError, OptionError, OutOfDeviceMemory
 
 X, W = numbers(3, 4), numbers(4, 5, seed=1)
 ONE = np.ones((3, 4), "float32")
-CPU = xrt.XRTModule(Net(), TOY)
+CPU = xrt.XRTModule(Sums(), TOY)
 GRAPHS = pytest.mark.parametrize("graph", [False, True], ids=["played", "recorded"])
 
 
@@ -25,7 +25,7 @@ def put(world: World, target: Any, array: np.ndarray[Any, Any]) -> None:
 
 @GRAPHS
 def test_it_reads_what_the_inputs_hold_and_writes_the_same_outputs(world: World, graph: bool) -> None:
-    m, x, w = world.module(Net(), cuda_graph=graph), world.up(X), world.up(W)
+    m, x, w = world.module(Sums(), cuda_graph=graph), world.up(X), world.up(W)
     bound = m.bind(x, w)
     assert bound.inputs == (x, w) and all(world.device().owns(value) for value in bound.outputs)
     first = bound()
@@ -40,7 +40,7 @@ def test_it_reads_what_the_inputs_hold_and_writes_the_same_outputs(world: World,
 
 @GRAPHS
 def test_inputs_of_the_host_are_copied_by_each_call(world: World, graph: bool) -> None:
-    m, x, w = world.module(Net(), cuda_graph=graph), X.copy(), world.up(W)
+    m, x, w = world.module(Sums(), cuda_graph=graph), X.copy(), world.up(W)
     bound = m.bind(x, w)
     for seed in range(4):
         x[...] = numbers(3, 4, seed=seed)
@@ -52,7 +52,7 @@ def test_inputs_of_the_host_are_copied_by_each_call(world: World, graph: bool) -
 
 @GRAPHS
 def test_buffers_of_the_caller(world: World, graph: bool) -> None:
-    m, p = world.module(Net(), cuda_graph=graph), world.up(np.zeros((3, 5), "float32"))
+    m, p = world.module(Sums(), cuda_graph=graph), world.up(np.zeros((3, 5), "float32"))
     bound = m.bind(X, W, out=[p, None])
     for _ in range(3):
         results = bound()
@@ -63,7 +63,7 @@ def test_buffers_of_the_caller(world: World, graph: bool) -> None:
 def test_a_recorded_call_launches_one_graph_and_copies_nothing() -> None:
     with world("late") as devices:
         assert devices.machine is not None
-        bound = devices.module(Net(), cuda_graph=True).bind(devices.up(X), devices.up(W))
+        bound = devices.module(Sums(), cuda_graph=True).bind(devices.up(X), devices.up(W))
         bound()
         del devices.machine.kernels[:]
         bound()
@@ -71,7 +71,7 @@ def test_a_recorded_call_launches_one_graph_and_copies_nothing() -> None:
 
 
 def test_it_runs_next_to_other_calls_and_outlives_its_module(world: World) -> None:
-    m, x = world.module(Net(), cuda_graph=True), world.up(X)
+    m, x = world.module(Sums(), cuda_graph=True), world.up(X)
     with m.bind(x, W) as context, m.bind(world.up(X * 2), W) as other:
         for _ in range(3):
             same(world, context(), CPU(X, W))
@@ -87,7 +87,7 @@ def test_a_call_returns_before_its_work_is_done() -> None:
     for graph in (False, True):
         with world("late") as devices:
             assert devices.machine is not None
-            bound = devices.module(Net(), cuda_graph=graph).bind(devices.up(X), devices.up(W))
+            bound = devices.module(Sums(), cuda_graph=graph).bind(devices.up(X), devices.up(W))
             bound()
             devices.down(bound()[0])
             waits = devices.machine.waits
@@ -119,12 +119,12 @@ def test_an_input_that_does_not_lie_in_one_piece(world: World) -> None:
         r"^input 'x' is not C-contiguous; a bound input is read where it lies: bind a C-contiguous copy of it, and write to that$"
     )
     with pytest.raises(InputError, match=text):
-        world.module(Net()).bind(x, W)
+        world.module(Sums()).bind(x, W)
 
 
 def test_a_lack_of_memory_says_for_what() -> None:
     with world("late", limit=100_000) as devices:
-        m, x = devices.module(Net()), numbers(4000, 4)
+        m, x = devices.module(Sums()), numbers(4000, 4)
         with pytest.raises(OutOfDeviceMemory, match=r"^(a buffer of a bound call|.*) asked cuda:0 for"):
             m.bind(x, W)()
         with pytest.raises(OutOfDeviceMemory, match=r"^a buffer of a bound call asked cuda:0 for 0\.1 MB; "):
@@ -133,7 +133,7 @@ def test_a_lack_of_memory_says_for_what() -> None:
 
 
 def test_calls_are_replayed_and_right(world: World) -> None:
-    m = world.module(Net(), cuda_graph=True)
+    m = world.module(Sums(), cuda_graph=True)
     items = [(x, m(x, W)) for x in (numbers(3, 4, seed=seed) for seed in range(4))]
     for x, results in items:
         same(world, results, CPU(x, W))
@@ -142,7 +142,7 @@ def test_calls_are_replayed_and_right(world: World) -> None:
 
 def test_a_call_is_recorded_once_and_then_only_replayed() -> None:
     with world("late") as devices:
-        m = devices.module(Net(), cuda_graph=True)
+        m = devices.module(Sums(), cuda_graph=True)
         m(X, W)  # looks at the types of what comes out, and so is played
         m(X, W)
         del devices.machine.kernels[:]
@@ -153,7 +153,7 @@ def test_a_call_is_recorded_once_and_then_only_replayed() -> None:
 
 
 def test_arrays_of_the_device_and_of_the_host_are_taken_in_turns(world: World) -> None:
-    m, x, w = world.module(Net(), cuda_graph=True), world.up(X), world.up(W)
+    m, x, w = world.module(Sums(), cuda_graph=True), world.up(X), world.up(W)
     for _ in range(2):
         same(world, m(x, w), CPU(X, W))
         same(world, m(X, W), CPU(X, W))
@@ -196,4 +196,4 @@ def test_what_cannot_be_recorded_is_played_and_the_reason_reported(
 
 def test_a_graph_of_the_cpu_is_refused() -> None:
     with pytest.raises(OptionError, match=r"^cuda_graph=True records the work of a device, and the module runs on cpu"):
-        xrt.XRTModule(Net(), engine="toy", cuda_graph=True)
+        xrt.XRTModule(Sums(), engine="toy", cuda_graph=True)

@@ -321,10 +321,11 @@ def test_a_model_computes_what_it_does_on_the_cpu(world: World, name: str) -> No
     inputs = sample_inputs(model, seed=0)
     expected = xrt.XRTModule(model, TOY)(**inputs)
     m = world.module(model, cuda_graph=True)
-    for _ in range(3):  # played, recorded, replayed
+    for _ in range(3):  # played, recorded, replayed where it can be
         difference = compare_all(listed(world.down(m(**inputs))), listed(expected), tolerance_for("float32", "network"))
         assert difference, difference.message  # products depend on where their operands lie in memory, and on the processor
-    assert "\na graph of the device" in str(m.explain())
+    # CuPy calls cuBLAS in no capture.
+    assert ("\na graph of the device" if world.machine else "cuBLAS API during stream capture") in str(m.explain())
     assert (traffic(m).copies_out, traffic(m).waits) == (0, 0)
 
 

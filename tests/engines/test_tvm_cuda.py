@@ -246,7 +246,8 @@ class TestOnCuda:
         for _ in range(3):
             results = m(*items)
         close_to_toys(world, results, model, inputs)
-        assert (traffic(m).copies_in, traffic(m).copies_out, traffic(m).waits) == (0, 0, 0)
+        constants = 3 if name == "odd" else 0  # a result that is a constant is copied by each call
+        assert (traffic(m).copies_in, traffic(m).copies_out, traffic(m).waits) == (constants, 0, 0)
 
     def test_a_call_is_recorded_and_replayed(self) -> None:
         model, inputs = MODELS["net"]

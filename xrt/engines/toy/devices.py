@@ -80,6 +80,8 @@ def why_not_on_device(node: Node, function: Function) -> str | None:
         dtype = _find_dtype(function.get_type(name))
         if dtype is not None and dtype not in SUPPORTED:
             return f"value {name!r} is of {dtype}, of which CuPy has no arrays"
+        if dtype is DType.BFLOAT16 and node.op_type in ("TopK", "Unique"):
+            return "CuPy does not sort bfloat16"
     return None
 
 

@@ -18,6 +18,7 @@ from xrt.engines import native
 from xrt.engines.kernels import eager, numpy_only, ops as shared
 from xrt.engines.kernels.namespace import ArrayNamespace
 from xrt.engines.toolkit.blas import BlasThreads, find_blas
+from xrt.graph import DType
 
 ops = shared.extend("toy", eager, numpy_only)
 """All kernels of `xrt.engines.kernels`."""
@@ -91,6 +92,26 @@ def multiply(xp: Any, a: Array, b: Array) -> Array:
 _NUMPY = ArrayNamespace(np, multiply)
 
 
+class DeviceNamespace(ArrayNamespace):
+    """The functions of CuPy, with NumPy's results where they differ."""
+
+    def remainder(self, a: Array, b: Array) -> Array:
+        """The remainder with the sign of the divisor; CuPy's is NaN for an infinite divisor."""
+        if a.dtype.kind in "iu":
+            return self.module.remainder(a, b)  # type: ignore[no-any-return]  # an array module's
+        rest = self.module.fmod(a, b)
+        return self.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+
+    def where(self, condition: Array, a: Array, b: Array) -> Array:
+        """Select elements; CuPy's result for bfloat16 is float32."""
+        result = self.module.where(condition, a, b)
+        dtypes = {x.dtype for x in (a, b) if hasattr(x, "dtype")}
+        return result.astype(_BFLOAT16) if dtypes == {_BFLOAT16} else result  # type: ignore[no-any-return]  # an array module's
+
+
+_BFLOAT16 = DType.BFLOAT16.numpy
+
+
 def namespace(module: Any) -> ArrayNamespace:
     """The array namespace of a module: NumPy's, with matrix products on the threads of a run, or that of a device's module."""
-    return _NUMPY if module is np else ArrayNamespace(module)
+    return _NUMPY if module is np else DeviceNamespace(module)
