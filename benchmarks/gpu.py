@@ -2,10 +2,10 @@
 
 Four measurements with arrays on the device. (1) ResNet-50 and BERT: a call of the module, with and without a CUDA graph,
 against the engine's own call with bound device buffers. (2) Fifty elementwise operators on a large matrix: their share of
-the bandwidth of a copy. (3) The number of copies between host and device in a call. (4) A mixture of toy and each other
-engine on one device, which must copy nothing to the host.
+the bandwidth of a copy, on each engine. (3) The number of copies between host and device in a call. (4) A mixture of toy
+and each other engine on one device, which must copy nothing to the host.
 
-    python benchmarks/cuda.py [--json] [--quick] [--rounds N]
+    python benchmarks/gpu.py [--json] [--quick] [--rounds N]
 
 Exit code 3, without measuring, if there is no CUDA device.
 """
@@ -17,7 +17,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -64,21 +64,29 @@ def blocking(call: Callable[[], Any], gpu: Device) -> Callable[[], Any]:
     return run
 
 
-def make_call(function: Function, engine: Any, inputs: dict[str, Any], gpu: Device, **options: Any) -> Callable[[], Any]:
+def make_call(function: Function, engine: Any, inputs: dict[str, Any], gpu: Device) -> Callable[[], Any]:
     """Make a module's call with arrays of the device; raises PlanError unless every region is on that engine."""
-    module = xrt.XRTModule(function, engine, gpu.name, strict=True, **options)
+    module = xrt.XRTModule(function, engine, gpu.name, strict=True)
     return blocking(lambda: module(**inputs), gpu)
 
 
+def make_graph_call(function: Function, engine: Any, inputs: dict[str, Any], gpu: Device) -> dict[str, Callable[[], Any]]:
+    """Make a call that is recorded and replayed, under the name ``graph``; nothing if it cannot be recorded."""
+    module = xrt.XRTModule(function, engine, gpu.name, strict=True, cuda_graph=True)
+    call = blocking(lambda: module(**inputs), gpu)
+    call(), call()
+    return {"graph": call} if "\na graph of the device" in str(module.explain()) else {}
+
+
 def own_ort(function: Function, inputs: dict[str, Any], gpu: Device) -> Callable[[], Any]:
-    """Make the library's own call: defaults, inputs and outputs bound to device memory."""
+    """Make the library's own call on cuda:0: float32 without TF32, as in XRT; inputs and outputs bound to device memory."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
 
     from xrt.formats import onnx
 
     model = onnx.lowest_model(function, 26, 13).SerializeToString()
-    providers: list[Any] = [("CUDAExecutionProvider", {"device_id": gpu.name.partition(":")[2]}), "CPUExecutionProvider"]
+    providers: list[Any] = [("CUDAExecutionProvider", {"use_tf32": "0"}), "CPUExecutionProvider"]
     session = onnxruntime.InferenceSession(model, providers=providers)
     binding = session.io_binding()
     for name, array in inputs.items():
@@ -123,7 +131,7 @@ def latencies(models: dict[str, Function], gpu: Device, ready: list[str], rounds
 
 
 def _candidates(function: Function, engine: str, inputs: dict[str, Any], gpu: Device) -> dict[str, Callable[[], Any]]:
-    calls = {"call": make_call(function, engine, inputs, gpu), "graph": make_call(function, engine, inputs, gpu, cuda_graph=True)}
+    calls = {"call": make_call(function, engine, inputs, gpu), **make_graph_call(function, engine, inputs, gpu)}
     return calls | ({"own": own_ort(function, inputs, gpu)} if engine == "ort" else {})
 
 
@@ -137,20 +145,17 @@ def _timed(candidates: dict[str, Callable[[], Any]], rounds: int) -> Figures:
     return {"seconds": {name: timing.median for name, timing in timings.items()}, "to_own": ratios}
 
 
-def bandwidth(gpu: Device, extent: int, rounds: int) -> Figures:
-    """Measure bytes per second of a copy on the device, and of fifty elementwise operators in one region of toy."""
+def bandwidth(gpu: Device, extent: int, rounds: int, engines: Sequence[str]) -> Figures:
+    """Measure bytes per second of a copy on the device, and of fifty elementwise operators on each engine."""
     inputs = upload_inputs(chain(extent), gpu)
     nbytes = 2 * inputs["x"].nbytes
-    candidates = {
-        "copy": blocking(inputs["x"].copy, gpu),
-        "chain": make_call(chain(extent), "toy", inputs, gpu),
-        "graph": make_call(chain(extent), "toy", inputs, gpu, cuda_graph=True),
-    }
+    candidates = {"copy": blocking(inputs["x"].copy, gpu)}
+    candidates |= {name: make_call(chain(extent), name, inputs, gpu) for name in engines}
     for call in candidates.values():
         call(), call()
     timings: dict[str, Timing] = interleave(candidates, rounds=rounds)
     rates = {name: nbytes / timing.median for name, timing in timings.items()}
-    share = {name: asdict(ratio(timings["copy"], [timings[name]])) for name in ("chain", "graph")}
+    share = {name: asdict(ratio(timings["copy"], [timings[name]])) for name in engines}
     return {"extent": extent, "bytes_per_second": rates, "of_the_copy": share}
 
 
@@ -188,7 +193,7 @@ def measure(gpu: Device, *, quick: bool, rounds: int) -> Figures:
         "device": gpu.hardware,
         "engines": states,
         "latency": list(latencies(models, gpu, [name for name in ready if name != "tensorrt"], rounds)),
-        "chain": bandwidth(gpu, 64 if quick else 4096, rounds) if "toy" in ready else None,
+        "chain": bandwidth(gpu, 64 if quick else 4096, rounds, ready) if ready else None,
         "copies": copies(first, gpu),
         "mixtures": list(mixtures(chain(256, 6), gpu, ready, "Relu")),
     }

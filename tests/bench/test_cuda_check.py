@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import cuda
+from benchmarks import gpu
 from tools import cuda_check, cuda_page
 from xrt.runtime.devices import device
 from xrt.testing import node_cases
@@ -23,15 +23,15 @@ TOP = Path(__file__).parents[2]
 @pytest.fixture(scope="module", name="results")
 def measured() -> dict[str, Any]:
     with simulate_devices():
-        gpu = device("cuda")
-        engines = cuda.status(gpu)
-        latency = list(cuda.latencies({"chain": cuda.chain(8)}, gpu, ["toy", "tvm"], 2))
+        simulated = device("cuda")
+        engines = gpu.status(simulated)
+        latency = list(gpu.latencies({"chain": gpu.chain(8)}, simulated, ["toy", "tvm"], 2))
         figures = {
             "engines": engines,
             "latency": latency,
-            "chain": cuda.bandwidth(gpu, 16, 2),
-            "copies": cuda.copies(cuda.chain(8), gpu),
-            "mixtures": list(cuda.mixtures(cuda.chain(8), gpu, ["toy"], "Relu")),
+            "chain": gpu.bandwidth(simulated, 16, 2, ["toy"]),
+            "copies": gpu.copies(gpu.chain(8), simulated),
+            "mixtures": list(gpu.mixtures(gpu.chain(8), simulated, ["toy"], "Relu")),
         }
     more = {"device": "simulated", "date": "2026-01-01", "versions": "none", "tests": {"all": {"passed": 3}}}
     return json.loads(json.dumps(figures | more))  # as written and read
@@ -50,7 +50,7 @@ def test_every_question_is_answered(results: dict[str, Any]) -> None:
 
 def test_they_are_a_section(results: dict[str, Any]) -> None:
     text = cuda_page.cuda_section(results)
-    assert "| `toy` | ready |" in text and "| all | 3 | 0 | 0 | 0 |" in text
+    assert "| `toy` | ready |" in text and "| all | 3 | 0 | 0 | 0 | 0 |" in text
     assert "A call with arrays of the host: 1 arrays to the device, 0 to the host, 0 waits in 1 call(s)." in text
     assert "No mixture was measured: fewer than two engines are ready." in text
     mixed = {"engines": ["tvm", "toy"], "regions": ["toy", "tvm", "toy"], "traffic": results["copies"]["device"]}
@@ -74,7 +74,7 @@ def test_counts_are_read(text: str, counts: dict[str, int]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [["-m", "tools.cuda_check"], ["benchmarks/cuda.py"]])
+@pytest.mark.parametrize("command", [["-m", "tools.cuda_check"], ["benchmarks/gpu.py"]])
 def test_without_a_device_nothing_is_written_and_the_code_says_so(command: list[str]) -> None:
     before = cuda_page.RESULTS.exists(), (TOP / "docs" / "performance.md").read_bytes()
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
