@@ -13,7 +13,7 @@ from tools.performance_record import BENCHMARKS, BY_NAME, TOP, Benchmark, Record
 
 RECORD = Record.read()
 NO_FIGURES = {
-    "cuda": "runs in make cuda-check, whose results are a section of their own",
+    "gpu": "runs in make cuda-check, whose results are a section of their own",
     "memory_model": "a part of memory.py",
     "output": "prints the figures of all",
     "pytorch_models": "a part of pytorch.py",
