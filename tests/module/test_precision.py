@@ -157,15 +157,3 @@ def test_a_module_with_a_budget_keeps_it_and_a_later_one_uses_the_decision(tmp_p
     assert later.tuned is not None and later.tuned.how in ("remembered", "measured")
     assert compute_error(later) < 0.4
     assert "int8" in json.dumps(first.to_dict())
-
-
-@pytest.mark.full
-@pytest.mark.slow
-def test_tune_takes_a_budget_of_its_own() -> None:
-    with xrt.XRTModule(MODEL, **AUTO) as module:
-        result = module.tune(budget=8, progress=False, max_error=0.3, calibrate=BATCHES[:4], validate=BATCHES[4:8])
-        assert result.precision is not None and result.precision.limit == 0.3
-        assert {candidate.precision for candidate in result.precision.plans} >= {"fp32", "int8"}
-        with pytest.raises(OptionError) as caught:
-            module.tune(budget=8, validate=BATCHES)
-    assert str(caught.value) == "calibrate= and validate= have examples for an error budget; pass max_error= too"

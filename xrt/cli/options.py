@@ -92,9 +92,8 @@ def _parse_devices(text: str) -> dict[str, str] | None:
 
 def _parse_check(text: str) -> str | float:
     """Convert numbers; words are validated by the module's option."""
-    # As a float, nan would make every comparison false; as a word it is rejected.
     try:
-        return float(text) if text != "nan" else text
+        return float(text)
     except ValueError:
         return text
 

@@ -102,8 +102,6 @@ class Call:
 
 PATIENCE = 20.0
 """Seconds that a plan's first call waits for the reference, if the search had no time to compare the plan."""
-_SHARES: Mapping[Any, Any] = {"first": 0.0, "nan": 1.0}
-_PHRASES: Mapping[Any, str] = {"first": "the first call of each signature", "nan": "each call in which a region returns NaN"}
 
 
 class OutputChecks:
@@ -141,7 +139,7 @@ class OutputChecks:
             return False
         is_first, build.checked = not build.checked, True
         self.count += 1
-        if not is_first or build.tuned is None or build.tuned.is_checked or build.refused or self.check == "nan":
+        if not is_first or build.tuned is None or build.tuned.is_checked or build.refused:
             return False
         return not self.remarks(build.plan)
 
@@ -150,7 +148,7 @@ class OutputChecks:
         if self.check is None:
             return False
         # Spreads the share evenly: with 0.25 every fourth call, not a random quarter.
-        share, number = _SHARES.get(self.check, self.check), next(self._numbers)
+        share, number = 0.0 if self.check == "first" else self.check, next(self._numbers)
         return first or int(number * share) > int((number - 1) * share)
 
     def _find_wrong_type(self, launch: Launch, inputs: Sequence[Any], results: Sequence[Any]) -> str | None:
@@ -168,12 +166,8 @@ class OutputChecks:
         """Describe a wrong type or value among the results of a region; None if all are right or cannot be checked."""
         if (mismatch := self._find_wrong_type(launch, inputs, results)) is not None:
             return mismatch
-        if self.check == "nan" and not any(map(_has_nan, results)):
-            return None
         if (expected := self._evaluate(launch, inputs)) is None:
             return None
-        if self.check == "nan":
-            return _find_unexpected_nan(launch, results, expected)
 
         from xrt.verify import Verdict, judge_outputs
         from xrt.verify.comparison import find_precision
@@ -217,33 +211,15 @@ class OutputChecks:
     def __str__(self) -> str:
         if self.check is None:
             return ""
-        calls = _PHRASES.get(self.check) or f"the first call of each signature and {self.check:.3g} of the others"
+        calls = "the first call of each signature"
+        if self.check != "first":
+            calls += f" and {self.check:.3g} of the others"
         return f"checked against {REFERENCE}: {calls}; {self.count} call{'s' * (self.count != 1)} so far"
 
     def remarks(self, plan: Plan) -> dict[str, str]:
         """Why regions are not checked, by name."""
         reasons = {launch.name: self.unchecked.get(launch.function.fingerprint) for launch in plan.launches}
         return {name: f"not checked: {reason}" for name, reason in reasons.items() if reason}
-
-
-def _find_unexpected_nan(launch: Launch, results: Sequence[Any], expected: Sequence[Any]) -> str | None:
-    """Describe the first output with a NaN where the reference has none; None if there is none.
-
-    Elements are compared if both values are arrays of one shape. Otherwise an output passes if the reference has any NaN.
-    """
-    for value, result, reference in zip(launch.function.outputs, results, expected, strict=True):
-        are_alike = isinstance(result, np.ndarray) and isinstance(reference, np.ndarray) and result.shape == reference.shape
-        if _has_nan(result) and ((np.isnan(result) & ~np.isnan(reference)).any() if are_alike else not _has_nan(reference)):
-            return (
-                f"engine {launch.engine!r} computed NaN for output {value.name!r} of {launch.name}, where the reference has none"
-            )
-    return None
-
-
-def _has_nan(value: Any) -> bool:
-    if isinstance(value, list):
-        return any(map(_has_nan, value))
-    return isinstance(value, np.ndarray) and DType.of(value).is_float and bool(np.isnan(value).any())
 
 
 # ---------------------------------------------------------------------- prepared calls

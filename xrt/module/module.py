@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from xrt.partition import Plan
     from xrt.placement import ProgressCallback, TuningResult
     from xrt.placement.auto import Placer
-    from xrt.precision import ErrorBudget
     from xrt.runtime import Profile
     from xrt.verify import FailingSubgraph, Verification
     from xrt.verify.regions import Progress
@@ -323,29 +322,25 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         instances: Sequence[int] | int | None = None,
         batch_dim: str | None = None,
         seed: int | None = None,
-        max_error: float | ErrorBudget | None = None,
-        calibrate: Iterable[Any] | None = None,
-        validate: Iterable[Any] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Search again for the best placement for these inputs, or for random ones, within ``budget`` seconds.
 
         ``objective="latency"`` searches for the plan with the fastest call and returns a TuningResult. The module uses this plan
         from now on, and so do later modules, through the cache, regardless of their budget. ``progress`` is called with the state
-        of the search; True shows it, False does not. ``max_error``, ``calibrate`` and ``validate`` override those of the module.
+        of the search; True shows it, False does not.
 
         ``objective="throughput"`` searches for the configuration with the most requests per second (a request is one row of the
         inputs) whose 99th percentile latency is at most ``p99`` seconds, and returns a ThroughputResult: the batch size (one of
         ``batches``), the number of concurrent calls (one of ``instances``, which divide the thread budget), and with
         ``engine="auto"`` the plan per batch size. `serving` returns it; `save` and locks store it. ``batch_dim`` names the
         symbolic dim of the batch, if it is not the first extent of all inputs and outputs. ``seed`` is for random inputs.
-        With ``max_error``, plans meet the error budget at the sizes at which they were searched.
+        In a module with ``max_error``, plans meet the error budget at the sizes at which they were searched.
         """
         from xrt.module.tuning import tune
 
         throughput = {"p99": p99, "batches": batches, "instances": instances, "batch_dim": batch_dim, "seed": seed}
-        precision_options = (max_error, calibrate, validate)
-        return tune(self, args, kwargs, objective, budget, progress, precision_options, throughput)
+        return tune(self, args, kwargs, objective, budget, progress, throughput)
 
     # ------------------------------------------------------------------ sessions
 

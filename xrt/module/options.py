@@ -45,7 +45,7 @@ class PrecisionChoice:
 NO_CHOICE = PrecisionChoice()
 
 
-Check: TypeAlias = Literal["first", "nan"] | float | None
+Check: TypeAlias = Literal["first"] | float | None
 ALL = "all"
 """Isolates every engine of the list."""
 
@@ -100,8 +100,7 @@ class ModuleOptions:
     strict: bool = False
     """No fallback to toy: a node that no listed engine supports, or a failure of an engine, is an error."""
     check: Check = None
-    """Compare calls with the reference: the ``"first"`` of each signature; a share of all (0.01); those in which a region returns
-    NaN (``"nan"``); None for no call."""
+    """Compare calls with the reference: the ``"first"`` of each signature; a share of all (0.01); None for no call."""
     isolate: Isolation = option(Isolation(()), accepts="str | Sequence[str] | Isolation")
     """Engines that compile in a worker process: names, specs, or ``"all"``. An `xrt.Isolation` has the limits, and whether they
     also run there."""
@@ -193,12 +192,12 @@ def _read_devices(value: Any) -> Mapping[str, str]:
 
 
 def _read_check(value: Any) -> Check:
-    if value in ("first", "nan"):
-        return value  # type: ignore[no-any-return]  # just these
+    if value == "first":
+        return "first"
     # True is the number 1 to Python, and would check every call.
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1:
         return float(value)
-    raise OptionError(f"check must be 'first', 'nan', a part of the calls (above 0, at most 1) or None; got {value!r}")
+    raise OptionError(f"check must be 'first', a part of the calls (above 0, at most 1) or None; got {value!r}")
 
 
 def _read_progress(value: Any) -> Any:
@@ -325,21 +324,6 @@ def apply_constraints(engine: Any, settings: ModuleOptions) -> tuple[Any, Module
     from xrt.module.precision import keep_nodes_exact  # slow to import, and rarely needed
 
     return keep_nodes_exact(engine, settings)
-
-
-def override_budget(settings: ModuleOptions, max_error: Any, calibrate: Any, validate: Any) -> ModuleOptions:
-    """Replace the error budget and its examples for one search; raises OptionError for examples without a budget."""
-    if max_error is None and settings.max_error is None:
-        raise OptionError("calibrate= and validate= have examples for an error budget; pass max_error= too")
-    # A table passed here replaces the module's; batches are measured again.
-    table = _load_table(calibrate)
-    return replace(
-        settings,
-        max_error=settings.max_error if max_error is None else _read_error_budget(max_error),
-        calibrate=settings.calibrate if calibrate is None or table is not None else calibrate,
-        validate=settings.validate if validate is None else validate,
-        choice=replace(settings.choice, names=settings.choice.names or LOWER_PRECISIONS, table=table or settings.choice.table),
-    )
 
 
 # ---------------------------------------------------------------------- the signature of XRTModule

@@ -25,7 +25,6 @@ from xrt.comparison import compare_all
 from xrt.errors import BundleError, OptionError, PlacementWarning, XRTError, warn
 from xrt.measure.timing import LoadResult, run_closed_loop
 from xrt.module.model_source import get_model
-from xrt.module.options import override_budget
 from xrt.operators.sample_inputs import sample_inputs
 from xrt.placement.result import Progress, describe_plan
 from xrt.placement.sizes import list_open_axes, read_sizes, resize_values
@@ -57,30 +56,24 @@ def tune(
     objective: Objective,
     budget: float | None,
     progress: ProgressCallback | bool | None,
-    precision_options: Sequence[Any],
     throughput: Mapping[str, Any],
 ) -> TuningResult | ThroughputResult:
     """Search for a placement: see `XRTModule.tune`.
 
-    ``precision_options`` is (max_error, calibrate, validate), which override the module's. ``throughput`` has the values of
-    `THROUGHPUT_KEYWORDS`, None where the caller passed none; they are refused for another objective.
+    ``throughput`` has the values of `THROUGHPUT_KEYWORDS`, None where the caller passed none; they are refused for another
+    objective.
     """
     throughput = {name: value for name, value in throughput.items() if value is not None}
     if objective not in ("latency", "throughput"):
         raise OptionError(f"objective must be 'latency' or 'throughput'; got {objective!r}")
     programs = module.programs
-    lower = programs.lowering
-    if any(option is not None for option in precision_options):
-        from xrt.module.precision import make_lowering  # slow to import, and rarely needed
-
-        lower = make_lowering(override_budget(programs.settings, *precision_options), programs.sizes.served)
     if objective == "throughput":
         shows = programs.settings.shows_progress if progress is None else progress
-        return tune_throughput(module, args, kwargs, budget=budget, progress=shows, lower=lower, **throughput)
+        return tune_throughput(module, args, kwargs, budget=budget, progress=shows, **throughput)
     if throughput:
         raise OptionError(f"{next(iter(throughput))}= is of objective='throughput'; pass that too, or leave it out")
     values = module.check_inputs(args, kwargs) if args or kwargs else None
-    placer = partial(programs.placer.tune, values=values, budget=budget, progress=progress, retune=True, lower=lower)
+    placer = partial(programs.placer.tune, values=values, budget=budget, progress=progress, retune=True)
     build = module.specialize(values, place=placer)
     programs.adopt_decision(build)
     assert build.tuned is not None  # the placer has set it
@@ -158,20 +151,16 @@ def tune_throughput(
     budget: float | None = None,
     progress: ProgressCallback | bool = False,
     use: Callable[[XRTModule, Sequence[Any]], object] | None = None,
-    lower: LoweringWithinBudget | None = None,
 ) -> ThroughputResult:
     """Search for throughput as `XRTModule.tune` describes, and store the result in the module and its cache.
 
     ``use`` is called with an instance of the chosen configuration and the inputs of a full batch, before the instances are
-    closed. ``lower`` replaces the module's search for plans within an error budget. Raises OptionError for an error budget
-    without placement by measurement.
+    closed.
     """
     from xrt.placement.autotune import check_budget
     from xrt.placement.throughput import BATCHES, ThroughputRequest, ThroughputSweep, list_splits, parse_batches, parse_bound
 
-    lower = lower or module.programs.lowering
-    if lower is not None and not module.programs.engines.is_auto:
-        raise OptionError("max_error= is kept by measurement; pass engine='auto', or a list with 'auto' in it")
+    lower = module.programs.lowering  # instances are modules without an error budget, and the bench searches for them
     seconds = THROUGHPUT_BUDGET if budget is None else budget
     check_budget(seconds)
     bound = parse_bound(p99)
