@@ -557,18 +557,20 @@ def test_a_bundle_has_a_random_example_with_its_outputs(path: Path) -> None:
     assert re.fullmatch(r"self-test passed in \d+\.\d{3} s; largest difference 0", str(report))
 
 
-@pytest.mark.parametrize("way", ["examples", "named", "by name", "in order"])
-def test_the_example_may_be_given(way: str, path: Path) -> None:
+@pytest.mark.parametrize(("examples", "named"), [([X], {}), ([], {"x": X})])
+def test_inputs_of_save_are_the_example(examples: list[Any], named: dict[str, Any], path: Path) -> None:
     saved = module(perceptron("N"))
-    saved.save(path, *([X] if way == "examples" else []), **_by_way(way))
+    saved.save(path, *examples, **named)
     example = read(path)
     np.testing.assert_array_equal(example.inputs[0][1], X)
     np.testing.assert_array_equal(example.outputs[0][1], saved(X))
 
 
-def _by_way(way: str) -> dict[str, Any]:
-    ways: dict[str, dict[str, Any]] = {"named": {"x": X}, "by name": {"example": {"x": X}}, "in order": {"example": [X]}}
-    return ways.get(way, {})
+def test_an_example_that_is_neither_true_nor_false_is_refused(path: Path) -> None:
+    with pytest.raises(OptionError) as raised:
+        module().save(path, example=[X])
+    assert str(raised.value) == "example is True or False; got list: pass inputs as in a call, save(path, x)"
+    assert not path.exists()
 
 
 def test_a_bundle_of_a_loaded_module_keeps_its_example(path: Path, tmp_path: Path) -> None:
@@ -590,10 +592,6 @@ def test_without_an_example_there_is_nothing_to_compare(path: Path) -> None:
 
 RANDOM = one("RandomNormalLike", [tensor(2)], tensor(2))
 TEXTS = one("StringNormalizer", [tensor(2, dtype=DType.STRING)], tensor("N", dtype=DType.STRING))
-TOO_LARGE = (
-    "it has 16793600 bytes of inputs and outputs, and a bundle keeps at most 16777216; give a smaller one, or pass example=False "
-    "for none"
-)
 LARGE = one("Relu", [tensor(2048, 1025)], tensor(2048, 1025))
 
 
@@ -602,20 +600,6 @@ def test_a_model_that_has_no_random_example_is_saved_without(function: Function,
     module(function, "toy").save(path)
     assert read(path) is None
     assert load(path).run_self_test() is None
-
-
-@pytest.mark.parametrize(
-    ("function", "example", "text"),
-    [
-        (LARGE, np.zeros((2048, 1025), np.float32), TOO_LARGE),
-        (TEXTS, np.array(["a", "b"], object), "an input is no tensor of numbers, or pass example=False for none"),
-    ],
-)  # fmt: skip
-def test_an_example_that_cannot_be_kept_is_refused(function: Function, example: Any, text: str, path: Path) -> None:
-    with pytest.raises(OptionError) as raised:
-        module(function, "toy").save(path, example=[example])
-    assert str(raised.value) == f"the example cannot be kept: {text}"
-    assert not path.exists()
 
 
 def test_symbolic_sizes_and_several_types_are_kept(path: Path) -> None:

@@ -307,7 +307,7 @@ def save(
     path: str | os.PathLike[str],
     examples: Sequence[Any],
     kwargs: Mapping[str, Any],
-    example: Mapping[str, Any] | Sequence[Any] | bool,
+    example: bool,
 ) -> None:
     """Write a bundle: see `XRTModule.save`. Also raises ModelError for a Function without ONNX form."""
     from xrt.formats.placement_file import spell_serving
@@ -315,13 +315,11 @@ def save(
     from xrt.partition.plan import to_message
 
     module.programs.check_open()
+    if not isinstance(example, bool):
+        raise OptionError(f"example is True or False; got {type(example).__name__}: pass inputs as in a call, save(path, x)")
     if examples or kwargs or not any(build.compiled for build in module.programs.specializations):
         module.compile(*examples, **kwargs)
-    is_required = not isinstance(example, bool)
-    if not isinstance(example, bool):
-        examples, kwargs = ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
-        module.compile(*examples, **kwargs)
-    self_test = None if example is False else _make_example(module, examples, kwargs, is_required=is_required)
+    self_test = _make_example(module, examples, kwargs) if example else None
     source, engines, settings = module.source, module.programs.engines, module.programs.settings
     builds = {key: build for key, build in module.programs.specializations.to_dict().items() if build.compiled}
     models: dict[str, Function] = {} if source.is_traced else {"model": source.get_declared_function()}
@@ -395,11 +393,10 @@ class SelfTestReport:
         return f"self-test passed in {self.seconds:.3f} s; largest difference {self.difference:.3g}"
 
 
-def _make_example(module: XRTModule, examples: Sequence[Any], kwargs: Mapping[str, Any], *, is_required: bool) -> Example | None:
+def _make_example(module: XRTModule, examples: Sequence[Any], kwargs: Mapping[str, Any]) -> Example | None:
     """Compute the bundle's example from these inputs, else reuse that of the module's bundle, else draw random inputs.
 
-    Return None if nothing is compiled, or if the example cannot be stored or run and is not required. A required example raises
-    OptionError for a value that is no numeric tensor or for too many bytes, and the errors of a call.
+    None if nothing is compiled, or if the example cannot be stored or run; the reason is logged.
     """
     # Saving a loaded bundle again keeps the example that its author chose.
     if not (examples or kwargs) and module.bundle is not None:
@@ -414,42 +411,34 @@ def _make_example(module: XRTModule, examples: Sequence[Any], kwargs: Mapping[st
         return None
     function = builds[-1].full_function()
     try:
-        values = (_draw_inputs(function) if values is None else values)[:count]
-        _check_storable(all(map(is_encodable, values)), "an input is no tensor of numbers")
         # A padded model has its sizes as further inputs.
+        values = (_draw_inputs(function) if values is None else values)[:count]
+        _check_storable(values)  # before the model runs on them
         inputs = tuple((value.name, np.array(array)) for value, array in zip(function.inputs, values, strict=False))
         outputs = _run_to_host(module, [array.copy() for _, array in inputs])
-        _check_storable(all(map(is_encodable, outputs)), "an output is no tensor of numbers")
-        example = Example(inputs, tuple(zip((value.name for value in module.outputs), outputs, strict=True)))
-        _check_size(example.nbytes)
-        return example
-    except XRTError:
-        if is_required:
-            raise
-        _log.info("the bundle has no example", exc_info=True)
+        _check_storable([*values, *outputs])
+        return Example(inputs, tuple(zip((value.name for value in module.outputs), outputs, strict=True)))
+    except XRTError as error:
+        _log.info("the bundle has no example: %s", error)
         return None
 
 
 def _draw_inputs(function: Function) -> list[Any]:
-    """Draw random inputs. Raises OptionError if they are too large or the model is nondeterministic, InputError if none fit."""
+    """Draw random inputs. Raises OptionError if the model is nondeterministic, InputError if none fit."""
     from xrt.operators import is_deterministic  # imports onnx, which a load does not need
     from xrt.operators.sample_inputs import sample_inputs
 
-    is_repeatable = all(is_deterministic(node, function) for node in function.nodes)
-    _check_storable(is_repeatable, "the same inputs may give other outputs")
-    values = list(sample_inputs(function).values())
-    _check_size(sum(getattr(value, "nbytes", 0) for value in values))
-    return values
+    if not all(is_deterministic(node, function) for node in function.nodes):
+        raise OptionError("the same inputs may give other outputs")
+    return list(sample_inputs(function).values())
 
 
-def _check_size(nbytes: int) -> None:
-    limit = f"a bundle keeps at most {MOST_BYTES}; give a smaller one"
-    _check_storable(nbytes <= MOST_BYTES, f"it has {nbytes} bytes of inputs and outputs, and {limit}")
-
-
-def _check_storable(is_storable: bool, reason: str) -> None:
-    if not is_storable:
-        raise OptionError(f"the example cannot be kept: {reason}, or pass example=False for none")
+def _check_storable(values: Sequence[Any]) -> None:
+    """Raise OptionError for values other than arrays of numbers, or of more than `MOST_BYTES`."""
+    if not all(map(is_encodable, values)):
+        raise OptionError("an input or output is no tensor of numbers")
+    if (nbytes := sum(value.nbytes for value in values)) > MOST_BYTES:
+        raise OptionError(f"it has {nbytes} bytes, and a bundle keeps at most {MOST_BYTES}")
 
 
 def read_example(file: BundleFile) -> Example | None:

@@ -393,19 +393,18 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         self,
         path: str | os.PathLike[str],
         *examples: Any,
-        example: Mapping[str, Any] | Sequence[Any] | bool = True,
+        example: bool = True,
         **kwargs: Any,
     ) -> None:
         """Write a bundle for `xrt.load`: model, weights, and every program compiled so far, in the engines' compiled forms.
 
         Compiles for the examples first, if there are any; without examples like `compile`, if nothing is compiled yet.
 
-        The bundle contains one example with its outputs, at most 16 MiB, which `run_self_test` recomputes: ``example`` (inputs by
-        name or in order), else the examples of the call, else that of the bundle that the module was loaded from, else random
-        inputs unless the model is nondeterministic. ``example=False`` saves none.
+        The bundle contains one example with its outputs, at most 16 MiB, which `run_self_test` recomputes: the given inputs, else
+        those of the bundle that the module was loaded from, else random ones unless the model is nondeterministic.
+        ``example=False`` saves none.
 
-        Raises BundleError if the file cannot be written, OptionError for an ``example`` that cannot be stored, and the errors of
-        `compile`.
+        Raises BundleError if the file cannot be written, and the errors of `compile`.
         """
         from xrt.module.bundle import save
 

@@ -528,7 +528,7 @@ class TorchModule:
         compiled, feed = self._prepare(args, kwargs)
         return compiled.module.plan_for(*feed)
 
-    def save(self, path: str | os.PathLike[str], *examples: Any, example: Any = True, **kwargs: Any) -> None:
+    def save(self, path: str | os.PathLike[str], *examples: Any, example: bool = True, **kwargs: Any) -> None:
         """Write a bundle for these inputs, or for the last call; its inputs are the tensors by name."""
         compiled, feed = self._prepare(examples, kwargs) if examples or kwargs else (self._require(), [])
         compiled.module.save(path, *feed, example=example)
