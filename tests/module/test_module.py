@@ -447,8 +447,6 @@ def test_a_graph_is_decided_by_the_types_of_its_first_call():
 def test_options_that_need_a_named_engine_say_so():
     with pytest.raises(OptionError, match="pass engine='auto'"):
         xrt.XRTModule(relu(), max_error=0.01)
-    with pytest.raises(OptionError, match="a constraint on precision is for an engine that computes in it"):
-        xrt.XRTModule(relu(), precision=["bf16", "Softmax=fp32"])
 
 
 def test_plans_in_the_cache_decide_without_the_model(tmp_path):

@@ -82,7 +82,7 @@ def compute_error(module: xrt.XRTModule, model: Function = MODEL) -> float:
         (
             {"precision": "Softmax=fp32", "engine": "ort"},
             OptionError,
-            "a constraint on precision keeps nodes from a lower one, and none is named; add one, such as 'bf16'",
+            "a constraint on precision keeps nodes from a lower one, and none is named; add 'int8'",
         ),
         (
             {"precision": "Softmax=int8", "engine": "ort"},
@@ -95,12 +95,10 @@ def compute_error(module: xrt.XRTModule, model: Function = MODEL) -> float:
         (
             {"precision": ["bf16", "Softmax=fp32"], "engine": "ort"},
             OptionError,
-            "no engine of the list computes in bf16 here: ort",
-        ),
-        (
-            {"precision": ["bf16", "Softmax=fp32"]},
-            OptionError,
-            "a constraint on precision with engine='auto' needs an error budget; pass max_error= and validate=",
+            (
+                "a constraint on precision is for int8 or an error budget; for bf16 or fp16 list an engine in both precisions, "
+                "and pin the nodes: engine=['openvino{precision=bf16}', 'openvino'], pins='Softmax!=openvino{precision=bf16}'"
+            ),
         ),
         ({"precision": 16}, OptionError, "precision is a name, a constraint such as 'Softmax=fp32', or a list of these; got 16"),
         ({"precision": "bf17"}, OptionError, "precision must be one of fp32, fp16, bf16, int8; got 'bf17'. Did you mean 'bf16'?"),

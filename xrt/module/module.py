@@ -17,7 +17,7 @@ from xrt.cache import CompileCache, Signature, open_cache
 from xrt.errors import InputError, XRTError
 from xrt.module.dispatch import NO_MATCH, Call, Dispatcher, IOBinding, OutputChecks, bind_io, check_bindable, unpack_outputs
 from xrt.module.model_source import check_declared, find_front_end, get_model, is_graph
-from xrt.module.options import add_keywords, apply_constraints, parse_options
+from xrt.module.options import add_keywords, parse_options
 from xrt.module.programs import Programs, Specialization
 from xrt.module.sizes import PaddedValues
 from xrt.module.state import Session, StatefulFunctions
@@ -115,7 +115,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         cache: CompileCache | str | os.PathLike[str] | None = None,
         **options: Unpack[ModuleKeywords],
     ) -> None:
-        engine, settings = apply_constraints(engine, parse_options(options))
+        settings = parse_options(options)
         store = open_cache(cache)
         # A copy in another process, which may have another working directory, reads the same file.
         path = Path(model).absolute() if isinstance(model, str | os.PathLike) else None

@@ -277,7 +277,7 @@ def _read_precision_options(options: Mapping[str, Any]) -> tuple[dict[str, Any],
         return out, replace(choice, names=choice.names or LOWER_PRECISIONS)
     _check_without_budget(choice, out)
     # A single lower precision for all nodes is a matter of the engines alone.
-    if not choice.is_quantized and choice.names and not choice.exact_nodes:
+    if not choice.is_quantized and choice.names:
         out["precision"] = choice.names[0]
     return out, choice
 
@@ -300,7 +300,12 @@ def _check_without_budget(choice: PrecisionChoice, options: Mapping[str, Any]) -
     if has_data and not choice.is_quantized:
         raise OptionError("calibrate= is for int8; pass precision='int8' too, or max_error= with engine='auto'")
     if choice.exact_nodes and not choice.names:
-        raise OptionError("a constraint on precision keeps nodes from a lower one, and none is named; add one, such as 'bf16'")
+        raise OptionError("a constraint on precision keeps nodes from a lower one, and none is named; add 'int8'")
+    if choice.exact_nodes and not choice.is_quantized:
+        raise OptionError(
+            "a constraint on precision is for int8 or an error budget; for bf16 or fp16 list an engine in both precisions, and "
+            "pin the nodes: engine=['openvino{precision=bf16}', 'openvino'], pins='Softmax!=openvino{precision=bf16}'"
+        )
 
 
 def _load_table(calibrate: Any) -> CalibrationTable | None:
@@ -313,17 +318,6 @@ def _load_table(calibrate: Any) -> CalibrationTable | None:
     if isinstance(calibrate, str | os.PathLike):
         return CalibrationTable.load(calibrate)
     return calibrate if isinstance(calibrate, CalibrationTable) else None
-
-
-def apply_constraints(engine: Any, settings: ModuleOptions) -> tuple[Any, ModuleOptions]:
-    """Add bf16 or fp16 variants of engines, and pins that keep the nodes of constraints in float32."""
-    choice = settings.choice
-    if not choice.exact_nodes or choice.is_quantized or settings.max_error is not None:
-        return engine, settings
-
-    from xrt.module.precision import keep_nodes_exact  # slow to import, and rarely needed
-
-    return keep_nodes_exact(engine, settings)
 
 
 # ---------------------------------------------------------------------- the signature of XRTModule

@@ -1,22 +1,20 @@
-"""Lower precision in a module: examples for an error budget, int8 without a budget, lower-precision engines, calibration."""
+"""Lower precision in a module: examples for an error budget, int8 without a budget, calibration."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xrt.cache import CompileCache
-from xrt.engines.contract import registry
 from xrt.errors import CalibrationError, OptionError
 from xrt.graph import Function, hash_values
-from xrt.partition.options import Pin
 from xrt.passes import infer_shapes
 from xrt.passes.quantize import list_calibrated_values
 from xrt.passes.quantize.form import OPTIONS, QuantizedForm, fit_table, list_quantizable_nodes, prepare_for_quantization
-from xrt.placement.engine_list import EngineList, is_auto
+from xrt.placement.engine_list import EngineList
 from xrt.precision.budget import PrecisionOptions, read_examples
 from xrt.precision.byte_sums import needs_reduced_range
 from xrt.precision.collectors import Observer, group_by_bytes
@@ -61,32 +59,6 @@ def make_lowering(settings: ModuleOptions, source: ModelSource) -> LoweringWithi
 
 
 # ---------------------------------------------------------------------- without a budget
-
-
-def keep_nodes_exact(engine: Any, settings: ModuleOptions) -> tuple[list[GraphCompiler], ModuleOptions]:
-    """Insert the bf16 or fp16 variant before each engine, and pin the nodes of constraints away from these variants.
-
-    Raises OptionError if no listed engine computes in the precision.
-    """
-    if is_auto(engine):
-        raise OptionError("a constraint on precision with engine='auto' needs an error budget; pass max_error= and validate=")
-    if engine is None:
-        raise OptionError("a constraint on precision is for an engine that computes in it; name one: engine='openvino'")
-    (name, *_), listed = settings.choice.names, engine if isinstance(engine, list | tuple) else [engine]
-    engines = [registry.create(candidate) for candidate in listed]
-    # In front of each engine its variant: nodes that a pin excludes from it fall to the engine itself.
-    variants = [candidate.lower_precision(name) for candidate in engines]
-    if not any(variants):
-        raise OptionError(f"no engine of the list computes in {name} here: {', '.join(candidate.spec for candidate in engines)}")
-    pairs = zip(variants, engines, strict=True)
-    pins = tuple(
-        Pin(pattern.patterns, lower.spec, "name" if pattern.by_name else "operator", forbid=True)
-        for pattern in settings.choice.exact_nodes
-        for lower in variants
-        if lower is not None
-    )
-    clustering = replace(settings.clustering, pins=(*settings.clustering.pins, *pins))
-    return [candidate for pair in pairs for candidate in pair if candidate is not None], replace(settings, clustering=clustering)
 
 
 def quantize_by_table(

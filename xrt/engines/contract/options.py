@@ -90,7 +90,7 @@ class ExecutionOptions:
     precision: Precision = option("fp32", accepts="Precision | str | Sequence[str]")
     """Precision of the arithmetic: fp32, fp16, bf16 or int8; with ``max_error`` several: bf16,int8,Softmax=fp32. ``fp32``
     computes in the types of the model, ``bf16`` and ``fp16`` allow an engine to compute float32 in that type, ``int8`` quantizes
-    by the ranges of ``calibrate``. ``"Softmax=fp32"`` keeps Softmax in float32."""
+    by the ranges of ``calibrate``. Beside int8 or with ``max_error``, ``"Softmax=fp32"`` keeps Softmax in float32."""
     threads: int | None = option(None, at_least=1)
     """Thread budget of all engines together. None is the number of cores that the process may use."""
 
