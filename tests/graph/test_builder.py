@@ -10,7 +10,7 @@ import pytest
 
 from tests.graph.tracing import F32, compute, compute_by_ort, run, trace
 from xrt import ops
-from xrt.builder import Builder, Tensor, after, device, inline, scope, trace as builder_trace
+from xrt.builder import Builder, Tensor, device, inline, scope, trace as builder_trace
 from xrt.builder.symbol import current
 from xrt.builder.tracing import Graph
 from xrt.errors import ModelError
@@ -172,28 +172,18 @@ def test_a_name_names_the_node_and_its_outputs() -> None:
     assert function.nodes[0].outputs == ("best", "best_indices")
 
 
-def test_control_device_and_scope() -> None:
+def test_device_and_scope() -> None:
     def build(x: Any) -> Any:
         first = ops.Relu(x)
-        with after(first), device("cuda:1"), scope("late"):
+        with device("cuda:1"), scope("late"):
             second = ops.Neg(x)
             with device("cpu"):
                 third = ops.Abs(x)
         return second, third, first
 
     nodes = {node.op: node for node in trace(build, F32).nodes}
-    assert nodes["Neg"].control == ("relu_1",)
     assert (nodes["Neg"].device, nodes["Abs"].device, nodes["Relu"].device) == ("cuda:1", "cpu", "")
     assert nodes["Neg"].name == "late/neg_1"
-
-
-def test_nothing_runs_after_an_input() -> None:
-    def build(x: Any) -> Any:
-        with after(x):
-            return -x
-
-    with pytest.raises(ModelError, match="no node of 'main' computes 'x', so nothing can run after it"):
-        trace(build, F32)
 
 
 # ---------------------------------------------------------------------- aliases

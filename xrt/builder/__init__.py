@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from xrt.builder.tensor import Tensor as Tensor
     from xrt.builder.tracing import (
         Graph as Graph,
-        after as after,
         device as device,
         inline as inline,
         scope as scope,

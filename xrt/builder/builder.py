@@ -212,8 +212,6 @@ class Builder:
         self._shared: dict[object, tuple[Tensor, object]] = {}
         self._prefix: str = outer._prefix if outer else ""
         self._device: str = outer._device if outer else ""
-        # Not inherited: a control predecessor must be a node of the same graph, not of the graph around a body.
-        self._after: tuple[str, ...] = ()
         self._function: Function | None = None
         self._tokens: list[Token[Builder | None]] = []
 
@@ -256,10 +254,8 @@ class Builder:
         return self.add_placement(Node(op_type, input_names, outputs, attributes, domain, first))
 
     def add_placement(self, node: Node) -> Node:
-        """Add the device and control predecessors of the current scope; the node's device has priority."""
-        if not self._after and not self._device:
-            return node
-        return replace(node, control=(*node.control, *self._after), device=node.device or self._device)
+        """Add the device of the current scope, unless the node has one."""
+        return node if node.device or not self._device else replace(node, device=self._device)
 
     def fresh(self, name: str) -> str:
         """Reserve a free name similar to ``name``, with the prefix of the current scope."""
@@ -422,13 +418,6 @@ class Builder:
             yield
 
     @contextmanager
-    def after(self, *values: Symbol) -> Iterator[None]:
-        """Run recorded nodes after those that compute ``values``, without a data dependency."""
-        nodes = tuple(self._find_node(value) for value in values)
-        with self._set_temporarily(_after=tuple(dict.fromkeys((*self._after, *nodes)))):
-            yield
-
-    @contextmanager
     def _set_temporarily(self, **fields: Any) -> Iterator[None]:
         before = {name: getattr(self, name) for name in fields}
         self.__dict__.update(fields)
@@ -436,14 +425,6 @@ class Builder:
             yield
         finally:
             self.__dict__.update(before)
-
-    def _find_node(self, value: Symbol) -> str:
-        for node in reversed(self.nodes):
-            if value.builder is self and value.name in node.outputs:
-                return node.name
-        names = [name for node in self.nodes for name in node.outputs]
-        hint = did_you_mean(value.name, names)
-        raise ModelError(f"no node of {self.name!r} computes {value.name!r}, so nothing can run after it.{hint}")
 
     # ------------------------------------------------------------------ bodies and sub-functions
 

@@ -169,11 +169,6 @@ def device(name: str) -> AbstractContextManager[None]:
     return current("device").device(name)
 
 
-def after(*values: Tensor) -> AbstractContextManager[None]:
-    """Run recorded nodes after those that compute ``values``, without a data dependency."""
-    return current("after").after(*values)
-
-
 def inline(function: Function, *inputs: Operand) -> tuple[Tensor, ...]:
     """Record the nodes of a Function on other inputs and return its outputs; names get the Function's name as prefix."""
     return current("inline").inline(function, *inputs)
