@@ -230,7 +230,7 @@ class CalibrationError(XRTError, ValueError):
     """Calibration data or a calibration table cannot be used.
 
     There are no batches; an input or an inner value contains NaN or an infinity; the table belongs to another model, or cannot
-    be read; tables of different methods are merged. Also: no quantized model keeps the error within the budget.
+    be read. Also: no quantized model keeps the error within the budget.
 
     Remedy: the message names the batch, the value or the file. Calibrate again with ``m.calibrate(batches)``.
     """

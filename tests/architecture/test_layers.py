@@ -356,7 +356,7 @@ ALLOWED = [
     ("engines.native.library", "from xrt.engines.contract.op_table import OpTable\nPath('x').read_bytes()"),
     ("engines.toy.native", "from xrt.engines.native import NativeTape"),
     ("runtime.program", "from xrt.comparison import compare\nfrom xrt.cache import memory"),
-    ("formats.dump", "open('x')"),
+    ("formats.text", "open('x')"),
     ("progress", "import sys\nsys.stderr.write('x')"),
     ("cli.run", "import rich\nfrom xrt.testing import conformance\nprint('x')"),
     ("cache.records", "open('x')"),

@@ -13,8 +13,7 @@ from hypothesis.extra import numpy as hnp
 from tests.graph.tracing import F32, trace
 from xrt import ops
 from xrt.errors import ModelError
-from xrt.formats.dump import to_dot
-from xrt.formats.text import parse, to_text
+from xrt.formats.text import parse, to_dot, to_text
 from xrt.graph import (
     Constant,
     DType,

@@ -89,30 +89,6 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         """Copy with the range of one more value."""
         return msgspec.structs.replace(self, ranges=(*self.ranges, msgspec.structs.replace(value_range, name=name, key=key)))
 
-    def merge(self, other: CalibrationTable) -> CalibrationTable:
-        """Combine two tables, as if the model had been calibrated on the batches of both.
-
-        For a value in both tables, ``minmax`` uses the wider range and other methods the average weighted by batches. Raises
-        CalibrationError if methods or parameters differ.
-        """
-        if (self.method, dict(self.parameters)) != (other.method, dict(other.parameters)):
-            raise CalibrationError(
-                f"cannot merge a calibration table of method {self.method!r} {dict(self.parameters)} with one of "
-                f"{other.method!r} {dict(other.parameters)}; calibrate both with the same method"
-            )
-        ranges = {entry.key: entry for entry in self.ranges}
-        for entry in other.ranges:
-            ranges[entry.key] = self._merge(ranges[entry.key], entry) if entry.key in ranges else entry
-        return msgspec.structs.replace(self, ranges=tuple(ranges.values()))
-
-    def _merge(self, a: ValueRange, b: ValueRange) -> ValueRange:
-        total, least, most = a.batches + b.batches, min(a.least, b.least), max(a.most, b.most)
-        low, high = least, most
-        # Other methods choose a range inside of the observed one, which a single outlier must not widen.
-        if self.method != "minmax":
-            low, high = ((x * a.batches + y * b.batches) / total for x, y in ((a.low, b.low), (a.high, b.high)))
-        return ValueRange(key=a.key, low=low, high=high, least=least, most=most, batches=total, name=a.name)
-
     # ------------------------------------------------------------------ serialization
 
     def dumps(self) -> str:

@@ -291,10 +291,10 @@ class Specialization:
             self.remarks, self.checked = {}, False  # their regions may have changed
         self.compiled, self._plan, self.refused = program, program.plan, refused
         if (folder := self._settings.dump_subgraph_dir) is not None:
-            from xrt.formats import dump  # rarely needed
+            from xrt.formats.text import dump_stages  # rarely needed
 
             stages = {"1-model": self._original, "2-simplified": self.function, "3-plan": self.plan.function}
-            dump.write(stages | {x.name: x.function for x in self.plan.launches}, folder)
+            dump_stages(stages | {x.name: x.function for x in self.plan.launches}, folder)
 
     def _compile(self, plan: Plan) -> Program | tuple[Refusal, ...]:
         settings, engines = self._settings, self.engines
