@@ -301,9 +301,9 @@ def _compare_text(actual: Array, expected: Array, name: str) -> Comparison:
     differ = np.asarray(actual.astype(object) != expected.astype(object), dtype=bool)
     if not differ.any():
         return Comparison()
-    at = tuple(int(i) for i in np.unravel_index(int(np.argmax(differ)), differ.shape))
-    count = _count(differ)
-    return Comparison(f"{name} differs in {count}; {name}{_index(at)} is {str(actual[at])!r}, {str(expected[at])!r} was expected")
+    first = tuple(int(i) for i in np.unravel_index(int(np.argmax(differ)), differ.shape))
+    values = f"{name}{_index(first)} is {str(actual[first])!r}, {str(expected[first])!r} was expected"
+    return Comparison(f"{name} differs in {_count(differ)}; {values}")
 
 
 def _compare_exact(actual: Array, expected: Array, ties: Ambiguity | None, name: str) -> Comparison:
@@ -361,9 +361,9 @@ def _report(actual: Array, expected: Array, gap: Array, relative: Array, wrong: 
     """Build the Comparison; if elements are wrong, the message has their number and the worst one."""
     if not gap.size:
         return Comparison()
-    at = np.unravel_index(int(np.argmax(gap)), gap.shape)
-    absolute, worst_relative = float(gap[at]), float(relative.max())
-    where = f"{name}{_index(at[: actual.ndim])}" if absolute else ""
+    index = np.unravel_index(int(np.argmax(gap)), gap.shape)
+    absolute, worst_relative = float(gap[index]), float(relative.max())
+    where = f"{name}{_index(index[: actual.ndim])}" if absolute else ""
     if not wrong.any():
         return Comparison("", absolute, worst_relative, where)
     worst = np.unravel_index(int(np.argmax(np.where(wrong, gap, -1.0))), gap.shape)[: actual.ndim]

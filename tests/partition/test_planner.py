@@ -244,8 +244,8 @@ def is_grouping(units: QuotientGraph, group: list[int]) -> bool:
         return False
     kinds: dict[int, set[int]] = {}
     for unit, item in enumerate(group):
-        kinds.setdefault(item, set()).add(units.kind[unit])
-    accepted = [units.kinds.find_compatible(k) for k in range(len(units.kinds))]
+        kinds.setdefault(item, set()).add(units.target_of[unit])
+    accepted = [units.targets.find_compatible(k) for k in range(len(units.targets))]
     return sorted(kinds) == list(range(len(kinds))) and all(any(k <= a for a in accepted) for k in kinds.values())
 
 
@@ -265,7 +265,7 @@ def shortest(units: QuotientGraph) -> int:
     """Return the length of the shortest sequence of kinds in which all can run: breadth first, over what has run."""
     reached, length = {frozenset[int]()}, 0
     while all(len(item) < len(units) for item in reached):
-        reached = {exhausted(units, item, kind) for item in reached for kind in range(len(units.kinds))}
+        reached = {exhausted(units, item, kind) for item in reached for kind in range(len(units.targets))}
         length += 1
     return length
 
@@ -273,7 +273,7 @@ def shortest(units: QuotientGraph) -> int:
 def exhausted(units: QuotientGraph, value: frozenset[int], kind: int) -> frozenset[int]:
     then = set(value)
     for unit, before in enumerate(units.graph.predecessors):
-        if units.kind[unit] == kind and then.issuperset(before):
+        if units.target_of[unit] == kind and then.issuperset(before):
             then.add(unit)
     return frozenset(then)
 

@@ -54,14 +54,14 @@ class ReportRow:
     verdict: Verdict
     reason: str = ""
     start: Start | None = None
-    """None if it did not start."""
+    """None if the candidate did not start."""
     agreement: Agreement | None = None
     rounds: tuple[float, ...] = ()
     median_seconds: float | None = None
     interval: Interval | None = None
     """95 % interval of the median in seconds."""
     ratio: RatioInterval | None = None
-    """Ratio of its median to the fastest one's over common rounds, with 95 % interval."""
+    """Ratio of this candidate's median to the fastest one's, over the rounds that both ran; with 95 % interval."""
     timeline: views.MeanCall | None = None
     """Time per region of a call."""
 
@@ -95,7 +95,7 @@ class BenchReport:
 
     @property
     def agrees(self) -> bool:
-        """Whether no candidate's results are wrong."""
+        """True unless a candidate's results differ from the reference."""
         return not any(row.verdict == "wrong" for group in self.groups for row in group.rows)
 
     @property

@@ -121,9 +121,9 @@ def name_batch(function: Function) -> Function:
 
 
 def find_batch_dim(function: Function, batch: int) -> str | None:
-    """The symbolic first dim of the first input with a shape, after `name_batch`; None if it equals ``batch`` already.
+    """The symbolic first dim of the first input with a shape, after `name_batch`; None if its extent is already ``batch``.
 
-    Raises ModelError if it has another fixed size.
+    Raises ModelError if the dim has another fixed size.
     """
     first = next((shape[0] for shape in _shapes(name_batch(function)) if shape), batch)
     if isinstance(first, int) and first != batch:

@@ -55,7 +55,7 @@ class DiskStatistics:
     misses: int = 0
     """Compiles because there was no entry."""
     writes: int = 0
-    """Entries written, failures included."""
+    """Entries written, including stored failures."""
     failures: int = 0
     """Compiles skipped because a failure is stored."""
     troubles: int = 0

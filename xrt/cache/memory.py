@@ -103,7 +103,7 @@ CAPACITY = 256
 MOST_BYTES = 1 << 30
 """Limit in bytes for all executables without a lease."""
 LEAST_BYTES = 2 << 20
-"""Least size that an executable is counted with: few libraries report all memory, such as code and descriptors."""
+"""Minimum bytes counted per executable, because few libraries report all their memory, such as code and descriptors."""
 THREADS = max(32, 8 * (os.cpu_count() or 1))
 """Limit on the idle threads of all cached executables; those in use live on after eviction.
 
@@ -144,17 +144,17 @@ class Tier(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """An executable or its future, with the number of its holders: its leases, and the cache until it is evicted."""
+    """An executable or its future, with a reference count: one for each lease, and one for the cache until eviction."""
 
     future: Future[Executable] = field(default_factory=Future)
     holders: int = 1
     nbytes: int = 0
-    """Bytes held between calls; 0 until made."""
+    """Bytes held between calls; 0 while the executable is not ready."""
     generation: int = field(default_factory=get_generation)
 
     @property
     def executable(self) -> Executable | None:
-        """The executable; None until it is made, or if that failed."""
+        """The executable; None while it is being made, or if that failed."""
         return self.future.result() if self.future.done() and self.future.exception() is None else None
 
     @property
@@ -164,13 +164,13 @@ class _Entry:
 
     @property
     def close(self) -> Callable[[], None] | None:
-        """Closes the executable; None if there is none or it belongs to the parent process of a fork."""
+        """The function that closes the executable; None if there is none or it belongs to the parent process of a fork."""
         executable = self.executable
         return executable.close if executable is not None and self.generation == get_generation() else None
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether it is unusable after a fork: its maker or its threads exist only in the parent."""
+        """Whether the entry is unusable after a fork, because its threads, or the one that makes it, exist only in the parent."""
         executable = self.executable
         return self.generation != get_generation() and not (executable is not None and executable.survives_fork)
 
@@ -228,8 +228,8 @@ class CompileCache:
         """Lease the signature's executable; call ``make`` if it is not cached.
 
         Concurrent requests wait for the first one. ``force`` makes it again. An exception of ``make`` is raised in all waiting
-        threads, and nothing is cached in memory. The disk tier is used only if ``request`` is given, which it needs to load and
-        save.
+        threads, and nothing is cached in memory. The disk tier needs ``request`` to load and save, and is not used
+        without it.
         """
         entry, is_maker = self._claim(signature.memory_key, force)
         if is_maker:
@@ -311,7 +311,7 @@ class CompileCache:
             close_in_background(close)
 
     def _release(self, entry: _Entry) -> None:
-        """Release a hold; the last one closes the executable."""
+        """Drop a reference; the last one closes the executable."""
         with self._lock:
             entry.holders -= 1
             last = entry.holders == 0
@@ -339,7 +339,7 @@ class CompileCache:
 
 @lru_cache(maxsize=1)
 def default_cache() -> CompileCache:
-    """The cache of all modules in this process that were not given another one.
+    """The cache of all modules in this process that have no ``cache`` argument.
 
     Its disk tier is configured from the environment on first use.
     """

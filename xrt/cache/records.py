@@ -237,7 +237,7 @@ class Records(Generic[T]):
         return value
 
     def find(self, key: str) -> T | None:
-        """Like `read`, but a file that cannot be used is reported and counts as none."""
+        """Like `read`, but a file that cannot be used is reported and treated as missing."""
         try:
             return self.read(key)
         except (OSError, CacheError) as error:
@@ -369,10 +369,10 @@ class Store:
 
         Raises FileNotFoundError if there is none.
         """
-        at = self.directory
+        folder = self.directory
         for part in path.relative_to(self.directory).parts:
-            at = at / part
-            if reason := _why_not_private(at):
+            folder = folder / part
+            if reason := _why_not_private(folder):
                 raise CacheError(f"{path.name} cannot be used: {reason}")
 
     # ------------------------------------------------------------------ writing

@@ -233,4 +233,4 @@ def _split_array(array: np.ndarray[Any, Any], value: Value) -> Any:
     size = extent if isinstance(extent, int) else min(MAX_ROWS, max(1, math.ceil(rows / BATCHES)))
     if not size or (rows % size and isinstance(extent, int)):
         return [array]  # the call reports that the rows do not fit the fixed extent
-    return [array[at : at + size] for at in range(0, rows, size)]
+    return [array[start : start + size] for start in range(0, rows, size)]

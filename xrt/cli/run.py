@@ -387,7 +387,7 @@ _PROCESSORS = {
     False: "weights of 8 bits: for this processor, x86 with VNNI, and ARM; --portable makes a file for all",
     True: "weights of 7 bits: for all processors",
 }
-"""The processors that a file is for, by whether its weights have 7 bits."""
+"""Describes the processors that a quantized file is for, by whether its weights have 7 bits."""
 _DEFAULT_ORT = "ort{config.session.x64quantprecision=0}"
 """ONNX Runtime as other programs run the file: on x86 without VNNI it accumulates 8-bit products in 16 bits by default."""
 

@@ -1,7 +1,7 @@
-"""Engines: the contract that an author implements, and the way from a name to an engine.
+"""Engines: the contract that an author implements, and the registry that maps names to engines.
 
 A Function and a CompileContext go in, an Executable comes out. The engines themselves are leaves below this package;
-they never see each other, nor the partitioner, the cache or the runtime.
+they never import each other, nor the partitioner, the cache or the runtime.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def _read_arrays(container: Container) -> tuple[dict[str, Any], Named]:
     """The facts and the arrays, which share the container's memory."""
     facts = json.loads(bytes(container.section(_LIST)))
     listed = enumerate(facts["arrays"])
-    return facts, tuple((name, _view(container.section(str(at)), dtype, shape)) for at, (name, dtype, shape) in listed)
+    return facts, tuple((name, _view(container.section(str(index)), dtype, shape)) for index, (name, dtype, shape) in listed)
 
 
 def _view(data: memoryview, dtype: str, shape: list[int]) -> Array:

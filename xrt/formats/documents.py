@@ -19,7 +19,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class DocumentError(ValueError):
-    """The text is no document of this type; ``position`` is the path inside it, such as ``plan[1].at``, or empty."""
+    """The text is not a document of this type; ``position`` is the path inside it, such as ``plan[1].at``, or empty."""
 
     def __init__(self, message: str, position: str = "") -> None:
         super().__init__(f"{position}: {message}" if position else message)

@@ -255,7 +255,7 @@ class ServingCandidate(Record, frozen=True):
     threads: PositiveCount
     concurrency: PositiveCount
     verdict: Literal["chosen", "within", "over", "declined"] = "declined"
-    """``within`` the bound; ``over`` it; ``declined``: not measured, for a reason."""
+    """``within`` or ``over`` the latency bound; ``declined``: not measured, for a reason."""
     plan: Text = ""
     """The engines of the plan at the batch size."""
     rate: Quantity | None = None

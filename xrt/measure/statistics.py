@@ -88,7 +88,7 @@ def compute_round_ratio_with_drift(of: Sequence[float], to: Sequence[float], *, 
     interval = compute_round_ratio(of, to)
     ratios = [numerator / denominator for numerator, denominator in zip(of, to, strict=True)]
     length = len(ratios) // parts
-    medians = [statistics.median(ratios[at : at + length]) for at in range(0, length * parts, length)]
+    medians = [statistics.median(ratios[start : start + length]) for start in range(0, length * parts, length)]
     return RatioInterval(interval.median, min(interval.low, *medians), max(interval.high, *medians))
 
 

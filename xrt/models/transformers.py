@@ -228,13 +228,13 @@ def gpt_decoder(sizes: DecoderSizes = DecoderSizes(), weights: Mapping[str, Arra
         position_table = net.weight("transformer.wpe.weight", sizes.capacity, sizes.hidden, deviation=0.1)
         x = emit("Gather", table, ids, axis=0) + emit("Gather", position_table, step.positions, axis=0)
         for layer in range(sizes.layers):
-            at = f"transformer.h.{layer}"
-            packed = _affine(net, _layer_norm(net, x, f"{at}.ln_1"), f"{at}.attn.c_attn", sizes.hidden, 3 * sizes.hidden)
+            prefix = f"transformer.h.{layer}"
+            packed = _affine(net, _layer_norm(net, x, f"{prefix}.ln_1"), f"{prefix}.attn.c_attn", sizes.hidden, 3 * sizes.hidden)
             query, key, value = apply("Split", (packed,), {"axis": -1, "num_outputs": 3}, outputs=3)
             heads = (_split_heads(net, part, sizes.heads) for part in (query, key, value))
-            x = x + _affine(net, _attend(net, step, layer, *heads), f"{at}.attn.c_proj", sizes.hidden, sizes.hidden)
-            inner = _affine(net, _layer_norm(net, x, f"{at}.ln_2"), f"{at}.mlp.c_fc", sizes.hidden, sizes.inner)
-            x = x + _affine(net, emit("Gelu", inner, approximate="tanh"), f"{at}.mlp.c_proj", sizes.inner, sizes.hidden)
+            x = x + _affine(net, _attend(net, step, layer, *heads), f"{prefix}.attn.c_proj", sizes.hidden, sizes.hidden)
+            inner = _affine(net, _layer_norm(net, x, f"{prefix}.ln_2"), f"{prefix}.mlp.c_fc", sizes.hidden, sizes.inner)
+            x = x + _affine(net, emit("Gelu", inner, approximate="tanh"), f"{prefix}.mlp.c_proj", sizes.inner, sizes.hidden)
         # Generation needs the logits of the last token only.
         last = _layer_norm(net, _last_token(net, x), "transformer.ln_f")
         # GPT-2 ties the output projection to the embedding.
@@ -262,17 +262,17 @@ def llama_decoder(
         turn = _rotation(net, step, base)
         x = emit("Gather", net.weight("model.embed_tokens.weight", sizes.vocabulary, hidden, deviation=0.5), ids, axis=0)
         for layer in range(sizes.layers):
-            at = f"model.layers.{layer}"
-            normal = _root_norm(net, x, f"{at}.input_layernorm", epsilon)
+            prefix = f"model.layers.{layer}"
+            normal = _root_norm(net, x, f"{prefix}.input_layernorm", epsilon)
             widths = {"q": hidden, "k": key_width, "v": key_width}
-            parts = {name: _product(net, normal, f"{at}.self_attn.{name}_proj", hidden, n) for name, n in widths.items()}
+            parts = {name: _product(net, normal, f"{prefix}.self_attn.{name}_proj", hidden, n) for name, n in widths.items()}
             counts = {"q": sizes.heads, "k": sizes.key_heads, "v": sizes.key_heads}
             query, key, value = (_split_heads(net, parts[name], count) for name, count in counts.items())
             attended = _attend(net, step, layer, turn(query), turn(key), value)
-            x = x + _product(net, attended, f"{at}.self_attn.o_proj", hidden, hidden)
-            normal = _root_norm(net, x, f"{at}.post_attention_layernorm", epsilon)
-            gate, up = (_product(net, normal, f"{at}.mlp.{name}_proj", hidden, sizes.inner) for name in ("gate", "up"))
-            x = x + _product(net, gate * emit("Sigmoid", gate) * up, f"{at}.mlp.down_proj", sizes.inner, hidden)
+            x = x + _product(net, attended, f"{prefix}.self_attn.o_proj", hidden, hidden)
+            normal = _root_norm(net, x, f"{prefix}.post_attention_layernorm", epsilon)
+            gate, up = (_product(net, normal, f"{prefix}.mlp.{name}_proj", hidden, sizes.inner) for name in ("gate", "up"))
+            x = x + _product(net, gate * emit("Sigmoid", gate) * up, f"{prefix}.mlp.down_proj", sizes.inner, hidden)
         last = _root_norm(net, _last_token(net, x), "model.norm", epsilon)
         return _finish(net, _product(net, last, "lm_head", hidden, sizes.vocabulary))
 

@@ -113,7 +113,7 @@ class Explanation:
         return ", ".join(f"{spec} (fallback)" if spec == self.implicit else spec for spec in self.engines)
 
     def _describe_regions(self, deviations: bool) -> Iterator[str]:
-        """Yield the line about engines, and the lines about regions; equal regions are grouped."""
+        """Yield the lines about engines, then about regions; equal regions are grouped. ``deviations`` adds special values."""
         where = f"; device {self.device}" if self.device != "cpu" else ""
         yield f"engines: {self.engine_names}; {self.threads} thread{'s' * (self.threads != 1)} for all together{where}"
         remarks = {r.name: tuple(x for x in r.remarks if deviations or not x.startswith(SPECIAL)) for r in self.regions}

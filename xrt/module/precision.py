@@ -72,7 +72,7 @@ def quantize_by_table(
     """
     prepared = prepare_for_quantization(function)
     choice, names = settings.choice, list_quantizable_nodes(prepared)
-    exact = {at for at, name in names if any(pattern.matches(prepared.node(name)) for pattern in choice.exact_nodes)}
+    exact = {index for index, name in names if any(pattern.matches(prepared.node(name)) for pattern in choice.exact_nodes)}
     if len(exact) == len(names):
         why = "no product or convolution has constant weights of float32"
         if names:

@@ -98,12 +98,12 @@ class StatefulFunction:
                 "xrt.stateful(model), or by the metadata 'xrt.state'"
             )
         self.others = tuple(value for value in function.inputs if value.name not in self.states)
-        """The inputs that a caller passes: those that are no state."""
+        """The inputs that a caller passes: those that are not state."""
         places = {value.name: place for place, value in reversed(list(enumerate(function.outputs)))}
         self.next_values = {name: places[state.output] for name, state in self.states.items()}
         """Output indices of the next values, by state name."""
         self.returned = tuple(place for place in range(len(function.outputs)) if place not in self.next_values.values())
-        """Indices of the outputs that are no state."""
+        """Indices of the outputs that are not state."""
         self.in_place = frozenset(before for before, _ in function.aliases if before in self.states)
         """Names of the states that are updated in place."""
         self.capacity: Capacity | None = find_capacity(function)
@@ -134,7 +134,7 @@ class StatefulFunction:
         return reserved
 
     def check_sizes(self, sizes: Mapping[str, int]) -> None:
-        """Raise InputError for a name that is no extent of an input, or an invalid size."""
+        """Raise InputError for a name that is not an extent of an input, or an invalid size."""
         dims = {dim for value in self.function.inputs for dim in _list_dims(value)}
         for name, size in sizes.items():
             if name not in dims:

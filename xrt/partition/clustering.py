@@ -22,54 +22,53 @@ class Targets:
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def find_compatible(self, region: int) -> frozenset[int]:
-        """Kinds whose units may join a region of this kind: same engine, and same device or none."""
-        engine, device = self.pairs[region]
-        return frozenset(k for k, pair in enumerate(self.pairs) if pair == (engine, device) or pair == (engine, ""))
+    def find_compatible(self, target: int) -> frozenset[int]:
+        """Targets whose units may join a region on this target: same engine, and same device or none."""
+        engine, device = self.pairs[target]
+        return frozenset(i for i, pair in enumerate(self.pairs) if pair == (engine, device) or pair == (engine, ""))
 
-    def phases(self) -> tuple[int, ...]:
-        """The kinds that regions may have: those with a device, and those of engines that have none with a device."""
+    def region_targets(self) -> tuple[int, ...]:
+        """The targets of regions: all with a device, and for an engine without such a target the one without a device."""
         # A region on a device also accepts units of the engine that require none.
         placed = {engine for engine, device in self.pairs if device}
-        return tuple(k for k, (engine, device) in enumerate(self.pairs) if device or engine not in placed)
+        return tuple(i for i, (engine, device) in enumerate(self.pairs) if device or engine not in placed)
 
     def shareable(self) -> list[list[bool]]:
-        """For each two kinds, whether their units can share a region."""
-        accepted = [self.find_compatible(k) for k in range(len(self))]
-        return [[any({a, b} <= kinds for kinds in accepted) for b in range(len(self))] for a in range(len(self))]
+        """For each two targets, whether their units can share a region."""
+        accepted = [self.find_compatible(target) for target in range(len(self))]
+        return [[any({a, b} <= targets for targets in accepted) for b in range(len(self))] for a in range(len(self))]
 
 
 @dataclass(frozen=True, slots=True)
 class QuotientGraph:
-    """The nodes of a Function, or groups of them, as numbered units with dependencies and kinds."""
+    """The nodes of a Function, or groups of them, as numbered units with dependencies and targets."""
 
     graph: DependencyGraph
-    kind: Sequence[int]
-    """Index of each unit's kind."""
-    kinds: Targets
+    target_of: Sequence[int]
+    """For each unit, the index of its target."""
+    targets: Targets
 
     @classmethod
     def of(cls, graph: DependencyGraph, engines: Sequence[int], devices: Sequence[str]) -> QuotientGraph:
         """Create one unit per node, from each node's engine and device."""
         pairs = list(zip(engines, devices, strict=True))
-        kinds = Targets(tuple(sorted(set(pairs))))
-        number = {pair: k for k, pair in enumerate(kinds.pairs)}
-        return cls(graph, [number[pair] for pair in pairs], kinds)
+        targets = Targets(tuple(sorted(set(pairs))))
+        number = {pair: i for i, pair in enumerate(targets.pairs)}
+        return cls(graph, [number[pair] for pair in pairs], targets)
 
     def __len__(self) -> int:
-        return len(self.kind)
+        return len(self.target_of)
 
     def tails(self) -> list[int]:
         """For each unit, a lower bound on the regions along any path from it, including its own. Linear."""
-        apart = [[0 if share else 1 for share in row] for row in self.kinds.shareable()]
-        tail = [1] * len(self)
+        costs = [[0 if share else 1 for share in row] for row in self.targets.shareable()]
+        tails = [1] * len(self)
         for unit in range(len(self) - 1, -1, -1):
-            length, cost = tail[unit], apart[self.kind[unit]]
+            length, cost = tails[unit], costs[self.target_of[unit]]
             # Two units that can share a region may cost nothing between them, hence a lower bound.
             for earlier in self.graph.predecessors[unit]:
-                through = length + cost[self.kind[earlier]]
-                tail[earlier] = max(tail[earlier], through)
-        return tail
+                tails[earlier] = max(tails[earlier], length + cost[self.target_of[earlier]])
+        return tails
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +108,20 @@ class DependencyGraph:
 
 
 def find_earliest_slots(units: QuotientGraph, sequence: Sequence[int]) -> list[int]:
-    """For each unit, the first slot in the sequence of kinds in which it can run; -1 if there is none. Linear."""
-    ahead = find_next_slots(units, sequence)
-    place: list[int] = []
-    for kind, before in zip(units.kind, units.graph.predecessors, strict=True):
-        place.append(ahead[max([place[unit] for unit in before], default=0)][kind])
-    return place
+    """For each unit, the first slot in the sequence of targets in which it can run; -1 if there is none. Linear."""
+    next_slots = find_next_slots(units, sequence)
+    slots: list[int] = []
+    for target, before in zip(units.target_of, units.graph.predecessors, strict=True):
+        slots.append(next_slots[max([slots[unit] for unit in before], default=0)][target])
+    return slots
 
 
 def find_next_slots(units: QuotientGraph, sequence: Sequence[int]) -> list[list[int]]:
-    """For each slot and kind, the first slot from there on that accepts the kind; -1 if there is none."""
-    accepted = [units.kinds.find_compatible(k) for k in range(len(units.kinds))]
-    next_slots = [[-1] * len(units.kinds)]  # filled from the last slot to the first; this row is behind the last
+    """For each slot and target, the first slot from there on that accepts the target; -1 if there is none."""
+    accepted = [units.targets.find_compatible(target) for target in range(len(units.targets))]
+    next_slots = [[-1] * len(units.targets)]  # filled from the last slot to the first; this row is behind the last
     for slot in range(len(sequence) - 1, -1, -1):
-        next_slots.append([slot if kind in accepted[sequence[slot]] else later for kind, later in enumerate(next_slots[-1])])
+        next_slots.append([slot if i in accepted[sequence[slot]] else later for i, later in enumerate(next_slots[-1])])
     return next_slots[:0:-1]
 
 
@@ -136,49 +135,49 @@ def minimize_cut(units: QuotientGraph, sequence: Sequence[int], ends: Collection
     earliest = find_earliest_slots(units, sequence)
     if len(sequence) < 2:
         return earliest
-    accepted = [units.kinds.find_compatible(phase) for phase in sequence]
-    after, outputs = units.graph.successors(), frozenset(ends)
-    place = list(earliest)
+    accepted = [units.targets.find_compatible(target) for target in sequence]
+    readers, outputs = units.graph.successors(), frozenset(ends)
+    slots = list(earliest)
     for unit in reversed(range(len(units))):
         # An output leaves its region in any case, so that a move saves little.
-        if not after[unit] or unit in outputs:
+        if not readers[unit] or unit in outputs:
             continue
-        target = min([place[later] for later in after[unit]])
+        first_read = min([slots[reader] for reader in readers[unit]])
         # A region of another engine or device cannot accept the unit.
-        if target == place[unit] or units.kind[unit] not in accepted[target]:
+        if first_read == slots[unit] or units.target_of[unit] not in accepted[first_read]:
             continue
         staying = (
-            len(after[operand]) > 1 or operand in outputs or units.kind[operand] not in accepted[target]
+            len(readers[operand]) > 1 or operand in outputs or units.target_of[operand] not in accepted[first_read]
             for operand in units.graph.predecessors[unit]
         )
         if sum(staying) <= 1:
-            place[unit] = target
+            slots[unit] = first_read
     # The rule looks at one unit at a time and may lose where several readers are in different slots.
-    place = min(place, earliest, key=lambda slots: _count_crossings(after, slots, outputs))
-    numbers = {slot: number for number, slot in enumerate(sorted(set(place)))}  # all units of a slot may have moved
-    return [numbers[slot] for slot in place]
+    slots = min(slots, earliest, key=lambda candidate: _count_crossings(readers, candidate, outputs))
+    numbers = {slot: number for number, slot in enumerate(sorted(set(slots)))}  # all units of a slot may have moved
+    return [numbers[slot] for slot in slots]
 
 
-def _count_crossings(after: Sequence[Sequence[int]], place: Sequence[int], outputs: Collection[int]) -> int:
+def _count_crossings(readers: Sequence[Sequence[int]], slots: Sequence[int], outputs: Collection[int]) -> int:
     """The number of region inputs and outputs; all outputs of a unit count as one value."""
     total = 0
-    for unit, readers in enumerate(after):
-        elsewhere = {place[later] for later in readers} - {place[unit]}
+    for unit, slot in enumerate(slots):
+        elsewhere = {slots[reader] for reader in readers[unit]} - {slot}
         total += len(elsewhere) + bool(elsewhere or unit in outputs)
     return total
 
 
 def find_engine_sequence(units: QuotientGraph) -> tuple[int, ...]:
-    """Find a short sequence of kinds in which all units can run: next the one with the longest remaining path.
+    """Find a short sequence of targets in which all units can run: next the one with the longest remaining path.
 
-    Optimal for up to two kinds of regions, rarely more than one slot longer for more. Linear.
+    Optimal for up to two targets, rarely more than one slot longer for more. Linear.
     """
-    run = _Scheduler(units, units.tails())
+    scheduler = _Scheduler(units, units.tails())
     sequence = []
-    while run.remaining:
-        phase = run.most_urgent()
-        run.exhaust(phase)
-        sequence.append(phase)
+    while scheduler.remaining:
+        target = scheduler.find_most_urgent()
+        scheduler.run_region(target)
+        sequence.append(target)
     return tuple(sequence)
 
 
@@ -186,41 +185,41 @@ class _Scheduler:
     """Schedules units greedily, region by region: a unit is ready when all its predecessors have run."""
 
     def __init__(self, units: QuotientGraph, tails: Sequence[int]) -> None:
-        self._kind = units.kind
-        self._after = units.graph.successors()
+        self._target_of = units.target_of
+        self._successors = units.graph.successors()
         self._tail = tails
-        self._accepted = {phase: units.kinds.find_compatible(phase) for phase in units.kinds.phases()}
+        self._accepted = {target: units.targets.find_compatible(target) for target in units.targets.region_targets()}
         self._waiting = [len(before) for before in units.graph.predecessors]
-        self._ready: list[list[int]] = [[] for _ in range(len(units.kinds))]
-        self._longest = [0] * len(units.kinds)
+        self._ready: list[list[int]] = [[] for _ in range(len(units.targets))]
+        self._longest = [0] * len(units.targets)
         self.remaining = len(units)
         for unit, count in enumerate(self._waiting):
             if not count:
                 self._add_ready(unit)
 
-    def most_urgent(self) -> int:
-        """The kind of region whose ready units have the longest remaining path; of equal ones the first."""
+    def find_most_urgent(self) -> int:
+        """Find the target of a region whose ready units have the longest remaining path; of equal ones the first."""
         # The longest path decides how many regions must follow, so that it must not wait.
-        return max(self._accepted, key=lambda phase: (max(self._longest[kind] for kind in self._accepted[phase]), -phase))
+        return max(self._accepted, key=lambda target: (max(self._longest[i] for i in self._accepted[target]), -target))
 
     def _add_ready(self, unit: int) -> None:
-        kind = self._kind[unit]
-        self._ready[kind].append(unit)
-        self._longest[kind] = max(self._longest[kind], self._tail[unit])
+        target = self._target_of[unit]
+        self._ready[target].append(unit)
+        self._longest[target] = max(self._longest[target], self._tail[unit])
 
-    def exhaust(self, phase: int) -> None:
-        """Run everything reachable in a region of that kind."""
-        accepted = self._accepted[phase]
-        stack = [unit for kind in accepted for unit in self._ready[kind]]
-        for kind in accepted:
-            self._ready[kind], self._longest[kind] = [], 0
+    def run_region(self, target: int) -> None:
+        """Run the ready units that a region on the target accepts, and all that these make ready for it."""
+        accepted = self._accepted[target]
+        stack = [unit for i in accepted for unit in self._ready[i]]
+        for i in accepted:
+            self._ready[i], self._longest[i] = [], 0
         while stack:
             self.remaining -= 1
-            for unit in self._after[stack.pop()]:
+            for unit in self._successors[stack.pop()]:
                 self._waiting[unit] -= 1
                 if self._waiting[unit]:
                     continue
-                if self._kind[unit] in accepted:
+                if self._target_of[unit] in accepted:
                     stack.append(unit)
                 else:
                     self._add_ready(unit)
@@ -271,7 +270,7 @@ def cluster(
     dissolved: dict[tuple[int, int], int] = {}
     required = [normalize_device(node.device) for node in function.nodes]
     while True:
-        engines = [engines[at] for engines, at in zip(candidates, choice, strict=True)]
+        engines = [engines[index] for engines, index in zip(candidates, choice, strict=True)]
         clusters = _form_clusters(function, graph, engines, devices(engines) if devices else required, options)
         leaving = _select_leaving_nodes(clusters, candidates, choice, options.minimum_nodes)
         if not leaving:

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 class SupportMatrix:
     """For each node and engine a reason, or None if the engine supports the node.
 
-    Nodes that differ only in names share one question: same operator, attributes, types, constants, used outputs, and device.
-    Each engine answers each question once.
+    Nodes that differ only in names are of one class: same operator, attributes, types, constants, used outputs, and device. Each
+    engine is queried once per class.
     """
 
-    questions: Sequence[int]
-    """The question index of each node, in the order of the Function."""
+    class_of: Sequence[int]
+    """The class of each node, by index, in the order of the Function."""
     answers: tuple[tuple[str | None, ...], ...]
-    """For each question, the answers in the order of the engines."""
+    """For each class, the answers in the order of the engines."""
 
     @classmethod
     def of(cls, function: Function, engines: Sequence[GraphCompiler], device: str | Sequence[str]) -> SupportMatrix:
@@ -39,36 +39,35 @@ class SupportMatrix:
         the nodes; one call of `why_not` per engine and distinct node.
         """
         homes = (device,) * len(engines) if isinstance(device, str) else device
-        questions, firsts = number_questions(function)
-        return cls(
-            questions, tuple(tuple(ask_engine(*pair, n, function) for pair in zip(engines, homes, strict=True)) for n in firsts)
-        )
+        class_of, examples = classify_nodes(function)
+        pairs = tuple(zip(engines, homes, strict=True))
+        return cls(class_of, tuple(tuple(query_engine(*pair, node, function) for pair in pairs) for node in examples))
 
     def reason(self, node: int, engine: int) -> str | None:
         """Explain why the engine does not support the node, or return None if it does."""
-        return self.answers[self.questions[node]][engine]
+        return self.answers[self.class_of[node]][engine]
 
     def supporting_engines(self) -> list[tuple[int, ...]]:
         """For each node, the engines that support it, by priority."""
-        by_question = [tuple(i for i, reason in enumerate(row) if reason is None) for row in self.answers]
-        return [by_question[question] for question in self.questions]
+        by_class = [tuple(i for i, reason in enumerate(row) if reason is None) for row in self.answers]
+        return [by_class[number] for number in self.class_of]
 
 
-def number_questions(function: Function) -> tuple[Sequence[int], tuple[Node, ...]]:
-    """Number the questions: the question of each node, and the first node of each question."""
-    alike = _NodeClasses(function)
-    questions = array("l")
-    firsts: list[Node] = []
+def classify_nodes(function: Function) -> tuple[Sequence[int], tuple[Node, ...]]:
+    """Group nodes that an engine cannot distinguish: return the class of each node, and the first node of each class."""
+    classes = _NodeClasses(function)
+    class_of = array("l")
+    examples: list[Node] = []
     for node in function.nodes:
-        number = alike.number(node)
-        questions.append(number)
-        if number == len(firsts):
-            firsts.append(node)
-    return questions, tuple(firsts)
+        number = classes.number(node)
+        class_of.append(number)
+        if number == len(examples):
+            examples.append(node)
+    return class_of, tuple(examples)
 
 
-def ask_engine(engine: GraphCompiler, home: str, node: Node, function: Function) -> str | None:
-    """Explain why the engine does not support the node on this device, or return None. An engine that raises does not."""
+def query_engine(engine: GraphCompiler, home: str, node: Node, function: Function) -> str | None:
+    """Explain why the engine does not support the node on this device, or return None. An exception is a reason, too."""
     device = node.device or home
     if device.partition(":")[0] not in engine.devices:
         return f"the node runs on {device}; engine {engine.name!r} runs on {', '.join(engine.devices)}"
@@ -96,11 +95,11 @@ class _NodeClasses:
         self._numbers: dict[tuple[object, ...], int] = {}
 
     def number(self, node: Node) -> int:
-        """The question index of a node; a new question gets the next index."""
+        """The index of the node's class; a new class gets the next index."""
         inputs = node.inputs
         input_keys = tuple(map(self._find_value_key, inputs))
         output_keys = tuple(map(self._find_value_key, node.outputs))
-        # `Add(x, x)` is another question than `Add(x, y)`, though the types are equal.
+        # `Add(x, x)` is not of the class of `Add(x, y)`, though the types are equal.
         same = tuple(map(inputs.index, inputs)) if len(set(inputs)) < len(inputs) else ()
         # Engines decline some operators only if an optional output is read.
         read = tuple(name in self._read for name in node.outputs) if len(output_keys) > 1 else ()
@@ -325,7 +324,7 @@ class NodeDevices:
         # The common case: devices of one kind, and none requested for an engine.
         if not self.homes.by_engine and not self.elsewhere:
             return list(self.required)
-        return [name or self._find_device(at, e) for at, (name, e) in enumerate(zip(self.required, engines, strict=True))]
+        return [name or self._find_device(index, e) for index, (name, e) in enumerate(zip(self.required, engines, strict=True))]
 
     def _find_device(self, node: int, engine: int) -> str:
         device = self.homes.by_engine.get(self.specs[engine])

@@ -68,7 +68,7 @@ class PropagationCase:
         return self.inputs[index] if index < len(self.inputs) else None
 
     def integers(self, index: int, attribute: str = "") -> list[int] | None:
-        """An input as a flat list of integers, or the attribute that it was in older opsets; None if unknown."""
+        """An input, or the attribute that older opsets have in its place, as a flat list of integers; None if unknown."""
         if attribute and (value := self.node.attr(attribute)) is not None:
             return list(value)
         contents = self.contents(index)

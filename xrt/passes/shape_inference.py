@@ -99,7 +99,7 @@ def _drop_claims(function: Function) -> Function:
 
 
 def _as_defined(value: Value, function: Function) -> Value:
-    """Type an output that is an input or a constant: of two declarations onnx uses the last one."""
+    """Give an output that is an input or a constant the type of that value: of two declarations, onnx uses the last one."""
     if value.name in function.constants:
         return Value(value.name, function.constants[value.name].type)
     return next((input_ for input_ in function.inputs if input_.name == value.name), value)
@@ -142,7 +142,7 @@ def _merge_body(body: Function, inferred: InferredTypes) -> Function:
 
 
 def _declares_more(function: Function, inferred: InferredTypes) -> bool:
-    """Whether any declared type of an inner value, in bodies too, says more than the inferred one."""
+    """Whether the declared type of an inner value, in bodies too, is more specific than the inferred one."""
     for name, declared in function.types.items():
         type_ = inferred.types.get(name)
         if _has_schema(name, function) and combine(type_, declared) != type_:

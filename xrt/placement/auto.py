@@ -167,7 +167,7 @@ class AutoPlacement:
         return next(filter(self._is_dynamic, adapted), first)
 
     def _is_dynamic(self, tuned: TuningResult) -> bool:
-        """Whether a plan with symbolic dims keeps the measured placement and each region compiles for all sizes."""
+        """Whether a placement was measured and each of its regions compiles once for all sizes of symbolic dims."""
         engines = self.engines.by_spec
         launches = ((engines.get(launch.engine), launch.function) for launch in tuned.plan.launches)
         return tuned.how != "priority" and all(
@@ -202,9 +202,9 @@ class AutoPlacement:
         document = store.decision(make_decision_key(self._make_request(model.get_declared())[0]))
         if document is None or document.sizes.keys() != sizes.keys():
             return None
-        at = FrozenDict({name: document.sizes[name] for name in sizes})
-        decision = None if at == sizes else load_decision(self._make_request(model.specialize(at))[0], store, ingredients)
-        return None if decision is None else SizedPlacement(at, decision)
+        latest = FrozenDict({name: document.sizes[name] for name in sizes})
+        decision = None if latest == sizes else load_decision(self._make_request(model.specialize(latest))[0], store, ingredients)
+        return None if decision is None else SizedPlacement(latest, decision)
 
     def tune(
         self,
@@ -319,12 +319,12 @@ class AutoPlacement:
         if all(homes.of(engine.spec) == "cpu" for engine in self.engines.engines):
             return list(self.engines.engines), implicit, ()
         answers = SupportMatrix.of(function, listed, [homes.of(engine.spec) for engine in listed])
-        busy = {at for willing in answers.supporting_engines() for at in willing}
+        busy = {index for willing in answers.supporting_engines() for index in willing}
         idle = {}
-        for at, engine in enumerate(listed):
-            if at not in busy and function.nodes and (where := homes.of(engine.spec)) != "cpu":
-                idle[at] = f"engine {engine.spec!r} takes nothing on {where}: {answers.reason(0, at)}"
-        supporting = [engine for at, engine in enumerate(listed) if at not in idle]
+        for index, engine in enumerate(listed):
+            if index not in busy and function.nodes and (where := homes.of(engine.spec)) != "cpu":
+                idle[index] = f"engine {engine.spec!r} takes nothing on {where}: {answers.reason(0, index)}"
+        supporting = [engine for index, engine in enumerate(listed) if index not in idle]
         if (supporting and implicit is None) or all(answers.supporting_engines()):
             return supporting, None, tuple(idle.values())
         return [*supporting, *self.engines.engines[len(listed) :]], implicit, tuple(idle.values())

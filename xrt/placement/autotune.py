@@ -463,8 +463,8 @@ class Search:
         candidates = self.get_candidates(started=True)
         fastest = [plan.launches[0].engine for plan, _ in self.list_measured_wholes(started=True)]
         counts = dict.fromkeys((engine.spec for engine in candidates.engines), 0)
-        for at in (at for willing in candidates.capability.supporting_engines() for at in willing):
-            counts[candidates.engines[at].spec] += 1
+        for index in (index for willing in candidates.capability.supporting_engines() for index in willing):
+            counts[candidates.engines[index].spec] += 1
         # An engine that supports only some nodes may be far faster at these, and is in no plan of a single engine.
         whole = {plan.launches[0].engine for plan in candidates.wholes if plan.launches}
         partial_ = sorted((spec for spec in counts if spec not in whole and counts[spec]), key=lambda spec: -counts[spec])
@@ -482,19 +482,19 @@ class Search:
         return any(entrant.rounds or isinstance(get_single_cost(entrant.plan, self.table), MeasuredCost) for entrant in ran)
 
     def find_best_alone(self) -> tuple[Plan, MeasuredCost] | None:
-        """The fastest engine by its measured cost, with that cost; one that was late here only if there is no other."""
+        """The fastest single-engine plan and its measured cost; plans that compiled too late in this process come last."""
         sound = [pair for pair in self.list_measured_wholes() if make_partition_key(pair[0]) not in self.failed_plans]
         return min(sound, key=lambda pair: make_partition_key(pair[0]) in self.late_plans, default=None)
 
     def find_leader(self) -> Plan | None:
-        """The plan of the lowest predicted time of those ready to race, else the fastest engine alone."""
+        """Of the plans ready to race, the one with the lowest predicted time; without one, the fastest single engine."""
         if self.entrants:
             return min(self.entrants, key=lambda entrant: entrant.expected).plan
         best = self.find_best_alone()
         return best[0] if best is not None else None
 
     def estimate_race(self, *plans: Plan) -> float:
-        """Estimate the seconds of the minimum rounds of the plans that are ready and of ``plans``."""
+        """Estimate the seconds of the minimum rounds of a race of the ready plans and ``plans``."""
         calls = (self._predict(plan) for plan in (*plans, *(entrant.plan for entrant in self.entrants)))
         # Half as much again: rounds vary by up to 28 %, and a turn waits at most 0.2 s for the threads of the last one.
         return 1.5 * self.bounds.rules.seconds(calls)

@@ -21,7 +21,7 @@ from xrt.measure.timing import Clock, median_interval, sample_call_times
 from xrt.operators import is_deterministic
 from xrt.partition import partition
 from xrt.partition.cost_table import CostTable, MeasuredCost, RegionCost
-from xrt.partition.support_matrix import ask_engine, number_questions
+from xrt.partition.support_matrix import classify_nodes, query_engine
 from xrt.placement.result import NOT_MEASURED
 from xrt.processes.background import OutOfTime, begin, within, within_or_stopped
 from xrt.runtime import Program, adapt_to_host, compile_plan, make_timed_call, to_host
@@ -96,7 +96,7 @@ def capture_activations(
 
     whole = expose_inner_values(function, list(names))
     # Values that no later part reads are released: all inner values of a large model do not fit into memory.
-    parts = split_regions(whole, [at // stretch for at in range(len(function.nodes))])
+    parts = split_regions(whole, [index // stretch for index in range(len(function.nodes))])
     values = {name: constant.array for name, constant in function.constants.items()}
     values.update((value.name, array) for value, array in zip(function.inputs, inputs, strict=True))
     return {**values, **dict(zip(names, run_pieces(whole, parts, inputs, run), strict=True))}
@@ -259,7 +259,7 @@ class _QueriedEngine:
     home: str
     runner: Runner | None = None
     answers: dict[int, str | None] = field(default_factory=dict)
-    """Answers by question number: None, or why the node is not supported."""
+    """Answers by node class: None, or why the node is not supported."""
     has_begun: bool = False
     is_ready: bool = False
     """Whether it has answered and its runner has started, or the engine failed: nothing is left to wait for."""
@@ -276,9 +276,9 @@ class Inquiry:
         self._open_runner = open_runner
         self._is_over = False
         self._changed = threading.Condition()
-        self._may_ask = threading.Event()
-        self._may_ask.set()
-        self._numbers, self._firsts = number_questions(request.function)
+        self._may_query = threading.Event()
+        self._may_query.set()
+        self._class_of, self._examples = classify_nodes(request.function)
         self._queried = {engine.spec: _QueriedEngine(engine, request.contexts[engine.spec].device) for engine in request.engines}
 
     # ------------------------------------------------------------------ waiting
@@ -292,14 +292,14 @@ class Inquiry:
 
         def start_all() -> None:
             for entry in self._queried.values():
-                self._may_ask.wait()
+                self._may_query.wait()
                 if self._is_over:
                     return
                 entry.has_begun = True
-                begin(partial(self._make_ready, entry), f"xrt-ask-{entry.engine.name}")
+                begin(partial(self._make_ready, entry), f"xrt-query-{entry.engine.name}")
                 self.wait(lambda entry=entry: self._is_over or not self._is_unanswered(entry), PATIENCE)  # type: ignore[misc]
 
-        begin(start_all, "xrt-ask")
+        begin(start_all, "xrt-query")
 
     def wait(self, is_enough: Callable[[], bool], seconds: float) -> bool:
         """Wait at most ``seconds`` until ``is_enough()``, which is checked whenever an engine has answered or is ready."""
@@ -313,11 +313,11 @@ class Inquiry:
 
     @property
     def unanswered(self) -> list[str]:
-        """The engines that have neither answered all questions nor failed."""
+        """The engines that have neither answered for all nodes nor failed."""
         return [spec for spec, entry in self._queried.items() if self._is_unanswered(entry)]
 
     def _is_unanswered(self, entry: _QueriedEngine) -> bool:
-        return not entry.failure and len(entry.answers) < len(self._firsts)
+        return not entry.failure and len(entry.answers) < len(self._examples)
 
     def _make_ready(self, entry: _QueriedEngine) -> None:
         """Start the engine's worker and query the engine meanwhile; runs in a thread."""
@@ -344,20 +344,20 @@ class Inquiry:
             self._changed.notify_all()
 
     def _query(self, entry: _QueriedEngine) -> None:
-        for number, node in enumerate(self._firsts):
-            self._may_ask.wait()
+        for number, node in enumerate(self._examples):
+            self._may_query.wait()
             if self._is_over:
                 return
-            entry.answers[number] = ask_engine(entry.engine, entry.home, node, self.function)
+            entry.answers[number] = query_engine(entry.engine, entry.home, node, self.function)
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """Pause queries while something is measured. A query in progress continues."""
-        self._may_ask.clear()
+        self._may_query.clear()
         try:
             yield
         finally:
-            self._may_ask.set()
+            self._may_query.set()
 
     # ------------------------------------------------------------------ answers and runners
 
@@ -374,7 +374,7 @@ class Inquiry:
         if (reason := self.why_not_ready(entry.engine.spec, started=started)) is not None:
             reasons = dict.fromkeys((node.name for node in self.function.nodes), f"{NOT_MEASURED}{reason}")
         else:
-            pairs = zip(self.function.nodes, self._numbers, strict=True)
+            pairs = zip(self.function.nodes, self._class_of, strict=True)
             reasons = {node.name: answer for node, number in pairs if (answer := entry.answers[number]) is not None}
         return RecordedSupportEngine(entry.engine, reasons)
 
@@ -394,7 +394,7 @@ class Inquiry:
     def close(self) -> None:
         """Close the runners; one that is still starting is closed as soon as it has started."""
         self._is_over = True
-        self._may_ask.set()
+        self._may_query.set()
         self._notify()
         # At once: one after the other, the workers of a busy machine would take more than the reserve of the budget.
         runners = [entry.runner for entry in self._queried.values() if entry.is_ready and entry.runner is not None]
@@ -439,7 +439,7 @@ class RegionProfiler:
     count: int = 0
     """Number of parts measured, including failed ones."""
     skipped: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Why this search has no cost of a part, by shape key and engine; another search may."""
+    """Why parts were not measured, by shape key and engine; another search tries them again."""
     cut_off: set[tuple[str, str]] = field(default_factory=set)
     """The parts that were not compiled within the limit; a search with a larger budget tries again."""
     _hung: set[str] = field(default_factory=set)

@@ -289,8 +289,8 @@ class Candidates:
         """The single-engine plans that respect the caller's options, including those known to fail."""
         function, where, plans = self.request.function, self.request.device_map, []
         supporting = self.capability.supporting_engines()
-        for at, engine in enumerate(self.engines):
-            if all(at in engines for engines in supporting):
+        for index, engine in enumerate(self.engines):
+            if all(index in engines for engines in supporting):
                 with suppress(PlanError):
                     homes = {node.name: engine.spec for node in function.nodes}
                     plan = plan_from_assignment(function, self.engines, homes, device=where, capability=self.capability)

@@ -124,13 +124,13 @@ _SHAPED = re.compile(r"\w+\[((?:\d{1,18}(?:,\d{1,18})*)?)\]", re.ASCII)
 def list_node_ranges(plan: Plan, function: Function) -> tuple[NodeRange, ...]:
     """List the node ranges of a plan; consecutive nodes of one region share a range."""
     homes, groups, names = map_nodes_to_engines(plan), map_nodes_to_regions(plan), [node.name for node in function.nodes]
-    ranges, at = [], 0
+    ranges, first_node = [], 0
     for group, members in groupby(names, groups.__getitem__):
         run = list(members)
         # Names are for the reader of a diff: positions place the nodes.
         first, last = run[0][:LONGEST], run[-1][:LONGEST]
-        ranges.append(NodeRange(group, homes[run[0]], at, len(run), first, last if len(run) > 1 else ""))
-        at += len(run)
+        ranges.append(NodeRange(group, homes[run[0]], first_node, len(run), first, last if len(run) > 1 else ""))
+        first_node += len(run)
     return tuple(ranges)
 
 
@@ -382,7 +382,7 @@ def read_decision(document: PlacementFile, request: PlacementRequest) -> TuningR
     if precision is not None:
         lowered = create_lowered_engines([run.engine for record in records for run in record.ranges], request)
     request = _plan_form(request, precision, lowered)
-    request = _with_engines(request, _read_answers(document, search, request))
+    request = _with_engines(request, _restore_engines(document, search, request))
     unmeasured = FrozenDict(search.unmeasured)
     candidates = tuple(
         _make_candidate(record, with_reasons(plan_from_ranges(record.ranges, request), unmeasured)) for record in records
@@ -429,17 +429,17 @@ def _with_engines(request: PlacementRequest, engines: Sequence[GraphCompiler]) -
     return replace(request, engines=tuple(engines), implicit=implicit)
 
 
-def _read_answers(document: PlacementFile, search: SearchRecord, request: PlacementRequest) -> tuple[GraphCompiler, ...]:
-    """The engines of a decision with their recorded answers, so that no library is imported."""
+def _restore_engines(document: PlacementFile, search: SearchRecord, request: PlacementRequest) -> tuple[GraphCompiler, ...]:
+    """The engines of a decision, with their recorded reasons for declining nodes, so that no library is imported."""
     names, specs = [node.name for node in request.function.nodes], {engine.spec for engine in request.engines}
-    answers: dict[str, dict[str, str]] = {spec: {} for spec in document.engines if spec in specs}
+    declined: dict[str, dict[str, str]] = {spec: {} for spec in document.engines if spec in specs}
     for row in search.declined:
-        if row.engine not in answers or max(row.nodes, default=0) >= len(names):
+        if row.engine not in declined or max(row.nodes, default=0) >= len(names):
             raise PlacementFileError("search.declined: an engine or a node is not of the request", position="search.declined")
-        answers[row.engine].update((names[position], row.reason) for position in row.nodes)
-    if not answers:
+        declined[row.engine].update((names[position], row.reason) for position in row.nodes)
+    if not declined:
         raise PlacementFileError("engines: none of them is of the request", position="engines")
-    return tuple(RecordedSupportEngine(engine, answers[engine.spec]) for engine in request.engines if engine.spec in answers)
+    return tuple(RecordedSupportEngine(engine, declined[engine.spec]) for engine in request.engines if engine.spec in declined)
 
 
 def create_lowered_engines(specs: Sequence[str], request: PlacementRequest) -> tuple[GraphCompiler, ...]:

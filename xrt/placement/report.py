@@ -187,7 +187,7 @@ def _describe_result(tuned: TuningResult) -> dict[str, Any]:
         "title": f"{head[:1].upper()}{head[1:]}",
         "tuned": tuned,
         "bars": views.make_bars([_make_bar(result) for result in race.contenders if result.seconds]),
-        "candidates": [_describe_candidate(result, at == race.baseline) for at, result in enumerate(race.contenders)],
+        "candidates": [_describe_candidate(result, index == race.baseline) for index, result in enumerate(race.contenders)],
         **describe_errors(tuned.precision),
         **describe_plan(tuned.plan, tuned.plan.reasons, times),
     }

@@ -43,7 +43,7 @@ class CandidateResult:
     """``won``: the chosen plan; ``tie``: not distinguishable, within the noise, from the chosen plan or from the baseline;
     ``wrong``: differs from the reference; ``failed``: did not compile or run."""
     seconds: float | None = None
-    """Median seconds per call over the rounds; if it did not run, the seconds measured for its only region."""
+    """Median seconds per call over the rounds; for a plan that did not run, the measured seconds of its only region."""
     low: float | None = None
     high: float | None = None
     """Ends of the 95 % interval of ``seconds``."""

@@ -86,7 +86,7 @@ class PlanningGraph:
         homes = DeviceMap.at(device)
         eligible = EligibleEngines.of(function, engines, (), (), [homes.of(engine.spec) for engine in engines])
         candidates = eligible.candidates()
-        supported = (to_mask(at for at, able in enumerate(candidates) if engine in able) for engine in range(len(engines)))
+        supported = (to_mask(index for index, able in enumerate(candidates) if engine in able) for engine in range(len(engines)))
         return cls(function, eligible.engines, tuple(supported), is_stopped)
 
     def __len__(self) -> int:
@@ -105,7 +105,7 @@ class PlanningGraph:
         """Per device that nodes name, the mask of those nodes; a region must not mix devices."""
         nodes = self.function.nodes
         names = sorted({node.device for node in nodes} - {""})
-        return tuple(to_mask(at for at, node in enumerate(nodes) if node.device == name) for name in names)
+        return tuple(to_mask(index for index, node in enumerate(nodes) if node.device == name) for name in names)
 
     def supports(self, region: Region) -> bool:
         """Whether the engine supports all nodes of the region, and they name at most one device."""
@@ -150,7 +150,7 @@ class PlanningGraph:
     def inputs(self, mask: int) -> int:
         """The mask of the values that a set of nodes reads from outside."""
         nodes = list(iter_bits(mask))
-        return union(self.reads[at] for at in nodes) & ~union(self.defines[at] for at in nodes)
+        return union(self.reads[index] for index in nodes) & ~union(self.defines[index] for index in nodes)
 
     # ------------------------------------------------------------------ parts
 
@@ -168,7 +168,7 @@ class PlanningGraph:
     @cached_property
     def kinds(self) -> tuple[str, ...]:
         """Per node, its shape key; nodes with equal keys cost the same."""
-        return tuple(self.key(1 << at) for at in range(len(self)))
+        return tuple(self.key(1 << index) for index in range(len(self)))
 
     @cached_property
     def cut_points(self) -> list[int]:
@@ -179,17 +179,17 @@ class PlanningGraph:
                 last[earlier] = later
         dying = Counter(last)
         alive, cuts = 0, [0]
-        for at in range(len(self)):
-            alive += 1 - dying[at]
+        for index in range(len(self)):
+            alive += 1 - dying[index]
             if alive <= 1:
-                cuts.append(at + 1)
+                cuts.append(index + 1)
         return cuts if cuts[-1] == len(self) else [*cuts, len(self)]
 
     @cached_property
     def _runs(self) -> list[int]:
         """Positions, both ends included, at which the operator family changes."""
         families = [classify_operator(node) for node in self.function.nodes]
-        return [0, *(at for at in range(1, len(self)) if families[at] != families[at - 1]), len(self)]
+        return [0, *(index for index in range(1, len(self)) if families[index] != families[index - 1]), len(self)]
 
     @cached_property
     def within_runs(self) -> int:
@@ -201,19 +201,19 @@ class PlanningGraph:
         """Parts worth measuring: the whole model, supported stretches, spans between cut points, runs, and single nodes."""
         ops = ["", *(node.op for node in self.function.nodes), ""]
         nodes = self.function.nodes
-        products = [0, *(at for at in range(1, len(self)) if classify_operator(nodes[at]) == "product"), len(self)]
+        products = [0, *(index for index in range(1, len(self)) if classify_operator(nodes[index]) == "product"), len(self)]
         parts = [self.whole]
         for mask in dict.fromkeys(self.supported):
             # The longest supported stretches of an engine with partial support.
-            edges = [at for at in range(1, len(self)) if (mask >> at ^ mask >> at - 1) & 1]
+            edges = [index for index in range(1, len(self)) if (mask >> index ^ mask >> index - 1) & 1]
             stretches = [pair for pair in pairwise([0, *edges, len(self)]) if mask >> pair[0] & 1]
             parts += _select_longest(stretches, least=1)
         for bounds in (self.cut_points, self._runs, products):
             parts += _select_longest(pairwise(bounds))
         singles: dict[str, int] = {}
-        for at, kind in enumerate(self.kinds):
-            if kind not in singles and ops[at + 1] not in (ops[at], ops[at + 2]):
-                singles[kind] = 1 << at
+        for index, kind in enumerate(self.kinds):
+            if kind not in singles and ops[index + 1] not in (ops[index], ops[index + 2]):
+                singles[kind] = 1 << index
         return tuple(dict.fromkeys(filter(None, (*parts, *singles.values()))))
 
 
@@ -303,7 +303,7 @@ def fit_node_seconds(graph: PlanningGraph, table: CostTable, keys: Mapping[int, 
     Nodes with equal shape keys cost the same, and nodes of one operator about the same per unit of work. Costs are scaled, not
     shifted: the fit stays close to the estimated work, and no node becomes free.
     """
-    number = {kind: at for at, kind in enumerate(dict.fromkeys(graph.kinds))}
+    number = {kind: index for index, kind in enumerate(dict.fromkeys(graph.kinds))}
     kinds = np.array([number[kind] for kind in graph.kinds], np.intp)
     # Most nodes were not measured alone: those of one operator share a rate until a measurement tells them apart.
     operators = list(dict.fromkeys(node.op for node in graph.function.nodes))
@@ -341,11 +341,11 @@ def _list_measured(table: CostTable, spec: str, keys: Mapping[int, str]) -> list
 def _scale(values: np.ndarray, rows: Sequence[np.ndarray], seconds: Sequence[float]) -> None:
     """Scale ``values`` in place, row by row, so that each weighted sum approaches its ``seconds``."""
     used = [np.flatnonzero(row) for row in rows]
-    weights = [row[at] for row, at in zip(rows, used, strict=True)]
+    weights = [row[index] for row, index in zip(rows, used, strict=True)]
     for _ in range(SWEEPS):
-        for at, weight, cost in zip(used, weights, seconds, strict=True):
+        for index, weight, cost in zip(used, weights, seconds, strict=True):
             # Multiplication keeps every cost positive, and the ratio of nodes in a part.
-            values[at] *= cost / max(float(values[at] @ weight), 1e-30)
+            values[index] *= cost / max(float(values[index] @ weight), 1e-30)
 
 
 def _estimate_work(node: Node, graph: PlanningGraph) -> float:
@@ -389,7 +389,7 @@ def iter_partitionings(costs: CostModel) -> Iterator[Partitioning]:
     yield from (((engine, graph.whole),) for engine in engines if graph.supports((engine, graph.whole)))
     for first in engines:
         order = [first, *(engine for engine in engines if engine != first)]
-        yield from _cluster(graph, [next((e for e in order if graph.supported[e] >> at & 1), -1) for at in range(len(graph))])
+        yield from _cluster(graph, [next((e for e in order if graph.supported[e] >> i & 1), -1) for i in range(len(graph))])
     yield from _cluster(graph, list_cheapest(costs))
     yield from find_best_stretches(costs)
 
@@ -397,8 +397,8 @@ def iter_partitionings(costs: CostModel) -> Iterator[Partitioning]:
 def list_cheapest(costs: CostModel) -> list[int]:
     """Per node, the index of the cheapest engine; -1 if no engine supports it."""
     graph, seconds = costs.graph, costs.node_seconds
-    supporting = ([e for e, mask in enumerate(graph.supported) if mask >> at & 1] for at in range(len(graph)))
-    return [min(engines, key=lambda e, at=at: (seconds[e][at], e), default=-1) for at, engines in enumerate(supporting)]  # type: ignore[misc]
+    supporting = ([e for e, mask in enumerate(graph.supported) if mask >> i & 1] for i in range(len(graph)))
+    return [min(engines, key=lambda e, i=i: (seconds[e][i], e), default=-1) for i, engines in enumerate(supporting)]  # type: ignore[misc]
 
 
 def _cluster(graph: PlanningGraph, homes: Sequence[int]) -> Iterator[Partitioning]:
@@ -407,8 +407,8 @@ def _cluster(graph: PlanningGraph, homes: Sequence[int]) -> Iterator[Partitionin
         return
     units = QuotientGraph.of(graph.dependencies, homes, [node.device for node in graph.function.nodes])
     regions: dict[int, list[int]] = {}
-    for at, slot in enumerate(minimize_cut(units, find_engine_sequence(units), ())):
-        regions.setdefault(slot, []).append(at)
+    for index, slot in enumerate(minimize_cut(units, find_engine_sequence(units), ())):
+        regions.setdefault(slot, []).append(index)
     yield tuple((homes[nodes[0]], to_mask(nodes)) for _, nodes in sorted(regions.items()))
 
 
@@ -456,10 +456,8 @@ def list_atoms(costs: CostModel) -> list[tuple[int, int]]:
     """
     graph, cheapest = costs.graph, list_cheapest(costs)
     nodes = graph.function.nodes
-    sides = [
-        (to_mask(e for e, mask in enumerate(graph.supported) if mask >> at & 1), nodes[at].device) for at in range(len(nodes))
-    ]
-    changes = [at for at in range(1, len(nodes)) if (sides[at], cheapest[at]) != (sides[at - 1], cheapest[at - 1])]
+    sides = [(to_mask(e for e, mask in enumerate(graph.supported) if mask >> i & 1), nodes[i].device) for i in range(len(nodes))]
+    changes = [i for i in range(1, len(nodes)) if (sides[i], cheapest[i]) != (sides[i - 1], cheapest[i - 1])]
     cuts, room = graph.cut_points[1:-1], MOST_ATOMS - len(changes)
     spread = cuts[:: -(-len(cuts) // room)] if room > 0 and cuts else []
     starts = sorted({0, *changes, *spread}) if nodes else []
@@ -509,14 +507,14 @@ def propose_plans(
     mixtures = [p for p in ranked if len(p) > 1][:limit]
     plans = [_make_plan(graph, p, engines, device) for p in (*mixtures, *(p for p in ranked if len(p) == 1))]
     seconds = [predict_cost(function, plan, table).seconds for plan in plans]
-    return tuple(plans[at] for at in sorted(range(len(plans)), key=lambda at: (seconds[at], at)))
+    return tuple(plans[i] for i in sorted(range(len(plans)), key=lambda i: (seconds[i], i)))
 
 
 def _make_plan(
     graph: PlanningGraph, partitioning: Partitioning, engines: Sequence[GraphCompiler], device: str | DeviceMap
 ) -> Plan:
     nodes = graph.function.nodes
-    groups = {nodes[at].name: number for number, (_, mask) in enumerate(partitioning) for at in iter_bits(mask)}
+    groups = {nodes[index].name: number for number, (_, mask) in enumerate(partitioning) for index in iter_bits(mask)}
     homes = {name: graph.engines[partitioning[number][0]] for name, number in groups.items()}
     return plan_from_assignment(graph.function, engines, homes, groups=groups, device=device)
 
@@ -590,24 +588,25 @@ def _list_by_potential_gain(costs: CostModel, best: Partitioning, worth: float) 
     counts = Counter(graph.key(part) for part in parts if part.bit_count() > 1) + Counter(graph.kinds)
 
     def list_operators(masks: Iterable[int]) -> set[str]:
-        return {graph.function.nodes[at].op for mask in masks for at in iter_bits(mask)}
+        return {graph.function.nodes[index].op for mask in masks for index in iter_bits(mask)}
 
     # An engine may be surprisingly fast at an operator that it has not run alone, so such estimates are optimistic.
     inner = [mask for mask in costs.keys if mask != graph.whole]
     tried = [list_operators(mask for mask in inner if costs.find((engine, mask)) is not None) for engine in engines]
     savings = []
     for part in parts:
-        # Without a plan, the lowest estimate of an engine.
         in_best = [costs.estimate((engine, part & nodes)) for engine, nodes in best if part & nodes]
-        now = sum(in_best) if best else min(costs.estimate((engine, part)) for engine in engines)
-        operators, is_cut_out = list_operators([part]), part.bit_count() == 1 and bool(part & graph.within_runs)
+        # Without a best plan, the lowest estimate of an engine.
+        current_seconds = sum(in_best) if best else min(costs.estimate((engine, part)) for engine in engines)
+        operators = list_operators([part])
+        weight = counts[graph.key(part)] * (ALONE if part.bit_count() == 1 and part & graph.within_runs else 1.0)
         for engine in engines:
             if graph.supports((engine, part)):
                 estimate = costs.estimate((engine, part))
-                expected = (estimate if operators <= tried[engine] else min(estimate, now)) / EXPECTED_SPEEDUP
-                saved = counts[graph.key(part)] * max(now - expected, 0.0) * (ALONE if is_cut_out else 1.0)
-                if saved >= worth:
-                    savings.append((saved, (engine, part)))
+                expected = (estimate if operators <= tried[engine] else min(estimate, current_seconds)) / EXPECTED_SPEEDUP
+                saving = weight * max(current_seconds - expected, 0.0)
+                if saving >= worth:
+                    savings.append((saving, (engine, part)))
     return [region for _, region in sorted(savings, key=lambda pair: (-pair[0], pair[1]))]
 
 
@@ -649,7 +648,7 @@ def predict_cost(function: Function, plan: Plan, table: CostTable) -> Prediction
     """Predict the cost of a plan: regions as measured, else estimated from the measured parts."""
     specs = tuple(dict.fromkeys(launch.engine for launch in plan.launches))
     graph = PlanningGraph(function, specs, ((1 << len(function.nodes)) - 1,) * len(specs))
-    positions = {node.name: at for at, node in enumerate(function.nodes)}
+    positions = {node.name: index for index, node in enumerate(function.nodes)}
     masks = [to_mask(positions[name] for name in launch.nodes) for launch in plan.launches]
     costs = None
     regions = []

@@ -72,7 +72,7 @@ def bound_metric(loss: Callable[[Sequence[int]], float], items: int) -> float | 
     if groups < 2:
         return None
     try:
-        parts = [loss([at for at in range(items) if at % groups != group]) for group in range(groups)]
+        parts = [loss([index for index in range(items) if index % groups != group]) for group in range(groups)]
         total = loss(range(items))
     except CalibrationError:
         return None
@@ -155,8 +155,8 @@ class ErrorBudget:
         sign = 1.0 if self.higher_is_better else -1.0
 
         def measure_loss(places: Sequence[int]) -> float:
-            selected = [items[at] for at in places]
-            before, after = (self._call(metric, [outputs[at] for at in places], selected) for outputs in (expected, actual))
+            selected = [items[index] for index in places]
+            before, after = (self._call(metric, [outputs[index] for index in places], selected) for outputs in (expected, actual))
             return sign * (before - after)
 
         loss = measure_loss(range(len(items)))
@@ -410,10 +410,11 @@ def _matches(value: Value, array: Any) -> bool:
 
 
 def _fit(item: ExampleInputs, function: Function, declared: Sequence[Value], purpose: str) -> Iterator[ExampleInputs]:
+    """Yield the examples of the Function's sizes in a batch; ``declared`` are the inputs with symbolic dims."""
     rows = _count_rows(item, function, declared)
     for row in range(rows):
-        triples = zip(item.values, function.inputs, declared, strict=True)
-        values = [_fit_array(array, value, open_, row, rows) for array, value, open_ in triples]
+        inputs = zip(item.values, function.inputs, declared, strict=True)
+        values = [_fit_array(array, value, declared_value, row, rows) for array, value, declared_value in inputs]
         for value, array in zip(function.inputs, values, strict=True):
             if not _matches(value, array):
                 raise InputError(
@@ -431,9 +432,9 @@ def _list_open_extents(value: Value) -> tuple[bool, ...]:
 def _count_rows(item: ExampleInputs, function: Function, declared: Sequence[Value]) -> int:
     """Count the examples of the Function's batch size in a batch; 1 unless all inputs have the same count."""
     counts = set()
-    for array, value, open_ in zip(item.values, function.inputs, declared, strict=True):
+    for array, value, declared_value in zip(item.values, function.inputs, declared, strict=True):
         wanted = value.type.shape[0] if isinstance(value.type, TensorType) and value.type.shape else None
-        if _list_open_extents(open_)[:1] != (True,) or not isinstance(wanted, int) or not wanted or not array.ndim:
+        if _list_open_extents(declared_value)[:1] != (True,) or not isinstance(wanted, int) or not wanted or not array.ndim:
             return 1
         counts.add(array.shape[0] // wanted)
     return max(1, counts.pop()) if len(counts) == 1 else 1

@@ -233,8 +233,8 @@ def _list_exact_nodes(search: PrecisionSearch, chosen: Attempt) -> Sequence[Exac
     if chosen.form is None:
         return ()
     errors, nodes = search.find_errors(chosen.form), search.prepared.nodes
-    whys = {at: "asked for" if at in search.fixed else "its error" for at in chosen.form.exact_nodes}
-    rows = [ExactNodeRecord(at, nodes[at].name[:400], nodes[at].op, errors.get(nodes[at].name), why) for at, why in whys.items()]
+    whys = {i: "asked for" if i in search.fixed else "its error" for i in chosen.form.exact_nodes}
+    rows = [ExactNodeRecord(i, nodes[i].name[:400], nodes[i].op, errors.get(nodes[i].name), why) for i, why in whys.items()]
     return sorted(rows, key=lambda row: -(row.error or 0.0))
 
 

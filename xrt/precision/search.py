@@ -305,12 +305,12 @@ class PrecisionSearch:
     @cached_property
     def _choices(self) -> dict[str, int]:
         """The positions of the nodes that may be quantized, by name."""
-        return {name: at for at, name in list_quantizable_nodes(self.prepared) if not self.options.is_exact(name, self.prepared)}
+        return {name: i for i, name in list_quantizable_nodes(self.prepared) if not self.options.is_exact(name, self.prepared)}
 
     @cached_property
     def fixed(self) -> frozenset[int]:
         """The positions of the quantizable nodes that the caller keeps in float32."""
-        return frozenset(at for at, _ in list_quantizable_nodes(self.prepared)) - set(self._choices.values())
+        return frozenset(i for i, _ in list_quantizable_nodes(self.prepared)) - set(self._choices.values())
 
     def _why_not_quantized(self) -> str:
         """Explain why the model is not quantized; empty if it can be."""

@@ -38,8 +38,8 @@ def find_node_errors(
     # A run for each node would take too long for a large model, and most nodes matter little.
     size = -(-len(names) // MOST_PARTS)
     errors: dict[tuple[str, ...], float] = {}
-    for at in range(0, len(names), size):
-        part = tuple(names[at : at + size])
+    for start in range(0, len(names), size):
+        part = tuple(names[start : start + size])
         # If time runs out, assume the largest error so far.
         errors[part] = measure(part) if is_in_time() or not errors else max(errors.values())
     largest = LARGE * math.sqrt(sum(error**2 for error in errors.values() if math.isfinite(error)))
@@ -90,7 +90,7 @@ SWITCH = "xrt_switches"
 def make_switchable_model(prepared: Function, table: CalibrationTable, names: Sequence[str]) -> Function:
     """Add a boolean input that switches each named node to quantized operands, so that one compile serves all measurements."""
     function, options, ranges = require_opset(prepared), QuantizationOptions(), table.bind(prepared)
-    emission, positions = Emission(function), {name: at for at, name in enumerate(names)}
+    emission, positions = Emission(function), {name: position for position, name in enumerate(names)}
     nodes: list[Node] = []
     for node in function.nodes:
         if node.name not in positions:

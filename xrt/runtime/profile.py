@@ -209,7 +209,7 @@ def make_trace(moments: Sequence[Moment], facts: Mapping[str, Any] = FrozenDict(
         events.append({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "ts": 0, "args": {"name": names[track]}})
     for moment in ordered:
         # Both ends are rounded to nanoseconds, so that events stay nested.
-        began, ended = (round(1e6 * (at - origin), 3) for at in (moment.began, moment.ended))
+        began, ended = (round(1e6 * (moment_time - origin), 3) for moment_time in (moment.began, moment.ended))
         place = {"pid": processes[moment.device], "tid": tracks[moment.device, moment.thread[0]]}
         times = {"ts": began, "dur": round(ended - began, 3)}
         events.append({"ph": "X", "name": moment.name, "cat": moment.category, **times, **place, "args": dict(moment.facts)})

@@ -60,7 +60,7 @@ def set_budget_source(source: Callable[[], int | None] | None) -> None:
 
 
 def find_granted_threads() -> int | None:
-    """The number granted by the budget source, at least 1; None without a source or a grant."""
+    """The number of threads that the budget source grants, at least 1; None without a source, or if it grants none."""
     granted = None if _Process.source is None else _Process.source()
     return None if granted is None else max(1, granted)
 

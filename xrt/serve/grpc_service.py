@@ -201,8 +201,8 @@ def _read_contents(name: str, datatype: str, shape: tuple[int, ...], elements: S
     array = np.empty(count, DATATYPES[datatype].dtype.numpy)
     try:
         # In pieces, so that other threads get the GIL.
-        for at in range(0, count, PIECE):
-            array[at : at + PIECE] = np.array(elements[at : at + PIECE], dtype=array.dtype)
+        for offset in range(0, count, PIECE):
+            array[offset : offset + PIECE] = np.array(elements[offset : offset + PIECE], dtype=array.dtype)
         return array.reshape(shape)
     except OverflowError:
         raise RequestRefusal(f"input {name!r} has a number that {datatype} cannot hold") from None
@@ -221,7 +221,7 @@ def write_message(request: InferRequest, response: InferResponse) -> Any:
             answer.raw_output_contents.append(bytes(encode_binary(array)))
         else:
             elements, flat = getattr(tensor.contents, _FIELDS[tensor.datatype]), array.reshape(-1)
-            for at in range(0, flat.size, PIECE):
-                piece = flat[at : at + PIECE]
+            for offset in range(0, flat.size, PIECE):
+                piece = flat[offset : offset + PIECE]
                 elements.extend([str(item).encode() for item in piece] if flat.dtype == object else piece.tolist())
     return answer

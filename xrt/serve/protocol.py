@@ -147,15 +147,15 @@ def decode_json(
             return np.array(msgspec.json.decode(text), dtype=object).reshape(shape)
         except (msgspec.MsgspecError, ValueError) as error:  # invalid UTF-8, which skipping over a string does not detect
             raise RequestRefusal(f"the data of input {name!r} are no tensor: {error}") from None
-    array, at, filled = np.empty(count, kind.dtype.numpy), 0, 0
+    array, offset, filled = np.empty(count, kind.dtype.numpy), 0, 0
     # The nesting was checked: without brackets, any piece between two commas is a list of numbers.
     flat = text.translate(bytes.maketrans(b"[]", b"  "))
-    while at < len(flat) and count:
-        end = flat.find(b",", at + PIECE)
+    while offset < len(flat) and count:
+        end = flat.find(b",", offset + PIECE)
         end = len(flat) if end < 0 else end
-        piece = _parse_piece(name, datatype, flat[at:end], parse)
+        piece = _parse_piece(name, datatype, flat[offset:end], parse)
         array[filled : filled + piece.size] = piece[: count - filled]
-        at, filled = end + 1, filled + piece.size
+        offset, filled = end + 1, filled + piece.size
     if filled != count:
         raise _refuse_count(name, shape, filled, is_nested=False)
     return array.reshape(shape)
@@ -218,7 +218,7 @@ def encode_json(array: Array) -> Any:
     Large tensors are encoded in pieces, so that other threads get the GIL meanwhile.
     """
     flat = array.reshape(-1)
-    pieces = [flat[at : at + PIECE] for at in range(0, flat.size, PIECE)]
+    pieces = [flat[offset : offset + PIECE] for offset in range(0, flat.size, PIECE)]
     special = [flat.dtype.kind == "f" and not np.isfinite(piece).all() for piece in pieces]
     # A small list is encoded together with the rest of the response; msgspec would write null for NaN.
     if len(pieces) <= 1 and not any(special):
@@ -253,18 +253,18 @@ def decode_binary(name: str, datatype: str, shape: tuple[int, ...], data: memory
 def _decode_texts(name: str, shape: tuple[int, ...], data: memoryview) -> Array:
     """The strings of a binary tensor: each is its length, in four bytes, and its bytes in UTF-8. Raises RequestRefusal."""
     texts: list[str] = []
-    at, count = 0, math.prod(shape)
+    offset, count = 0, math.prod(shape)
     while len(texts) < count:
         # At the end of the data there are fewer than four bytes, and the check below fails.
-        size, at = int.from_bytes(data[at : at + 4], "little"), at + 4
-        if at + size > len(data):
+        size, offset = int.from_bytes(data[offset : offset + 4], "little"), offset + 4
+        if offset + size > len(data):
             break
         try:
-            texts.append(str(data[at : at + size], "utf-8"))
+            texts.append(str(data[offset : offset + size], "utf-8"))
         except UnicodeDecodeError as error:
             raise RequestRefusal(f"element {len(texts)} of input {name!r} is no UTF-8 text: {error.reason}") from None
-        at += size
-    if len(texts) != count or at != len(data):
+        offset += size
+    if len(texts) != count or offset != len(data):
         raise RequestRefusal(
             f"input {name!r} is BYTES of shape {list(shape)}: {count} elements, each with its length in four bytes before it; "
             f"its {len(data)} bytes are not"

@@ -246,7 +246,7 @@ class EngineSuite:
         return entry.judge(overlook_deviations(results, entry.function, entry.inputs, entry.expected, [cls.create()]))
 
     def check(self, comparison: Comparison, entry: CorpusEntry) -> None:
-        """Fail unless the corpus entry passed, or failed and is reordered in `gaps`."""
+        """Fail unless the corpus entry passed, or failed and is listed in `gaps`."""
         gap = next((gap for gap in self.gaps if gap.covers(entry.name)), None)
         if gap is not None:
             assert not comparison, f"the gap {gap} is closed: delete the entry"

@@ -251,13 +251,13 @@ def record_update(
     if clip_norm is not None:
         gradients = _clip(gradients, clip_norm)
     # Bias corrections need the number of this step, which starts at 1.
-    at = StepContext(rate, steps + 1)
-    recorder.add(STEP, steps, at.count)
+    context = StepContext(rate, steps + 1)
+    recorder.add(STEP, steps, context.count)
     slots = optimizer.list_slots()
     moments = {name: {slot: builder.input(f"{name}.{slot}", x.type) for slot in slots} for name, x in parameters.items()}
     for name, value in gradients.items():
         with builder.scope(f"{name}/update"):
-            next_value, next_slots = optimizer.update(at, parameters[name], value, moments[name])
+            next_value, next_slots = optimizer.update(context, parameters[name], value, moments[name])
         recorder.add(name, parameters[name], next_value)
         for slot, moment in moments[name].items():
             recorder.add(f"{name}.{slot}", moment, next_slots[slot])

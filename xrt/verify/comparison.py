@@ -160,7 +160,7 @@ def _rounding(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
 
 
 def _cast(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
-    """Only casts from float to integer are step functions."""
+    """The ties of a cast from float to integer; None for other casts, which are not step functions."""
     to_integer = node.attr("to") in _INTEGERS
     return StepAmbiguity.from_rounding(values[node.inputs[0]], "integers") if to_integer else None
 
@@ -180,7 +180,7 @@ def _index(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
 
 
 def _quantization(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
-    """A quotient halfway between two integers may round to either."""
+    """The ties of a quantization: a quotient halfway between two integers may round to either."""
     x = values[node.inputs[0]].astype(np.float64)
     if node.op == "DynamicQuantizeLinear":
         return StepAmbiguity.from_rounding(x * 255 / ((x.max(initial=0) - x.min(initial=0)) or 255), "halves")

@@ -41,7 +41,7 @@ def option(
 
 
 def check_options(options: Any) -> None:
-    """Raise OptionError for a number out of range, a flag that is not a bool, or an engine's word that its `Literal` lacks."""
+    """Raise OptionError for a number out of range, a flag that is not a bool, or an engine's word outside its `Literal`."""
     is_engine = hasattr(options, "why_not")
     for declared in fields(options):
         value = getattr(options, declared.name)
@@ -126,7 +126,7 @@ class CompileContext:
     threads: int = 1
     """Thread budget of the executable while it runs."""
     workdir: Path | None = None
-    """The only directory that the engine may write to while it compiles; None for none."""
+    """The only directory that the engine may write to while it compiles; None if it must not write files."""
     accelerator: Accelerator | None = None
     """The device, if it is not the CPU."""
     is_kept: bool = field(default=False, compare=False)

@@ -38,9 +38,9 @@ class Iree(GraphCompiler):
     opt_level: int = option(2, at_least=0, at_most=3)
     """0 to 3: IREE's optimisation level."""
     device: Place = "auto"
-    """Which of IREE's devices runs it: the calling thread (``local-sync``), or a pool (``local-task``) as large as the budget."""
+    """The IREE device: the calling thread (``local-sync``), or a thread pool (``local-task``) as large as the budget."""
     compile_seconds: float = option(120.0, above=0)
-    """After which a compile is given up."""
+    """Time limit of a compile."""
 
     def __post_init__(self) -> None:
         check_options(self)

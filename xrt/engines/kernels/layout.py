@@ -335,7 +335,7 @@ def tensor_scatter(node: Node, env: NodeContext) -> Run:
 
 @eager("NonZero")
 def non_zero(node: Node, env: NodeContext) -> Run:
-    """A 0-d tensor has positions without coordinates: the result has no rows."""
+    """The coordinates of nonzero elements, one row per axis; a 0-d tensor has no axes, so the result has no rows."""
     xp = env.xp
 
     def run(x: Array) -> Array:

@@ -403,10 +403,10 @@ class Trees:
     def __init__(self, node: Node, prefix: str, columns: int) -> None:
         """Read the attributes of versions 1 and 3. The attributes of leaves are named ``{prefix}_ids`` and so on."""
         keys = list(zip(node.attr("nodes_treeids"), node.attr("nodes_nodeids"), strict=True))
-        at = {key: i for i, key in enumerate(keys)}
+        position = {key: i for i, key in enumerate(keys)}
         self.true, self.false = (
             # The targets of a leaf name no node; its index 0 is never followed.
-            np.array([at.get((tree, target), 0) for (tree, _), target in zip(keys, node.attr(name), strict=True)])
+            np.array([position.get((tree, target), 0) for (tree, _), target in zip(keys, node.attr(name), strict=True)])
             for name in ("nodes_truenodeids", "nodes_falsenodeids")
         )
         # Reversed, so that the first node of each tree wins: its root.
@@ -419,8 +419,8 @@ class Trees:
         self.weights, self.has_weight = np.zeros((len(keys), columns)), np.zeros((len(keys), columns), bool)
         ids = (node.attr(f"{prefix}_{name}") for name in ("treeids", "nodeids", "ids"))
         for tree, number, column, value in zip(*ids, _read_floats(node, f"{prefix}_weights"), strict=True):
-            self.weights[at[tree, number], column] += value
-            self.has_weight[at[tree, number], column] = True
+            self.weights[position[tree, number], column] += value
+            self.has_weight[position[tree, number], column] = True
 
     def sum_leaves(self, x: Array, combine: str = "SUM") -> Array:
         """Combine the leaves that the rows reach [rows, columns]; MIN and MAX ignore leaves without a contribution."""

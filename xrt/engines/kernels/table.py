@@ -59,7 +59,7 @@ class NodeContext:
 
     @property
     def n_outputs(self) -> int:
-        """The number of outputs, absent ones before a present one included."""
+        """The number of outputs; an absent one counts if a present one follows it."""
         return len(self.node.outputs)
 
     def attr(self, name: str, default: Any = None) -> Any:

@@ -45,7 +45,7 @@ class NativeKernel:
         return f"kernel {self.name!r} of library {self.library.path}"
 
     def why_not(self, node: Node, function: Function) -> str | None:
-        """Explain why the kernel does not support the node; None if it does. The predicate of the table's entry."""
+        """Explain why the kernel does not support the node; None if it does. The ``why_not`` of its table entry."""
         reason = why_not_marshalled(node, function)
         # A kernel without a predicate supports every node that can be passed to it.
         if reason is not None or not self.structure.why_not:

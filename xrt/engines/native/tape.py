@@ -94,8 +94,8 @@ class NativeTape:
         # A converted copy would not follow later changes of the caller's array.
         if any(converted is not array or not _is_aligned(array) for converted, array in zip(inputs, arrays, strict=True)):
             return None
-        at, run, handle = c.address_of, self._run, self._handle
-        arguments, results = self._arguments(*map(at, inputs)), self._results(*map(at, out))
+        address_of, run, handle = c.address_of, self._run, self._handle
+        arguments, results = self._arguments(*map(address_of, inputs)), self._results(*map(address_of, out))
         references = (self, *inputs, *out)
 
         def call(_references: object = references) -> None:
@@ -123,8 +123,8 @@ class NativeTape:
         return end < index or (end == index and writer.can_overwrite(source.name, writer.node.outputs.index(self._names[place])))
 
     def _call(self, inputs: Sequence[Array], results: Sequence[Array]) -> int:
-        at = c.address_of
-        return self._run(self._handle, self._arguments(*map(at, inputs)), self._results(*map(at, results)))
+        address_of = c.address_of
+        return self._run(self._handle, self._arguments(*map(address_of, inputs)), self._results(*map(address_of, results)))
 
     def _allocate_outputs(self, out: Sequence[Array | None]) -> list[Array]:
         pairs = zip(self.outputs, out, strict=True)
@@ -406,7 +406,7 @@ def check_buffers(
     """Raise InputError for a buffer of the caller that cannot hold its output.
 
     ``outputs`` has a (value, dtype, shape) per output: ``describe`` spells the value or its type in the error, and the dtype is
-    None for an output that is no array. With ``aligned``, a buffer must be aligned too.
+    None for an output that is not an array. With ``aligned``, a buffer must be aligned too.
     """
     if len(out) != len(names):
         raise InputError(f"function {function!r} has {len(names)} outputs; out= holds {len(out)} buffers")

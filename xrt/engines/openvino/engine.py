@@ -98,9 +98,11 @@ class OpenVino(GraphCompiler):
         from xrt.engines.toolkit.rewrites import compute_outputs
 
         check_pools()
-        count, function = len(function.nodes), compute_outputs(function)
+        node_count = len(function.nodes)
+        function = compute_outputs(function)
         _check_boundary_types(function)
-        if reason := next(filter(None, (self.why_not(copy, function) for copy in function.nodes[count:])), None):
+        inserted_nodes = function.nodes[node_count:]
+        if reason := next(filter(None, (self.why_not(node, function) for node in inserted_nodes)), None):
             raise CompileRefused(reason)
         lowered = lower(function)
         # The plugin does not report its memory, so measure the growth of the process.

@@ -110,7 +110,7 @@ class CompiledModel:
     fixed: tuple[bool, ...]
     """Per output, whether its tensor can be set once: static shape, and not an alias of an input."""
     passed: tuple[bool, ...]
-    """Per output, whether it is an input or a constant itself: setting its tensor would set that of the input."""
+    """Per output, whether it is an input or constant passed through: setting its tensor would also set the input's."""
 
     @classmethod
     def of(cls, model: Any, used: tuple[int, ...], passed: Sequence[bool]) -> CompiledModel:

@@ -26,7 +26,7 @@ class ImportedModel:
     used: tuple[int, ...]
     """Per input of the model, the position of the Function's input: the frontend drops unused ones."""
     passed: tuple[bool, ...]
-    """Per output, whether it is an input or a constant itself."""
+    """Per output, whether it is an input or constant passed through."""
     arrays: tuple[Array, ...]
     """Must live as long as the model and everything compiled from it."""
     copied: int

@@ -329,7 +329,7 @@ def _is_empty_range(node: Node, function: Function) -> bool:
 
 
 def _transforms_another_axis(node: Node, function: Function) -> bool:
-    """Whether the axis is negative or an input, and not the default one."""
+    """Whether the axis is not the default one, if it is negative or an input; an input that is not constant counts."""
     if (since_version(node, function) or 0) < AXIS_IS_INPUT:
         return bool(node.attr("axis", 1) < 0)
     rank, axis = len(find_shape(node, 0, function) or ()), find_input(node, 2, function)

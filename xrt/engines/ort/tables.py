@@ -112,7 +112,7 @@ def _list_scaled_extents(node: Node, function: Function) -> list[tuple[Dim, floa
 
 
 def is_inexact_transform(node: Node, function: Function) -> bool:
-    """Whether a float32 transform exceeds the tolerance."""
+    """Whether the error of a float32 transform exceeds the tolerance."""
     return find_dtype(node, 0, function) is DType.FLOAT32 and estimate_transform_error(node, function) > TOLERANCE
 
 
@@ -418,7 +418,7 @@ def is_fused(node: Node, function: Function) -> bool:
 
 
 def _has_blocks(node: Node, function: Function) -> bool:
-    """Whether it dequantizes a 4-bit matrix with a supported block size along columns."""
+    """Whether the node dequantizes a 4-bit matrix with a supported block size along columns."""
     type_, block = function.get_type(node.inputs[0]), node.attr("block_size", 0)
     if not isinstance(type_, TensorType) or type_.dtype not in NIBBLES or type_.shape is None:
         return False

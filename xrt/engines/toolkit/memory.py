@@ -59,14 +59,14 @@ def _free(gaps: list[tuple[int, int]], start: int, size: int) -> None:
     """Add a block to the sorted gaps, merged with adjacent ones."""
     if not size:
         return
-    at = bisect_left(gaps, (start, 0))
-    if at < len(gaps) and gaps[at][0] == start + size:
-        size += gaps.pop(at)[1]
-    if at and sum(gaps[at - 1]) == start:
-        at -= 1
-        start, before = gaps.pop(at)
+    index = bisect_left(gaps, (start, 0))
+    if index < len(gaps) and gaps[index][0] == start + size:
+        size += gaps.pop(index)[1]
+    if index and sum(gaps[index - 1]) == start:
+        index -= 1
+        start, before = gaps.pop(index)
         size += before
-    gaps.insert(at, (start, size))
+    gaps.insert(index, (start, size))
 
 
 def _align(nbytes: int) -> int:

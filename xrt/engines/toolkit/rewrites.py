@@ -13,7 +13,7 @@ from xrt.operators import NodeWriter, Trait, has_trait, rewrite_nodes
 def compute_outputs(function: Function) -> Function:
     """Insert an Identity for each output that is an input, a constant or a repeated value, so that a node computes each output.
 
-    XRT's regions have this form already; a Function that is compiled alone may not. Returns the same Function if it has.
+    XRT's regions have this form already; a Function that is compiled alone may not. Same Function if none is inserted.
     """
     nodes, outputs = list(function.nodes), dict[str, Value]()
     for value in function.outputs:
@@ -30,7 +30,7 @@ def compute_outputs(function: Function) -> Function:
 
 
 COPY_OPSET = 13
-"""The opset of the copies in a Function that imports none of ai.onnx."""
+"""Opset of the inserted Identity nodes in a Function that does not import ai.onnx."""
 
 MOST_PLACES = 9
 """Maximum number of output positions for which a product is faster: measured so for 3 x 3, not for 5 x 5."""

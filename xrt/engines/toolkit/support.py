@@ -48,7 +48,7 @@ class LibrarySupport:
         return self.answer(node, function)
 
     def why_not_by_rules(self, node: Node, function: Function) -> str | None:
-        """Explain why the node is not supported without asking the library; None if the library decides."""
+        """Explain why the node is not supported without querying the library; None if the library decides."""
         try:
             checks = (*self.operator, self.why_not_types, *self.tables)
             return next((reason for check in checks if (reason := check(node, function))), None)
@@ -169,7 +169,7 @@ class NodeQuery:
         return tuple(output[0] for output in self.outputs if output is not None)
 
     def to_function(self) -> Function:
-        """Build a Function of the node alone: inputs i0, i1, ... and outputs o0, o1, ... after a prefix, captures by name."""
+        """Build a Function of the node alone, with inputs ..i0, ..i1 and outputs ..o0, ..o1; captured values keep their names."""
         count = len(self.inputs) - len(self.captures)
         prefix = max(self.captures, key=len, default="")  # makes every other name longer than the captured ones
         names = (*(f"{prefix}i{k}" for k in range(count)), *self.captures)

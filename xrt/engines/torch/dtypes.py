@@ -2,7 +2,7 @@
 
 Types that PyTorch computes in share memory with NumPy arrays. Others have a wider or coded form: unsigned integers of 16 and 32
 bits are the next wider signed ones, uint64 is int64 with the same bits, integers under 8 bits are int8 and uint8, and small
-floats are their codes, which only conversions read.
+floats are uint8 codes, which only conversions decode.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ def compile_function(function: Function, context: CompileContext) -> memoryview:
 # ---------------------------------------------------------------------- in the subprocess
 
 _USER_PREFIXES = ("TORCHINDUCTOR_", "AOT_INDUCTOR_", "AOTINDUCTOR_", "TORCH_COMPILE_")
-"""Prefixes of environment variables that configure the user's own compiles; they are no part of the cache key."""
+"""Prefixes of environment variables that configure the user's own compiles; they are not part of the cache key."""
 
 SETTINGS: dict[str, Any] = {
     "freezing": True,

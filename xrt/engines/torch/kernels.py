@@ -265,8 +265,8 @@ def convolve(x: Tensor, w: Tensor, window: Window, group: int, bias: Tensor, is_
 def _is_weight_gradient(x: Tensor, place: Placement) -> bool:
     """Whether the function for gradients of weights computes this convolution, and is faster.
 
-    It is faster if the window has at least four times as many elements as the result has positions. It has one padding for both
-    ends of an axis: that at the beginning must give the same number of positions.
+    It is faster if the window has at least four times as many elements as the result has positions. The function pads both ends
+    of an axis equally: its padding, that at the beginning, must give the same number of positions.
     """
     window = place.window
     is_supported = type(x) is torch.Tensor and x.dtype in (torch.float32, torch.float64)

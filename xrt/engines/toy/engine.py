@@ -181,7 +181,7 @@ class _Compiler:
         return StepKernel(kernel(node, env))
 
     def _make_native_kernel(self, node: Node, function: Function, reason: str) -> Run:
-        """Make a kernel for a node that only native kernels support and whose shapes are known only at a call."""
+        """Make a kernel that compiles native code per call shape; raise CompileRefused with ``reason`` if that is impossible."""
         if self._choice.has_native and self._choice.find_native(node, function):
             executable = ByShapes(isolate_node(node, function, function.constants), self._compile_static)
             # A value that the node reads twice is one input of the isolated Function.

@@ -116,8 +116,8 @@ def _describe_constants(constants: tuple[Constant, ...], function: Function) -> 
             entries.append({"place": places[constant.digest]})
             continue
         content = constant.array.tobytes()
-        at = sum(map(len, parts))
-        entries.append({"dtype": str(constant.dtype), "shape": constant.shape, "at": at, "size": len(content)})
+        offset = sum(map(len, parts))
+        entries.append({"dtype": str(constant.dtype), "shape": constant.shape, "at": offset, "size": len(content)})
         parts.append(content + bytes(-len(content) % ALIGNMENT))
     return entries, parts
 

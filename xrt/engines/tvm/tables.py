@@ -27,11 +27,11 @@ STATIC_SCHEDULES = frozenset(
 AT_EVERY_SIZE = ELEMENTWISE.union(list_operators(Trait.REARRANGES), STATIC_SCHEDULES, ["Concat"])
 """Operators that matched the reference at every size when compiled with symbolic dims."""
 _READ_AT_IMPORT = {"CumSum": (1,), "OneHot": (2,), "Pad": (2,), "Resize": (1,), "Trilu": (1,)}
-"""Positions of inputs that the importer reads, besides those of shape operands."""
+"""Positions of inputs that the importer needs as constants, in addition to shape operands."""
 
 
 def positions_read_at_import(op_type: str) -> tuple[int, ...]:
-    """Positions of inputs that the importer reads, which must be constants."""
+    """Positions of inputs that the importer needs as constants."""
     return (*list_shape_operands(op_type), *_READ_AT_IMPORT.get(op_type, ()))
 
 

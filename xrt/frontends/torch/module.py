@@ -91,7 +91,7 @@ def are_arrays(leaves: list[Any]) -> bool:
 
 
 def list_shapes(leaves: Sequence[Any]) -> tuple[tuple[int, ...] | None, ...]:
-    """The shape of each leaf; None for leaves that are no tensors."""
+    """The shape of each leaf; None for leaves that are not tensors."""
     return tuple([leaf.shape if isinstance(leaf, torch.Tensor) else None for leaf in leaves])
 
 
@@ -277,11 +277,11 @@ class _CapturedModule:
 def _add_shared_memory(error: ModelError, model: torch.nn.Module, state: ModuleState) -> ModelError:
     """Extend an error of PyTorch with the names of tensors that share memory."""
     # Tied parameters are one tensor with several names, which is no error.
-    distinct = {id(tensor): (name, tensor) for name, tensor in zip(list_tensor_names(model), state.tensors, strict=True)}
-    tensors = [tensor for _, tensor in distinct.values()]
+    by_identity = {id(tensor): (name, tensor) for name, tensor in zip(list_tensor_names(model), state.tensors, strict=True)}
+    names, tensors = zip(*by_identity.values(), strict=True) if by_identity else ((), ())
     if (shared := find_shared_memory(tensors, range(len(tensors)))) is None:
         return error
-    first, second = (list(distinct.values())[index][0] for index in shared)
+    first, second = (names[index] for index in shared)
     return ModelError(
         f"{error}; {first!r} and {second!r} share memory: if the module writes to one of them in place, make them one buffer or "
         f"clone() one"
@@ -423,7 +423,7 @@ class TorchModule:
             self._calls += 1
             if compiled is None:
                 compiled = self._capture(leaves, structure, candidates, state)
-                compiled.used = self._calls
+                compiled.used = self._calls  # before the eviction, which drops the least recently used
                 self._captures.setdefault(key, []).append(compiled)
                 self._evict()
             compiled.used = self._calls

@@ -287,7 +287,7 @@ def choose_batch(module: XRTModule) -> int:
 
 
 class RowModel:
-    """Calls a module with columns and returns its outputs, together with the columns that are no input.
+    """Calls a module with columns and returns its outputs, together with the columns that fill no input.
 
     ``columns`` maps inputs to columns if names differ; ``outputs`` names the outputs to return or maps them to columns. ``keep``
     lists the columns to pass on. Rows of different shapes run in groups and keep their order. With ``on_error="column"`` rows
@@ -405,7 +405,7 @@ class RowModel:
         self._has_independent_rows = True
 
     def _call(self, group: RowGroup) -> list[Array]:
-        """Call the module with a group; return the selected outputs. Raises OptionError for one without an item for each row."""
+        """Call the module with a group; return the selected outputs. Raises OptionError for an output without one item a row."""
         count = len(group.indices)
         rows = self._fixed or count
         values = [group.values[row_input.name] for row_input in self.inputs]
@@ -427,7 +427,7 @@ class RowModel:
 
 
 def _name_outputs(declared: Sequence[Value], columns: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
-    """The column of each output to return; raises OptionError for an unknown output or a column with two."""
+    """The column of each output to return; raises OptionError for an unknown output, or two outputs in one column."""
     names = [value.name for value in declared]
     mapping = dict(columns) if isinstance(columns, Mapping) else {name: name for name in (names if columns is None else columns)}
     for name in mapping:

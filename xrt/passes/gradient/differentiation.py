@@ -81,7 +81,7 @@ def _append_gradients(function: Function, targets: Sequence[str], sources: Seque
 
 
 def _check_differentiable(option: str, name: str, tensor: Tensor | None, function: Function) -> None:
-    """Raise ModelError if a name passed as ``option`` is no floating point value of the Function."""
+    """Raise ModelError if a name passed as ``option`` is not a floating point value of the Function."""
     if tensor is None:
         names = list(function.value_names())
         raise ModelError(f"{option} names {name!r}, which is no value of function {function.name!r}.{did_you_mean(name, names)}")
@@ -127,12 +127,13 @@ def expand_gradient_nodes(function: Function) -> Function:
 
 def _expand_node(function: Function, node: Node) -> Function:
     """Replace one Gradient node by the nodes that compute the gradients at its inputs."""
-    sources, fixed, target = node.attr("xs", ()), node.attr("zs", ()) or (), node.attr("y")
+    sources, constants, target = node.attr("xs", ()), node.attr("zs", ()) or (), node.attr("y")
     # Recompute the subgraph from the inputs of the node.
-    part = _extract_subgraph(function, (*sources, *fixed), target)
+    part = _extract_subgraph(function, (*sources, *constants), target)
     differentiated = gradient(part, of=target, with_respect_to=sources)
     backward = drop_dead_nodes(differentiated.replace(outputs=differentiated.outputs[1:]))
     others = tuple(other for other in function.nodes if other is not node)
+    # The domain stays imported until its last node is replaced.
     is_last = all(other.domain != DOMAIN for other in others)
     opsets = {name: version for name, version in function.opsets.items() if name != DOMAIN or not is_last}
     remaining = function.replace(nodes=others, opsets=opsets)

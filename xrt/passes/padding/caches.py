@@ -147,7 +147,7 @@ def _count_new_entries(function: Function, caches: Sequence[_Cache]) -> Extent:
 
 
 def _check_outputs(p: Padder, caches: Sequence[_Cache]) -> None:
-    """Raise ModelError if padding reaches an output that is no cache, or if a cache did not become a buffer."""
+    """Raise ModelError if padding reaches an output that is not a cache, or if a cache did not become a buffer."""
     cache_outputs = {cache.state.output for cache in caches}
     for value in p.function.outputs:
         state = p.states.get(value.name)

@@ -211,8 +211,8 @@ def apply_normalization(p: Padder, node: Node) -> None:
     """Supported if the normalized axes are not padded."""
     data, rank = node.inputs[0], len(p.axes(node.inputs[0]))
     axes = p.axes(data)
-    over = _find_normalized(node, rank)
-    for n in over:
+    normalized_axes = _find_normalized_axes(node, rank)
+    for n in normalized_axes:
         if p.is_padded(axes[n]):
             raise p.refuse("it normalizes by statistics over the padded axis", axes[n])
     if node.attr("training_mode", 0):
@@ -220,10 +220,11 @@ def apply_normalization(p: Padder, node: Node) -> None:
     p.check_parameters(node)
     p.set(node.outputs[0], axes)
     for name in filter(None, node.outputs[1:]):
-        p.set(name, [ONE if n in over else axis for n, axis in enumerate(axes)])
+        p.set(name, [ONE if n in normalized_axes else axis for n, axis in enumerate(axes)])
 
 
-def _find_normalized(node: Node, rank: int) -> list[int]:
+def _find_normalized_axes(node: Node, rank: int) -> list[int]:
+    """Axes over which the node computes its statistics."""
     if node.op_type in ("LayerNormalization", "RMSNormalization"):
         return list(range(node.attr("axis", -1) % rank, rank))
     if node.op_type == "LpNormalization":

@@ -210,7 +210,7 @@ def _list_open(function: Function) -> dict[str, None]:
 
 
 def _check_inputs(function: Function, dims: Sequence[str]) -> dict[str, PaddingRefusal]:
-    """The refusals, by dim, of inputs that cannot be padded: those updated in place and those that are no tensors."""
+    """The refusals, by dim, of inputs that cannot be padded: those updated in place and those that are not tensors."""
     updated = {before for before, _ in function.aliases}
     out: dict[str, PaddingRefusal] = {}
     for value in function.inputs:

@@ -52,7 +52,7 @@ class QuantizedForm:
 
     def apply(self, prepared: Function) -> Function:
         """Quantize a prepared model; raises CalibrationError for the table of another model."""
-        names = [name for at, name in list_quantizable_nodes(prepared) if at not in self.exact_nodes]
+        names = [name for index, name in list_quantizable_nodes(prepared) if index not in self.exact_nodes]
         if not names:
             return prepared
         return drop_dead_nodes(infer_shapes(self._rewrite(balance_values(prepared, self.balance), names)))
@@ -122,7 +122,7 @@ def prepare_for_quantization(function: Function) -> Function:
 
 def list_quantizable_nodes(prepared: Function) -> list[tuple[int, str]]:
     """List the position and name of each node that can be quantized."""
-    return [(at, node.name) for at, node in enumerate(prepared.nodes) if why_not_quantized(node, prepared, OPTIONS) is None]
+    return [(index, node.name) for index, node in enumerate(prepared.nodes) if why_not_quantized(node, prepared, OPTIONS) is None]
 
 
 def fit_table(table: CalibrationTable, prepared: Function, original: Function) -> CalibrationTable:

@@ -195,8 +195,8 @@ def _compute_weights(node: Node, packed: Array, scales: Array, zeros: Array | No
         zero = _split_bytes(zeros.reshape(columns, -1), bits)[:, :count].astype(np.float32)
     else:  # unpacked, in the type of the scales
         zero = zeros.reshape(columns, count).astype(np.float32)
-    at = np.arange(inner) // block if groups is None else groups[:inner].astype(np.intp)
-    return np.ascontiguousarray(((integers.astype(np.float32) - zero[:, at]) * scale[:, at]).T)
+    group_of_row = np.arange(inner) // block if groups is None else groups[:inner].astype(np.intp)
+    return np.ascontiguousarray(((integers.astype(np.float32) - zero[:, group_of_row]) * scale[:, group_of_row]).T)
 
 
 def _split_bytes(array: Array, bits: int) -> Array:

@@ -108,7 +108,7 @@ class _StaticQuantization:
         return self.emission.finish([self.rewrite(node) for node in self.function.nodes])
 
     def rewrite(self, node: Node) -> Node:
-        """Make a node read quantized forms: a selected node of all operands, another one of those that `reads_quantized`."""
+        """Make a node read quantized operands: all of them if it is selected, otherwise those that satisfy `reads_quantized`."""
         if node.name in self.selected:
             return replace(node, inputs=tuple(self.operands(node)))
         inputs = tuple(

@@ -354,7 +354,7 @@ def grid_sampler(result: TensorType, x: Tensor, grid: Tensor, mode: int, padding
 _LSTM = 2
 """PyTorch's code for LSTM among recurrent layers."""
 _LSTM_GATES = [0, 3, 1, 2]
-"""PyTorch's gate order (input, forget, cell, output) in ONNX's order."""
+"""PyTorch's index of each gate, in ONNX's order: input, output, forget, cell."""
 
 
 def _reorder_gates(weight: Tensor, order: list[int], hidden: int) -> Tensor:

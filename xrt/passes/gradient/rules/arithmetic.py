@@ -211,19 +211,19 @@ def _is_negative(x: Tensor) -> Tensor:
 
 @rule("Relu")
 def relu(at: RuleContext) -> Gradients:
-    """max(0, x): 1 above 0, and 0 elsewhere."""
+    """For y = max(0, x): dx = g above 0, and 0 elsewhere."""
     return (_where(_is_positive(at.x), at.g, 0, at.g),)
 
 
 @rule("LeakyRelu")
 def leaky_relu(at: RuleContext) -> Gradients:
-    """Alpha x below 0, x elsewhere."""
+    """For y = alpha x below 0, x elsewhere."""
     return (_where(_is_negative(at.x), at.g * at.attr("alpha", 0.01), at.g, at.g),)
 
 
 @rule("PRelu")
 def parametric_relu(at: RuleContext) -> Gradients:
-    """Slope times x below 0, x elsewhere."""
+    """For y = slope x below 0, x elsewhere."""
     x, slope = at.input(0), at.input(1)
     below = _is_negative(x)
     first = _where(below, at.g * slope, at.g, at.g) if at.wants(0) else None
@@ -232,14 +232,14 @@ def parametric_relu(at: RuleContext) -> Gradients:
 
 @rule("Elu")
 def elu(at: RuleContext) -> Gradients:
-    """Alpha (exp x - 1) below 0, x elsewhere."""
+    """For y = alpha (exp x - 1) below 0, x elsewhere: dx = g (y + alpha) below 0, g elsewhere."""
     alpha = at.attr("alpha", 1.0)
     return (_where(_is_negative(at.x), at.g * (at.y + alpha), at.g, at.g),)
 
 
 @rule("Selu")
 def selu(at: RuleContext) -> Gradients:
-    """Gamma alpha (exp x - 1) below 0, gamma x above; Klambauer et al., arXiv:1706.02515."""
+    """For y = gamma alpha (exp x - 1) below 0, gamma x above; Klambauer et al., arXiv:1706.02515."""
     # Not ONNX's body: its exponential overflows for large x, and the gradient of the branch that is not selected would be NaN.
     alpha, gamma = at.attr("alpha", 1.67326319217681884765625), at.attr("gamma", 1.05070102214813232421875)
     return (at.g * _where(_is_positive(at.x), gamma, at.y + gamma * alpha, at.y),)

@@ -106,7 +106,7 @@ def _find_carried(
 def _stack_carried(at: RuleContext, values: Sequence[Value]) -> list[Tensor]:
     """Add outputs to the node that stack the values of these body inputs over all iterations; return them.
 
-    Refuses the node if one of them is no tensor of known rank.
+    Refuses the node if one of them is not a tensor of known rank.
     """
     body: Function = at.attr("body")
     for value in values:

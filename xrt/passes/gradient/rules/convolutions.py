@@ -295,7 +295,7 @@ def read_places(at: RuleContext) -> Gradients:
 
 @rule("AveragePool")
 def average(at: RuleContext) -> Gradients:
-    """Each element gets the gradients of its windows, divided by their element counts."""
+    """Each element gets the gradients of the windows that contain it, divided by their element counts."""
     window = read_window(at, at.attr("kernel_shape"), at.x)
     is_padding_counted = at.attr("count_include_pad", 0) == 1
     weighted = at.g
@@ -322,7 +322,7 @@ def _count_elements(at: RuleContext, window: Window, axis: int, is_padding_count
 
 
 def _spread_windows(g: Tensor, like: Tensor, window: Window) -> Tensor:
-    """For each input element, the sum of the gradients of its windows."""
+    """For each input element, sum the gradients of the windows that contain it."""
     channels = like.tensor_type.shape and like.shape[1]
     options: dict[str, Any] = {"strides": window.strides, "dilations": window.dilations}
     if isinstance(channels, int):
