@@ -411,8 +411,7 @@ def _matches(value: Value, array: Any) -> bool:
 
 def _fit(item: ExampleInputs, function: Function, declared: Sequence[Value], purpose: str) -> Iterator[ExampleInputs]:
     """Yield the examples of the Function's sizes in a batch; ``declared`` are the inputs with symbolic dims."""
-    rows = _count_rows(item, function, declared)
-    for row in range(rows):
+    for row in range(rows := _count_rows(item, function, declared)):
         inputs = zip(item.values, function.inputs, declared, strict=True)
         values = [_fit_array(array, value, declared_value, row, rows) for array, value, declared_value in inputs]
         for value, array in zip(function.inputs, values, strict=True):

@@ -485,9 +485,8 @@ class Program:
         """The arrays of a bound call by slot: the caller's inputs and buffers, and a temporary for an output that needs one."""
         slots = self._slots
         arrays = dict(zip(slots.inputs, inputs, strict=True))
-        # An output that is computed in place has the array of its input.
         if slots.inplace and not may_overlap(slots.inplace.values(), inputs):
-            arrays.update((source, inputs[target]) for source, target in slots.inplace.items())
+            arrays.update((source, inputs[target]) for source, target in slots.inplace.items())  # in the array of the input
         updated_inputs = {slots.outputs[source]: inputs[target] for source, target in slots.aliases}
         for slot, buffer in zip(slots.outputs, buffers, strict=True):
             if slot not in arrays and slot not in slots.constants:

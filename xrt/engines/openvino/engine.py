@@ -98,11 +98,9 @@ class OpenVino(GraphCompiler):
         from xrt.engines.toolkit.rewrites import compute_outputs
 
         check_pools()
-        node_count = len(function.nodes)
-        function = compute_outputs(function)
+        node_count, function = len(function.nodes), compute_outputs(function)
         _check_boundary_types(function)
-        inserted_nodes = function.nodes[node_count:]
-        if reason := next(filter(None, (self.why_not(node, function) for node in inserted_nodes)), None):
+        if reason := next(filter(None, (self.why_not(inserted, function) for inserted in function.nodes[node_count:])), None):
             raise CompileRefused(reason)
         lowered = lower(function)
         # The plugin does not report its memory, so measure the growth of the process.

@@ -133,8 +133,7 @@ def _expand_node(function: Function, node: Node) -> Function:
     differentiated = gradient(part, of=target, with_respect_to=sources)
     backward = drop_dead_nodes(differentiated.replace(outputs=differentiated.outputs[1:]))
     others = tuple(other for other in function.nodes if other is not node)
-    # The domain stays imported until its last node is replaced.
-    is_last = all(other.domain != DOMAIN for other in others)
+    is_last = all(other.domain != DOMAIN for other in others)  # the domain stays imported until its last node is replaced
     opsets = {name: version for name, version in function.opsets.items() if name != DOMAIN or not is_last}
     remaining = function.replace(nodes=others, opsets=opsets)
     builder, tensors = continue_function(remaining)

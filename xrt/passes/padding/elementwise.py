@@ -209,9 +209,8 @@ def apply_softmax(p: Padder, node: Node) -> Node:
 )
 def apply_normalization(p: Padder, node: Node) -> None:
     """Supported if the normalized axes are not padded."""
-    data, rank = node.inputs[0], len(p.axes(node.inputs[0]))
-    axes = p.axes(data)
-    normalized_axes = _find_normalized_axes(node, rank)
+    axes = p.axes(node.inputs[0])
+    normalized_axes = _find_normalized_axes(node, len(axes))
     for n in normalized_axes:
         if p.is_padded(axes[n]):
             raise p.refuse("it normalizes by statistics over the padded axis", axes[n])
