@@ -73,7 +73,7 @@ class SavedSession:
         """
         if "mapped" not in self.header:
             return None
-        constants = {offset + 1: content for offset, content in self._iter_constants(function)}
+        constants = {index + 1: content for index, content in self._iter_constants(function)}
         starts, mappings = dict[int, int](), set[FileMapping | None]()
         for part, content in {0: np.frombuffer(self.data, np.uint8), **constants}.items():
             mapping, starts[part] = find_file_offset(content) or (None, 0)
@@ -213,14 +213,14 @@ class _WeightPlacer:
         if size < SMALL or value.element_type() == _STRING:
             return None
         memory = (ctypes.c_char * size).from_address(value.data_ptr())
-        offset, array = self._weights.get(name, (0, None))
+        index, array = self._weights.get(name, (0, None))
         if array is not None and array.nbytes == size and _is_same(memory, array):
-            self.used.add(offset)
-            return OrtExternalInitializerInfo(_name_constant(offset), 0, size)
-        position = self._file.tell()
+            self.used.add(index)
+            return OrtExternalInitializerInfo(_name_constant(index), 0, size)
+        offset = self._file.tell()
         self._file.write(memory)
         self._file.write(bytes(-size % ALIGNMENT))
-        return OrtExternalInitializerInfo(_WEIGHTS, position, size)
+        return OrtExternalInitializerInfo(_WEIGHTS, offset, size)
 
 
 def _locate(array: Array) -> tuple[int, int]:
