@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
-from xrt.builder.control_flow import CONTROL_FLOW
 from xrt.builder.ops.functions import names, newest, parameters
+from xrt.builder.record_op import CONTROL_FLOW
 from xrt.graph.attributes import AttrKind
 from xrt.graph.schemas import DTYPE_ATTRIBUTES, FormalAttribute, Operator, domain_title
 
