@@ -11,7 +11,7 @@ import pytest
 from tests.graph.tracing import F32, compute, compute_by_ort, run, trace
 from xrt import ops
 from xrt.builder import Builder, Tensor, device, inline, scope, trace as builder_trace
-from xrt.builder.symbol import current
+from xrt.builder.record_op import current
 from xrt.builder.tracing import Graph
 from xrt.errors import ModelError
 from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value

@@ -36,7 +36,7 @@ def make(build: Build, inputs: Inputs, opset: int = 23) -> Function:
 
 
 def constant(value: Any) -> Tensor:
-    from xrt.builder.symbol import current
+    from xrt.builder.record_op import current
 
     return current("a test").constant(np.asarray(value))
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from xrt.builder.record_op import is_strong, is_weak, natural_dtype, weak_array
-from xrt.builder.symbol import Symbol, recording
+from xrt.builder.record_op import Symbol, is_strong, is_weak, natural_dtype, recording, weak_array
 from xrt.builder.tensor import Tensor
 from xrt.errors import ModelError, did_you_mean
 from xrt.graph.constants import Constant

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.builder.record_op import DTypeLike, Operand, emit, infer_operand_dtype, is_strong, is_weak, weak_array
-from xrt.builder.symbol import current
+from xrt.builder.record_op import DTypeLike, Operand, current, emit, infer_operand_dtype, is_strong, is_weak, weak_array
 from xrt.errors import ModelError
 from xrt.graph.types import DType
 

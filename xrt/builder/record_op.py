@@ -1,14 +1,17 @@
-"""Apply an operator while tracing: convert the operands, check them against the schema, trace bodies, and record the node."""
+"""Symbolic values, and operators applied to them while tracing.
+
+Applying an operator converts the operands, checks them against the schema, traces bodies, and records the node.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
-from xrt.builder.symbol import Symbol, current
 from xrt.errors import ModelError, did_you_mean
 from xrt.graph.attributes import Attribute, AttrKind
 from xrt.graph.constants import Constant
@@ -24,7 +27,7 @@ from xrt.graph.schemas import (
     parse_onnx_spelling,
     require_operator,
 )
-from xrt.graph.types import DType, SequenceType, TensorType, Value
+from xrt.graph.types import DType, SequenceType, Shape, TensorType, Value
 
 if TYPE_CHECKING:
     from xrt.builder.builder import Builder
@@ -37,6 +40,70 @@ if TYPE_CHECKING:
 Number: TypeAlias = "bool | int | float | complex"
 Operand: TypeAlias = "Tensor | Constant | np.ndarray[Any, Any] | np.generic | Number | str | list[Any] | tuple[Any, ...]"
 DTypeLike: TypeAlias = "DType | np.dtype[Any] | type[Any] | str"
+
+# A context variable, not a global: graphs may be traced in several threads or tasks at once.
+recording: ContextVar[Builder | None] = ContextVar("recording", default=None)
+"""The innermost active builder of this context."""
+
+
+def current(operation: str) -> Builder:
+    """The active builder; raises ModelError, mentioning ``operation``, if there is none."""
+    builder = recording.get()
+    if builder is None:
+        raise ModelError(
+            f"{operation} builds a graph, and none is being traced here; call it inside xrt.Graph.build (or `with Builder():`), "
+            f"and run the graph with xrt.XRTModule"
+        )
+    return builder
+
+
+class Symbol:
+    """A named value of a builder, with its type or None if the type is unknown."""
+
+    __slots__ = ("builder", "name", "type")
+
+    def __init__(self, builder: Builder, name: str, type_: Type | None) -> None:
+        self.builder = builder
+        self.name = name
+        self.type = type_
+
+    @property
+    def value(self) -> Value:
+        """The name and type as a Value."""
+        return Value(self.name, self.type)
+
+    @property
+    def tensor_type(self) -> TensorType:
+        """The type; raises ModelError if it is unknown or not a tensor."""
+        if isinstance(self.type, TensorType):
+            return self.type
+        problem = "its type is not known" if self.type is None else f"it is a {self.type}"
+        raise ModelError(f"value {self.name!r} is used as a tensor, but {problem}; apply operators of xrt.ops to it instead")
+
+    @property
+    def dtype(self) -> DType:
+        """The element type; raises ModelError if the value is not known to be a tensor."""
+        return self.tensor_type.dtype
+
+    @property
+    def shape(self) -> Shape:
+        """The extents; raises ModelError if the rank is unknown."""
+        shape = self.tensor_type.shape
+        if shape is None:
+            raise ModelError(
+                f"the rank of {self.value} is not known while the graph is traced; xrt.ops.Shape computes it at run time"
+            )
+        return shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.value}>"
+
+
+# ---------------------------------------------------------------------- operands
 
 
 def is_strong(value: object) -> bool:

@@ -10,8 +10,7 @@ import numpy as np
 
 from xrt.builder import numerics
 from xrt.builder.numerics import cast
-from xrt.builder.record_op import emit
-from xrt.builder.symbol import Symbol, current
+from xrt.builder.record_op import Symbol, current, emit
 from xrt.errors import ModelError, did_you_mean
 from xrt.graph.schemas import require_operator
 from xrt.graph.types import DType

@@ -11,8 +11,7 @@ import numpy as np
 
 from xrt.builder.builder import DEFAULT_OPSET, Builder
 from xrt.builder.numerics import is_operand
-from xrt.builder.record_op import Operand
-from xrt.builder.symbol import current
+from xrt.builder.record_op import Operand, current
 from xrt.builder.tensor import Tensor
 from xrt.errors import ModelError
 from xrt.formats.onnx.inference import node_types

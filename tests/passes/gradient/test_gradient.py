@@ -11,7 +11,7 @@ from onnx import parser
 import xrt
 from tests.passes.gradient.checking import Array, Case, assert_gradient, list_floats, make_function, run
 from xrt import ops
-from xrt.builder.symbol import current
+from xrt.builder.record_op import current
 from xrt.errors import ModelError
 from xrt.formats.onnx import load
 from xrt.graph import DType, Function, TensorType

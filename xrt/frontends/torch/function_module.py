@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from xrt.builder.symbol import current
+from xrt.builder.record_op import current
 from xrt.errors import ModelError, OptionError
 from xrt.frontends.torch.backend import add_torch_engine, choose_default_engines
 from xrt.frontends.torch.dtypes import share_array, share_tensor, to_torch_dtype

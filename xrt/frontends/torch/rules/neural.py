@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.builder import Builder
-from xrt.builder.record_op import apply, emit
-from xrt.builder.symbol import current
+from xrt.builder.record_op import apply, current, emit
 from xrt.frontends.torch.rules.elementwise import drop, reduce_by
 from xrt.frontends.torch.rules.product import cdist
 from xrt.frontends.torch.rules.table import (

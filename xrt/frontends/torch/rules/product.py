@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.builder.record_op import emit
-from xrt.builder.symbol import current
+from xrt.builder.record_op import current, emit
 from xrt.frontends.torch.rules.elementwise import drop
 from xrt.frontends.torch.rules.table import (
     Unsupported,

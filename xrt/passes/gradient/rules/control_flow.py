@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.builder.builder import record_function
-from xrt.builder.record_op import apply, emit
-from xrt.builder.symbol import current
+from xrt.builder.record_op import apply, current, emit
 from xrt.graph import Function, Node, TensorType, Type, Value
 from xrt.passes.gradient.preparation import Sweep, check_repeatable, expand_body, find_active
 from xrt.passes.gradient.table import RuleContext, add_up, integers, may_have_gradient, rule, zeros_like
