@@ -15,7 +15,6 @@ from xrt.runtime import inputs
 
 if TYPE_CHECKING:
     from xrt.builder import Graph
-    from xrt.placement.engine_list import EngineList
 
 EXPORT_ADVICE = "torch.onnx.export(module, (example,), 'model.onnx', dynamo=True) writes a file that XRT takes"
 """Advice for PyTorch models in error messages."""
@@ -114,24 +113,6 @@ def check_not_torch(path: str | os.PathLike[str]) -> None:
     """Raise ModelError for a PyTorch file, with advice on how to export it."""
     if Path(path).suffix.lower() in TORCH_SUFFIXES:
         raise ModelError(f"{os.fspath(path)!r} is a file of PyTorch's by its name, and no ONNX: {EXPORT_ADVICE}")
-
-
-def check_declared(source: ModelSource, engines: EngineList, why_sizes: Callable[[], str]) -> None:
-    """Raise InputError if the declared types are insufficient to compile without example inputs.
-
-    ``why_sizes`` explains why one program cannot serve all sizes, or returns "" if one can. It may be slow, so it is called only
-    if neither the source nor the engines rule out dynamic sizes.
-    """
-    if not source.inputs or source.key([None] * len(source.inputs), False) is None:
-        return
-    static_engines = [engine.spec for engine in engines.engines if not engine.supports_dynamic_shapes]
-    if source.is_traced:
-        why = "the graph is traced for its inputs"
-    elif static_engines and not engines.is_auto:
-        why = f"engine {static_engines[0]!r} needs every extent fixed"
-    elif not (why := why_sizes()):
-        return
-    raise InputError(f"compile() needs example inputs: {why}; pass m.compile(x, ...)")
 
 
 class ShapePlaceholder:

@@ -8,7 +8,7 @@ import sys
 from abc import ABCMeta
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 from xrt.cache import CompileCache, Signature, open_cache
 from xrt.errors import InputError, XRTError
 from xrt.module.dispatch import NO_MATCH, Call, Dispatcher, IOBinding, OutputChecks, bind_io, check_bindable, unpack_outputs
-from xrt.module.model_source import check_declared, find_front_end, get_model, is_graph
+from xrt.module.model_source import find_front_end, get_model, is_graph
 from xrt.module.options import add_keywords, parse_options
 from xrt.module.programs import Programs, Specialization
 from xrt.module.sizes import PaddedValues
@@ -196,7 +196,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         with an engine that needs static shapes.
         """
         if not examples and not kwargs:
-            check_declared(self.source, self.programs.engines, partial(self.sizes.find_reason, None, self.programs))
+            self.sizes.check_declared(self.programs)
         build = self.specialize(self.check_inputs(examples, kwargs) if examples or kwargs else None)
         self.programs.compile(build)
         return build.plan

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from xrt.errors import OptionError, PlanError, did_you_mean
+from xrt.errors import InputError, OptionError, PlanError, did_you_mean
 from xrt.graph import FrozenDict
 from xrt.graph.types import LARGEST_EXTENT
 from xrt.module.dispatch import NO_MATCH, FastPath, make_named_call, make_signature_check
@@ -341,6 +341,15 @@ class SizePolicy:
             fixed = planner.find_or_plan((sizes, ()), values).plan
             moved = sorted({*moved}.difference(*(launch.nodes for launch in fixed.launches if launch.engine in behind)))
         return next((str(reason) for reason in plan.reasons if reason.node in moved), "")
+
+    def check_declared(self, planner: Programs) -> None:
+        """Raise InputError if the declared types are insufficient to compile without example inputs."""
+        source = self.source
+        if not source.inputs or source.key([None] * len(source.inputs), False) is None:
+            return
+        why = "the graph is traced for its inputs" if source.is_traced else self.find_reason(None, planner)
+        if why:
+            raise InputError(f"compile() needs example inputs: {why}; pass m.compile(x, ...)")
 
     def reset(self) -> None:
         """Discard the decision, because the placement of the model changed."""
