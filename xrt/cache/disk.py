@@ -86,20 +86,19 @@ class DiskTier:
             return make()
         if dict(signature.ingredients).get("code") == CODE_UNKNOWN:
             return make()  # code changes cannot be detected, so nothing is stored
-        if not force and (executable := self._find(signature, request)) is not None:
+        if not force and (executable := self._load(self.store.entries.find(signature.key), request)) is not None:
             return executable
         if not request.is_kept:
             return self._compile(signature, request, make)
         with self.store.lock(signature.key) as locked:
-            if locked and not force and (executable := self._find(signature, request)) is not None:
+            if locked and not force and (executable := self._load(self.store.entries.find(signature.key), request)) is not None:
                 return executable  # compiled by another process meanwhile
             return self._compile(signature, request, make)
 
     # ------------------------------------------------------------------ reading
 
-    def _find(self, signature: Signature, request: CompileRequest) -> Executable | None:
-        """Load the entry; None if there is no usable one. Raises a stored failure."""
-        entry = self.store.entries.find(signature.key)
+    def _load(self, entry: CacheEntry | None, request: CompileRequest) -> Executable | None:
+        """Load the executable of an entry; None if there is none that is usable. Raises a stored failure."""
         if entry is None:
             return None
         if entry.failure is not None:

@@ -231,11 +231,12 @@ class CompileCache:
         threads, and nothing is cached in memory. The disk tier needs ``request`` to load and save, and is not used
         without it.
         """
-        entry, is_maker = self._claim(signature.memory_key, force)
+        key = signature.memory_key
+        entry, is_maker = self._claim(key, force)
         if is_maker:
             if self.disk is not None and request is not None:
                 make = partial(self.disk.get_or_compile, signature, request, make, force=force)
-            self._make(signature.memory_key, entry, make)
+            self._make(key, entry, make)
         try:
             return Lease(self, entry)
         except BaseException:

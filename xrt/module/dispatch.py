@@ -78,10 +78,6 @@ class Call:
                     copies[number] = value.copy()
         return copies
 
-    def on(self, program: Program) -> list[Any]:
-        """Run the call on a program; return the outputs in the model's order."""
-        return program.run(self.inputs, self.options, self.inspection)
-
     def restore(self, plan: Plan, error: RunFailed) -> None:
         """Restore the inputs to their state before the region failed; raises RunFailed if that state is unknown."""
         if self.before:
@@ -393,10 +389,10 @@ class Dispatcher:
         ``values`` are the program's inputs. If these are the caller's inputs after padding, ``wrap`` adapts the fast path: it
         returns the caller's inputs without padding, and a path that accepts inputs like them.
         """
+        program = build.compiled
         # Lists and dicts have no type that one comparison can check.
-        if any(not hasattr(value, "dtype") for value in values):
+        if program is None or any(not hasattr(value, "dtype") for value in values):
             return
-        program = build.program()
         path = make_fast_path(build, program, values, partial(_retry_on_failure, weakref.ref(self), build, program))
         if wrap is not None:
             values, path = wrap(path)

@@ -34,7 +34,7 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
     if settings.max_error is not None and not has_auto:
         raise OptionError("max_error= is kept by measurement; pass engine='auto', or a list with 'auto' in it")
     context = CompileContext(settings.execution, check_device(device), validate_budget(settings.execution))
-    engines, left_out = _create_engines(engine, context, settings, cache)
+    engines, left_out = _create_engines(engine, has_auto, context, settings, cache)
     if settings.choice.is_quantized and settings.max_error is None:
         engines = [candidate.lower_precision("int8") or candidate for candidate in engines]
     # Plans refer to engines by spec, which must therefore be unique.
@@ -72,7 +72,7 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
 
 
 def _create_engines(
-    engine: Any, context: CompileContext, settings: ModuleOptions, cache: CompileCache | None
+    engine: Any, has_auto: bool, context: CompileContext, settings: ModuleOptions, cache: CompileCache | None
 ) -> tuple[list[GraphCompiler], tuple[str, ...]]:
     """Create the listed engines; for "auto" those of the lock, or all available ones, with a line per unavailable one."""
     listed = list(engine) if isinstance(engine, list | tuple) else [engine]
@@ -81,7 +81,7 @@ def _create_engines(
     for entry in listed:
         if not isinstance(entry, str | GraphCompiler):
             raise OptionError(f"an engine is a name, a spec or a GraphCompiler instance; got {type(entry).__name__} {entry!r}")
-    if not is_auto(engine):
+    if not has_auto:
         if settings.lock is not None:
             raise OptionError("lock= holds a placement by measurement; pass engine='auto', or a list with 'auto' in it")
         return [registry.create(entry) for entry in listed], ()

@@ -123,7 +123,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         self.programs = Programs(model, engine, device, settings, store)
         self.source, self.sizes = self.programs.source, self.programs.sizes
         self.dispatcher = Dispatcher(self.programs.specializations)
-        self.checks = OutputChecks(settings.check, self.threads)
+        self.checks = OutputChecks(settings.check, self.programs.engines.context.threads)
         self.stateful_functions = StatefulFunctions()
         self.bundle: BundleFile | None = None
         self.serving_record: ServingConfiguration | None = None
@@ -280,10 +280,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         """Bind, normalize, check and pad the inputs of a call; ``pads=False`` leaves their sizes unchanged."""
         self.programs.check_open()
         declared, device = self.source.inputs, self.programs.engines.context.device
-        bound = inputs.bind(declared, args, kwargs)
-        values = [inputs.normalize(value, argument, device) for value, argument in zip(declared, bound, strict=True)]
-        inputs.check(declared, values)
-        return self.sizes.pad(values, self.programs, pads=pads)
+        return self.sizes.pad(inputs.read(declared, args, kwargs, device), self.programs, pads=pads)
 
     def specialize(self, values: Any, fetch: tuple[str, ...] = (), place: Placer | None = None) -> Specialization:
         """Find or plan the specialization for checked inputs, and make it the current one; it may not be compiled yet."""

@@ -12,7 +12,7 @@ from threading import Lock, RLock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from xrt.cache.memory import LEAST_BYTES, THREADS, close_in_background, count_bytes
+from xrt.cache.memory import LEAST_BYTES, THREADS, close_in_background
 from xrt.errors import (
     CompileRefused,
     DeviceError,
@@ -35,6 +35,7 @@ from xrt.module.dispatch import Call, FastPath
 from xrt.module.engines import make_engine_list
 from xrt.module.model_source import ModelSource, ShapePlaceholder, make_source
 from xrt.module.sizes import SizePolicy
+from xrt.partition.support_matrix import SupportMatrix
 from xrt.placement.sizes import read_sizes
 from xrt.progress import show_progress
 from xrt.runtime import Program, Refusal, RegionToCompile, compile_plan, list_regions
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from xrt.module.explain import Memory
     from xrt.module.options import ModuleOptions
     from xrt.module.stored_plans import StoredPlans
-    from xrt.partition import Plan, SupportMatrix
+    from xrt.partition import Plan
     from xrt.placement import TuningResult
     from xrt.placement.auto import AutoPlacement, Placer
     from xrt.placement.engine_list import EngineList
@@ -70,14 +71,14 @@ def optimize(function: Function, *, fold: bool, engines: EngineList | None = Non
 
     ``fold`` enables constant folding, which uses the engines' threads and skips quantized constants that engines read as such.
     """
-    from xrt import passes
     from xrt.engines.toolkit.reference_evaluator import evaluate
+    from xrt.passes.pipeline import optimize as run_passes
 
     if not fold:
-        return passes.optimize(function)
+        return run_passes(function)
     if engines is None:
-        return passes.optimize(function, evaluate)
-    return passes.optimize(function, partial(evaluate, threads=engines.context.threads), engines.fuse_dequantization)
+        return run_passes(function, evaluate)
+    return run_passes(function, partial(evaluate, threads=engines.context.threads), engines.fuse_dequantization)
 
 
 # ---------------------------------------------------------------------- faults
@@ -184,11 +185,8 @@ class Specialization:
     @cached_property
     def _support(self) -> SupportMatrix:
         """The engines' support answers for the Function, cached over all plans."""
-        from xrt.partition import SupportMatrix
-        from xrt.placement.result import unwrap
-
-        homes, engines = self.engines.homes, self.engines.engines
-        return SupportMatrix.of(self.full_function(), unwrap(engines), [homes.of(engine.spec) for engine in engines])
+        engines = self.engines
+        return SupportMatrix.of(self.full_function(), engines.engines, list(map(engines.homes.of, engines.specs)))
 
     @property
     def plan(self) -> Plan:
@@ -273,7 +271,7 @@ class Specialization:
                 if restore_error is None:
                     failed, restore_error = failed.make_repeatable(self.function)
                 try:
-                    results = failed.call.on(outcome)
+                    results = outcome.run(failed.call.inputs, failed.call.options, failed.call.inspection)
                 except RunFailed as again:
                     first.error.add_note(f"placed elsewhere, it failed too: {again}")
                     first.error.updated = (*(first.error.updated or ()), *(again.updated or ()))
@@ -314,7 +312,7 @@ class Specialization:
 
     def _partition(self, refused: tuple[Refusal, ...]) -> Plan:
         """Plan so that no refused node is on the engine that refused it: the best measured plan, else by priority of engines."""
-        from xrt.partition import partition
+        from xrt.partition.partitioner import partition
 
         exclusions, engines = [], self.engines
         for refusal in refused:
@@ -350,7 +348,7 @@ class Specialization:
         """
         program = program or self.program()
         try:
-            return call.on(program)
+            return program.run(call.inputs, call.options, call.inspection)
         except RunFailed as error:
             return self.rescue(program, error, call)
 
@@ -662,7 +660,7 @@ class SpecializationCache:
                 return True
             if build.usage is not None and build.usage[0] is program:
                 return False
-            build.usage = program, {id(x): (count_bytes(x), x.idle_threads) for x in program.executables}
+            build.usage = program, program.usage
         self._shrink(build)
         return True
 
@@ -752,15 +750,16 @@ def open_model(
 
     An `xrt.Graph` has no types before its first call: it starts on the first installed engine, and the first trace decides.
     """
-    from xrt.module.stored_plans import find_stored_plans  # it makes specializations
-
     opened: dict[str, tuple[StoredPlans | None, ModelSource]] = {}
 
     def open_on(engines: EngineList) -> str | None:
         """Open the model on these engines; explain why it does not suit a first engine that is a candidate for the default."""
+        from xrt.module.stored_plans import find_stored_plans  # it makes specializations
+
         stored = find_stored_plans(model, cache, settings, engines)
-        source = (stored and stored.source) or next((earlier for _, earlier in opened.values()), None) or make_source(model)
-        opened[engines.specs[0]] = stored, source
+        _, earlier = next(iter(opened.values()), (None, None))
+        source = (stored and stored.source) or earlier or make_source(model)
+        opened[engines.engines[0].spec] = stored, source
         # Plans are stored only without regions on the implicit engine, so the model is supported and need not be read.
         if engine is not None or source.is_traced or (stored is not None and stored.source is not None):
             return None
@@ -770,7 +769,7 @@ def open_model(
         engines = choose_default_engine(device, settings, cache, open_on)
     else:
         open_on(engines := make_engine_list(engine, device, settings, cache))
-    return engines, *opened[engines.specs[0]]
+    return engines, *opened[engines.engines[0].spec]
 
 
 def choose_default_engine(
@@ -806,11 +805,9 @@ def choose_default_engine(
 
 def why_not_whole(function: Function, settings: ModuleOptions, engines: EngineList) -> str | None:
     """Explain why the first engine of a list does not support every node of a model, or return None."""
-    from xrt.partition import SupportMatrix
-    from xrt.placement.result import unwrap
 
     def find_declined(function: Function) -> str | None:
-        matrix = SupportMatrix.of(function, unwrap(engines.engines[:1]), engines.homes.of(engines.specs[0]))
+        matrix = SupportMatrix.of(function, engines.engines[:1], engines.homes.of(engines.engines[0].spec))
         reasons = ((node, matrix.reason(number, 0)) for number, node in enumerate(function.nodes))
         return next((f"{node.name!r} ({node.op}): {reason}" for node, reason in reasons if reason is not None), None)
 

@@ -36,8 +36,6 @@ def place_updates(
     on the same device that supports them and declares in-place updates (`GraphCompiler.list_mutable_inputs`). Nothing changes if
     the engines would copy less than `LEAST_COPIED` bytes. Linear in nodes and edges.
     """
-    if not function.aliases or len(engines) < 2:
-        return choices
     search = _UpdateSearch(function, tuple(engines), choices.candidates(), tuple(devices))
     copied = {result: size for result, size in search.list_copied() if size is not None}
     nbytes = sum(copied.values())
@@ -137,24 +135,26 @@ def partition(
     Raises OptionError for an engine listed twice, or for an unlisted one in a pin, ``implicit`` or ``refused``; PlanError if a
     pin cannot be satisfied or no engine supports a node. Linear in nodes and edges.
     """
-    names = [(engine.name, engine.spec) for engine in engines]
-    check_engines([spec for _, spec in names], implicit)
+    names, specs = [(engine.name, engine.spec) for engine in engines], [engine.spec for engine in engines]
+    check_engines(specs, implicit)
     options.check_pins(names)
     with pause_gc(len(function.nodes)):
         homes = DeviceMap(device, devices)
-        where = [homes.of(spec) for _, spec in names]
+        where = list(map(homes.of, specs))
         choices = EligibleEngines.of(function, engines, options.pins, refused, where, capability)
-        choices = place_updates(function, engines, choices, where)
+        if function.aliases and len(engines) > 1:
+            choices = place_updates(function, engines, choices, where)
         candidates = choices.candidates()
         check_all_supported(function, choices, candidates, options.pins, strict)
         clustering = cluster(function, candidates, options, NodeDevices.of(function, engines, homes).devices)
+        numbers = clustering.engines()
         folded = fold(function, clustering.clusters, names)
 
         def why_dissolved(node: int, engine: int) -> str:
             size = clustering.dissolved[node, engine]
             return f"its cluster of {size} node{'s' * (size != 1)} is smaller than minimum_nodes={options.minimum_nodes}"
 
-        reasons = tuple(_explain(function, choices, clustering.engines(), why_dissolved))
+        reasons = tuple(_explain(function, choices, numbers, why_dissolved))
         return Plan(folded, choices.engines, reasons, options, implicit, normalize_device(device))
 
 

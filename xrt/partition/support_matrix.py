@@ -40,8 +40,8 @@ class SupportMatrix:
         """
         homes = (device,) * len(engines) if isinstance(device, str) else device
         class_of, examples = classify_nodes(function)
-        pairs = tuple(zip(engines, homes, strict=True))
-        return cls(class_of, tuple(tuple(query_engine(*pair, node, function) for pair in pairs) for node in examples))
+        by_engine = [query_engine(engine, home, examples, function) for engine, home in zip(engines, homes, strict=True)]
+        return cls(class_of, tuple(tuple(answers[number] for answers in by_engine) for number in range(len(examples))))
 
     def reason(self, node: int, engine: int) -> str | None:
         """Explain why the engine does not support the node, or return None if it does."""
@@ -66,20 +66,25 @@ def classify_nodes(function: Function) -> tuple[Sequence[int], tuple[Node, ...]]
     return class_of, tuple(examples)
 
 
-def query_engine(engine: GraphCompiler, home: str, node: Node, function: Function) -> str | None:
-    """Explain why the engine does not support the node on this device, or return None. An exception is a reason, too."""
-    device = node.device or home
-    if device.partition(":")[0] not in engine.devices:
-        return f"the node runs on {device}; engine {engine.name!r} runs on {', '.join(engine.devices)}"
-    # For engines, an empty device means cpu.
-    placed = node if device in (node.device, "cpu") else replace(node, device=device)
-    try:
-        answer: object = engine.why_not(placed, function)
-    except Exception as error:  # noqa: BLE001  # a broken engine must not break the plan
-        return f"engine {engine.name!r} failed when asked: {type(error).__name__}: {error}"
-    if answer is None or (isinstance(answer, str) and answer):
-        return answer
-    return f"engine {engine.name!r} answered {answer!r} when asked, which is neither a reason nor None"
+def query_engine(engine: GraphCompiler, home: str, nodes: Sequence[Node], function: Function) -> list[str | None]:
+    """Explain for each node why the engine does not support it on this device, or None. An exception is a reason, too."""
+    answers: list[str | None] = []
+    for node in nodes:
+        device = node.device or home
+        if device.partition(":")[0] not in engine.devices:
+            answers.append(f"the node runs on {device}; engine {engine.name!r} runs on {', '.join(engine.devices)}")
+            continue
+        # For engines, an empty device means cpu.
+        placed = node if device in (node.device, "cpu") else replace(node, device=device)
+        try:
+            answer: object = engine.why_not(placed, function)
+        except Exception as error:  # noqa: BLE001  # a broken engine must not break the plan
+            answer = f"engine {engine.name!r} failed when asked: {type(error).__name__}: {error}"
+        if answer is None or (isinstance(answer, str) and answer):
+            answers.append(answer)
+        else:
+            answers.append(f"engine {engine.name!r} answered {answer!r} when asked, which is neither a reason nor None")
+    return answers
 
 
 OF_TYPES = frozenset({"Shape", "Size"})

@@ -12,7 +12,8 @@ import numpy as np
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type
 from xrt.graph.function import pause_gc
 from xrt.graph.schemas import may_equal
-from xrt.operators import find_constant, is_deterministic
+from xrt.operators.rewriting import find_constant
+from xrt.operators.traits import is_deterministic
 from xrt.passes.inlining import BodyNames, Splice, find_taken_branch
 from xrt.passes.shape_inference import Knowledge, infer_shapes
 

@@ -22,9 +22,11 @@ def optimize(function: Function, evaluate: Evaluate | None = None, must_stay: Mu
     if "ai.onnx.preview.training" in function.opsets:
         from xrt.passes.gradient.differentiation import expand_gradient_nodes  # imported only if needed
 
-        function = _infer_changed(function, expand_gradient_nodes(function))
+        expanded = expand_gradient_nodes(function)
+        function = function if expanded is function else infer_shapes(expanded)
     # Values of an inlined branch become more precise in their new context.
-    function = _infer_changed(function, inline_constant_control_flow(function))
+    inlined = inline_constant_control_flow(function)
+    function = function if inlined is function else infer_shapes(inlined)
     while evaluate is not None and (folded := fold_constants(function, evaluate, must_stay)) is not function:
         # One round suffices without bodies. With bodies, the types inferred after a round may allow another.
         has_bodies = any(node.bodies for node in folded.nodes)
@@ -32,7 +34,3 @@ def optimize(function: Function, evaluate: Evaluate | None = None, must_stay: Mu
         if not has_bodies or function is folded:
             break
     return drop_dead_nodes(function)
-
-
-def _infer_changed(before: Function, after: Function) -> Function:
-    return after if after is before else infer_shapes(after)

@@ -348,7 +348,7 @@ class Inquiry:
             self._may_query.wait()
             if self._is_over:
                 return
-            entry.answers[number] = query_engine(entry.engine, entry.home, node, self.function)
+            (entry.answers[number],) = query_engine(entry.engine, entry.home, [node], self.function)
 
     @contextmanager
     def quiet(self) -> Iterator[None]:

@@ -17,7 +17,7 @@ from xrt.errors import CalibrationError, InputError, OptionError, did_you_mean
 from xrt.graph import Function, NodePattern, TensorType, Value
 from xrt.placement.report import describe_budget
 from xrt.runtime import to_host
-from xrt.runtime.inputs import bind, check, normalize
+from xrt.runtime.inputs import read
 
 if TYPE_CHECKING:
     from xrt.formats.calibration_table import CalibrationTable
@@ -387,9 +387,7 @@ def _read_example(example: Any, purpose: str, number: int, inputs: Sequence[Valu
     else:
         args, kwargs = (tuple(example) if isinstance(example, list | tuple) else (example,)), {}
     try:
-        bound = bind(tuple(inputs), args, kwargs)
-        values = tuple(to_host([normalize(value, argument) for value, argument in zip(inputs, bound, strict=True)]))
-        check(inputs, values)
+        values = tuple(to_host(read(tuple(inputs), args, kwargs)))
     except InputError as error:
         raise InputError(f"batch {number + 1} of {purpose}=: {error}") from error
     for name, array in zip(names, values, strict=True):

@@ -183,12 +183,14 @@ def list_regions(plan: Plan, engines: Mapping[str, GraphCompiler], context: Comp
             raise PlanError(f"the plan has {launch.name} on engine {launch.engine!r}, and the engines are: {listed}")
     # Query each version and open each device once per plan.
     versions = {spec: engines[spec].version() for spec in dict.fromkeys(launch.engine for launch in plan.launches)}
-    contexts = dict.fromkeys(dict.fromkeys(map(plan.get_device, plan.launches)), context)
+    devices = list(map(plan.get_device, plan.launches))
+    contexts = dict.fromkeys(devices, context)
     if context.accelerator is not None or {context.device, *contexts} != {"cpu"}:
         from xrt.runtime.host_adapter import on_device
 
         contexts = {name: on_device(name, context) for name in contexts}
-    return [RegionToCompile(x, engines[x.engine], versions[x.engine], contexts[plan.get_device(x)]) for x in plan.launches]
+    places = zip(plan.launches, devices, strict=True)
+    return [RegionToCompile(x, engines[x.engine], versions[x.engine], contexts[device]) for x, device in places]
 
 
 @dataclass
@@ -212,8 +214,8 @@ class _Compilation:
         """Compile all regions; return a lease or refusal for each. If anything else is raised, all leases are released."""
         lanes: dict[object, list[int]] = {}
         try:
-            # Hash all functions in parallel first; `signature` is cached.
-            self._run_parallel(lambda region: region.signature, self.regions)
+            # Hash all functions in parallel first; `signature` and its key are cached.
+            self._run_parallel(lambda region: region.signature.key, self.regions)
             for number, region in enumerate(self.regions):
                 lanes.setdefault(region.lane if self.threads > 1 else None, []).append(number)
             # Lanes of engines that compile one at a time are the longest, and start first.

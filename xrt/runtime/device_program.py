@@ -34,7 +34,6 @@ from xrt.runtime.program import (
     OutputInspector,
     Program,
     copy_inputs,
-    find_type_mismatch,
     make_count_error,
     to_run_failed,
 )
@@ -440,9 +439,9 @@ class MultiDeviceProgram(Program):
     ) -> None:
         """Check the results of a launch; wait for them only if the check needs the values."""
         launch, accelerator = entry.step.launch, self._devices.get(entry.device)
+        if not inspection.is_due(launch, results):
+            return
         if accelerator is not None:
-            if not inspection.needs_inputs and find_type_mismatch(launch, results) is None:
-                return
             with self._activate(entry.device, call):
                 args, results = copy_to_host(args, accelerator), copy_to_host(results, accelerator)
         if (wrong := inspection.check(launch, args, results)) is not None:

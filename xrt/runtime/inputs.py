@@ -40,6 +40,13 @@ def bind(inputs: Sequence[Value], args: Sequence[Any], kwargs: Mapping[str, Any]
     return [by_name.get(name) for name in names]
 
 
+def read(inputs: Sequence[Value], args: Sequence[Any], kwargs: Mapping[str, Any], home: str = "cpu") -> list[Any]:
+    """The values of a call in the order of the inputs, in the form that engines expect; see `bind`, `normalize` and `check`."""
+    values = [normalize(value, argument, home) for value, argument in zip(inputs, bind(inputs, args, kwargs), strict=True)]
+    check(inputs, values)
+    return values
+
+
 def normalize(value: Value, argument: Any, home: str = "cpu") -> Any:
     """Convert a value to the form that engines expect: a NumPy array in native byte order, a list, a dict or None.
 

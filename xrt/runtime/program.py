@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from xrt.cache.memory import call_all, close_with
+from xrt.cache.memory import call_all, close_with, count_bytes
 from xrt.engines import Executable, RunOptions
 from xrt.engines.contract.graph_compiler import fill
 from xrt.errors import EngineError, InputError, RunFailed, XRTError
@@ -26,7 +26,7 @@ from xrt.runtime.memory_plan import MemoryPlan, ValueTable, may_overlap, plan_me
 if TYPE_CHECKING:
     from xrt.cache import Lease
     from xrt.runtime.memory_plan import Arena, Step, Update
-    from xrt.runtime.profile import Profile
+    from xrt.runtime.profile import Profile, Recorder
 
 Action: TypeAlias = Callable[[], None]
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -61,7 +61,7 @@ class CallFrame:
 
 def make_frame(slots: ValueTable, layout: MemoryPlan, caller_arrays: Mapping[int, Any] | None = None) -> CallFrame:
     """Make a frame with its own arena block; ``caller_arrays`` maps slots to the caller's arrays of a bound call."""
-    views = layout.arena.views()
+    views, frees_by_step = layout.arena.views(), slots.last_uses()
     initial: list[Any] = [None] * (len(slots.names) + 2)
     fixed = {slot: views[name] for slot, name in layout.places.items()} | dict(caller_arrays or {})
     for slot, array in {**slots.constants, **fixed}.items():
@@ -73,7 +73,7 @@ def make_frame(slots: ValueTable, layout: MemoryPlan, caller_arrays: Mapping[int
     # A bound call has its in-place updates in `caller_arrays` already.
     inplace = {} if caller_arrays else slots.inplace
     actions = []
-    for number, (step, frees) in enumerate(zip(slots.steps, slots.last_uses(), strict=True)):
+    for number, (step, frees) in enumerate(zip(slots.steps, frees_by_step, strict=True)):
         try:
             actions.append(makers.get(number, _prepare_plain)(step, LaunchArrays(table, read, fixed, frees, inplace)))
         except Exception as error:  # noqa: BLE001  # a failing bind counts as a failed run
@@ -196,7 +196,12 @@ class OutputInspector:
 
     check: OutputCheck
     needs_inputs: bool = False
-    """Whether the check needs the inputs as before the launch, even if the launch may overwrite them."""
+    """Whether the check compares values, for which it needs the inputs as before the launch, even if the launch may overwrite
+    them. Otherwise it only judges results whose type contradicts the plan."""
+
+    def is_due(self, launch: Launch, results: Sequence[Any]) -> bool:
+        """Whether the check is to be called for these results."""
+        return self.needs_inputs or find_type_mismatch(launch, results) is not None
 
 
 def copy_inputs(step: Step, arguments: Sequence[Any]) -> list[Any]:
@@ -264,8 +269,6 @@ class Program:
     """A compiled Plan. Thread-safe: each concurrent call has its own frame."""
 
     def __init__(self, plan: Plan, leases: Sequence[Lease], layout: MemoryPlan | None = None) -> None:
-        from xrt.runtime.profile import Recorder
-
         self.plan = plan
         self._leases = tuple(leases)
         self._slots = ValueTable(plan, [lease.executable for lease in leases])
@@ -273,7 +276,7 @@ class Program:
         self._suspects = self._slots.maybe_aliased()
         self._arena_outputs = tuple(i for i, slot in enumerate(self._slots.outputs) if slot in self._layout.places)
         self._idle: list[CallFrame] = []  # one per concurrent call; kept, because making one takes longer than a small call
-        self._recorder = Recorder(tuple((x.name, x.engine, x.device or plan.device) for x in plan.launches), self.updates)
+        self._recorders: list[Recorder] = []  # empty until the first call that is profiled or copies an update
 
     # ------------------------------------------------------------------ memory
 
@@ -281,6 +284,11 @@ class Program:
     def executables(self) -> tuple[Executable, ...]:
         """The executable of each launch; equal launches share one."""
         return tuple(lease.executable for lease in self._leases)
+
+    @property
+    def usage(self) -> dict[int, tuple[int, int]]:
+        """Bytes and threads that each executable holds between calls, by its ``id``."""
+        return {id(x): (count_bytes(x), x.idle_threads) for x in self.executables}
 
     @property
     def arena(self) -> Arena:
@@ -298,6 +306,16 @@ class Program:
         return self._slots.updates
 
     # ------------------------------------------------------------------ calls
+
+    @property
+    def _recorder(self) -> Recorder:
+        """Records launch times and copies of updates. Concurrent first calls may make several; all use the first one."""
+        if not self._recorders:
+            from xrt.runtime.profile import Recorder  # few programs are profiled
+
+            launches = tuple((x.name, x.engine, x.device or self.plan.device) for x in self.plan.launches)
+            self._recorders.append(Recorder(launches, self.updates))
+        return self._recorders[0]
 
     @cached_property
     def fast_call(self) -> Callable[..., Sequence[Any]] | None:
@@ -399,7 +417,8 @@ class Program:
             if options.profile:
                 self._recorder.add(number, began, perf_counter())
             if inspection is not None:
-                wrong = inspection.check(step.launch, arguments, [slots[slot] for slot in step.writes])
+                results = [slots[slot] for slot in step.writes]
+                wrong = inspection.check(step.launch, arguments, results) if inspection.is_due(step.launch, results) else None
                 if wrong is not None:
                     raise RunFailed(wrong, step.launch.name)
 
