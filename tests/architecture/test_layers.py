@@ -317,7 +317,7 @@ PLANTED = [
     ("graph.node", "def f():\n    import xrt.engines.contract.graph_compiler", "graph may not import engines.contract"),
     ("graph.node", "if TYPE_CHECKING:\n    from xrt import formats", "graph may not import formats"),
     ("progress", "from xrt.graph import Function", "progress may not import graph"),
-    ("passes.inlining", "from xrt.engines.toy import Toy", "passes may not import engines.toy"),
+    ("passes.simplification", "from xrt.engines.toy import Toy", "passes may not import engines.toy"),
     ("engines.ort.engine", "from xrt.engines.toy import Toy", "engines.ort may not import engines.toy"),
     ("engines.ort.engine", "from xrt.partition import Plan", "engines.ort may not import partition"),
     ("engines.native.tape", "from xrt.runtime import Program", "engines.native may not import runtime"),

@@ -16,7 +16,7 @@ from xrt.formats.onnx import load, to_model
 from xrt.graph import Constant, Function, Node, Value, read_attributes
 from xrt.graph.verify import verify
 from xrt.module.programs import optimize
-from xrt.passes import constant_folding, fold_constants, infer_shapes, inline_constant_control_flow
+from xrt.passes import fold_constants, infer_shapes, inline_constant_control_flow, simplification
 from xrt.testing.corpus import CORPUS
 from xrt.testing.corpus.entry import body, f32, graph, node, sequence
 from xrt.testing.strategies import functions, make_random_inputs
@@ -86,7 +86,7 @@ def test_constants_that_others_read_or_that_nobody_ever_read_stay() -> None:
 def test_constant_nodes_need_no_evaluator() -> None:
     evaluator = Evaluator()
     value = Constant(
-        np.zeros(constant_folding.LARGEST_BYTES // 8 + 1)
+        np.zeros(simplification.LARGEST_BYTES // 8 + 1)
     )  # larger than what would be computed, but it is there already
     node = Node("Constant", (), ("k",), read_attributes({"value": value}))
     function = Function((), (Value("k"),), (node,), opsets={"": 18})
@@ -131,12 +131,12 @@ def test_what_is_part_of_a_control_edge() -> None:
 
 @pytest.mark.slow
 def test_what_would_be_too_large() -> None:
-    count = constant_folding.LARGEST_BYTES // 4
+    count = simplification.LARGEST_BYTES // 4
     text = "(int64[1] s) => (float y) { y = ConstantOfShape(s) }"
     assert not left_alone(read(text, s=np.array([count + 1])))
     assert not left_alone(read(text, s=np.array([1 << 60])))
     folded = fold_constants(infer_shapes(read(text, s=np.array([count]))), Evaluator())
-    assert folded.constants["y"].nbytes == constant_folding.LARGEST_BYTES
+    assert folded.constants["y"].nbytes == simplification.LARGEST_BYTES
 
 
 @pytest.mark.parametrize("value", [None, np.array([7], np.int64), np.array([True]), np.array([-0.0], np.float16)])
@@ -158,7 +158,7 @@ def test_what_is_not_known_to_be_small() -> None:
 def test_what_the_data_decide_is_computed_where_it_cannot_be_large(monkeypatch: pytest.MonkeyPatch) -> None:
     function = read("(float[2] k) => (int64 y) { y = NonZero(k) }", k=TWO)
     assert fold(function).constants["y"].array.tolist() == [[0, 1]]
-    monkeypatch.setattr(constant_folding, "LARGEST_UNKNOWN_BYTES", 4)
+    monkeypatch.setattr(simplification, "LARGEST_UNKNOWN_BYTES", 4)
     assert not left_alone(function)
 
 
@@ -236,7 +236,7 @@ def loop(trips: int) -> Function:
 
 def test_a_loop_is_folded_where_it_is_known_to_end_soon() -> None:
     assert fold(loop(3)).constants["y"] == Constant(TWO * 4)
-    assert not left_alone(loop(constant_folding.MOST_TRIPS + 1))
+    assert not left_alone(loop(simplification.MOST_TRIPS + 1))
 
 
 def test_a_loop_without_a_limit() -> None:

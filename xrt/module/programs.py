@@ -72,7 +72,7 @@ def optimize(function: Function, *, fold: bool, engines: EngineList | None = Non
     ``fold`` enables constant folding, which uses the engines' threads and skips quantized constants that engines read as such.
     """
     from xrt.engines.toolkit.reference_evaluator import evaluate
-    from xrt.passes.pipeline import optimize as run_passes
+    from xrt.passes.simplification import optimize as run_passes
 
     if not fold:
         return run_passes(function)

@@ -12,13 +12,13 @@ from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.operators.rewriting import find_constant as find_constant
-    from xrt.passes.constant_folding import fold_constants as fold_constants
     from xrt.passes.decomposition import find_decomposition as find_decomposition
-    from xrt.passes.inlining import (
-        drop_dead_nodes as drop_dead_nodes,
-        inline_constant_control_flow as inline_constant_control_flow,
-    )
-    from xrt.passes.pipeline import optimize as optimize
     from xrt.passes.shape_inference import bind_dims as bind_dims, infer_shapes as infer_shapes, specialize as specialize
+    from xrt.passes.simplification import (
+        drop_dead_nodes as drop_dead_nodes,
+        fold_constants as fold_constants,
+        inline_constant_control_flow as inline_constant_control_flow,
+        optimize as optimize,
+    )
 
 __all__, __getattr__, __dir__ = load_lazily(__name__)

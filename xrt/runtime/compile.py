@@ -183,7 +183,7 @@ def list_regions(plan: Plan, engines: Mapping[str, GraphCompiler], context: Comp
             raise PlanError(f"the plan has {launch.name} on engine {launch.engine!r}, and the engines are: {listed}")
     # Query each version and open each device once per plan.
     versions = {spec: engines[spec].version() for spec in dict.fromkeys(launch.engine for launch in plan.launches)}
-    devices = list(map(plan.get_device, plan.launches))
+    devices = [launch.device or plan.device for launch in plan.launches]
     contexts = dict.fromkeys(devices, context)
     if context.accelerator is not None or {context.device, *contexts} != {"cpu"}:
         from xrt.runtime.host_adapter import on_device

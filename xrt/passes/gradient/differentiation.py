@@ -13,7 +13,7 @@ from xrt.graph.function import pause_gc
 from xrt.passes.gradient import rules  # noqa: F401  # registers the rules
 from xrt.passes.gradient.preparation import Sweep, continue_function, find_active, prepare
 from xrt.passes.gradient.table import fill_like, may_have_gradient, zeros_like
-from xrt.passes.inlining import drop_dead_nodes
+from xrt.passes.simplification import drop_dead_nodes
 
 if TYPE_CHECKING:
     from xrt.builder.builder import Builder

@@ -17,11 +17,10 @@ from xrt.formats.onnx.inference import node_types
 from xrt.graph import Function, Node
 from xrt.graph.node import list_names
 from xrt.operators import Trait, as_function, decompose_nodes, is_deterministic, list_operators
-from xrt.passes.constant_folding import fold_constants
 from xrt.passes.decomposition import find_decomposition
 from xrt.passes.gradient.table import RULES, Rule, RuleContext, add_up, may_have_gradient, refuse
-from xrt.passes.inlining import drop_dead_nodes
 from xrt.passes.shape_inference import infer_shapes
+from xrt.passes.simplification import drop_dead_nodes, fold_constants
 
 if TYPE_CHECKING:
     from xrt.builder.tensor import Tensor

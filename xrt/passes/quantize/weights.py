@@ -12,8 +12,8 @@ from xrt.errors import ModelError, OptionError
 from xrt.formats.onnx import upgrade_opset
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type
 from xrt.graph.node import FreshNames
-from xrt.passes.inlining import drop_dead_nodes
 from xrt.passes.quantize.candidates import QuantizationOptions
+from xrt.passes.simplification import drop_dead_nodes
 
 Array: TypeAlias = np.ndarray[Any, Any]
 SMALLEST_SCALE = 1e-30
