@@ -12,7 +12,7 @@ from threading import Lock, RLock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from xrt.cache.memory import LEAST_BYTES, THREADS, close_in_background
+from xrt.cache.memory import LEAST_BYTES, THREADS, close_in_background, count_bytes
 from xrt.errors import (
     CompileRefused,
     DeviceError,
@@ -312,7 +312,7 @@ class Specialization:
 
     def _partition(self, refused: tuple[Refusal, ...]) -> Plan:
         """Plan so that no refused node is on the engine that refused it: the best measured plan, else by priority of engines."""
-        from xrt.partition.partitioner import partition
+        from xrt.partition import partition
 
         exclusions, engines = [], self.engines
         for refusal in refused:
@@ -660,7 +660,7 @@ class SpecializationCache:
                 return True
             if build.usage is not None and build.usage[0] is program:
                 return False
-            build.usage = program, program.usage
+            build.usage = program, {id(x): (count_bytes(x), x.idle_threads) for x in program.executables}
         self._shrink(build)
         return True
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from xrt.cache.memory import call_all, close_with, count_bytes
+from xrt.cache.memory import call_all, close_with
 from xrt.engines import Executable, RunOptions
 from xrt.engines.contract.graph_compiler import fill
 from xrt.errors import EngineError, InputError, RunFailed, XRTError
@@ -284,11 +284,6 @@ class Program:
     def executables(self) -> tuple[Executable, ...]:
         """The executable of each launch; equal launches share one."""
         return tuple(lease.executable for lease in self._leases)
-
-    @property
-    def usage(self) -> dict[int, tuple[int, int]]:
-        """Bytes and threads that each executable holds between calls, by its ``id``."""
-        return {id(x): (count_bytes(x), x.idle_threads) for x in self.executables}
 
     @property
     def arena(self) -> Arena:
