@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -138,6 +139,19 @@ def test_a_session_is_released_after_the_work_on_its_stream() -> None:
     del dropped
     gc.collect()
     assert host.waited == ["own", "own"]
+
+
+def test_a_forked_child_does_not_wait_for_the_device_of_its_parent() -> None:
+    host = Host()
+    executable = bound(traced(Net(), X, W), host)
+    if (child := os.fork()) == 0:
+        try:
+            executable.close()
+        finally:
+            os._exit(len(host.waited))
+    assert os.waitpid(child, 0)[1] == 0
+    executable.close()
+    assert host.waited == ["own"]
 
 
 def test_a_session_whose_run_failed_is_never_released() -> None:

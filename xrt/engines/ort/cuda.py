@@ -27,7 +27,7 @@ from xrt.engines.contract.options import RunOptions
 from xrt.engines.ort.executable import ValueTransport, choose_transport
 from xrt.engines.ort.session import LIBRARY, summarize_error
 from xrt.errors import CompileRefused, RunFailed
-from xrt.forking import renew_after_fork
+from xrt.forking import get_generation, renew_after_fork
 from xrt.graph import DType, Function, Node, TensorType, Type, Value, is_static
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 CUDA = "CUDAExecutionProvider"
 RECORD_ASSIGNMENTS = "session.record_ep_graph_assignment_info"
 """Session entry that records which provider each node is assigned to."""
+_loading = renew_after_fork(threading.Lock())
 
 
 def why_not_present(provider: str) -> str | None:
@@ -49,14 +50,11 @@ def why_not_present(provider: str) -> str | None:
     )
 
 
-_TENSORRT = ("libnvinfer.so.10", "libnvonnxparser.so.10")
-
-
 def why_no_tensorrt() -> str | None:
     """Load TensorRT's libraries, from its package or from where the loader looks; explain why that fails, or None."""
     package = find_spec("tensorrt_libs")
     folders = [Path(place) for place in (package.submodule_search_locations or () if package else ())]
-    for name in _TENSORRT:
+    for name in ("libnvinfer.so.10", "libnvonnxparser.so.10"):
         path = next((folder / name for folder in folders if (folder / name).is_file()), Path(name))
         try:
             ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
@@ -68,7 +66,8 @@ def why_no_tensorrt() -> str | None:
 @lru_cache(maxsize=1)
 def load_libraries() -> None:
     """Load CUDA's libraries and cuDNN from NVIDIA's packages, where the loader does not look; without them, do nothing."""
-    with redirect_stdout(StringIO()):  # it prints what it does not find, which may be where the loader looks
+    # It prints what it does not find, which may be where the loader looks. Two threads would restore each other's stdout.
+    with _loading, redirect_stdout(StringIO()):
         onnxruntime.preload_dlls()
 
 
@@ -168,7 +167,7 @@ class OrtOnDevice(Executable):
         self._lock = renew_after_fork(threading.Lock())
         self._opened: list[Any] = [session, owner]
         """The session and its owner; empty once closed."""
-        self._finalizer = weakref.finalize(self, _close_session, self._opened, accelerator, stream)
+        self._finalizer = weakref.finalize(self, _close_session, self._opened, accelerator, stream, get_generation())
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         accelerator, stream = self._accelerator, self._stream
@@ -241,11 +240,13 @@ class OrtOnDevice(Executable):
             self._finalizer()
 
 
-def _close_session(opened: list[Any], accelerator: Accelerator, stream: Any) -> None:
+def _close_session(opened: list[Any], accelerator: Accelerator, stream: Any, generation: int) -> None:
     """Release the session and its owner once their work is done; the list is empty afterwards.
 
-    A session whose run failed stays until the process ends.
+    A session whose run failed stays until the process ends, and one of a parent process is not touched.
     """
+    if generation != get_generation():
+        return
     # A session frees staging buffers in a host function on its stream. If that has the last reference to its allocator, it frees
     # pinned memory, which CUDA forbids in a host function: the library ends the process.
     accelerator.wait([stream])

@@ -177,8 +177,7 @@ class Ort(GraphCompiler):
             raise CompileRefused(reason)
         # A session has one stream for its lifetime, given when it is opened.
         stream = accelerator.new_stream()
-        # Needed by `check_assigned`.
-        options.add_session_config_entry(RECORD_ASSIGNMENTS, "1")
+        options.add_session_config_entry(RECORD_ASSIGNMENTS, "1")  # for `check_assigned`
         load_libraries()
         with accelerator.activate(stream):
             session = open_session(export, options, self._list_device_providers(provider_options(accelerator, stream), context))
