@@ -119,6 +119,9 @@ def test_options_of_the_other_objective_are_refused(tmp_path: Path) -> None:
         with pytest.raises(OptionError) as caught:
             m.tune(objective="speed")  # type: ignore[call-overload]  # it is refused
         assert str(caught.value) == "objective must be 'latency' or 'throughput'; got 'speed'"
+        with pytest.raises(OptionError) as caught:
+            m.tune(max_error=0.01)
+        assert str(caught.value) == "max_error= is an option of the module; pass it to XRTModule instead of tune()"
         with pytest.warns(PlacementWarning, match=r"^nothing serves requests within a p99 of 1e-06 ms; the fastest request"):
             tune(m, p99=1e-9)
         assert m.serving is None

@@ -25,6 +25,7 @@ from xrt.comparison import compare_all
 from xrt.errors import BundleError, OptionError, PlacementWarning, XRTError, warn
 from xrt.measure.timing import LoadResult, run_closed_loop
 from xrt.module.model_source import get_model
+from xrt.module.options import list_keywords
 from xrt.operators.sample_inputs import sample_inputs
 from xrt.placement.result import Progress, describe_plan
 from xrt.placement.sizes import list_open_axes, read_sizes, resize_values
@@ -66,6 +67,9 @@ def tune(
     throughput = {name: value for name, value in throughput.items() if value is not None}
     if objective not in ("latency", "throughput"):
         raise OptionError(f"objective must be 'latency' or 'throughput'; got {objective!r}")
+    inputs = [value.name for value in module.source.inputs]
+    if option := next((name for name in kwargs if name in list_keywords() and name not in inputs), None):
+        raise OptionError(f"{option}= is an option of the module; pass it to XRTModule instead of tune()")
     programs = module.programs
     if objective == "throughput":
         shows = programs.settings.shows_progress if progress is None else progress
