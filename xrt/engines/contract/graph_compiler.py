@@ -266,12 +266,13 @@ class GraphCompiler(abc.ABC):
         return self.spec
 
 
-def fill(buffer: np.ndarray[Any, Any], result: Any) -> None:
-    """Copy a result into a buffer of the same type and shape; raises RunFailed otherwise, where NumPy would cast or broadcast."""
+def fill(buffer: np.ndarray[Any, Any], result: Any) -> np.ndarray[Any, Any]:
+    """Copy a result into a buffer of its type and shape; return it. Raises RunFailed where NumPy would cast or broadcast."""
     if result.dtype != buffer.dtype or result.shape != buffer.shape:
         actual, expected = (f"{array.dtype}{list(array.shape)}" for array in (result, buffer))
         raise RunFailed(f"a result is {actual} where the buffer for it is {expected}")
     np.copyto(buffer, result)
+    return buffer
 
 
 def prepare_or_close(executable: Executable) -> Executable:

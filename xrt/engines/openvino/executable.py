@@ -211,10 +211,7 @@ class RequestFrame:
             if target is not None and (type_.is_static or tuple(tensor.shape) == target.shape):
                 return target
             preset = np.asarray(to_array(tensor, type_.dtype), type_.dtype.numpy)
-        if buffer is None:
-            return preset.copy()
-        fill(buffer, preset)
-        return buffer
+        return preset.copy() if buffer is None else fill(buffer, preset)
 
 
 # ---------------------------------------------------------------------- the executable
@@ -355,8 +352,7 @@ def _copy_to(buffer: Array | None, result: Array) -> Array:
     """Copy the result into the buffer, if there is one and the result is elsewhere."""
     if buffer is None or buffer is result:
         return result
-    fill(buffer, result)
-    return buffer
+    return fill(buffer, result)
 
 
 def _check_buffers(buffers: Sequence[Array | None], outputs: Sequence[Value]) -> None:

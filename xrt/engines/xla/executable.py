@@ -295,7 +295,4 @@ def _to_owned_array(view: Array) -> Array:
 
 
 def _write_result(view: Array, buffer: Array | None) -> Array:
-    if buffer is None:
-        return _to_owned_array(view)
-    fill(buffer, view)
-    return buffer
+    return _to_owned_array(view) if buffer is None else fill(buffer, view)
