@@ -120,6 +120,22 @@ def test_no_request_reaches_the_executable_of_another_region(request_: str) -> N
         engine.close()
 
 
+@pytest.mark.slow
+def test_a_worker_closes_an_executable_that_its_user_only_drops() -> None:
+    """A worker may serve many modules: executables of those that are gone must not fill its memory."""
+    before = {*list_descendants(os.getpid())}
+    engine = IsolatedEngine(FaultyEngine(where="close", how="kill"), WorkerLimits(), runs=True)
+    context = CompileContext(ExecutionOptions(), threads=1)
+    try:
+        dropped, used = (engine.compile(chain(op), context) for op in ("Abs", "Neg"))
+        workers = {*list_descendants(os.getpid())} - before
+        del dropped
+        np.testing.assert_allclose(used.run([X])[0], -X)
+        assert workers.isdisjoint(list_descendants(os.getpid()))  # the close ended it
+    finally:
+        engine.close()
+
+
 # ---------------------------------------------------------------------- what a worker computes
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -213,18 +212,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 def test_a_command_runs_no_code_of_the_current_directory(name: str, folder: Path) -> None:
     completed = command(folder, *COMMANDS[name])
     assert (completed.returncode, ran(folder)) == (0, []), completed.stderr
-
-
-@pytest.mark.full
-def test_the_process_that_confirms_a_regression_runs_no_code_of_the_current_directory(folder: Path) -> None:
-    """The lock says that the plan was a million times as quick, so that a second process is asked, which says the same."""
-    locked = command(folder, "lock", "m.onnx", "--engines", "ort,toy", "--budget", "40s", "--gate", "1s", "-o", "m.lock")
-    assert locked.returncode == 0, locked.stderr
-    facts = json.loads((folder / "m.lock").read_text())
-    facts["baseline"].update(ratio=1e-6, low=9e-7, high=2e-6)
-    (folder / "m.lock").write_text(json.dumps(facts))
-    completed = command(folder, "check", "m.lock", "--budget", "2s", "--json")
-    assert (completed.returncode, json.loads(completed.stdout)["state"], ran(folder)) == (1, "regressed", []), completed.stderr
 
 
 def child(entry: str, *arguments: str, **more: str) -> str:

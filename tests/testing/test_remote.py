@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from xrt.engines.toy import Toy
-from xrt.errors import OptionError, UnknownEngine
-from xrt.testing import ResultWord, conform
+from xrt.testing import conform
 from xrt.testing.fault_injection import FaultyEngine
 from xrt.testing.fuzz import Fuzzer
 
@@ -102,31 +100,3 @@ def test_cases_come_out_as_they_do_here(options: dict[str, Any]) -> None:
     there = conform(**options, isolate=True, progress=lambda done, count, outcome: heard.append((done, count)))
     assert told(there) == told(conform(**options))
     assert heard == [(n + 1, len(there.outcomes)) for n in range(len(there.outcomes))]
-
-
-@pytest.mark.full
-def test_every_crash_starts_another_worker() -> None:
-    report = conform(FaultyEngine(takes="Abs|Neg", how="kill"), "test_abs,test_neg,test_relu", isolate=True)
-    ended = ENDED.replace("SIGABRT", "SIGKILL")
-    assert [o.reason for o in report.of(ResultWord.FAILED)] == [f"at run: RunFailed: {ended}"] * 2
-    assert len(report.outcomes) == 3
-
-
-@pytest.mark.slow
-def test_errors_of_who_asks_are_errors_here() -> None:
-    with pytest.raises(UnknownEngine, match="no engine is named 'nobody'"):
-        conform("nobody", "test_relu", isolate=True)
-    with pytest.raises(OptionError, match="there is no group 'nowhere'"):
-        conform("toy", "test_relu", groups=["nowhere"], isolate=True)
-
-
-def test_what_no_other_process_can_import_is_refused() -> None:
-    class Local(Toy):
-        pass
-
-    with pytest.raises(OptionError) as caught:
-        conform(Local(), "test_relu", isolate=True)
-    assert str(caught.value) == (
-        f"engine 'toy' cannot be isolated: {Local.__qualname__} of {__name__} can be imported by no other process; "
-        f"move it to a module"
-    )

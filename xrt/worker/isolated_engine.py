@@ -53,6 +53,8 @@ class WorkerHandle:
         self.seconds = limits.seconds
         """Time limit of a request; None for no limit."""
         self.lock = renew_after_fork(threading.RLock())
+        self.dropped: list[tuple[int, int]] = []
+        """Numbers and generations of executables that were garbage-collected, for `release_dropped`."""
         self._worker: WorkerProcess | None = None
         self._closed = False
         self.generation = 0
@@ -76,6 +78,17 @@ class WorkerHandle:
                 if not worker.is_alive:
                     self._worker = None
                     self.generation += 1
+
+    def release_dropped(self) -> None:
+        """Release the executables that were garbage-collected. It may end the worker, like any request."""
+        while self.dropped:
+            self.release(*self.dropped.pop())
+
+    def release(self, number: int, generation: int) -> None:
+        """Close an executable in the worker of that generation, unless it has ended."""
+        with self.lock, suppress(WorkerFailure, EngineError):  # the executable ended with its worker
+            if generation == self.generation and self.has_worker:
+                self.ask({"do": "close", "number": number})
 
     @property
     def has_worker(self) -> bool:
@@ -190,10 +203,10 @@ class RemoteExecutable(Executable):
         self._function = function
         self._context = context
         self._saved = saved
-        self._remote_number, self._generation = self._compile()
+        self._compile()
 
-    def _compile(self) -> tuple[int, int]:
-        """Compile or load in the worker; return the number of the executable and the generation of the worker."""
+    def _compile(self) -> None:
+        """Compile or load in the worker."""
         home, buffer = self._home, SharedBuffer()
         message = {
             "do": "compile" if self._saved is None else "load",
@@ -202,17 +215,21 @@ class RemoteExecutable(Executable):
         }
         failure = f"engine {home.engine.spec!r} failed to compile {self._function.name}: "
         with home.lock, _convert_failure(CompileFailed, failure):
+            home.release_dropped()
             answer, _ = home.ask(message, buffer)
             self.outputs_are_fresh = bool(answer["fresh"])  # type: ignore[misc]  # set per instance
-            return answer["number"], home.generation
+            self._number, self._generation = answer["number"], home.generation
+            # A module that is dropped with its private cache closes none, and others may use the worker.
+            self._finalizer = weakref.finalize(self, home.dropped.append, (self._number, self._generation))
 
     def _ask(self, message: Mapping[str, Any], buffer: SharedBuffer | None = None) -> tuple[Message, memoryview]:
         """Send a request about this executable, which is first compiled again if its worker has died."""
         with self._home.lock:
+            self._home.release_dropped()
             # Another region's crash ended the worker and all executables in it.
             if self._generation != self._home.generation:
-                self._remote_number, self._generation = self._compile()
-            return self._home.ask({**message, "number": self._remote_number}, buffer)
+                self._compile()
+            return self._home.ask({**message, "number": self._number}, buffer)
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         buffer = SharedBuffer()
@@ -222,8 +239,7 @@ class RemoteExecutable(Executable):
         # The worker cannot write to memory of this process: copy.
         for index, out in enumerate(options.out or ()):
             if out is not None and index < len(results) and isinstance(results[index], np.ndarray):
-                fill(out, results[index])
-                results[index] = out
+                results[index] = fill(out, results[index])
         return results
 
     def measure(self, inputs: Sequence[Any], seconds: float, *, inner: bool = False) -> tuple[list[Any], list[float]]:
@@ -251,9 +267,8 @@ class RemoteExecutable(Executable):
 
     def close(self) -> None:
         """Release the executable in its worker, unless that has ended."""
-        with self._home.lock, suppress(WorkerFailure, EngineError):  # the executable ended with its worker
-            if self.is_in_worker:
-                self._home.ask({"do": "close", "number": self._remote_number})
+        if self._finalizer.detach() is not None:
+            self._home.release(self._number, self._generation)
 
 
 @contextmanager
