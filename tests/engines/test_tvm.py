@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Iterator
 from itertools import pairwise
@@ -13,10 +14,9 @@ import pytest
 from tvm.tirx import PrimFunc
 
 from tests.engines.written import Array, function, node, one, tensor
-from xrt.engines import CompileContext, RunOptions
+from xrt.engines import CompileContext, Executable, RunOptions
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.engines.tvm import Tvm
-from xrt.engines.tvm.executable import RelaxExecutable
 from xrt.engines.tvm.tables import positions_read_at_import
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
@@ -30,10 +30,14 @@ TVM = Tvm()
 CONTEXT = CompileContext(threads=2)
 
 
-def run(f: Function, *inputs: Array, engine: Tvm = TVM, options: RunOptions = RunOptions()) -> list[Array]:
+def compiled(f: Function, engine: Tvm = TVM) -> Executable:
     executable = engine.compile(f, CONTEXT)
     executable.prepare()
-    return list(executable.run(inputs, options))
+    return executable
+
+
+def run(f: Function, *inputs: Array, engine: Tvm = TVM, options: RunOptions = RunOptions()) -> list[Array]:
+    return list(compiled(f, engine).run(inputs, options))
 
 
 def why(f: Function) -> str:
@@ -85,10 +89,6 @@ def test_versions_of_all_that_decides_on_the_code() -> None:
     assert [part.split()[0] for part in Tvm().version().split(", ")] == ["tvm", "llvm", "tvm-ffi"]
 
 
-def test_it_says_that_it_does_not_measure() -> None:
-    assert Tvm().remarks(one("Relu", tensor(2))) == ("untuned: loops follow fixed rules, not measurements on this processor",)
-
-
 # ---------------------------------------------------------------------- reasons
 
 
@@ -137,6 +137,19 @@ def test_one_thread_makes_serial_loops() -> None:
     assert tvm.get_global_func("runtime.NumThreads")() == 1
 
 
+def test_a_loaded_library_is_unmapped_with_its_executable(tmp_path: Path) -> None:
+    """A process that loads from its cache all day would otherwise run out of mappings."""
+    context = CompileContext(threads=1, workdir=tmp_path)
+    f = one("Relu", tensor(4, 4), output=tensor(4, 4))
+    loaded = Tvm().load(memoryview(Tvm().save(Tvm().compile(f, context), context)), f, context)
+    (result,) = loaded.run([-np.ones((4, 4), np.float32)])
+    assert str(tmp_path) in Path("/proc/self/maps").read_text()
+    del loaded
+    gc.collect()
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    np.testing.assert_array_equal(result, np.zeros((4, 4)))
+
+
 def test_a_function_without_code_is_not_saved(tmp_path: Path) -> None:
     shape = TensorType(DType.FLOAT32, (1,))
     results = {"c": Constant(np.float32(3)), "axes": Constant(np.zeros(1, np.int64))}
@@ -170,15 +183,8 @@ def list_loops() -> Iterator[Function]:
     for axes in [(1, 0, 2), (2, 1, 0), (0, 2, 1), (2, 0, 1), (1, 2, 0)]:
         yield one("Transpose", tensor(31, 37, 29), perm=axes)
         yield one("Transpose", tensor(16, 40, 56), perm=axes)
-    columns = [
-        ((300, 400), [0]),
-        ((300, 400), [1]),
-        ((7, 64, 99), [1]),
-        ((7, 64, 99), [0, 2]),
-        ((40, 30, 20), [0, 1, 2]),
-        ((97, 331), [1]),
-    ]
-    for keepdims, (shape, reduced) in enumerate(columns):
+    columns = [((300, 400), [0]), ((300, 400), [1]), ((7, 64, 99), [1]), ((7, 64, 99), [0, 2]), ((40, 30, 20), [0, 1, 2])]
+    for keepdims, (shape, reduced) in enumerate([*columns, ((97, 331), [1])]):
         for op in ("ReduceSum", "ReduceMax"):
             reduction = Node(op, ("x", "a"), ("y",), read_attributes({"keepdims": keepdims % 2}))
             yield function(reduction, inputs={"x": tensor(*shape)}, constants={"a": np.array(reduced)})
@@ -202,13 +208,6 @@ def test_values_used_twice_over_and_over_do_not_explode() -> None:
     f = function(*nodes, inputs={"v0": tensor(64, 64)}, outputs={"v40": tensor(64, 64)}, types=types)
     x = np.full((64, 64), 1 + 1e-13, np.float32)
     assert np.array_equal(run(f, x)[0], x)
-
-
-def compiled(f: Function) -> RelaxExecutable:
-    executable = Tvm().compile(f, CONTEXT)
-    assert isinstance(executable, RelaxExecutable)
-    executable.prepare()
-    return executable
 
 
 def test_buffers_that_compiled_code_cannot_write_to_are_filled() -> None:

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm.runtime import load_module
 from tvm.support import cc
+from tvm_ffi import load_module
 
 from xrt.engines.tvm.pipeline import TvmProgram
 from xrt.errors import CompileRefused
@@ -145,7 +145,8 @@ def unpack(data: memoryview, function: Function, folder: Path | None) -> tuple[A
     end = start + header["library"]
     # The system's loader needs a file. It stays mapped when the folder is removed.
     (folder / _LIBRARY).write_bytes(data[start:end])
-    code = load_module(str(folder / _LIBRARY))
+    # By default TVM never unmaps a library: each load would take 36 KB and 5 mappings, of which Linux allows 65,530.
+    code = load_module(str(folder / _LIBRARY), keep_module_alive=False)
     stored = data[end + -end % ALIGNMENT :]
     ordered = _list_constants(function)
     constants = tuple(ordered[e["place"]] if "place" in e else _read_constant(e, stored) for e in header["constants"])
