@@ -115,8 +115,7 @@ class RelaxExecutable(Executable):
     def memory(self) -> tuple[MemoryUse, ...]:
         why = "weights that are not contiguous, or whose type DLPack and NumPy do not share, are copied"
         copies = (MemoryUse("copied weights", self._copied, why),) if self._copied else ()
-        pooled = "" if self._is_open else ", in TVM's pool"
-        why = f"inner values, as planned by the compiler{pooled}"
+        why = "inner values, as planned by the compiler" + ", in TVM's pool" * (not self._is_open)
         return *copies, MemoryUse("workspace", self.program.workspace, why, per_call=self._is_open)
 
     def close(self) -> None:
