@@ -69,6 +69,14 @@ def test_a_planner_that_is_abandoned_ends() -> None:
         propose_plans(chain("Exp", "Cos"), [create("toy")], CostTable(), is_stopped=lambda: next(asked))
 
 
+def test_a_whole_model_that_was_skipped_is_not_requested_again() -> None:
+    """The search got the same model again, and measured no part of it."""
+    function = chain("Exp", "MatMul", "Cos")
+    skipped = {(piece.key, piece.spec) for piece in choose_requests(function, palette())}
+    parts = choose_requests(function, palette(), skipped=skipped)
+    assert parts and skipped.isdisjoint((piece.key, piece.spec) for piece in parts)
+
+
 @pytest.mark.slow
 @settings(max_examples=30)
 @given(graphs(most=7))

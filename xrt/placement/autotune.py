@@ -63,7 +63,7 @@ from xrt.placement.result import (
     unwrap,
     with_reasons,
 )
-from xrt.placement.search import GAIN, RANKED, ProfilingRequest
+from xrt.placement.search import GAIN, UNCERTAINTY, ProfilingRequest
 from xrt.processes.background import OutOfTime, within_or_stopped
 from xrt.runtime import on_device, to_host
 from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
@@ -80,12 +80,8 @@ T = TypeVar("T")
 
 ProgressCallback: TypeAlias = Callable[[Progress], object]
 """Receives the state of a search."""
-
-
-FEWEST = 2
-"""Rounds for which a single engine joins the race: too few for an interval, but a worker has timed a slow model only once."""
-LONGEST_SOLO = 1.0
-"""Seconds that the rounds of a plan without a rival may take: they only give an interval of its time."""
+LEADERS = 3
+"""Number of engines to combine in mixtures. All mixtures that beat each engine had two; a third allows for a wrong order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,22 +93,20 @@ class TuningBudget:
     had started, 14 s for the trials of four of them."""
     regions: float = 0.2
     """Share for the parts of the model. SqueezeNet on three engines and two busy cores: 10 parts in 8 s."""
-    race: float = 0.25
-    """Share for mixtures: the last regions, compiles, and the minimum rounds of a slow model (4 plans of 0.4 s: 22 s)."""
     reserve: float = 0.05
     """Share for the shutdown of workers, 0.2 s each, and for one call that takes longer than expected."""
     limit: float = 0.2
     """Share for a single compile or measurement: two engines that hang leave time for a third."""
-    slow: float = 2.0
-    """An engine this many times slower than the leader is not raced. Rounds of one plan vary by up to 28 %. A time that was
-    measured while libraries were imported may be as many times too long."""
-    leaders: int = 3
-    """Number of engines to combine in mixtures. All mixtures that beat each engine had two; a third allows for a wrong order."""
     memory: int | None = None
     """Limit on each worker's address space, in bytes; None for no limit."""
     samples: float = 0.3
     """Sampling time of one region, in seconds: on an idle machine seven samples of 2 ms suffice."""
     rules: StoppingRule = field(default_factory=StoppingRule)
+
+    @property
+    def race(self) -> float:
+        """Share for mixtures: the last regions, compiles, and the minimum rounds of a slow model (4 plans of 0.4 s: 22 s)."""
+        return 1 - self.wholes - self.regions - self.reserve
 
 
 def tune(
@@ -198,7 +192,8 @@ def _run(search: Search) -> TuningResult:
             measure_whole_models(search)
             race_plans(search, propose_mixtures(search))
         finally:
-            search.inquiry.close()
+            # Workers end in 0.2 s each; one that does not is not waited for beyond the budget.
+            search.inquiry.close(search.began + search.request.budget - search.clock())
             for entrant in search.entrants:
                 entrant.close()
     # The user is waiting: no plan is measured any more, and the best of those measured is used.
@@ -218,8 +213,8 @@ def _run(search: Search) -> TuningResult:
 def measure_whole_models(search: Search) -> None:
     """Stage 1: measure the model on each engine that supports all of it, and prepare the fastest ones for the race.
 
-    Engines that are `TuningBudget.slow` times slower than the leader do not race. If no engine supports the whole model, the plan
-    by priority is the leader.
+    Engines that are `UNCERTAINTY` times slower than the leader do not race. If no engine supports the whole model, the plan by
+    priority is the leader.
     """
     until = search.began + search.bounds.wholes * search.request.budget
     if search.truth.reference is not None:
@@ -268,10 +263,9 @@ def propose_mixtures(search: Search) -> Sequence[Plan]:
         return within_or_stopped(end - search.clock(), lambda is_stopped: work(is_stopped=is_stopped))
 
     try:
-        while True:
-            requests = run_planner(choose_requests, limit=RANKED)
-            fresh = [piece for piece in requests if not search.profiler.is_known(piece)]
-            if not fresh or not search.measure(fresh, until):
+        # A part that could not be measured, such as a whole model too large for a device, must not end the choice of others.
+        while requests := run_planner(choose_requests, skipped=set(search.profiler.skipped)):
+            if not search.measure(requests, until):
                 break
         search.report_stage("planning")
         plans = run_planner(propose_plans)
@@ -451,7 +445,7 @@ class Search:
         # `low` and not the median: an engine is excluded only if its whole interval is above the limit.
         leading, measured = [], self.list_measured_wholes()
         for plan, cost in measured:
-            times = self.bounds.slow ** (1 + (_get_part(plan) in self.disturbed_parts))
+            times = UNCERTAINTY ** (1 + (_get_part(plan) in self.disturbed_parts))
             if cost.low <= times * measured[0][1].seconds:
                 leading.append(plan)
             else:
@@ -468,8 +462,7 @@ class Search:
         # An engine that supports only some nodes may be far faster at these, and is in no plan of a single engine.
         whole = {plan.launches[0].engine for plan in candidates.wholes if plan.launches}
         partial_ = sorted((spec for spec in counts if spec not in whole and counts[spec]), key=lambda spec: -counts[spec])
-        count = self.bounds.leaders
-        chosen = list(dict.fromkeys([*fastest[: count - 1], *partial_[:1], *fastest, *partial_]))[:count]
+        chosen = list(dict.fromkeys([*fastest[: LEADERS - 1], *partial_[:1], *fastest, *partial_]))[:LEADERS]
         # If no engine supports the whole model, use all of them to cover every node.
         return [engine for engine in candidates.engines if engine.spec in chosen or (not fastest and counts[engine.spec])]
 
@@ -493,17 +486,18 @@ class Search:
         best = self.find_best_alone()
         return best[0] if best is not None else None
 
-    def estimate_race(self, *plans: Plan) -> float:
-        """Estimate the seconds of the minimum rounds of a race of the ready plans and ``plans``."""
+    def estimate_race(self, *plans: Plan, rounds: int | None = None) -> float:
+        """Estimate the seconds of ``rounds``, by default the minimum, of a race of the ready plans and ``plans``."""
         calls = (self._predict(plan) for plan in (*plans, *(entrant.plan for entrant in self.entrants)))
-        # Half as much again: rounds vary by up to 28 %, and a turn waits at most 0.2 s for the threads of the last one.
-        return 1.5 * self.bounds.rules.seconds(calls)
+        rules = self.bounds.rules if rounds is None else replace(self.bounds.rules, least=rounds)
+        return UNCERTAINTY * rules.seconds(calls)
 
     def prepare(self, plan: Plan, until: float, limit: float = math.inf) -> None:
         """Check a plan in workers and here, and let it race; exclude it if it fails or its regions exceed ``limit`` seconds."""
-        # Leave time for the race, unless there is no other plan to race. Single engines, which have no limit, race in any case.
-        share = 1.0 if math.isfinite(limit) else (FEWEST + 1) / (self.bounds.rules.least + 1)
-        latest = self.end - share * self.estimate_race(plan) if self.entrants else self.end
+        # Leave time for the race, unless there is no other plan to race. Single engines, which have no limit, race if one round
+        # is possible: too few for an interval, but a worker has timed a slow model only once.
+        rounds = self.bounds.rules.least if math.isfinite(limit) else 1
+        latest = self.end - self.estimate_race(plan, rounds=rounds) if self.entrants else self.end
         if self.entrants and self.clock() >= min(until, latest):
             self.exclude_late(plan)
             return
@@ -581,7 +575,7 @@ class Search:
         """Time the ready plans in interleaved rounds, until no other can win or the budget ends."""
         rules = self.bounds.rules
         # A plan without a rival has nothing to decide: six rounds of a slow one would take all of a budget.
-        if len(self.entrants) == 1 and rules.seconds([self.entrants[0].expected]) > LONGEST_SOLO:
+        if len(self.entrants) == 1 and self.entrants[0].expected > rules.turn:
             rules = replace(rules, least=1)
         self.least_rounds = rules.least
         with self.inquiry.quiet():

@@ -23,6 +23,7 @@ from xrt.partition import partition
 from xrt.partition.cost_table import CostTable, MeasuredCost, RegionCost
 from xrt.partition.support_matrix import classify_nodes, query_engine
 from xrt.placement.result import NOT_MEASURED
+from xrt.placement.search import UNCERTAINTY
 from xrt.processes.background import OutOfTime, begin, within, within_or_stopped
 from xrt.runtime import Program, adapt_to_host, compile_plan, make_timed_call, to_host
 from xrt.runtime.inputs import copy_values
@@ -246,9 +247,8 @@ def choose_runner(engine: GraphCompiler, limits: WorkerLimits) -> Runner:
 
 
 PATIENCE = 3.0
-"""Seconds until the next engine starts even if the previous one has not answered; TVM, the slowest, is imported in 2.3 s."""
-END_PATIENCE = 0.2
-"""Seconds that a search waits for its workers to end."""
+"""Seconds for what an engine does once: to import its library (TVM, the slowest: 2.3 s) before the next engine starts, and to
+initialize in a first call before it is given up as far slower than another engine."""
 
 
 @dataclass(eq=False)
@@ -391,21 +391,17 @@ class Inquiry:
 
     # ------------------------------------------------------------------ the end
 
-    def close(self) -> None:
-        """Close the runners; one that is still starting is closed as soon as it has started."""
+    def close(self, seconds: float) -> None:
+        """Close the runners, and wait at most ``seconds`` for it; one that is starting is closed as soon as it has started."""
         self._is_over = True
         self._may_query.set()
         self._notify()
         # At once: one after the other, the workers of a busy machine would take more than the reserve of the budget.
         runners = [entry.runner for entry in self._queried.values() if entry.is_ready and entry.runner is not None]
-        wait([begin(runner.close, "xrt-end") for runner in runners], END_PATIENCE)
+        wait([begin(runner.close, "xrt-end") for runner in runners], max(seconds, 0.0))
 
 
 _log = logging.getLogger(__name__)
-FAR = 10.0
-"""A region's runs are cut off after this many times the seconds of the fastest engine so far ..."""
-GRACE = 2.0
-"""... plus this many seconds, since a first call may have to initialize."""
 
 
 @dataclass(frozen=True)
@@ -482,12 +478,11 @@ class RegionProfiler:
         if subject.spec in self._hung:
             raise _NotMeasured("the engine did not end with another part of the model")
         costs = (self.table.region(subject.key, spec) for spec in self.runners)
-        # An engine that takes ten times as long as another cannot win, and need not finish its samples.
         best = min((cost.seconds for cost in costs if isinstance(cost, MeasuredCost)), default=None)
         remaining = until - self.clock()
         limit = max(min(self.limit, remaining), LEAST)
-        # Stop runs of an engine that is far slower than another.
-        running = limit if best is None else min(limit, GRACE + FAR * best)
+        # A trial has three calls at least. An engine that needs more time for them than one that may still race is given up.
+        running = limit if best is None else min(limit, PATIENCE + 3 * UNCERTAINTY**2 * best)
         returned = {value.name for value in self.request.function.outputs}
         # An inner region writes into memory of the plan; an output of the model is allocated for each call.
         inner = returned.isdisjoint(value.name for value in function.outputs)
@@ -541,10 +536,6 @@ def run_once(program: Program, values: Sequence[Any]) -> list[Any]:
     return [copy_values(to_host(value)) for value in program.run([copy_values(value) for value in values])]
 
 
-SHARE = 0.7
-"""Share of the time for the reference; the rest is for the stand-in."""
-
-
 def make_stand_in(request: PlacementRequest, implicit: str | None, engines: Sequence[GraphCompiler]) -> Reference:
     """Make the substitute for the reference: the plan by priority on ``engines``, compiled in this process."""
     loaded = {engine.spec: engine for engine in request.engines}
@@ -567,10 +558,13 @@ def make_stand_in(request: PlacementRequest, implicit: str | None, engines: Sequ
 def compute_truth(
     function: Function, inputs: Sequence[Any], reference: Reference, stand_in: Reference, name: str, seconds: float
 ) -> Truth:
-    """Compute the expected values in about ``seconds``; if the reference fails, use the stand-in called ``name``."""
+    """Compute the expected values in about ``seconds``; if the reference fails, use the stand-in called ``name``.
+
+    The reference has half of the time, and each of the two attempts of the stand-in a quarter.
+    """
     try:
         arguments = function, inputs, reference
-        values = within_or_stopped(seconds * SHARE, lambda is_stopped: capture_activations(*arguments, is_stopped=is_stopped))
+        values = within_or_stopped(seconds / 2, lambda is_stopped: capture_activations(*arguments, is_stopped=is_stopped))
         return Truth(values, reference)
     except (OutOfTime, XRTError) as error:
         why = " ".join(str(error).split())
@@ -581,5 +575,5 @@ def compute_truth(
     capture = partial(capture_activations, function, inputs, stand_in, stretch=len(function.nodes))
     for most in (MOST_BYTES, 0):  # the values of all nodes, else those of the outputs
         with suppress(Exception):
-            return Truth(within(seconds * (1 - SHARE) / 2, partial(capture, most=most)), stand_in, f"{remark} those of {name}")
+            return Truth(within(seconds / 4, partial(capture, most=most)), stand_in, f"{remark} those of {name}")
     return Truth({}, None, f"{remark} nothing")

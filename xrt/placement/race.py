@@ -53,8 +53,6 @@ class StoppingRule:
     """Minimum rounds before a decision."""
     most: int = 60
     """Maximum rounds; undecided plans are then ties."""
-    slack: float = 0.3
-    """Seconds by which a turn may be expected to overrun the deadline."""
 
     def seconds(self, calls: Iterable[float]) -> float:
         """Estimate the seconds of the minimum number of rounds, with warm-up, for calls of these durations."""
@@ -145,8 +143,6 @@ def run_interleaved(
     Clear losers are dropped; the fastest simple plan stays. A turn starts only if it should end in time. ``watch`` is called
     after each round with the fastest plan so far.
     """
-    # A turn that is expected to end a little late still runs: predictions are rough, and a round is worth it.
-    until += rules.slack
     for entrant in entrants:  # one warm-up turn, whose time is discarded, determines the calls per turn
         if clock() + entrant.turn < until:
             entrant.take_turn(clock)
@@ -411,8 +407,6 @@ SEGMENTS = 4
 """A measurement is divided into this many segments; their medians must lie in its interval, or the machine has drifted."""
 SURE = 36
 """Minimum rounds before a regression is reported, unless time is up."""
-NARROW = 0.02
-"""Width of the interval of a lock's ratio, relative to the ratio, at which its measurement ends."""
 
 State: TypeAlias = Literal["held", "regressed", "undecided", "alone"]
 
@@ -500,7 +494,8 @@ def make_baseline(setup: RegressionSetup, plan: Plan, race: CandidateComparison)
     opponent = find_runner_up(plan, race)
     if opponent is None:
         return None
-    ratio, rounds = compare_plans(setup, plan, opponent.plan, lambda ratio, _: ratio.high - ratio.low <= NARROW * ratio.median)
+    # An interval as narrow as the least gain of a mixture is enough.
+    ratio, rounds = compare_plans(setup, plan, opponent.plan, lambda ratio, _: ratio.high - ratio.low <= (1 - WIN) * ratio.median)
     ranges = list_node_ranges(opponent.plan, setup.request.function)
     return Baseline(opponent.title, ratio.median, ratio.low, ratio.high, rounds, ranges)
 

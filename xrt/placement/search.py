@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from itertools import chain, islice, pairwise, zip_longest
@@ -39,10 +39,6 @@ Partitioning: TypeAlias = tuple[Region, ...]
 """Regions in topological order; every node is in one."""
 _KEYS: WeakKeyDictionary[Function, dict[int, str]] = WeakKeyDictionary()
 """Shape keys by Function and node mask: a search calls the planner many times for one Function."""
-UNKNOWN_BYTES = 4096
-"""Assumed size of a value, if the size of no value is known."""
-MOST_PARTS = 256
-"""Maximum number of parts of one kind; the longest are kept."""
 
 
 def to_mask(positions: Iterable[int]) -> int:
@@ -132,10 +128,10 @@ class PlanningGraph:
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """Bytes of each value; the median for a value of unknown size."""
+        """Bytes of each value; for a value of unknown size the median, and 0 if no size is known."""
         sizes = {name: getattr(self.function.get_type(name), "nbytes", None) for name in self._values}
         static_sizes = [size for size in sizes.values() if size is not None]
-        usual = int(median(static_sizes)) if static_sizes else UNKNOWN_BYTES
+        usual = int(median(static_sizes)) if static_sizes else 0
         return {name: usual if size is None else size for name, size in sizes.items()}
 
     @cached_property
@@ -220,7 +216,7 @@ class PlanningGraph:
 def _select_longest(bounds: Iterable[tuple[int, int]], least: int = 2) -> list[int]:
     stretches = [pair for pair in bounds if pair[1] - pair[0] >= least]
     return [
-        (1 << end) - (1 << first) for first, end in sorted(stretches, key=lambda pair: (pair[0] - pair[1], pair))[:MOST_PARTS]
+        (1 << end) - (1 << first) for first, end in sorted(stretches, key=lambda pair: (pair[0] - pair[1], pair))[:MOST_ATOMS]
     ]
 
 
@@ -365,18 +361,22 @@ GAIN = 0.05
 """Share of the best plan's time that a mixture must be predicted to save. Predictions ignore the effect of a boundary on caches
 and threads, and rounds vary by 1 to 8 %: a smaller gain rarely wins its race. Eleven models took 122 measurements with 5 %, and
 332 with 2 %."""
-EXPECTED_SPEEDUP = 2.0
-"""How much faster than its estimate an engine may be on an unmeasured part. With 1 no mixture of four benchmark models was found;
-with 4 the search took 206 measurements for them and seven others, not 122."""
+UNCERTAINTY = 2.0
+"""Factor by which an estimate may be wrong: an engine may be so much faster on an unmeasured part, and a time that was measured
+while libraries were imported may be so many times too long. With 1 no mixture of four benchmark models was found; with 4 the
+search took 206 measurements for them and seven others, not 122. Rounds of one plan vary by up to 28 %."""
 ALONE = 0.25
 """Weight of a single node in a run of similar nodes, which is measured too: a chain of 50 needs 6 measurements, not 20. With 1
 eleven models took 150 measurements, not 122, and one mixture of four was not found."""
 MOST_ATOMS = 128
-"""Maximum atoms, the stretches of nodes that the planner moves as a whole: 128 take 0.1 s, with quadratic growth."""
-RANKED = 4
-"""Number of top partitionings whose regions are looked up and measured, of mixtures that may race, and of parts to measure
-before the next are chosen. With 2, 4 and 8 eleven models took the same measurements, for the same mixtures. With 1, 2 and 4
-parts at a time thirty graphs of up to 60 nodes took 2,705, 2,585 and 2,678 measurements, and 65, 31 and 18 s of planning."""
+"""Maximum atoms, the stretches of nodes that the planner moves as a whole, and maximum parts of one kind; the longest are kept.
+128 atoms take 0.1 s, with quadratic growth. With 32, 128 and 256 parts twelve models with simulated costs took the same
+measurements, for the same mixtures."""
+CANDIDATES = 4
+"""How many of the best go on: partitionings whose regions are looked up and measured, mixtures to race, and parts to measure
+before the next are chosen. With 2, 4 and 8 eleven models took the same measurements, for the same mixtures. With 3 and 4 twelve
+models with simulated costs took 432 and 380 measurements, for mixtures of 0.870 and 0.869 of the fastest engine's time. With 1, 2
+and 4 parts at a time thirty graphs of up to 60 nodes took 2,705, 2,585 and 2,678 measurements, and 65, 31 and 18 s to plan."""
 
 
 # ---------------------------------------------------------------------- partitionings
@@ -480,7 +480,7 @@ def rank_partitionings(graph: PlanningGraph, table: CostTable) -> tuple[CostMode
         costs = CostModel.of(graph, table, keys)
         totals = {p: costs.total(p) for p in iter_partitionings(costs)}
         ranked = sorted((p for p in totals if math.isfinite(totals[p])), key=lambda p: (totals[p], p))
-        fresh = {mask: graph.key(mask) for mask in sorted({mask for p in ranked[:RANKED] for _, mask in p} - keys.keys())}
+        fresh = {mask: graph.key(mask) for mask in sorted({mask for p in ranked[:CANDIDATES] for _, mask in p} - keys.keys())}
         # The regions of the best ones are looked up too. If none of them was measured, that would change no cost.
         if measured.isdisjoint(fresh.values()):
             return costs, {p: totals[p] for p in ranked}
@@ -492,7 +492,7 @@ def propose_plans(
     engines: Sequence[GraphCompiler],
     table: CostTable,
     *,
-    limit: int = RANKED,
+    limit: int = CANDIDATES,
     device: str | DeviceMap = "cpu",
     to_beat: float = math.inf,
     is_stopped: Callable[[], bool] = lambda: False,
@@ -542,34 +542,37 @@ def choose_requests(
     engines: Sequence[GraphCompiler],
     table: CostTable = CostTable(),
     *,
-    limit: int = 96,
+    limit: int = CANDIDATES,
     device: str | DeviceMap = "cpu",
     to_beat: float = math.inf,
+    skipped: Collection[tuple[str, str]] = (),
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> tuple[ProfilingRequest, ...]:
     """Choose the parts to measure next, most useful first, equal parts once; empty if nothing would help.
 
     First the whole model on each engine that supports it. Then, alternately, regions of the best plans, and parts with the
-    largest potential savings. With ``to_beat``, the seconds of a plan, only parts that may save `GAIN` of it. Raises OutOfTime
-    soon after ``is_stopped()`` is true.
+    largest potential savings. With ``to_beat``, the seconds of a plan, only parts that may save `GAIN` of it. ``skipped`` has
+    the shape keys and engines that cannot be measured. Raises OutOfTime soon after ``is_stopped()`` is true.
     """
     graph = PlanningGraph.of(function, engines, device, is_stopped)
     wholes = [region for e in range(len(engines)) if graph.supports(region := (e, graph.whole))]
-    if requests := tuple(_list_unmeasured(graph, table, wholes)):
+    if requests := tuple(_list_unmeasured(graph, table, wholes, skipped)):
         return requests  # the next requests depend on their costs
     costs, ranked = rank_partitionings(graph, table)
     # A plan without a chance to win by `GAIN` is not worth a measurement.
-    plans = [p for p, seconds in ranked.items() if seconds <= (1 - GAIN) * to_beat][:RANKED]
+    plans = [p for p, seconds in ranked.items() if seconds <= (1 - GAIN) * to_beat][:CANDIDATES]
     regions = (sorted(plan, key=lambda region: (-costs.seconds(region), region)) for plan in plans)
     worth = GAIN * to_beat if math.isfinite(to_beat) else 0.0
     # Alternately: regions of good plans make their predictions exact, and savings lead to plans not thought of yet.
     pairs = zip_longest(chain.from_iterable(regions), _list_by_potential_gain(costs, next(iter(ranked), ()), worth))
-    return tuple(islice(_list_unmeasured(graph, table, filter(None, chain.from_iterable(pairs))), limit))
+    return tuple(islice(_list_unmeasured(graph, table, filter(None, chain.from_iterable(pairs)), skipped), limit))
 
 
-def _list_unmeasured(graph: PlanningGraph, table: CostTable, regions: Iterable[Region]) -> Iterator[ProfilingRequest]:
-    """Yield requests for the regions that the table lacks, each key once per engine."""
-    requested: set[tuple[str, str]] = set()
+def _list_unmeasured(
+    graph: PlanningGraph, table: CostTable, regions: Iterable[Region], skipped: Iterable[tuple[str, str]]
+) -> Iterator[ProfilingRequest]:
+    """Yield requests for the regions that the table lacks and that are not skipped, each key once per engine."""
+    requested = set(skipped)
     for engine, mask in regions:
         subject = graph.key(mask), graph.engines[engine]
         if subject not in requested and table.region(*subject) is None:
@@ -580,7 +583,7 @@ def _list_unmeasured(graph: PlanningGraph, table: CostTable, regions: Iterable[R
 def _list_by_potential_gain(costs: CostModel, best: Partitioning, worth: float) -> list[Region]:
     """List the parts on each engine by potential saving over the ``best`` plan, largest first, down to ``worth`` seconds.
 
-    The saving is the cost of the part in the best plan minus its estimate on the engine over `EXPECTED_SPEEDUP`, times its number
+    The saving is the cost of the part in the best plan minus its estimate on the engine over `UNCERTAINTY`, times its number
     of occurrences. For operators not yet tried on the engine, the estimate is at most the cost in the best plan.
     """
     graph, engines = costs.graph, range(len(costs.graph.engines))
@@ -603,7 +606,7 @@ def _list_by_potential_gain(costs: CostModel, best: Partitioning, worth: float) 
         for engine in engines:
             if graph.supports((engine, part)):
                 estimate = costs.estimate((engine, part))
-                expected = (estimate if operators <= tried[engine] else min(estimate, current_seconds)) / EXPECTED_SPEEDUP
+                expected = (estimate if operators <= tried[engine] else min(estimate, current_seconds)) / UNCERTAINTY
                 saving = weight * max(current_seconds - expected, 0.0)
                 if saving >= worth:
                     savings.append((saving, (engine, part)))
