@@ -91,8 +91,6 @@ class TuningBudget:
     wholes: float = 0.5
     """Share of the budget for whole models, including engine startup. SqueezeNet on six engines and two busy cores: 5 s until all
     had started, 14 s for the trials of four of them."""
-    regions: float = 0.2
-    """Share for the parts of the model. SqueezeNet on three engines and two busy cores: 10 parts in 8 s."""
     reserve: float = 0.05
     """Share for the shutdown of workers, 0.2 s each, and for one call that takes longer than expected."""
     limit: float = 0.2
@@ -104,9 +102,11 @@ class TuningBudget:
     rules: StoppingRule = field(default_factory=StoppingRule)
 
     @property
-    def race(self) -> float:
-        """Share for mixtures: the last regions, compiles, and the minimum rounds of a slow model (4 plans of 0.4 s: 22 s)."""
-        return 1 - self.wholes - self.regions - self.reserve
+    def stage(self) -> float:
+        """Share of each later stage, half of the rest: for regions (SqueezeNet on three engines and two busy cores: 10 parts in
+        8 s), and for mixtures with their last regions, compiles and rounds (4 plans of a slow model, 0.4 s: 22 s).
+        """
+        return (1 - self.wholes - self.reserve) / 2
 
 
 def tune(
@@ -235,7 +235,7 @@ def measure_whole_models(search: Search) -> None:
     # Mixtures are compared with plans of one engine, or with the only plan.
     search.baselines = {make_partition_key(p) for p in plans if len(plans) == 1 or len({x.engine for x in p.launches}) == 1}
     for plan in plans:
-        search.prepare(plan, until + search.bounds.regions * search.request.budget)
+        search.prepare(plan, until + search.bounds.stage * search.request.budget)
 
 
 def propose_mixtures(search: Search) -> Sequence[Plan]:
@@ -249,7 +249,7 @@ def propose_mixtures(search: Search) -> Sequence[Plan]:
         return ()
     # Leave time for the race of the plans that are ready.
     end = search.end - search.estimate_race()
-    until = min(search.clock() + search.bounds.regions * search.request.budget, end)
+    until = min(search.clock() + search.bounds.stage * search.request.budget, end)
     device, to_beat = search.request.device_map, predict_cost(search.function, best, search.table).seconds
     # A mixture has at least two launches: it cannot be faster than a model that takes less time than these.
     if (1 - GAIN) * to_beat < 2 * LAUNCH:
@@ -284,7 +284,7 @@ def propose_mixtures(search: Search) -> Sequence[Plan]:
 
 def race_plans(search: Search, mixtures: Sequence[Plan]) -> None:
     """Stage 3: race all plans. A mixture wins only if the whole interval of its ratio to the best engine is below `WIN`."""
-    until = min(search.clock() + search.bounds.race * search.request.budget, search.end)
+    until = min(search.clock() + search.bounds.stage * search.request.budget, search.end)
     # Regions were estimated when the mixture was proposed. Once they are measured, it may have become too slow to race.
     leader = search.find_leader() if mixtures else None
     limit = math.inf if leader is None else (1 - GAIN) * predict_cost(search.function, leader, search.table).seconds

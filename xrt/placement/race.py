@@ -50,7 +50,7 @@ class StoppingRule:
     turn: float = 0.03
     """Target seconds of a turn; a slower call is timed once, after an untimed call."""
     least: int = 6
-    """Minimum rounds before a decision."""
+    """Minimum rounds before a decision: with fewer, all samples together are no 95 % interval of the median."""
     most: int = 60
     """Maximum rounds; undecided plans are then ties."""
 

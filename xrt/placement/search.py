@@ -365,9 +365,6 @@ UNCERTAINTY = 2.0
 """Factor by which an estimate may be wrong: an engine may be so much faster on an unmeasured part, and a time that was measured
 while libraries were imported may be so many times too long. With 1 no mixture of four benchmark models was found; with 4 the
 search took 206 measurements for them and seven others, not 122. Rounds of one plan vary by up to 28 %."""
-ALONE = 0.25
-"""Weight of a single node in a run of similar nodes, which is measured too: a chain of 50 needs 6 measurements, not 20. With 1
-eleven models took 150 measurements, not 122, and one mixture of four was not found."""
 MOST_ATOMS = 128
 """Maximum atoms, the stretches of nodes that the planner moves as a whole, and maximum parts of one kind; the longest are kept.
 128 atoms take 0.1 s, with quadratic growth. With 32, 128 and 256 parts twelve models with simulated costs took the same
@@ -602,7 +599,10 @@ def _list_by_potential_gain(costs: CostModel, best: Partitioning, worth: float) 
         # Without a best plan, the lowest estimate of an engine.
         current_seconds = sum(in_best) if best else min(costs.estimate((engine, part)) for engine in engines)
         operators = list_operators([part])
-        weight = counts[graph.key(part)] * (ALONE if part.bit_count() == 1 and part & graph.within_runs else 1.0)
+        # A node alone loses its fusion with similar nodes, and their run is measured too: a chain of 50 needs 6 measurements, not
+        # 20. With its whole saving eleven models took 150 measurements, not 122, and one mixture of four was not found.
+        is_cut_out = part.bit_count() == 1 and part & graph.within_runs
+        weight = counts[graph.key(part)] / (UNCERTAINTY**2 if is_cut_out else 1.0)
         for engine in engines:
             if graph.supports((engine, part)):
                 estimate = costs.estimate((engine, part))
