@@ -150,7 +150,7 @@ class IndexAmbiguity:
     tolerance: Tolerance | None = None
 
     def admits(self, actual: Array, expected: Array) -> Array:
-        """As `Ambiguity.admits`; repeated indices and indices out of range are not ties."""
+        """Like `Ambiguity.admits`; repeated indices and indices out of range are not ties."""
         values = _widen(self.values)
         tolerance = self.tolerance or tolerance_for(self.values.dtype)
         has_axis = actual.ndim == values.ndim

@@ -21,7 +21,7 @@ class _Process:
     generation = 0
     locks: WeakSet[Any] = WeakSet()
     parent_objects: ClassVar[dict[int, ReferenceType[Any]]] = {}
-    """By identity: values may not be hashable, and equal values are not the same."""
+    """The objects by ``id``: values may not be hashable, and equal values are not the same."""
 
 
 def get_generation() -> int:

@@ -417,7 +417,7 @@ class TracedBodies:
     """The bodies of one operator, traced from callables with the types that the operator passes, and the types of its outputs."""
 
     functions: Mapping[str, Function]
-    """By attribute name."""
+    """The bodies by the name of their attribute."""
     outputs: tuple[Type | None, ...]
     is_single: bool
     """Whether the operator returns one tensor instead of a tuple."""

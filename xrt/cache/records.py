@@ -161,7 +161,7 @@ def _is_private_group(number: int) -> bool:
 # ---------------------------------------------------------------------- records
 
 MAX_TEXT_BYTES = 64 << 20
-"""Larger text files are rejected: XRT does not write them."""
+"""Maximum bytes of a text record; larger files are rejected, since XRT does not write them."""
 # Raised for text that is not JSON or has another structure.
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 

@@ -27,7 +27,7 @@ EDGES = 2
 """Spaces before the first column and after the last."""
 
 _LINES = 25 if os.environ.get("TERM", "").lower() in ("dumb", "unknown") else None
-"""For such terminals rich reads COLUMNS only if a height is set."""
+"""Height for terminals without cursor control: without one, rich would ignore COLUMNS there."""
 
 # soft_wrap: rich would otherwise break long lines of a pipe at 80 columns.
 out = Console(highlight=False, soft_wrap=True, height=_LINES)
@@ -90,9 +90,9 @@ class TimedRow(NamedTuple):
 
     name: str
     seconds: float | None
-    """None if it did not run."""
+    """Seconds per call; None if the candidate did not run."""
     ratio: str
-    """Its time relative to the fastest, with an interval if known."""
+    """Time relative to the fastest candidate, with an interval if known."""
     verdict: str
     details: Mapping[str, str]
     """Further cells by column."""

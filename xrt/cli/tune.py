@@ -242,7 +242,7 @@ def _tune_throughput(model: str, params: dict[str, Any]) -> int:
 # ---------------------------------------------------------------------- lockfiles
 
 NOISY = 0.1
-"""From this width of the ratio's interval, relative to the ratio, the lock is reported as too noisy for a check."""
+"""Width of the ratio's interval, relative to the ratio, from which the lock is reported as too noisy for a check."""
 
 
 @click.command("lock")

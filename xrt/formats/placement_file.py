@@ -74,7 +74,7 @@ class LoweredPlanRecord(Record, frozen=True):
     """A plan with a measured error; the exact plan comes first."""
 
     plan: Text
-    """Its engines in execution order."""
+    """The engines of the plan in execution order."""
     precision: Text
     outcome: LoweredOutcome
     error: Number | None = None
@@ -149,7 +149,7 @@ class CandidateRecord(Record, frozen=True):
     """The result of one plan in the comparison."""
 
     plan: Text
-    """Its engines in execution order."""
+    """The engines of the plan in execution order."""
     verdict: SelectionOutcome
     is_baseline: bool = False
     """Whether the ratios are relative to this plan."""

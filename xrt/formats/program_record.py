@@ -100,7 +100,7 @@ class StoredProgram(NamedTuple):
     plan: str = ""
     """Section of a bundle with the Plan, including nodes and reasons."""
     compiled: tuple[CompiledForm, ...] = ()
-    """In a bundle, one for each launch."""
+    """In a bundle, the compiled form of each launch."""
 
 
 class ProgramRecord(NamedTuple):

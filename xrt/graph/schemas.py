@@ -87,7 +87,7 @@ class FormalAttribute:
         """Sparse tensors become dense when read, so they are TENSOR here."""
         self.is_required = formal.required
         self.default = _read_default(formal)
-        """None if the schema has no default."""
+        """Default value; None if the schema has none."""
 
 
 def _read_default(formal: defs.OpSchema.Attribute) -> Any:
@@ -117,7 +117,7 @@ class Operator:
         self.required = frozenset(name for name, formal in attributes.items() if formal.is_required)
         self.min_inputs = schema.min_input
         self.max_inputs = None if schema.max_input >= UNBOUNDED else schema.max_input
-        """None if unlimited, as for Concat."""
+        """Maximum number of inputs; None if unlimited, as for Concat."""
         self.min_outputs = schema.min_output
         self.max_outputs = None if schema.max_output >= UNBOUNDED else schema.max_output
 

@@ -228,7 +228,7 @@ class RegionTimes:
     """Number of nodes per operator, most frequent first."""
     reads: tuple[Reading, ...]
     is_output: bool
-    """Whether it computes an output of the model."""
+    """Whether the region computes an output of the model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,7 +205,7 @@ class StatefulFunctions:
 
     def __init__(self) -> None:
         self._by_types: dict[object, StatefulFunction] = {}
-        """By input types for a traced `xrt.Graph`; under None for a model that is not traced."""
+        """Functions by input types, for a traced `xrt.Graph`; under None for a model that is not traced."""
         self._lock = renew_after_fork(threading.RLock())
 
     def find_declared(self, module: XRTModule) -> StatefulFunction | None:

@@ -17,7 +17,7 @@ from xrt.operators.rewriting import NodeWriter, Write
 from xrt.operators.traits import is_training
 
 DECOMPOSITIONS: dict[str, tuple[int, Write]] = {}
-"""By operator: the first opset for which the rule is valid, and the rule."""
+"""For each operator, the first opset for which the rule is valid, and the rule."""
 _Rule = TypeVar("_Rule", bound=Callable[[NodeWriter], "str | Sequence[str] | None"])
 
 

@@ -158,7 +158,7 @@ class NodeWriter:
 AXES_OPSET = 18
 """The first opset in which all reductions read their axes from an input."""
 SUM_AXES_OPSET = 13
-"""The same for ReduceSum."""
+"""The first opset in which ReduceSum reads its axes from an input."""
 
 Write: TypeAlias = Callable[[NodeWriter], "str | Sequence[str] | None"]
 """Writes the replacement of a node and returns the names of its results; None to keep the node."""

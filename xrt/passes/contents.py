@@ -15,7 +15,7 @@ from xrt.graph import Constant, Dim, DType, Node, Shape, TensorType, Type
 from xrt.passes.extents import Extent
 
 MOST_ELEMENTS = 128
-"""Larger tensors are not tracked: shapes, pads and bounds are shorter."""
+"""Maximum elements of a tensor whose contents are tracked: shapes, pads and bounds are shorter."""
 FOLLOWED = frozenset({DType.INT64, DType.INT32, DType.BOOL, DType.FLOAT32, DType.FLOAT64})
 """Element types in which models compute shapes."""
 INVALID_NODE = (IndexError, KeyError, ValueError, TypeError, AttributeError, ArithmeticError)

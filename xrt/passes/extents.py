@@ -21,7 +21,7 @@ class Quotient:
 
 
 MOST_TERMS = 64
-"""Larger products are refused, since repeated squares of a sum would take minutes. The sizes in shapes have a few terms."""
+"""Maximum terms of a product; repeated squares of a sum would take minutes. The sizes in shapes have a few terms."""
 Atom: TypeAlias = str | Quotient
 Monomial: TypeAlias = tuple[Atom, ...]
 

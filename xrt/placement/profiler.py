@@ -262,7 +262,7 @@ class _QueriedEngine:
     """Answers by node class: None, or why the node is not supported."""
     has_begun: bool = False
     is_ready: bool = False
-    """Whether it has answered and its runner has started, or the engine failed: nothing is left to wait for."""
+    """Whether nothing is left to wait for: the engine has answered and its runner has started, or the engine failed."""
     failure: str = ""
     """Why it cannot take part; empty if it can."""
 
@@ -410,7 +410,7 @@ class Truth:
 
     values: dict[str, Any] = field(default_factory=dict)
     reference: Reference | None = None
-    """None if the expected results could not be computed; results are then not compared."""
+    """Computes expected results; None if that has failed, and results are then not compared."""
     remark: str = ""
 
 

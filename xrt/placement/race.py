@@ -70,7 +70,7 @@ class Entrant:
     plan: Plan
     call: Callable[[], object] = tuple
     is_simple: bool = True
-    """Whether it is a placement without mixing and may be the baseline. Others are compared with the fastest of these."""
+    """Whether the plan does not mix engines and may be the baseline. Other plans are compared with the fastest simple one."""
     program: Program | None = None
     note: str = ""
     """A remark on its results: the error at lower precision."""
@@ -85,7 +85,7 @@ class Entrant:
     regions: tuple[float, ...] = ()
     """Seconds of each launch within whole calls; empty if not profiled."""
     is_out: bool = False
-    """Whether it takes no more turns: it failed or clearly lost."""
+    """Whether the plan takes no more turns: it failed or clearly lost."""
     failure: str = ""
     """The error of a call that raised; empty if none did."""
 
@@ -100,7 +100,7 @@ class Entrant:
 
     @property
     def has_run(self) -> bool:
-        """Whether it completed a round and did not fail."""
+        """Whether the plan completed a round and did not fail."""
         return bool(self.rounds) and not self.failure
 
     @property

@@ -284,9 +284,9 @@ class PlacementRequest:
     """A Function whose nodes are to be placed on engines, within a budget of seconds."""
 
     function: Function
-    """Its shapes must be static."""
+    """The Function to place; its shapes must be static."""
     engines: tuple[GraphCompiler, ...]
-    """By priority, the implicit engine last."""
+    """The engines by priority, the implicit one last."""
     context: CompileContext
     clustering: ClusteringOptions = ClusteringOptions()
     implicit: str | None = None

@@ -82,7 +82,7 @@ class ThroughputResult:
     """The result of a sweep. Prints as text."""
 
     configuration: ServingConfiguration | None
-    """None if no candidate kept the latency bound."""
+    """The chosen configuration; None if no candidate kept the latency bound."""
     candidates: tuple[ServingCandidate, ...]
     """The chosen one first, then by rate."""
     bound: float

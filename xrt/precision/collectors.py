@@ -30,7 +30,7 @@ class MagnitudeHistogram:
         self.counts: Array = np.zeros(BINS, np.int64)
         self.zeros = 0
         self.limit = 0.0
-        """Above all magnitudes; 0 if there were only zeros."""
+        """Upper end of the histogram, above all magnitudes; 0 if there were only zeros."""
 
     def add(self, numbers: Array) -> None:
         """Add finite numbers to the histogram, in linear time."""

@@ -79,7 +79,7 @@ class Attempt:
 
     @property
     def is_in_budget(self) -> bool:
-        """Whether it may race: it ran, and its error is within the budget."""
+        """Whether the plan may race: it ran, and its error is within the budget."""
         return self.program is not None and self.outcome not in ("over", "wrong", "failed")
 
     @property

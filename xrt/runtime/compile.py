@@ -162,7 +162,7 @@ class RegionToCompile:
 
 
 _locks: WeakKeyDictionary[type[GraphCompiler], threading.Lock] = WeakKeyDictionary()
-"""By class of an engine that compiles one at a time."""
+"""A lock for each class of an engine that compiles one region at a time."""
 _locks_lock = renew_after_fork(threading.Lock())
 
 

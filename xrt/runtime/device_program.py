@@ -60,7 +60,7 @@ class DeviceStep:
     step: Step
     device: str
     copies: tuple[Place, ...]
-    """Its results on other devices. They are copied directly after the launch, to overlap with later ones."""
+    """Places of its results on other devices. They are copied directly after the launch, to overlap with later ones."""
     frees: tuple[Place, ...]
     """Values without later readers."""
 

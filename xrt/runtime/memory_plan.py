@@ -176,7 +176,7 @@ class ValueTable:
         self.last = self._last_uses()
         self.updates = find_updates(self)
         self.inplace = {update.source: update.target for update in self.updates if not update.reason}
-        """By output slot: the input slot whose array it is computed in."""
+        """For each output slot that is computed in place, the input slot whose array it uses."""
 
     def _last_uses(self) -> dict[int, int]:
         """The last step that reads or writes each slot; the last of all steps for inputs of which a result may be a view."""

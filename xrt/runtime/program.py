@@ -93,7 +93,7 @@ class LaunchArrays:
     frees: tuple[int, ...]
     """Slots without readers after this launch."""
     inplace: Mapping[int, int]
-    """By output slot: the input slot whose array it is computed in."""
+    """For each output slot that is computed in place, the input slot whose array it uses."""
 
     @property
     def to_clear(self) -> tuple[int, ...]:
@@ -253,7 +253,7 @@ def _has_type(result: Any, type_: Type | None) -> bool:
 
 
 def _is_array(result: Any) -> bool:
-    """Whether it is an array, of the host or a device."""
+    """Whether a result is an array, of the host or a device."""
     return isinstance(result, np.ndarray) or (hasattr(result, "dtype") and not isinstance(result, np.generic))
 
 

@@ -53,7 +53,7 @@ class _Entry:
     source: Any
     """A module, or the path of a bundle or an ONNX file."""
     served: ServedModel | None = None
-    """None if it could not be opened or was unloaded."""
+    """The served model; None if it could not be opened or was unloaded."""
     reason: str = ""
     """Why it is not served, if it is not."""
 

@@ -448,7 +448,7 @@ class SessionEntry:
     session: Any
     """The module's session, which has the state."""
     last_used: float = 0.0
-    """By the clock of the table."""
+    """Time of the last use, by the clock of the table."""
     has_started: bool = False
     """Whether the latest request for it has left the queue."""
 

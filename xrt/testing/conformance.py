@@ -168,7 +168,7 @@ class KnownFailure:
     link: str
     """Where the library or the standard documents it, or the bug report."""
     everywhere: bool = True
-    """Whether it fails on every processor. False for numbers close to a tolerance: such an entry may pass without being stale."""
+    """Whether the case fails on every processor. False near a tolerance: such an entry may pass without being stale."""
 
     def covers(self, case: str) -> bool:
         return fnmatch.fnmatchcase(case, self.cases)

@@ -51,7 +51,7 @@ class TrainModule:
         **options: Any,
     ) -> None:
         self.learning_rate = learning_rate
-        """Used by the next step; change it between steps for a schedule."""
+        """Learning rate of the next step; change it between steps for a schedule."""
         trained = read_model(model, args, parameters)
         self._model = trained.function
         self._source = None if args is None else (model, args)

@@ -26,7 +26,7 @@ Array = np.ndarray[Any, Any]
 ERROR_FACTOR = 10.0
 """An engine's result is a rounding difference if its error against float64 is at most this many times the float32 reference's."""
 LEAST_ROW = 16
-"""From this many elements along the last axis, the reference's error is taken per row."""
+"""Number of elements along the last axis from which the reference's error is taken per row."""
 _NARROW = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_datatype")
 _NARROW_NUMBERS = {1: 11, 10: 11, 16: 11}
@@ -255,7 +255,7 @@ class Verdict(StrEnum):
     DECLINED = "declined"
     """The engine does not support the Function, so there are no results."""
     ROUNDING = "rounding"
-    """Beyond the tolerance, but within ten times the reference's own error against float64."""
+    """The difference exceeds the tolerance, but not ten times the reference's own error against float64."""
     DISAGREES = "disagrees"
 
 

@@ -12,7 +12,7 @@ from xrt.engines.contract.graph_compiler import Deviation, DeviationKind, GraphC
 from xrt.graph import DType, Function, TensorType
 
 EXACT_IN_FLOAT32 = 1 << 24
-"""Up to this magnitude float32 represents every integer."""
+"""Magnitude up to which float32 represents every integer."""
 _DEVIATING_TYPES: Mapping[DeviationKind, frozenset[DType]] = {
     "integer": frozenset({DType.INT32, DType.INT64, DType.UINT32, DType.UINT64}),
     "float16": frozenset({DType.FLOAT16, DType.BFLOAT16}),

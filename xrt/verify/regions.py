@@ -342,7 +342,7 @@ class _Search:
     """Whether all values of a part are outputs, not only those read outside."""
     runs: int = 0
     outcomes: dict[tuple[str, ...], bool] = field(default_factory=dict)
-    """By the names of a part's nodes: whether the part differs."""
+    """For each part, by the names of its nodes, whether it differs."""
 
     def part(self, nodes: Sequence[Node]) -> Function:
         """The nodes as a Function with input types taken from the reference's values."""

@@ -309,7 +309,7 @@ class MemoryUse:
     per_call: bool = False
     """True: allocated by each running call. False: held from compile to close."""
     shared: bool = False
-    """Whether it is a mapped file: all processes of the host share its pages, and the system may evict them."""
+    """Whether the memory is a mapped file: all processes of the host share its pages, and the system may evict them."""
 
 
 class Accelerator(abc.ABC):

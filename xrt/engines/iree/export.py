@@ -31,9 +31,9 @@ class MlirType:
     """An element type in MLIR."""
 
     torch: str
-    """Its name in torch-mlir, whose integers have a sign: ``si32``, ``ui32``."""
+    """Name in torch-mlir, whose integers have a sign: ``si32``, ``ui32``."""
     builtin: str
-    """Its name in IREE's own dialects, whose integers have no sign: ``i32``."""
+    """Name in IREE's own dialects, whose integers have no sign: ``i32``."""
     hal: int
     """The runtime's code, checked for each buffer."""
 
@@ -250,7 +250,7 @@ def _write(w: NodeWriter) -> str | Sequence[str] | None:
 
 
 def _index_along_axis(w: NodeWriter) -> str:
-    """The same operator with indices that count from the start and are inside the bounds."""
+    """Write the same operator with indices that count from the start and are inside the bounds."""
     return _write_indexed(w, np.array(w.extents(w.x)[w.attr("axis", 0)]))
 
 

@@ -87,43 +87,42 @@ def _move_to_front(xp: Any, x: Array, axis: int, backwards: bool) -> Array:
 
 @ops("Scan", since=9)
 def scan(node: Node, env: KernelContext) -> Run:
-    xp, body, m = env.xp, env.body("body"), node.attr("num_scan_inputs")
-    n_states = len(node.inputs) - m
-    k = len(body.function.outputs) - n_states
-    in_axes, out_axes = node.attr("scan_input_axes") or (0,) * m, node.attr("scan_output_axes") or (0,) * k
-    in_back, out_back = node.attr("scan_input_directions") or (0,) * m, node.attr("scan_output_directions") or (0,) * k
+    xp, body, n_scanned = env.xp, env.body("body"), node.attr("num_scan_inputs")
+    n_states = len(node.inputs) - n_scanned
+    n_stacks = len(body.function.outputs) - n_states
+    in_axes, in_directions = (node.attr(f"scan_input_{name}") or (0,) * n_scanned for name in ("axes", "directions"))
+    out_axes, out_directions = (node.attr(f"scan_output_{name}") or (0,) * n_stacks for name in ("axes", "directions"))
 
     def run(*values: Any) -> tuple[Any, ...]:
-        states, captured = values[:n_states], values[n_states + m :]
-        scanned = [_move_to_front(xp, x, a, b) for x, a, b in zip(values[n_states : n_states + m], in_axes, in_back, strict=True)]
-        results = _scan(xp, body, states, scanned, captured, k)
-        stacks = zip(results[n_states:], out_axes, out_back, strict=True)
-        return *results[:n_states], *(xp.moveaxis(xp.flip(s, 0) if b else s, 0, a) for s, a, b in stacks)
+        states, inputs, captured = values[:n_states], values[n_states : n_states + n_scanned], values[n_states + n_scanned :]
+        scanned = [_move_to_front(xp, *scan_input) for scan_input in zip(inputs, in_axes, in_directions, strict=True)]
+        results = _scan(xp, body, states, scanned, captured, n_stacks)
+        stacks = zip(results[n_states:], out_axes, out_directions, strict=True)
+        return *results[:n_states], *(xp.moveaxis(xp.flip(y, 0) if flips else y, 0, axis) for y, axis, flips in stacks)
 
     return run
 
 
 @ops("Scan", until=8, host=(0,))
 def scan_batched(node: Node, env: KernelContext) -> Run:
-    """Version 8 has a leading batch axis; sequences have given lengths and are zero-padded."""
-    xp, body, m = env.xp, env.body("body"), node.attr("num_scan_inputs")
-    n_states = len(node.inputs) - 1 - m
-    k = len(body.function.outputs) - n_states
-    backwards = node.attr("directions") or (0,) * m
+    """Version 8: the first axis is the batch, each of whose sequences has a length; shorter results are padded with zeros."""
+    xp, body, n_scanned = env.xp, env.body("body"), node.attr("num_scan_inputs")
+    n_states = len(node.inputs) - 1 - n_scanned
+    n_stacks = len(body.function.outputs) - n_states
+    backwards = node.attr("directions") or (0,) * n_scanned
 
     def unroll(states: Sequence[Array], scanned: Sequence[Array], length: int, captured: Sequence[Any]) -> list[Array]:
         parts = [_move_to_front(xp, x[:length], 0, bool(b)) for x, b in zip(scanned, backwards, strict=True)]
-        results = _scan(xp, body, states, parts, captured, k)
+        results = _scan(xp, body, states, parts, captured, n_stacks)
         # All batch entries are stacked, so that shorter sequences are padded to the full length.
         missing = len(scanned[0]) - length
         padded = (xp.concatenate([s, xp.zeros((missing, *s.shape[1:]), dtype=s.dtype)]) for s in results[n_states:])
         return [*results[:n_states], *padded]
 
     def run(lengths: Array | None, *values: Any) -> tuple[Any, ...]:
-        states, scanned, captured = values[:n_states], values[n_states : n_states + m], values[n_states + m :]
-        batch = len(scanned[0])
-        each = [scanned[0].shape[1]] * batch if lengths is None else lengths.tolist()
-        rows = [unroll([s[i] for s in map(xp.asarray, states)], [x[i] for x in scanned], each[i], captured) for i in range(batch)]
+        states, scanned, captured = values[:n_states], values[n_states : n_states + n_scanned], values[n_states + n_scanned :]
+        sizes = [scanned[0].shape[1]] * len(scanned[0]) if lengths is None else lengths.tolist()
+        rows = [unroll([xp.asarray(s)[i] for s in states], [x[i] for x in scanned], n, captured) for i, n in enumerate(sizes)]
         return tuple(xp.stack(column) for column in zip(*rows, strict=True))
 
     return run

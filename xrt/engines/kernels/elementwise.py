@@ -172,7 +172,7 @@ def shrink(node: Node, env: NodeContext) -> Run:
 CLOSED = {"And": "logical_and", "Mul": "multiply", "Or": "logical_or", "Xor": "logical_xor"}
 """Binary operators that map to one function and keep their dtype; before version 7 attributes controlled broadcasting."""
 COMPARISONS = {"Equal": "equal", "Greater": "greater", "Less": "less"}
-"""The same, with boolean results."""
+"""Comparisons that map to one function of the namespace, with boolean results."""
 PLAIN = {"BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or", "BitwiseXor": "bitwise_xor"}
 """Binary operators that map to one function and always had NumPy's broadcasting."""
 VARIADIC = {"Max": "maximum", "Min": "minimum", "Sum": "add"}
@@ -394,11 +394,11 @@ def adam(node: Node, env: NodeContext) -> Run:
     norm, norm_post = (node.attr(name, 0.0) for name in ("norm_coefficient", "norm_coefficient_post"))
 
     def step(rate: float, x: Array, gradient: Array, mean: Array, square: Array) -> tuple[Array, Array, Array]:
-        wide = [xp.astype(value, np.float64) for value in (x, gradient, mean, square)]
-        gradient = norm * wide[0] + wide[1]
-        new_mean = alpha * wide[2] + (1 - alpha) * gradient
-        new_square = beta * wide[3] + (1 - beta) * gradient * gradient
-        new_x = wide[0] - rate * new_mean / (xp.sqrt(new_square) + epsilon)
+        wide_x, wide_gradient, wide_mean, wide_square = (xp.astype(value, np.float64) for value in (x, gradient, mean, square))
+        regularized = norm * wide_x + wide_gradient
+        new_mean = alpha * wide_mean + (1 - alpha) * regularized
+        new_square = beta * wide_square + (1 - beta) * regularized * regularized
+        new_x = wide_x - rate * new_mean / (xp.sqrt(new_square) + epsilon)
         return xp.astype((1 - norm_post) * new_x, x.dtype), xp.astype(new_mean, mean.dtype), xp.astype(new_square, square.dtype)
 
     def run(rate: Array, count: Array, *tensors: Array) -> tuple[Array, ...]:

@@ -187,7 +187,7 @@ def _parse_numbers(text: Array, to: DType) -> Array:
 BLOCK = 1 << 14
 """Elements per block, so that intermediates stay in the cache: three times as fast."""
 SATURATED = 6.0
-"""Above this, ``erf`` is 1 in double precision."""
+"""Magnitude above which ``erf`` is 1 in double precision."""
 
 
 @lru_cache(maxsize=1)

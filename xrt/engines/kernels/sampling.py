@@ -378,14 +378,14 @@ def _pool_region(xp: Any, image: Array, box: Array, node: Node, shift: float) ->
     sizes = [max(end - start, 0.0 if shift else 1.0) for start, end in ((y1, y2), (x1, x2))]
     ratio = node.attr("sampling_ratio", 0)
     each = [ratio if ratio > 0 else ceil(size / n) for size, n in zip(sizes, bins, strict=True)]
-    rows, columns = (
+    (top, bottom, y_share, y_mask), (left, right, x_share, x_mask) = (
         _place_samples(xp, start, size, n, e, extent)
         for start, size, n, e, extent in zip((y1, x1), sizes, bins, each, image.shape[1:], strict=True)
     )
     corners = [
         image[:, row[:, None], column] * (vertical[:, None] * horizontal)
-        for row, vertical in ((rows[0], (1 - rows[2]) * rows[3]), (rows[1], rows[2] * rows[3]))
-        for column, horizontal in ((columns[0], (1 - columns[2]) * columns[3]), (columns[1], columns[2] * columns[3]))
+        for row, vertical in ((top, (1 - y_share) * y_mask), (bottom, y_share * y_mask))
+        for column, horizontal in ((left, (1 - x_share) * x_mask), (right, x_share * x_mask))
     ]
     shape = (len(image), bins[0], each[0], bins[1], each[1])
     if 0 in each:

@@ -120,7 +120,7 @@ def sum_windows(xp: Any, x: Array, place: Placement) -> Array:
 
 
 BLOCK = 1 << 23
-"""In bytes. Columns are computed in blocks of this size, to stay in the cache and bound memory."""
+"""Bytes of a block of columns: small enough to stay in the cache and to bound memory."""
 
 
 def convolve(xp: Any, x: Array, w: Array, window: Window, group: int) -> Array:

@@ -278,7 +278,7 @@ def _find_reusable(
 
 
 MOST_SCRATCH = 1 << 40
-"""In bytes. A larger request is an error in the kernel, and sums of such requests could overflow 64 bits."""
+"""Maximum bytes of scratch memory. A larger request is an error in the kernel; sums of such requests could overflow 64 bits."""
 
 
 class PreparedKernel:
@@ -342,7 +342,7 @@ def _read_type(output_c: abi.OutputC) -> TensorType | None:
 
 
 FILLED_FROM = 1 << 12
-"""In bytes. Smaller outputs are returned in fresh arrays: allocating one costs less than passing a buffer down."""
+"""Bytes from which an output is written to the caller's buffer: below, a fresh array costs less than passing a buffer down."""
 
 
 class NativeExecutable(Executable):

@@ -104,7 +104,7 @@ class CompiledModel:
 
     model: Any
     used: tuple[int, ...]
-    """Per input of the model, the position of the Function's input."""
+    """Per input of the model, its position among the Function's inputs."""
     inputs: tuple[TensorType, ...]
     outputs: tuple[TensorType, ...]
     fixed: tuple[bool, ...]

@@ -24,7 +24,7 @@ class ImportedModel:
 
     model: Any
     used: tuple[int, ...]
-    """Per input of the model, the position of the Function's input: the frontend drops unused ones."""
+    """Per input of the model, its position among the Function's inputs: the frontend drops unused ones."""
     passed: tuple[bool, ...]
     """Per output, whether it is an input or constant passed through."""
     arrays: tuple[Array, ...]

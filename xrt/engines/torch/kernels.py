@@ -285,9 +285,9 @@ def _compute_weight_gradient(x: Tensor, w: Tensor, place: Placement) -> Tensor:
     """The convolution as a gradient of weights (M, N, *positions): batch and channels are swapped, strides and dilations too."""
     window, source, gradient = place.window, x.transpose(0, 1), w.transpose(0, 1)
     weights = source.new_empty((gradient.shape[1], source.shape[1], *place.positions))
-    lengths = (list(window.dilations), list(place.begins), list(window.strides))
-    zeros, mask = [0] * len(place.positions), [False, True, False]
-    gradients = torch.ops.aten.convolution_backward(gradient, source, weights, None, *lengths, False, zeros, 1, mask)
+    stride_padding_dilation = (list(window.dilations), list(place.begins), list(window.strides))
+    options = (False, [0] * len(place.positions), 1, [False, True, False])  # transposed, output padding, groups, wanted gradients
+    gradients = torch.ops.aten.convolution_backward(gradient, source, weights, None, *stride_padding_dilation, *options)
     return gradients[1].transpose(0, 1)
 
 

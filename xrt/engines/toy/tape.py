@@ -370,7 +370,7 @@ class _TapeBuilder:
 # ---------------------------------------------------------------------- executables
 
 FILLED_FROM = 1 << 19
-"""In bytes. From this size, passing a buffer to a kernel (about 3 us) is negligible against the kernel's time."""
+"""Bytes of an output from which passing a buffer to the kernel (about 3 us) is negligible against the kernel's time."""
 
 
 class InterpretedExecutable(Executable):

@@ -438,7 +438,7 @@ def load_program(data: memoryview, function: Function, folder: Path | None) -> D
 # ---------------------------------------------------------------------- run
 
 ALIGNMENT = 64
-"""In bytes. TVM's code expects every array at a multiple of it."""
+"""Alignment in bytes that TVM's code expects of every array."""
 _NO_WAIT = -1
 """DLPack's value for a stream without synchronization: the runtime has ordered the work already."""
 

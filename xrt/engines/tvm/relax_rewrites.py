@@ -123,7 +123,7 @@ def _keep_call(call: Call, builder: BlockBuilder) -> Any:
 
 
 def _widen_operands(call: Call, builder: BlockBuilder) -> Call:
-    """The same call on float32 tensors."""
+    """Make the same call on float32 tensors."""
     wide = [builder.normalize(relax.op.astype(tensor, "float32")) for tensor in call.args]
     return builder.normalize(Call(call.op, wide, call.attrs))
 

@@ -174,10 +174,10 @@ def _make_call(code: Any, inputs: Sequence[Value], device: Any) -> Call:
 # ---------------------------------------------------------------------- run
 
 COPIED_AT_ONCE = 100 * 1024
-"""In bytes. XLA copies inputs up to this size synchronously."""
+"""Bytes up to which XLA copies an input synchronously."""
 
 COPIED = 32 * 1024
-"""In bytes. Results up to this size are copied out of XLA's memory; for larger ones an alias is faster than a copy."""
+"""Bytes up to which a result is copied out of XLA's memory; for larger ones an alias is faster than a copy."""
 
 
 class XlaExecutable(Executable):

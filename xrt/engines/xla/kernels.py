@@ -358,7 +358,7 @@ def _convolve_transposed(x: Operand, w: Operand, window: Window, group: int) -> 
 # Not for speed: of 2 to 32 iterations of MatMul, Tanh and Add (8x8 and 128x128), unrolled and scanned code took the same time,
 # and compiling the unrolled code up to twice as long. But only unrolled iterations may carry values of changing shapes.
 UNROLLED = 8
-"""Up to this many iterations a loop is unrolled, so that shapes may change between iterations."""
+"""Maximum number of iterations of a loop that is unrolled, so that shapes may change between iterations."""
 
 
 @lowers("If")
@@ -453,20 +453,20 @@ class _Iteration:
 
 @lowers("Scan", since=9)
 def scan(at: LoweringContext, *values: Operand) -> tuple[Operand, ...]:
-    body, m = at.body("body"), at.attr("num_scan_inputs")
-    n = len(values) - m
-    k = len(at.attr("body").outputs) - n
-    in_axes, out_axes = at.attr("scan_input_axes") or (0,) * m, at.attr("scan_output_axes") or (0,) * k
-    in_back, out_back = at.attr("scan_input_directions") or (0,) * m, at.attr("scan_output_directions") or (0,) * k
-    rows = tuple(_move_to_front(x, axis, back) for x, axis, back in zip(values[n:], in_axes, in_back, strict=True))
+    body, n_scanned = at.body("body"), at.attr("num_scan_inputs")
+    n_states = len(values) - n_scanned
+    n_stacks = len(at.attr("body").outputs) - n_states
+    in_axes, in_directions = (at.attr(f"scan_input_{name}") or (0,) * n_scanned for name in ("axes", "directions"))
+    out_axes, out_directions = (at.attr(f"scan_output_{name}") or (0,) * n_stacks for name in ("axes", "directions"))
+    rows = tuple(_move_to_front(*scan_input) for scan_input in zip(values[n_states:], in_axes, in_directions, strict=True))
 
     def step(states: tuple[Operand, ...], row: tuple[Operand, ...]) -> tuple[tuple[Operand, ...], tuple[Operand, ...]]:
         results = tuple(map(jnp.asarray, body([*states, *row])))
-        return results[:n], results[n:]
+        return results[:n_states], results[n_states:]
 
-    last, stacks = jax.lax.scan(step, tuple(map(jnp.asarray, values[:n])), rows)
-    outputs = (jnp.moveaxis(s[::-1] if back else s, 0, axis) for s, axis, back in zip(stacks, out_axes, out_back, strict=True))
-    return *last, *outputs
+    last, stacks = jax.lax.scan(step, tuple(map(jnp.asarray, values[:n_states])), rows)
+    outputs = zip(stacks, out_axes, out_directions, strict=True)
+    return *last, *(jnp.moveaxis(y[::-1] if backwards else y, 0, axis) for y, axis, backwards in outputs)
 
 
 def _move_to_front(x: Operand, axis: int, backwards: int) -> Operand:

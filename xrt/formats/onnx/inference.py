@@ -32,7 +32,7 @@ class InferredTypes:
 
     types: Mapping[str, Type]
     bodies: Mapping[str, tuple[InferredTypes, ...]]
-    """By node name, in the order of the node's bodies."""
+    """The types of bodies by node name, in the order of the node's bodies."""
 
 
 def infer_types(function: Function, symbols: frozenset[str]) -> InferredTypes | None:

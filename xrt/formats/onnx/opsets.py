@@ -172,7 +172,7 @@ def _convert(function: Function, max_opset: int) -> tuple[Function | None, str]:
 
 
 def _is_per_axis(function: Function) -> bool:
-    """Whether it is a Softmax over an axis other than the last, which onnx's converter changes incorrectly."""
+    """Whether the only node is a Softmax over an axis other than the last, which onnx's converter changes incorrectly."""
     node, type_ = function.nodes[0], function.inputs[0].type if function.inputs else None
     if node.op_type not in ("Softmax", "LogSoftmax"):
         return False

@@ -51,7 +51,7 @@ class LoweredGraph:
     inputs: tuple[int, ...]
     """Index of the graph's placeholder, by input of the Function."""
     axes: tuple[tuple[int, ...], ...]
-    """By output of the Function: the permutation to the graph's axis order; () if equal."""
+    """For each output of the Function: the permutation to the graph's axis order; () if equal."""
     leaves: tuple[Leaf, ...]
     """Outputs of the graph."""
     viewed: tuple[int, ...]

@@ -62,7 +62,7 @@ def share_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def _share_uncommon(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """As `share_array`, for tensors that `Tensor.numpy` refuses: lazily conjugated or negated, or of types that NumPy lacks."""
+    """Like `share_array`, for tensors that `Tensor.numpy` refuses: lazily conjugated or negated, or of types that NumPy lacks."""
     if tensor.device.type != "cpu":
         raise InputError(f"a tensor on {tensor.device} was given; modules of PyTorch run on the CPU: pass tensor.cpu()")
     if tensor.layout is not torch.strided:
@@ -94,7 +94,7 @@ def share_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def _share_uncommon_array(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """As `share_tensor`, for arrays that PyTorch refuses: read-only ones, negative strides, and types that NumPy lacks."""
+    """Like `share_tensor`, for arrays that PyTorch refuses: read-only ones, negative strides, and types that NumPy lacks."""
     array = np.asarray(array)
     if not is_shared(array):
         array = array.copy()

@@ -176,7 +176,7 @@ def _as_array(row_input: RowInput, value: Any) -> Array:
 
 
 def _fit(row_input: RowInput, array: Array, rows: tuple[int, ...]) -> Array:
-    """Reshape and cast an array to the input's type, without a copy if it has that; ``rows`` are its leading extents.
+    """Reshape and cast an array to the input's type; copy only if it has another. ``rows`` are the leading extents.
 
     Raises InputError for a shape or values that do not fit.
     """

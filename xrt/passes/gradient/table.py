@@ -175,7 +175,7 @@ def _may_be_broadcast(whole: Any, part: Any) -> bool | None:
 
 
 def _sum_to_at_run_time(g: Tensor, like: Tensor) -> Tensor:
-    """As `sum_to`, with the axes computed from the shapes in each call."""
+    """Like `sum_to`, with the axes computed from the shapes in each call."""
     source, target = emit("Shape", g), emit("Shape", like)
     # Align the ranks with leading ones, then reduce where the extents differ.
     lead = emit("Sub", emit("Shape", source), emit("Shape", target))
@@ -233,7 +233,7 @@ class RuleContext:
         self.tensors = tensors
         """All values in scope, by name."""
         self.gradients = tuple(gradients)
-        """By output; None if no gradient arrives."""
+        """The gradient of each output; None if no gradient arrives."""
         self.active = active
         """Values whose gradients are wanted."""
         self.builder = builder

@@ -24,7 +24,7 @@ def apply_elementwise(p: Padder, node: Node) -> None:
 
 @rule("Div", "Mod")
 def apply_integer_division(p: Padder, node: Node) -> Node:
-    """As elementwise, with padding of integer divisors replaced by 1: a division by zero can crash the process."""
+    """Like an elementwise operator, with padding of integer divisors replaced by 1: a division by zero can crash the process."""
     apply_elementwise(p, node)
     dividend, divisor = node.inputs
     if not p.dtype(dividend).is_float:
@@ -83,7 +83,7 @@ def apply_matmul(p: Padder, node: Node) -> Node:
 
 @rule("Gemm")
 def apply_gemm(p: Padder, node: Node) -> Node:
-    """As MatMul; the bias broadcasts to the product."""
+    """Like MatMul; the bias broadcasts to the product."""
     left, right, *bias = node.inputs
     transposed = [int(bool(node.attr(name, 0))) for name in ("transA", "transB")]
     left, right = _contract(p, left, 1 - transposed[0], right, transposed[1])

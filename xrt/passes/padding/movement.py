@@ -225,18 +225,18 @@ class _Parts:
         The unmatched portion of the input extent goes back to `remaining`. Raises Unpaddable if a padded extent would be split
         such that padding lies between its valid elements.
         """
-        if (rest := extent.divide(part)) is not None:
-            return rest, part
-        rest = part.divide(extent)
-        inner = extent if last else rest
-        if rest is None or (self._p.is_padded(part) and (inner is None or self._p.is_padded(inner))):
+        if (unmatched := extent.divide(part)) is not None:
+            return unmatched, part
+        rest_of_part = part.divide(extent)
+        inner = extent if last else rest_of_part
+        if rest_of_part is None or (self._p.is_padded(part) and (inner is None or self._p.is_padded(inner))):
             raise self._p.refuse(
                 f"the new shape has {extent} where the old one has {part}; a size that stands there as a number, or in "
                 "another order, would be another one with padding",
                 part,
                 extent,
             )
-        self.remaining.insert(len(self.remaining) if last else 0, rest)
+        self.remaining.insert(len(self.remaining) if last else 0, rest_of_part)
         return ONE[0], extent
 
     def rest(self) -> Axis:
@@ -352,7 +352,7 @@ def apply_gather(p: Padder, node: Node) -> Node:
 
 @rule("GatherElements")
 def apply_gather_elements(p: Padder, node: Node) -> Node:
-    """As Gather; the other axes must have equal padding in data and indices."""
+    """Like Gather; the other axes must have equal padding in data and indices."""
     data, indices = node.inputs
     axes, places = p.axes(data), p.axes(indices)
     axis = node.attr("axis", 0) % len(axes)
@@ -364,7 +364,7 @@ def apply_gather_elements(p: Padder, node: Node) -> Node:
 
 @rule("GatherND")
 def apply_gather_nd(p: Padder, node: Node) -> Node:
-    """As Gather, for positions along several axes."""
+    """Like Gather, for positions along several axes."""
     data, indices = node.inputs
     axes, places = p.axes(data), p.axes(indices)
     depth = places[-1][0].number

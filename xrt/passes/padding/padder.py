@@ -83,7 +83,7 @@ def rule(*operators: str) -> Callable[[_Rule], _Rule]:
 SIZE_INPUT = "xrt.size."
 """Prefix of the inputs that hold true sizes."""
 MOST_ELEMENTS = 64
-"""Larger integer tensors are not tracked, because they are not shapes."""
+"""Maximum elements of an integer tensor that may be a shape and is tracked."""
 OPSET = 11
 """Lowest opset of the operators in masks."""
 

@@ -74,7 +74,7 @@ def _check_pool(p: Padder, node: Node) -> Window:
 
 @rule("MaxPool")
 def apply_max_pool(p: Padder, node: Node) -> Node:
-    """As Conv, masked with minus infinity."""
+    """Like Conv, masked with minus infinity."""
     (data,) = node.inputs
     if not p.dtype(data).is_float:
         raise Unpaddable("it is of integers")
@@ -85,7 +85,7 @@ def apply_max_pool(p: Padder, node: Node) -> Node:
 
 @rule("AveragePool", "LpPool")
 def apply_average_pool(p: Padder, node: Node) -> Node:
-    """As Conv, if all windows have the same divisor; LpPool has none."""
+    """Like Conv, if all windows have the same divisor; LpPool has none."""
     (data,) = node.inputs
     window = _check_pool(p, node)
     counts_all = node.op_type == "LpPool" or node.attr("count_include_pad", 0)

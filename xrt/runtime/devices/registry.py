@@ -87,7 +87,7 @@ def _open_cuda(index: int) -> Device:
 
 _makers: dict[str, Maker] = {"cuda": _open_cuda}
 _origins: dict[str, str] = {}
-"""By kind: the import path of a replaced maker, for worker processes."""
+"""For each kind with a replaced maker, the import path of that maker, for worker processes."""
 _opened: dict[str, Device] = {}
 _lock = renew_after_fork(threading.Lock())
 

@@ -603,7 +603,7 @@ FORMS: tuple[CorpusEntry, ...] = (
 )
 _ROW = f32([[[[0, 1, 4, 9]]]])
 _PLACES = f32([[[[-1, 0], [0, 0], [1, 0]]]])
-"""As element positions in the row: -0.5, 1.5 and 3.5."""
+"""Sample positions; as element positions in the row: -0.5, 1.5 and 3.5."""
 
 
 def _sample_entry(name: str, why: str, padding: str, *expected: float) -> CorpusEntry:

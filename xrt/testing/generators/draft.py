@@ -27,7 +27,7 @@ OPSET = 18
 SIZES = {"N": 3, "M": 2}
 """The sizes of the symbolic dims of generated Functions."""
 MOST_ELEMENTS = 20_000
-"""Larger values are not used as operands, because sizes multiply quickly."""
+"""Maximum elements of an operand, because sizes multiply quickly."""
 LARGEST = 1e3
 """Limit that recipes set on the magnitude of results, so that products do not overflow and tolerances remain meaningful."""
 

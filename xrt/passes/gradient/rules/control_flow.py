@@ -211,40 +211,40 @@ def scan(at: RuleContext) -> Gradients:
     check_repeatable(at.node, original)
     body = expand_body(original)
     states = len(at.node.inputs) - count
-    rows = [index for index in range(count) if at.wants(states + index)]
-    active_rows = [body.inputs[states + index].name for index in rows]
+    row_indices = [index for index in range(count) if at.wants(states + index)]
+    active_rows = [body.inputs[states + index].name for index in row_indices]
     carried = at.node.inputs[:states]
-    indices = _find_carried(at, body, body.inputs[:states], body.outputs[:states], carried, active_rows)
+    active_states = _find_carried(at, body, body.inputs[:states], body.outputs[:states], carried, active_rows)
     captured = [name for name in at.node.captures if name in at.active]
     starts = [
-        *(_end_gradient(at, index, carried[index]) for index in indices),
+        *(_end_gradient(at, index, carried[index]) for index in active_states),
         *(zeros_like(at.tensors[name]) for name in captured),
     ]
     arriving_scans = [(index, g) for index, g in enumerate(at.gradients[states:]) if g is not None]
     input_layout, output_layout = _read_layout(at, "input", count), _read_layout(at, "output", len(at.node.outputs) - states)
     stacks = _stack_carried(at, original.inputs[:states])
-    sources = [*(body.inputs[index].name for index in indices), *active_rows, *captured]
+    sources = [*(body.inputs[index].name for index in active_states), *active_rows, *captured]
 
     def backward(*values: Tensor) -> list[Tensor]:
-        gradients, sums, elements = values[: len(indices)], values[len(indices) : len(starts)], values[len(starts) :]
+        gradients, sums, elements = values[: len(active_states)], values[len(active_states) : len(starts)], values[len(starts) :]
         arriving: list[Tensor | None] = [None] * len(body.outputs)
-        for index, gradient in zip(indices, gradients, strict=True):
+        for index, gradient in zip(active_states, gradients, strict=True):
             arriving[index] = gradient
         for (index, _), gradient in zip(arriving_scans, elements[states + count :], strict=True):
             arriving[states + index] = gradient
         computed = _differentiate_step(at, body, elements[: states + count], arriving, sources, sums)
-        of_states, of_rows = computed[: len(indices)], computed[len(indices) : len(indices) + len(rows)]
-        return [*of_states, *computed[len(indices) + len(rows) :], *of_rows]
+        of_states, of_rows = computed[: len(active_states)], computed[len(active_states) : len(active_states) + len(row_indices)]
+        return [*of_states, *computed[len(active_states) + len(row_indices) :], *of_rows]
 
     inputs = [*stacks, *(at.input(states + index) for index in range(count)), *(g for _, g in arriving_scans)]
     layout = [*[(0, 0)] * states, *input_layout, *(output_layout[index] for index, _ in arriving_scans)]
-    attributes = {"body": backward, **_reverse_layout(layout, [input_layout[index] for index in rows])}
-    results: Any = apply("Scan", (*starts, *inputs), attributes, outputs=len(starts) + len(rows))
-    at.captured.update(zip(captured, results[len(indices) : len(starts)], strict=True))
+    attributes = {"body": backward, **_reverse_layout(layout, [input_layout[index] for index in row_indices])}
+    results: Any = apply("Scan", (*starts, *inputs), attributes, outputs=len(starts) + len(row_indices))
+    at.captured.update(zip(captured, results[len(active_states) : len(starts)], strict=True))
     input_gradients: list[Tensor | None] = [None] * len(at.node.inputs)
-    places = [*indices, *(states + index for index in rows)]
-    for place, result in zip(places, [*results[: len(indices)], *results[len(starts) :]], strict=True):
-        input_gradients[place] = result
+    input_positions = [*active_states, *(states + index for index in row_indices)]
+    for position, result in zip(input_positions, [*results[: len(active_states)], *results[len(starts) :]], strict=True):
+        input_gradients[position] = result
     return input_gradients
 
 

@@ -36,7 +36,7 @@ _SIMPLE = ("Elu", "HardSigmoid", "LeakyRelu", "Relu", "Sigmoid", "Softplus", "So
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 _LENGTHS, _STATES, _PEEPHOLES = 4, 5, 7
-"""Input positions."""
+"""Positions of these among the inputs of a layer."""
 
 
 def _count_states(node: Node) -> int:
@@ -105,7 +105,7 @@ def _split(x: Tensor, parts: int) -> Sequence[Tensor]:
 
 
 def _advance_lstm(cell: _Cell, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Hochreiter and Schmidhuber (1997), with the peepholes of Gers and Schmidhuber (2000)."""
+    """The next h and c of an LSTM (Hochreiter and Schmidhuber 1997), with the peepholes of Gers and Schmidhuber (2000)."""
     h, c = states
     f, g, k = cell.activations
     i_in, o_in, f_in, c_in = _split(x + emit("MatMul", h, cell.recurrent[0]), 4)
@@ -119,7 +119,7 @@ def _advance_lstm(cell: _Cell, x: Tensor, states: Sequence[Tensor]) -> tuple[Ten
 
 
 def _advance_gru(cell: _Cell, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Cho et al., arXiv:1406.1078."""
+    """The next state of a GRU; Cho et al., arXiv:1406.1078."""
     (h,) = states
     f, g = cell.activations
     gates, last = cell.recurrent
@@ -135,7 +135,7 @@ def _advance_gru(cell: _Cell, x: Tensor, states: Sequence[Tensor]) -> tuple[Tens
 
 
 def _advance_rnn(cell: _Cell, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Elman (1990)."""
+    """The next state of an RNN; Elman (1990)."""
     return (cell.activations[0](x + emit("MatMul", states[0], cell.recurrent[0])),)
 
 
