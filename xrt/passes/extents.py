@@ -72,7 +72,7 @@ class Extent:
         return -self + other
 
     def __mul__(self, other: Extent | int) -> Extent:
-        """Multiply; raises ValueError for more than `MOST_TERMS` terms or atoms in one, and for factors beyond int64."""
+        """Multiply; raises ValueError for more than `MOST_TERMS` terms or atoms of a term, and for factors beyond int64."""
         factors: Counter[Monomial] = Counter()
         for monomial, factor in self.terms:
             for other_monomial, other_factor in Extent.of(other).terms:

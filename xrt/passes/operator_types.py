@@ -199,8 +199,8 @@ def _fused_product(o: Operands) -> Sequence[Type | None]:
     return [make_type(o.dtype(0), shape)]
 
 
-def _transpose(shape: Shape, turns: int) -> Shape:
-    return (*shape[:-2], shape[-1], shape[-2]) if turns and len(shape) > 1 else shape
+def _transpose(shape: Shape, is_transposed: int) -> Shape:
+    return (*shape[:-2], shape[-1], shape[-2]) if is_transposed and len(shape) > 1 else shape
 
 
 def _if_channels_first(op: str, inputs: Sequence[int], *attributes: str, dtype: int = 0) -> Rule:

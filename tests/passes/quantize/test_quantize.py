@@ -78,16 +78,16 @@ def test_a_product_equals_integer_arithmetic(product: str, options: str) -> None
     terms = {name: constant.array for name, constant in quantized.constants.items()}
     scale, zero = terms["x_scale"], int(terms["x_zero_point"])
     integers = np.clip(np.rint(x / scale) + zero, *find_limits(DType.of(terms["x_zero_point"]))).astype(np.int64) - zero
-    is_turned = bool(nodes[0].attr("transB", 0))
+    is_transposed = bool(nodes[0].attr("transB", 0))
     weights, w_scale, w_zero = terms["w_quantized"], terms["w_scale"], terms["w_zero_point"]
-    if w_scale.ndim and is_turned:
+    if w_scale.ndim and is_transposed:
         w_scale, w_zero = w_scale[:, None], w_zero[:, None]
     whole = weights.astype(np.int64) - w_zero.astype(np.int64)
-    total = integers @ (whole.T if is_turned else whole)
+    total = integers @ (whole.T if is_transposed else whole)
     if "b" in constants:
         assert terms["b_quantized"].dtype == np.int32
         total = total + terms["b_quantized"].astype(np.int64)
-    factor = scale.astype(np.float64) * (w_scale.T if is_turned and w_scale.ndim else w_scale).astype(np.float64)
+    factor = scale.astype(np.float64) * (w_scale.T if is_transposed and w_scale.ndim else w_scale).astype(np.float64)
     assert np.allclose(evaluate(quantized, [x])[0], total * factor, rtol=1e-5, atol=1e-5)
 
 
@@ -448,14 +448,14 @@ INNER, COLUMNS = 80, 24
 X = RANDOM.normal(size=(5, INNER)).astype("float32")
 
 
-def make_product(op: str, *, is_turned: bool = False, bias: bool = False, inner: int = INNER) -> Function:
+def make_product(op: str, *, is_transposed: bool = False, bias: bool = False, inner: int = INNER) -> Function:
     weight = (RANDOM.normal(size=(inner, COLUMNS)) / inner**0.5).astype("float32")
-    constants = {"w": Constant(np.ascontiguousarray(weight.T) if is_turned else weight)}
+    constants = {"w": Constant(np.ascontiguousarray(weight.T) if is_transposed else weight)}
     node = Node(op, ("x", "w"), ("y",), name="product")
     if bias:
         constants["b"] = Constant(RANDOM.normal(size=COLUMNS).astype("float32"))
         node = Node(op, ("x", "w", "b"), ("y",), name="product")
-    node = node.with_attributes(transB=1) if is_turned else node
+    node = node.with_attributes(transB=1) if is_transposed else node
     inputs = (Value("x", TensorType(DType.FLOAT32, (5, inner))),)
     return infer_shapes(Function(inputs, (Value("y"),), nodes=(node,), constants=constants, opsets={"": 17}, name="product"))
 
@@ -463,9 +463,9 @@ def make_product(op: str, *, is_turned: bool = False, bias: bool = False, inner:
 FORMS = [
     make_product("MatMul"),
     make_product("Gemm"),
-    make_product("Gemm", is_turned=True),
+    make_product("Gemm", is_transposed=True),
     make_product("Gemm", bias=True),
-    make_product("Gemm", is_turned=True, bias=True),
+    make_product("Gemm", is_transposed=True, bias=True),
 ]
 NAMES = ["MatMul", "Gemm", "turned", "bias", "turned with bias"]
 

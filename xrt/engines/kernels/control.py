@@ -105,7 +105,7 @@ def scan(node: Node, env: KernelContext) -> Run:
 
 @ops("Scan", until=8, host=(0,))
 def scan_batched(node: Node, env: KernelContext) -> Run:
-    """Version 8: the first axis is the batch, each of whose sequences has a length; shorter results are padded with zeros."""
+    """Version 8: the first axis is the batch; each entry is scanned up to its length, and its results are padded with zeros."""
     xp, body, n_scanned = env.xp, env.body("body"), node.attr("num_scan_inputs")
     n_states = len(node.inputs) - 1 - n_scanned
     n_stacks = len(body.function.outputs) - n_states

@@ -103,14 +103,14 @@ def gru(node: Node, env: NodeContext) -> Run:
     def make_advance(functions: Sequence[Activation], weights: Array, bias: Any) -> Advance:
         (f, g), hidden = functions, weights.shape[0]
         # Update and reset gate share one product; the hidden gate needs the result of the reset gate.
-        first, last = weights[:, : 2 * hidden], weights[:, 2 * hidden :]
-        shifts = (0, 0) if isinstance(bias, int) else (bias[: 2 * hidden], bias[2 * hidden :])
+        zr_weights, h_weights = weights[:, : 2 * hidden], weights[:, 2 * hidden :]
+        biases = (0, 0) if isinstance(bias, int) else (bias[: 2 * hidden], bias[2 * hidden :])
 
         def advance(gates: Array, states: States) -> States:
             (h,) = states
-            zr = f(clip(gates[:, : 2 * hidden] + xp.matmul(h, first) + shifts[0]))
+            zr = f(clip(gates[:, : 2 * hidden] + xp.matmul(h, zr_weights) + biases[0]))
             z, reset = zr[:, :hidden], zr[:, hidden:]
-            inner = reset * (xp.matmul(h, last) + shifts[1]) if after else xp.matmul(reset * h, last) + shifts[1]
+            inner = reset * (xp.matmul(h, h_weights) + biases[1]) if after else xp.matmul(reset * h, h_weights) + biases[1]
             return ((1 - z) * g(clip(gates[:, 2 * hidden :] + inner)) + z * h,)
 
         return advance

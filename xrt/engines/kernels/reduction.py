@@ -171,7 +171,7 @@ def _update_running(xp: Any, old: Array, new: Array, momentum: float) -> Array:
 @ops("BatchNormalization", since=14, train=True)
 @ops("BatchNormalization", until=13)
 def batch_normalization(node: Node, env: NodeContext) -> Run:
-    """Training is an attribute from version 14 on, more than one output from 7 to 13, and ``is_test=0`` up to 6."""
+    """Training mode is requested by an attribute since version 14, by several outputs from 7 to 13, by ``is_test=0`` up to 6."""
     xp, version, epsilon, momentum = env.xp, env.version, node.attr("epsilon", 1e-5), node.attr("momentum", 0.9)
     if version >= 14:
         training = bool(node.attr("training_mode", 0))

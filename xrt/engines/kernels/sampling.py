@@ -466,15 +466,15 @@ def non_max_suppression(node: Node, env: NodeContext) -> Run:
     xp, centred = env.xp, bool(node.attr("center_point_box", 0))
 
     def run(
-        boxes: Array, scores: Array, most: Array | None = None, overlap: Array | None = None, least: Array | None = None
+        boxes: Array, scores: Array, max_boxes: Array | None = None, iou: Array | None = None, score: Array | None = None
     ) -> Array:
-        count, limit = (0 if v is None or 0 in v.shape else v.reshape(-1)[0].item() for v in (most, overlap))
-        bound = None if least is None or 0 in least.shape else least.reshape(-1)[0].item()
+        most, overlap = (0 if v is None or 0 in v.shape else v.reshape(-1)[0].item() for v in (max_boxes, iou))
+        least = None if score is None or 0 in score.shape else score.reshape(-1)[0].item()
         selected = [
             (image, label, box)
             for image, (of_image, by_class) in enumerate(zip(boxes, scores, strict=True))
             for label, of_class in enumerate(by_class)
-            for box in _select_boxes(xp, *_read_corners(xp, of_image, centred), of_class, count, limit, bound)
+            for box in _select_boxes(xp, *_read_corners(xp, of_image, centred), of_class, most, overlap, least)
         ]
         return xp.asarray(selected, dtype=np.int64).reshape(-1, 3)
 

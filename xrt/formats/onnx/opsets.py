@@ -289,7 +289,7 @@ def lowest_model(
 
 
 def lowest_opset(node: Node, function: Function) -> int:
-    """The lowest ai.onnx opset that preserves the semantics of a node and its bodies; 1 if it uses none."""
+    """The lowest ai.onnx opset that preserves the semantics of a node and its bodies; 1 without operators of ai.onnx."""
     nodes = ((function, node), *(pair for body in node.bodies for pair in body.walk()))
     return max((since_version(inner, holder) or 1 for holder, inner in nodes if not inner.domain), default=1)
 

@@ -72,13 +72,13 @@ def why_not_matrix(node: Node, function: Function, options: QuantizationOptions)
 
 def _rewrite_product(node: Node, emission: Emission, options: QuantizationOptions) -> Node:
     """Emit a product in integers; return the last node, which has the node's name and output."""
-    name, is_turned = node.inputs[1], find_inner_axis(node) == 1
+    name, is_transposed = node.inputs[1], find_inner_axis(node) == 1
     matrix = emission.function.constants[name].array
     weight = quantize_channels(
-        matrix.T if is_turned else matrix, 1, replace(options, weights="int8", symmetric_weights=True, per_channel=True)
+        matrix.T if is_transposed else matrix, 1, replace(options, weights="int8", symmetric_weights=True, per_channel=True)
     )
     integers, scale, zero = emission.quantize_in_call(node.inputs[0])
-    stored, stored_scale, stored_zero = emission.store_matrix(name, weight.integers, weight.parameters, is_turned=is_turned)
+    stored, stored_scale, stored_zero = emission.store_matrix(name, weight.integers, weight.parameters, transposed=is_transposed)
     sums = emission.define(f"{node.name}_sums", "MatMulInteger", (integers, stored, zero, stored_zero), DType.INT32)
     floats = emission.define(f"{node.name}_floats", "Cast", (sums,), DType.FLOAT32, {"to": FLOAT})
     scales = emission.define(f"{node.name}_scales", "Mul", (scale, stored_scale), DType.FLOAT32)

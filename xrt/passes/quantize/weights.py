@@ -229,10 +229,10 @@ class Emission:
             self.nodes.append(Node("DynamicQuantizeLinear", (value,), self._dynamic[value], name=integers))
         return self._dynamic[value]
 
-    def store_matrix(self, name: str, integers: Any, parameters: Parameters, *, is_turned: bool) -> tuple[str, str, str]:
+    def store_matrix(self, name: str, integers: Any, parameters: Parameters, *, transposed: bool) -> tuple[str, str, str]:
         """Store an integer matrix, its scales and zero points as constants, shared by name and orientation."""
-        if (name, is_turned) not in self._matrices:
+        if (name, transposed) not in self._matrices:
             arrays = {"integers": integers, "integer_scale": parameters.scale, "integer_zero_point": parameters.zero_point}
             first, second, third = (self.add_constant(f"{name}_{part}", array) for part, array in arrays.items())
-            self._matrices[name, is_turned] = first, second, third
-        return self._matrices[name, is_turned]
+            self._matrices[name, transposed] = first, second, third
+        return self._matrices[name, transposed]
