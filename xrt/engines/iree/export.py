@@ -311,7 +311,7 @@ _REWRITTEN: Mapping[str, tuple[int, Callable[[NodeWriter], str | None]]] = {
     **dict.fromkeys(("GatherND", "ScatterND"), (12, _index_by_tuples)),
     "Conv": (11, _conv),
 }
-"""Rules that rewrite operators that IREE computes wrong in some forms, each with the first opset version that it supports."""
+"""Rules for operators that IREE computes wrong in some forms, each with the first opset version it supports."""
 
 
 def _find_expansion(node: Node, function: Function) -> Function | None:

@@ -145,7 +145,7 @@ def _is_aligned(array: Array) -> bool:
 
 
 class _InputCheck:
-    """Checks that an array has the type that the kernels were prepared for, so that they do not read beyond its end."""
+    """Checks that an array has the type that the kernels were prepared for: otherwise they might read beyond its end."""
 
     __slots__ = ("dtype", "name", "shape", "type")
 

@@ -225,7 +225,7 @@ def _fill(value: Any, sizes: Any, dtype: DType) -> Tensor:
 
 
 def _expand_to(y: Tensor, shape: Shape, x: Tensor, result: TensorType) -> Tensor:
-    """Broadcast ``y``, which has this shape, to the shape of ``x``, which is that of the result."""
+    """Broadcast ``y``, of shape ``shape``, to the shape of ``x``, as in the result."""
     # Not y.shape: the rank of a tensor that a rule has just recorded is not known.
     if shape == x.shape and None not in shape:
         return y
