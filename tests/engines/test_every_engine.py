@@ -17,7 +17,7 @@ from tools.known_failures import list_known_issues
 from xrt.engines import CompileContext, Executable, RunOptions
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.reference_evaluator import evaluate
-from xrt.errors import CompileRefused
+from xrt.errors import CompileRefused, DeviceError
 from xrt.graph import DType, Function, Node
 from xrt.passes import infer_shapes
 from xrt.testing.cases import node_cases
@@ -48,6 +48,13 @@ def test_arrays_at_any_address_are_read_and_written(engine: str, offset: int) ->
     assert np.array_equal(negation(engine).run([x])[0], -x)
     (y,) = negation(engine).run([x], RunOptions(out=[buffer]))
     assert y is buffer and np.array_equal(buffer, -x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["toy", "ort", "openvino", "tvm", "xla", "iree", "torch"])
+def test_a_stream_on_the_cpu_is_refused(engine: str) -> None:
+    with pytest.raises(DeviceError, match=r"^a stream was passed for a run on the CPU, which has no streams; pass stream=None$"):
+        negation(engine).run([np.ones((4, 6), np.float32)], RunOptions(stream=object()))
 
 
 @cache

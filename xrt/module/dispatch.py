@@ -20,7 +20,7 @@ from xrt import passes
 from xrt.engines import RunOptions
 from xrt.engines.toolkit import reference_evaluator
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
-from xrt.errors import DeviceError, InputError, RunFailed, XRTError
+from xrt.errors import InputError, RunFailed, XRTError
 from xrt.forking import renew_after_fork
 from xrt.graph import DType, Function, TensorType, Value
 from xrt.runtime import OutputInspector, Program, find_type_mismatch, list_inplace_updates, to_run_failed
@@ -50,11 +50,11 @@ class Call:
     def of(cls, inputs: Sequence[Any], options: RunOptions | None, out: Any, function: Function, device: str) -> Call:
         """Create the call with the caller's options; raises DeviceError for a stream on the CPU, InputError for a bad buffer."""
         options = options or DEFAULT
-        if options.stream is not None and device == "cpu":
-            raise DeviceError(f"a stream was given, but the module runs on {device}, which has none; pass stream=None")
-        if out is not None and options.out is not None:
-            raise InputError("out= is given twice, as an argument and in options; give the buffers in one of the two")
-        buffers = out if out is not None else options.out
+        buffers = options.host_buffers if device == "cpu" else options.out
+        if out is not None:
+            if buffers is not None:
+                raise InputError("out= is given twice, as an argument and in options; give the buffers in one of the two")
+            buffers = out
         if buffers is not None:
             options = replace(options, out=check_buffers(buffers, function.outputs, function.inputs, inputs, device))
         return cls(inputs, options)

@@ -232,12 +232,12 @@ class RemoteExecutable(Executable):
             return self._home.ask({**message, "number": self._number}, buffer)
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        buffer = SharedBuffer()
+        buffer, buffers = SharedBuffer(), options.host_buffers or ()
         with _convert_failure(RunFailed):  # the program adds the region
             answer, memory = self._ask({"do": "run", "inputs": put_values(buffer, inputs)}, buffer)
         results = read_values(memory, answer["outputs"])
         # The worker cannot write to memory of this process: copy.
-        for index, out in enumerate(options.out or ()):
+        for index, out in enumerate(buffers):
             if out is not None and index < len(results) and isinstance(results[index], np.ndarray):
                 results[index] = fill(out, results[index])
         return results

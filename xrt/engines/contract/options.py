@@ -7,7 +7,7 @@ from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_origin
 
-from xrt.errors import OptionError, did_you_mean
+from xrt.errors import DeviceError, OptionError, did_you_mean
 
 if TYPE_CHECKING:
     from xrt.engines.contract.graph_compiler import Accelerator
@@ -115,6 +115,13 @@ class RunOptions:
     """Whether a call on a device waits for its results. Calls on the CPU always wait."""
     profile: bool = False
     """Whether to record the time of each launch."""
+
+    @property
+    def host_buffers(self) -> Sequence[Any] | None:
+        """``out`` for a run on the CPU; raises DeviceError for a stream, because the CPU has none."""
+        if self.stream is not None:
+            raise DeviceError("a stream was passed for a run on the CPU, which has no streams; pass stream=None")
+        return self.out
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ class IreeExecutable(Executable):
         return lambda arguments, results: invoke(main, arguments, results)
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        buffers = options.out or [None] * len(self._outputs)
+        buffers = options.host_buffers or [None] * len(self._outputs)
         shapes = self._resolve_shapes(inputs)
         arrays = [_choose_buffer(buffer, *spec_shape) for buffer, *spec_shape in zip(buffers, self._outputs, shapes, strict=True)]
         self._call([*map(self._prepare_input, inputs), *arrays])

@@ -361,9 +361,9 @@ class NativeExecutable(Executable):
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> list[Any]:
         if len(inputs) != len(self.tape.inputs):
             raise InputError(f"function {self._name!r} takes {len(self.tape.inputs)} inputs; got {len(inputs)}")
-        if options.out is not None:
-            check_buffers(self._name, self._outputs, self._types, options.out, aligned=True)
-        return self.tape.run(inputs, options.out)
+        if (out := options.host_buffers) is not None:
+            check_buffers(self._name, self._outputs, self._types, out, aligned=True)
+        return self.tape.run(inputs, out)
 
     def fast_call(self) -> Callable[..., Sequence[Any]]:
         run = self.tape.run

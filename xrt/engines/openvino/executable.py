@@ -255,11 +255,11 @@ class OpenVinoExecutable(Executable):
         self._idle.append(self._acquire_frame())
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        if options.out is None:
+        if (out := options.host_buffers) is None:
             return self._compute(inputs, self._no_buffers)
-        _check_buffers(options.out, self.function.outputs)
-        results = self._compute(inputs, self._choose_buffers(inputs, options.out))
-        return [_copy_to(buffer, result) for buffer, result in zip(options.out, results, strict=True)]
+        _check_buffers(out, self.function.outputs)
+        results = self._compute(inputs, self._choose_buffers(inputs, out))
+        return [_copy_to(buffer, result) for buffer, result in zip(out, results, strict=True)]
 
     def _compute(self, inputs: Sequence[Any], buffers: Sequence[Array | None]) -> list[Array]:
         try:

@@ -73,11 +73,12 @@ class OrtExecutable(Executable):
         self._call: Call = _find_fastest_call(session)
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        out = options.host_buffers
         try:
             feed = dict(zip(self._inputs, inputs, strict=True))
-            if self._needs_no_conversion and options.out is None:
+            if self._needs_no_conversion and out is None:
                 return self._call(self._names, feed, None)
-            buffers = options.out or [None] * len(self._names)
+            buffers = out or [None] * len(self._names)
             results = self._compute(feed, self._choose_buffers(feed, buffers))
             return [x if buffer is None else _fill(buffer, x) for x, buffer in zip(results, buffers, strict=True)]
         except InputError:

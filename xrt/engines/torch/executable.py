@@ -93,13 +93,12 @@ class TorchExecutable(Executable):
         self._write = tuple(_make_converter(value.type, to_numpy) for value in function.outputs)
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        out = options.host_buffers
         with torch.inference_mode(), shield():
             tensors = [read(x) for read, x in zip(self._read, inputs, strict=True)]
             results = call_within(self._threads, self._compute, tensors)
             arrays = [write(result) for write, result in zip(self._write, results, strict=True)]
-        if options.out is None:
-            return arrays
-        return [_write_result(array, buffer) for array, buffer in zip(arrays, options.out, strict=True)]
+        return arrays if out is None else [_write_result(array, buffer) for array, buffer in zip(arrays, out, strict=True)]
 
     def _compute(self, tensors: list[Any]) -> list[Any]:
         """Compute the results, each in separate memory."""

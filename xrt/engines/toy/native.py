@@ -302,7 +302,7 @@ class ByShapes(Executable):
         self._inplace = tuple({**_find_updates(function), **find_inplace_outputs(function)}.items())
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        inner, out = self._find_executable(inputs), options.out
+        inner, out = self._find_executable(inputs), options.host_buffers
         if out is None:
             return inner.run(inputs, options)
         pairs = {(source, place) for source, place in self._inplace if _has_same_memory(inputs[source], out[place])}

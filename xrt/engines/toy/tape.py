@@ -386,23 +386,23 @@ class InterpretedExecutable(Executable):
         self._products = product_threads(threads, native)
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> list[Any]:
-        tape = self._tape
+        tape, out = self._tape, options.host_buffers
         if len(inputs) != len(tape.inputs):
             raise InputError(f"function {self.function.name!r} takes {len(tape.inputs)} inputs; got {len(inputs)}")
         # ONNX defines the results of division by zero and overflow as NumPy computes them, so its warnings are noise.
         with self._products, np.errstate(all="ignore"):
-            if options.out is None:
+            if out is None:
                 return copy_shared(tape.play(inputs), list_ids(inputs), _is_view)
-            buffers, arguments = self._choose_buffers(options.out, inputs)
+            buffers, arguments = self._choose_buffers(out, inputs)
             results = tape.play(arguments, buffers)
             for place, slot in enumerate(tape.outputs):
                 entry = buffers.get(slot)
                 # The caller gets its own array back, not the one that stands for the same memory.
                 if isinstance(entry, Overwritten) and results[place] is entry.array:
-                    results[place] = options.out[place]
-            buffer_ids = list_ids(options.out)
+                    results[place] = out[place]
+            buffer_ids = list_ids(out)
             results = copy_shared(results, list_ids(arguments), lambda array: _is_view(array) and id(array) not in buffer_ids)
-        return self._copy_to_buffers(results, options.out)
+        return self._copy_to_buffers(results, out)
 
     def output_buffer_threshold(self) -> Sequence[int | None]:
         return [FILLED_FROM if step else None for step in self._output_steps]

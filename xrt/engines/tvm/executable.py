@@ -66,9 +66,10 @@ class RelaxExecutable(Executable):
         self._idle.append(self._make_machine())
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        out = options.host_buffers
         if not all(inputs[place].size for place in self._sized):
             raise RunFailed("TVM's loops need tensors with elements")
-        tensors, out = [*map(to_tensor, inputs), *self._constants], options.out
+        tensors = [*map(to_tensor, inputs), *self._constants]
         if out is not None and self._can_fill(out, inputs):
             self._call(DESTINATION, [*tensors, *map(to_tensor, out)])
             return out

@@ -197,6 +197,7 @@ class XlaExecutable(Executable):
         """The serialized program, if it was loaded rather than compiled."""
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        out = options.host_buffers
         # The fork handler replaces the clients: those of the parent have no threads here.
         program = self.program if self._clients is client.clients else self._reload()
         try:
@@ -204,9 +205,9 @@ class XlaExecutable(Executable):
             results = [np.asarray(result) for result in program.call(*map(_align, inputs), *program.arguments.arrays)]
         except Exception as cause:  # noqa: BLE001  # retried, and raised if that fails
             results = self._retry(inputs, cause)
-        if options.out is None:
+        if out is None:
             return [_to_owned_array(result) for result in results]
-        return [_write_result(result, buffer) for result, buffer in zip(results, options.out, strict=True)]
+        return [_write_result(result, buffer) for result, buffer in zip(results, out, strict=True)]
 
     def fast_call(self) -> Callable[..., Sequence[Any]]:
         call, constants, retry, run_anywhere = self.program.call, self.program.arguments.arrays, self._retry, self.run
