@@ -41,6 +41,14 @@ def test_a_gradient_is_finite_where_exponentials_overflow(function: Any) -> None
     np.testing.assert_allclose(xrt.XRTModule(gradient, "toy")(x.numpy())[1], inputs.grad.numpy(), rtol=1e-5)
 
 
+def test_atan2_of_two_infinities_is_a_multiple_of_a_quarter_of_pi() -> None:
+    y, x = np.array([[np.inf, np.inf, -np.inf, -np.inf, 1], [np.inf, -np.inf, np.inf, -np.inf, np.inf]], np.float32)
+    gradient = xrt.gradient(xrt.from_torch(Call(torch.atan2), (torch.from_numpy(y), torch.from_numpy(x))))
+    angle, *slopes = xrt.XRTModule(gradient, "toy")(y, x)
+    np.testing.assert_allclose(angle, np.arctan2(y, x), rtol=1e-6)
+    assert not np.any(slopes)
+
+
 def test_the_gradient_of_atan2_is_finite_on_the_axes() -> None:
     y, x = (torch.tensor(values) for values in ([0.0, 0.0, 2.0, -2.0, 1.0, -1.0, 3.0], [1.0, -1.0, 0.0, 0.0, 1e-30, -2.0, -1e10]))
     gradient = xrt.gradient(xrt.from_torch(Call(torch.atan2), (y, x)))

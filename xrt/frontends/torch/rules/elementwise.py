@@ -190,6 +190,10 @@ def power(result: TensorType, a: Any, b: Any) -> Tensor:
 @rule("atan2")
 def atan2(result: TensorType, y: Any, x: Any) -> Tensor:
     a, b = _align(result.dtype, y, x)
+    # The angle of two infinities is that of their signs; their quotient would be NaN.
+    infinity = scalar(math.inf, result.dtype)
+    both_infinite = emit("And", emit("Abs", a) == infinity, emit("Abs", b) == infinity)
+    a, b = (emit("Where", both_infinite, emit("Sign", x), x) for x in (a, b))
     # Divide by the larger operand: the quotient and its gradient are then finite, also where an operand is 0.
     steep, zero, one = emit("Abs", a) > emit("Abs", b), scalar(0, result.dtype), scalar(1, result.dtype)
     larger = emit("Where", steep, a, b)
