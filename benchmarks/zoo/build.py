@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import traceback
 from pathlib import Path
@@ -20,7 +21,7 @@ def list_exports() -> list[Export]:
 
 
 def main(names: list[str]) -> int:
-    """Export what is not there yet, or the named ones anew; return 1 if one failed."""
+    """Export the missing models, or the named ones again; return 1 if an export fails."""
     failed = 0
     for export in list_exports():
         done = (FOLDER / export.name / "case.npz").exists()
@@ -29,7 +30,7 @@ def main(names: list[str]) -> int:
         try:
             save_case(export, FOLDER)
             print(f"{export.name}: exported", flush=True)
-        except Exception as error:  # noqa: BLE001  # an exporter's failure is no reason to lose the others
+        except Exception as error:  # noqa: BLE001  # the other exports continue
             failed += 1
             last = traceback.extract_tb(error.__traceback__)[-1]
             print(
@@ -40,4 +41,6 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.zoo.build", description=(__doc__ or "").partition(":")[0] + ".")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="model to export again; default: all that are missing")
+    sys.exit(main(parser.parse_args().names))
