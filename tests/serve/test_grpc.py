@@ -58,6 +58,17 @@ async def serving(application: Any) -> AsyncIterator[int]:
             await server.stop(None)
 
 
+async def test_metrics_count_the_requests_of_each_method() -> None:
+    application = app({"double": xrt.XRTModule(double(), engine="toy")})
+    async with serving(application) as port:
+        await call(port, "ServerLive")
+        await call(port, "ModelMetadata", name="double")
+        await refuse(port, "ModelInfer", "NOT_FOUND", "there is no model 'other'; there is: double", model_name="other")
+    text = application.metrics.write().decode()
+    for operation, status in {"ServerLive": 200, "ModelMetadata": 200, "ModelInfer": 404}.items():
+        assert f'xrt_operations_total{{operation="{operation}",protocol="grpc",status="{status}"}} 1.0' in text
+
+
 FIELDS = {
     "BOOL": ("bool_contents", [True, False]),
     "INT8": ("int_contents", [-128, 127]),

@@ -317,6 +317,17 @@ async def test_a_wrong_answer_of_the_self_test_keeps_the_model_out_of_service() 
         assert 'xrt_requests_total{model="bad",protocol="http",status="503",version="1"} 1.0' in text
 
 
+async def test_metrics_count_the_requests_of_each_operation() -> None:
+    async with running(one_model()) as application:
+        await infer(application, "double", REQUEST)
+        for path in ("/v2/models/double", "/v2/models/other", "/nowhere"):
+            await ask(application, "GET", path)
+        text = (await ask(application, "GET", "/metrics")).body.decode()
+    counts = {("ModelInfer", 200), ("ModelMetadata", 200), ("ModelMetadata", 404), ("unknown", 404)}
+    for operation, status in counts:
+        assert f'xrt_operations_total{{operation="{operation}",protocol="http",status="{status}"}} 1.0' in text
+
+
 async def test_lifespan_begins_and_ends_with_the_server() -> None:
     module = xrt.XRTModule(double(), engine="toy")
     async with running(app({"double": module}, replica="r1"), ready=False) as application:

@@ -198,6 +198,13 @@ class Application:
                 await self.models.unload(name)
         return {}
 
+    def note_request(
+        self, protocol: str, operation: str, client: str, request: str, status: int, seconds: float, error: BaseException | None
+    ) -> None:
+        """Count and log an answered request. ``operation`` is empty for a path that the protocol does not have."""
+        self.metrics.operations(protocol, operation or "unknown", status).inc()
+        self.log.note_request(client, request, status, seconds, error)
+
     async def infer(
         self,
         name: str,
@@ -246,9 +253,15 @@ class Application:
         """Send the response to a request, and log it; errors become responses."""
         self.start()  # again in each request: not every ASGI server has the lifespan events
         client, request, status = (scope.get("client") or ("",))[0], f"{scope['method']} {scope['path']}", OK
+        # The application may be mounted under a prefix by another one.
+        path = scope["path"].removeprefix(scope.get("root_path", "")).removeprefix("/").removesuffix("/")
+        operation, name, version = self._parse_path(path)
         try:
-            with time_request(partial(self.log.note_request, client, request)):
-                headers, parts = await self._respond(scope, receive)
+            with time_request(partial(self.note_request, "http", operation, client, request)):
+                if not operation:
+                    hint = "" if path.split("/")[0] == "v2" else "; the protocol's begin with /v2"
+                    raise RequestRefusal(f"there is no path {'/' + path[:200]!r}{hint}", UNKNOWN)
+                headers, parts = await self._respond(operation, name, version, scope, receive)
         except Exception as error:  # noqa: BLE001  # no client gets a traceback
             refusal = make_refusal(error, request)
             status, (headers, parts) = refusal.status, _write_refusal(refusal)
@@ -258,16 +271,10 @@ class Application:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": parts[0] if len(parts) == 1 else b"".join(parts)})
 
-    async def _respond(self, scope: Scope, receive: Receive) -> Answer:
+    async def _respond(self, operation: str, name: str, version: str, scope: Scope, receive: Receive) -> Answer:
         """The response with status 200; raises RequestRefusal for any other status."""
-        # The application may be mounted under a prefix by another one.
-        path = scope["path"].removeprefix(scope.get("root_path", "")).removeprefix("/").removesuffix("/")
-        operation, name, version = self._parse_path(path)
         if operation == "ModelInfer":
             return await self._infer(name, version, scope, receive)
-        if not operation:
-            hint = "" if path.split("/")[0] == "v2" else "; the protocol's begin with /v2"
-            raise RequestRefusal(f"there is no path {'/' + path[:200]!r}{hint}", UNKNOWN)
         is_control = operation.startswith("Repository")
         _check_method(scope, *(("POST",) if is_control else ("GET", "HEAD")))
         if operation == "Metrics":

@@ -97,7 +97,7 @@ class _Service:
         application = self._application
         application.start()
         try:
-            with time_request(partial(application.log.note_request, context.peer(), name)):
+            with time_request(partial(application.note_request, "grpc", name, context.peer(), name)):
                 if name == "ModelInfer":
                     with self._admit():
                         return await self._infer(context)

@@ -56,6 +56,11 @@ class Metrics:
         self.requests = prometheus.Counter(
             "xrt_requests", "Requests for inference", (*_LABELS, "protocol", "status"), registry=registry
         )
+        operations = prometheus.Counter(
+            "xrt_operations", "Requests of every operation", ("protocol", "operation", "status"), registry=registry
+        )
+        self.operations: Any = cache(lambda protocol, operation, status: operations.labels(protocol, operation, str(status)))
+        """The counter of an operation, such as ModelMetadata, by protocol and HTTP status."""
         self.histograms = {
             name: prometheus.Histogram(f"xrt_{name}", text, _LABELS, registry=registry, buckets=buckets)
             for name, (text, buckets) in _HISTOGRAMS.items()
