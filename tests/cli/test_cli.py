@@ -289,6 +289,24 @@ def test_an_interrupt_in_a_callback_of_a_weak_reference_ends_the_command(
     assert (code, out, err.strip()) == (130, "", "interrupted: stopped before the end")
 
 
+@pytest.mark.slow
+def test_an_interrupt_during_the_imports_shows_no_traceback() -> None:
+    """Ctrl-C in the first half second, before the command reads its arguments."""
+    code = """
+import sys
+import xrt
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "click":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+from xrt.cli import main
+main(["engines"])
+"""
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
+    assert (completed.returncode, completed.stdout, completed.stderr) == (130, "", "interrupted: stopped before the end\n")
+
+
 def test_an_interrupt_that_an_extension_replaces_ends_the_command(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """pybind11 raises an ImportError from whatever stops the import of an extension."""
 

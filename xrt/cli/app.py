@@ -75,7 +75,7 @@ def cli(debug: bool) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command and exit: 0 for success, 1 for a finding, 2 for an error, 130 if interrupted."""
+    """Run the command and exit, as `xrt.cli.main` does."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names may contain half a surrogate pair, which cannot be encoded
     typed = sys.argv[1:] if arguments is None else arguments
