@@ -285,6 +285,22 @@ def test_bytes_are_any_and_indices_are_any_row_of_the_table_that_they_read() -> 
     }
 
 
+def test_texts_are_categories_of_the_encoder_that_reads_their_column() -> None:
+    """A pipeline of scikit-learn raises an error for a text that is no category."""
+    x, y = (Value(name, TensorType(DType.STRING, (20, width))) for name, width in (("x", 2), ("y", 1)))
+    nodes = (
+        Node("ArrayFeatureExtractor", ("x", "second"), ("column",), domain=ML),
+        Node("OneHotEncoder", ("column",), ("a",), (Attribute.of("cats_strings", ["Bern", "Chur"]),), domain=ML),
+        Node("Identity", ("y",), ("same",)),
+        Node("LabelEncoder", ("same",), ("b",), (Attribute.of("keys_strings", ["red"]),), domain=ML),
+    )
+    function = Function((x, y), (Value("a"), Value("b")), nodes, {"second": Constant(np.array([1]))}, {"": 20, ML: 3})
+    values = sample_inputs(function)
+    assert {*values["x"][:, 1]} == {"Bern", "Chur"} and {*values["y"].flat} == {"red"}
+    assert all(text.startswith("text ") for text in values["x"][:, 0])
+
+
+ML = "ai.onnx.ml"
 INTEGERS = {"ids": DType.INT64, "picture": DType.UINT8, "mask": DType.INT64}
 SIZES: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 4, "inner": 96, "vocabulary": 50}
 IDS = np.array([[3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3]])

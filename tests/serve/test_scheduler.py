@@ -18,7 +18,7 @@ from tests.serve.serving import HANGS, Gate, Reply, ask, double, infer, running,
 from xrt.errors import OptionError, RunFailed
 from xrt.formats import onnx
 from xrt.formats.placement_file import ServingConfiguration
-from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.graph import Attribute, DType, Function, Node, TensorType, Value
 from xrt.module.tuning import store_serving
 from xrt.serve import app
 from xrt.serve.protocol import RequestRefusal
@@ -287,10 +287,21 @@ MIXING: dict[str, tuple[Any, Callable[[Any], Any]]] = {
 @pytest.mark.parametrize(("sizes", "rounds_up"), [((8,), False), ((1, 2, 4), True), ((2,), False)])
 def test_the_trial_finds_rows_that_depend_on_each_other(case: str, sizes: tuple[int, ...], rounds_up: bool) -> None:
     width, compute = MIXING[case]
-    inputs = [Value("x", TensorType(DType.FLOAT32, (None, width)))]
-    reason = explain_mixed_rows(lambda x: (compute(x),), inputs, sizes, rounds_up=rounds_up)
+    function = Function((Value("x", TensorType(DType.FLOAT32, (None, width))),), ())
+    reason = explain_mixed_rows(lambda x: (compute(x),), function, sizes, rounds_up=rounds_up)
     assert reason.startswith("the rows of a batch change each other: alone and together, ")
-    assert explain_mixed_rows(lambda x: (x + 1,), inputs, sizes, rounds_up=rounds_up) == ""
+    assert explain_mixed_rows(lambda x: (x + 1,), function, sizes, rounds_up=rounds_up) == ""
+
+
+async def test_the_trial_of_a_batch_uses_texts_that_the_model_has_categories_for() -> None:
+    encoder = Node("OneHotEncoder", ("x",), ("y",), domain="ai.onnx.ml", attributes=CATEGORIES)
+    inputs, outputs = (Value("x", TensorType(DType.STRING, ("n", 1))),), (Value("y", TensorType(DType.FLOAT32, ("n", 1, 2))),)
+    function = Function(inputs, outputs, (encoder,), opsets={"": 20, "ai.onnx.ml": 3})
+    async with running(app({"colors": xrt.XRTModule(function, engine="toy")}, batch=4)) as application:
+        assert application.explain_not_ready() == ""
+
+
+CATEGORIES = (Attribute.of("cats_strings", ["blue", "red"]), Attribute.of("zeros", 0))
 
 
 @pytest.mark.parametrize("width", [1, 3, 8, 64, 224])
@@ -300,5 +311,5 @@ def test_the_trial_needs_one_extent_that_the_model_supports(width: int) -> None:
             raise ValueError(f"the width is {width}")
         return (x + 1,)
 
-    inputs = [Value("x", TensorType(DType.FLOAT32, ("n", "length")))]
-    assert explain_mixed_rows(increment, inputs, (8,), rounds_up=False) == ""
+    function = Function((Value("x", TensorType(DType.FLOAT32, ("n", "length"))),), ())
+    assert explain_mixed_rows(increment, function, (8,), rounds_up=False) == ""

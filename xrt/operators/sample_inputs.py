@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,21 +15,30 @@ from xrt.graph import DType, FrozenDict, Function, MapType, OptionalType, Sequen
 from xrt.operators.traits import Trait, has_trait
 
 Array: TypeAlias = np.ndarray[Any, Any]
+Categories: TypeAlias = Mapping[int | None, Sequence[str]]
+"""The texts that a model has categories for, by column of the last axis; None: of all other columns."""
+Domain: TypeAlias = int | Categories | None
+"""The values of an input: a number of indices, the categories of texts, or None if unknown."""
+_CATEGORY_ATTRIBUTES = ("cats_strings", "keys_strings", "classes_strings")
+"""Attributes of ai.onnx.ml's OneHotEncoder, CategoryMapper and LabelEncoder that list the texts of their input."""
 # Bytes per random number: NumPy generates 8-byte numbers, which are then cast to the input's type.
 DRAWN_BYTES = 8
 _SEQUENCE_LENGTH = 2
+_TEXTS = [f"text {n}" for n in range(10)]
 
 
 def sample_inputs(function: Function, seed: int = 0, sizes: Mapping[str, int] = FrozenDict()) -> dict[str, Any]:
     """Generate a random value for each input, keyed by name; deterministic for a given seed and Function.
 
     Floating-point tensors are standard normal. Integers that index a constant table cover all its rows, and uint8 values cover
-    the full range, like images; other integers are 0 or 1, which are also valid indices. Optionals are always present.
+    the full range, like images; other integers are 0 or 1, which are also valid indices. Texts are categories of the encoder that
+    reads them, such as scikit-learn's, otherwise ``text 0`` to ``text 9``. Optionals are always present.
     ``sizes`` sets symbolic extents by name; other unknown extents are 1. Raises InputError for an input of unknown rank or type,
     and for one that does not fit in memory.
     """
-    generator, rows = np.random.default_rng(seed), _count_table_rows(function)
-    return {value.name: _sample(value, value.type, sizes, generator, rows.get(value.name)) for value in function.inputs}
+    generator = np.random.default_rng(seed)
+    domains: dict[str, Domain] = {**_count_table_rows(function), **_find_categories(function)}
+    return {value.name: _sample(value, value.type, sizes, generator, domains.get(value.name)) for value in function.inputs}
 
 
 def _count_table_rows(function: Function) -> dict[str, int]:
@@ -46,18 +55,35 @@ def _count_table_rows(function: Function) -> dict[str, int]:
     return limits
 
 
-def _sample(value: Value, type_: Type | None, sizes: Mapping[str, int], generator: np.random.Generator, rows: int | None) -> Any:
+def _find_categories(function: Function) -> dict[str, Categories]:
+    """Map each value that an encoder of texts reads to the encoder's categories."""
+    categories: dict[str, Categories] = {}
+    # Readers first, as for indices. An ArrayFeatureExtractor selects columns, each of which may have its own encoder.
+    for node in reversed(function.nodes):
+        read = next((categories[name] for name in node.outputs if name in categories), None)
+        if texts := next(filter(None, map(node.attr, _CATEGORY_ATTRIBUTES)), None):
+            categories[node.inputs[0]] = {None: texts}
+        elif read is not None and has_trait(node, Trait.SELECTS):
+            categories[node.inputs[0]] = read
+        elif read is not None and node.op_type == "ArrayFeatureExtractor" and node.inputs[1] in function.constants:
+            columns = enumerate(function.constants[node.inputs[1]].array.flat)
+            by_column: Categories = {int(column): read.get(place, read.get(None, ())) for place, column in columns}
+            categories[node.inputs[0]] = {**categories.get(node.inputs[0], {}), **by_column}
+    return categories
+
+
+def _sample(value: Value, type_: Type | None, sizes: Mapping[str, int], generator: np.random.Generator, domain: Domain) -> Any:
     if isinstance(type_, OptionalType):
-        return _sample(value, type_.element, sizes, generator, rows)
+        return _sample(value, type_.element, sizes, generator, domain)
     if isinstance(type_, SequenceType):
-        return [_sample(value, type_.element, sizes, generator, rows) for _ in range(_SEQUENCE_LENGTH)]
+        return [_sample(value, type_.element, sizes, generator, domain) for _ in range(_SEQUENCE_LENGTH)]
     if isinstance(type_, TensorType) and type_.shape is not None:
-        return _make_array(value, type_.with_shape(tuple(_choose_extent(dim, sizes) for dim in type_.shape)), generator, rows)
+        return _make_array(value, type_.with_shape(tuple(_choose_extent(dim, sizes) for dim in type_.shape)), generator, domain)
     kind = "a map" if isinstance(type_, MapType) else "of unknown type" if type_ is None else "of unknown rank"
     raise InputError(f"input {value} is {kind}, so no random value can be made for it; give one")
 
 
-def _make_array(value: Value, type_: TensorType, generator: np.random.Generator, rows: int | None) -> Array:
+def _make_array(value: Value, type_: TensorType, generator: np.random.Generator, domain: Domain) -> Array:
     """Generate a random array; raises InputError before allocating if it cannot fit in memory."""
     shape = tuple(dim for dim in type_.shape or () if isinstance(dim, int))
     needed = math.prod(shape) * DRAWN_BYTES
@@ -66,7 +92,7 @@ def _make_array(value: Value, type_: TensorType, generator: np.random.Generator,
             f"input {value.name!r} is {type_}, and random values for it take {needed} bytes, more than there is memory"
         )
     try:
-        return _make_tensor(type_.dtype, shape, generator, rows)
+        return _make_tensor(type_.dtype, shape, generator, domain)
     except (MemoryError, OverflowError) as error:
         raise InputError(f"input {value.name!r} is {type_}, and there is no memory for random values of it: {error}") from error
 
@@ -84,10 +110,18 @@ def _choose_extent(dim: int | str | None, sizes: Mapping[str, int]) -> int:
     return sizes.get(dim, 1) if dim is not None else 1
 
 
-def _make_tensor(dtype: DType, shape: tuple[int, ...], generator: np.random.Generator, rows: int | None) -> Array:
+def _make_tensor(dtype: DType, shape: tuple[int, ...], generator: np.random.Generator, domain: Domain) -> Array:
     if dtype is DType.STRING:
-        return np.array([f"text {n}" for n in generator.integers(0, 10, shape).flat], dtype=object).reshape(shape)
-    return np.asarray(_draw_numbers(dtype, shape, generator, rows)).astype(dtype.numpy)
+        return _draw_texts(shape, generator, domain if isinstance(domain, Mapping) else {})
+    return np.asarray(_draw_numbers(dtype, shape, generator, domain if isinstance(domain, int) else None)).astype(dtype.numpy)
+
+
+def _draw_texts(shape: tuple[int, ...], generator: np.random.Generator, categories: Categories) -> Array:
+    texts = np.empty(shape, object)
+    for index in np.ndindex(shape):
+        choices = categories.get(index[-1] if index else None) or categories.get(None) or _TEXTS
+        texts[index] = choices[int(generator.integers(len(choices)))]
+    return texts
 
 
 def _draw_numbers(dtype: DType, shape: tuple[int, ...], generator: np.random.Generator, rows: int | None) -> Any:

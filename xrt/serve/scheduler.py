@@ -63,14 +63,15 @@ def count_joinable_rows(values: Values) -> int:
     return rows.pop() if len(rows) == 1 else 0
 
 
-def explain_mixed_rows(call: Callable[..., Values], inputs: Sequence[Value], sizes: Sequence[int], *, rounds_up: bool) -> str:
+def explain_mixed_rows(call: Callable[..., Values], function: Function, sizes: Sequence[int], *, rounds_up: bool) -> str:
     """Explain why the rows of a batch influence each other; empty if a trial shows that they do not.
 
     The trial compares the results of two random requests, with different numbers of rows, alone and joined, and again with the
     second one full of NaN. ``sizes`` are the sizes of batches: with ``rounds_up`` each is tried, and thereby compiled, otherwise
-    the largest. A model with further dynamic axes is tried at two extents, if two work.
+    the largest. A model with further dynamic axes is tried at two extents, if two work. ``function`` has the inputs; its nodes
+    are only read for the valid values of inputs, such as categories, and may be missing.
     """
-    shapes = [value.type.shape or () for value in inputs if isinstance(value.type, TensorType)]
+    shapes = [value.type.shape or () for value in function.inputs if isinstance(value.type, TensorType)]
     has_open_axes = any(not isinstance(dim, int) for shape in shapes for dim in shape[1:])
     passed, failure = 0, ""
     for extent in _EXTENTS if has_open_axes else _EXTENTS[:1]:
@@ -79,7 +80,7 @@ def explain_mixed_rows(call: Callable[..., Values], inputs: Sequence[Value], siz
             break
         try:
             for size in sizes if rounds_up else (max(sizes),):
-                if reason := _compare_batch(call, inputs, extent, size, (size,) if rounds_up else ()):
+                if reason := _compare_batch(call, function, extent, size, (size,) if rounds_up else ()):
                     return reason
         except (XRTError, ValueError) as error:
             failure = str(error)
@@ -88,10 +89,10 @@ def explain_mixed_rows(call: Callable[..., Values], inputs: Sequence[Value], siz
     return "" if passed else f"requests cannot be joined, since the trial of a batch failed: {failure}; leave batch out"
 
 
-def _compare_batch(call: Callable[..., Values], inputs: Sequence[Value], extent: int, size: int, padded: tuple[int, ...]) -> str:
+def _compare_batch(call: Callable[..., Values], function: Function, extent: int, size: int, padded: tuple[int, ...]) -> str:
     """Compare requests alone and joined to one batch of ``size`` rows; explain a difference, or return an empty text."""
     rows = (1, 2) if size > 2 else (1,) * size
-    requests = [_sample(inputs, seed, extent, count) for seed, count in enumerate(rows)]
+    requests = [_sample(function, seed, extent, count) for seed, count in enumerate(rows)]
     expected = [call(*values) for values in requests]
     reason = _compare(expected, join_and_split(call, requests, rows, padded))
     if reason or size == 1:
@@ -111,16 +112,16 @@ def _compare(expected: Sequence[Values], joined: Sequence[Values]) -> str:
     return ""
 
 
-def _sample(inputs: Sequence[Value], seed: int, extent: int, rows: int) -> Values:
+def _sample(function: Function, seed: int, extent: int, rows: int) -> Values:
     """Random inputs with ``rows`` rows, whose other dynamic axes have the extent ``extent``."""
-    types = {value.name: value.type for value in inputs if isinstance(value.type, TensorType)}
+    types = {value.name: value.type for value in function.inputs if isinstance(value.type, TensorType)}
     leading_dims = {type_.shape[0] for type_ in types.values() if type_.shape} - {None}
     sized = []
     for name, type_ in types.items():
         # A symbol of the first axis may occur in another one, and has the same extent there.
         extents = [dim if isinstance(dim, int) else rows if dim in leading_dims else extent for dim in (type_.shape or ())[1:]]
         sized.append(Value(name, type_.with_shape((rows, *extents))))
-    return tuple(sample_inputs(Function(tuple(sized), ()), seed).values())
+    return tuple(sample_inputs(function.replace(inputs=tuple(sized)), seed).values())
 
 
 # ---------------------------------------------------------------------- on a thread of the pool

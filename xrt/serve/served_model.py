@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.engines.contract.options import check_options, option
 from xrt.errors import InputError, OptionError, RunFailed, XRTError, did_you_mean
-from xrt.graph import TensorType, Value
+from xrt.graph import Function, TensorType, Value
 from xrt.module.tuning import count_modules
 from xrt.runtime import inputs, to_host
 from xrt.serve.metrics import Metrics, ModelMetrics
@@ -169,7 +169,10 @@ class ServedModel:
             _log.info("model %s has sizes that requests decide; it is compiled by the first of them", self.name)
         if self.options.sizes:
             call, rounds_up = partial(_call_module, module), self.options.rounds_up
-            reason = explain_mixed_rows(call, self.inputs, self.options.sizes, rounds_up=rounds_up)
+            # The nodes of a bundle are only read if they may list the categories of texts.
+            has_texts = "BYTES" in {self._datatypes[value.name] for value in self.inputs}
+            function = module.source.get_declared_function() if has_texts else Function(self.inputs, ())
+            reason = explain_mixed_rows(call, function, self.options.sizes, rounds_up=rounds_up)
             if not reason or self._is_batch_wanted:
                 return reason
             # Batches from the tuning are an optimization: go on without them.
