@@ -109,6 +109,11 @@ ROWS = "s = Shape(x)  b = Gather(s, zero)  "
 SHAPES = {
     "Reshape with a rest that cannot be known": ("x, k", ROWS + "t = Concat<axis=0>(b, k, rest)  y = Reshape(x, t)", "N,?,?"),
     "Reshape with a rest": ("x", ROWS + "t = Concat<axis=0>(b, two, rest)  y = Reshape(x, t)", "N,2,12"),
+    "Reshape to a moved extent, which may be 0": (
+        "w",
+        "s = Shape(w)  n = Gather(s, one)  t = Concat<axis=0>(n, rest)  y = Reshape(w, t)",
+        "N,?",  # (1, 0) for N = 0: an extent of 0 copies the one at its place
+    ),
     "Reshape to an unknown extent": ("x, k", "t = Concat<axis=0>(k, two)  y = Reshape(x, t)", "?,2"),
     "Slice of one axis by a bound of the run": ("x, k", "y = Slice(x, zero, k, two)", "N,4,?"),
     "Slice of all of a named extent": ("x", ROWS + "y = Slice(x, zero, b, zero)", "N,4,6"),
@@ -123,7 +128,7 @@ SHAPES = {
     "Resize by scales": ("q", "r = Constant<value = float[4] {1, 1, 2, 2}>()  y = Resize(q, , r)", "N,4,12,12"),
     "Resize to sizes": ("x", "s = Shape<end=2>(x)  t = Concat<axis=0>(s, two)  y = Resize(x, , , t)", "N,4,2"),
 }
-GIVEN = {"q": "float[N,4,6,6] q", "x": "float[N,4,6] x", "k": "int64[1] k", "z": "float[1,4] z"}
+GIVEN = {"w": "float[1,N,6] w", "q": "float[N,4,6,6] q", "x": "float[N,4,6] x", "k": "int64[1] k", "z": "float[1,4] z"}
 CONSTANTS = ", ".join(f"int64[1] {name} = {{{n}}}" for name, n in {"zero": 0, "one": 1, "two": 2, "four": 4, "rest": -1}.items())
 
 

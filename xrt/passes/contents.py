@@ -479,7 +479,11 @@ def _shape_of_reshape(case: PropagationCase) -> Shape | None:
     if extents.count(-1) != 1:
         return _clear_negative(extents)
     place = extents.index(-1)
-    extents[place] = None if data is None else _infer_rest(data, extents[:place] + extents[place + 1 :])
+    extents[place] = None
+    if data is not None:
+        # A name may be 0, and then copies the extent at its place: (1, n, 4) to [n, -1] is (1, 0) for n = 0, otherwise (n, 4).
+        moved = [k for k, extent in enumerate(target[: len(data)]) if isinstance(extent, str) and extent != data[k]]
+        extents[place] = None if copies and moved else _infer_rest(data, extents[:place] + extents[place + 1 :])
     return tuple(extents)
 
 
