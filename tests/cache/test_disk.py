@@ -154,7 +154,7 @@ def test_what_cannot_be_loaded_is_compiled_and_said_once(engine: Saving, tmp_pat
         run(broken, tmp_path)
     assert len(caught) == 1
     assert "cannot load what it saved: ValueError: it cannot" in str(caught[0].message)
-    assert "XRT_CACHE=off does without" in str(caught[0].message)
+    assert "XRT_CACHE=off disables the cache" in str(caught[0].message)
     assert caught[0].filename == __file__
 
 
@@ -177,7 +177,7 @@ def test_a_damaged_entry_is_found_and_rebuilt(damage: str, engine: Saving, tmp_p
     item = Store(tmp_path).entries.items()[0]
     item.path.write_bytes(damages(item.path.read_bytes())[damage])
     assert len(Store(tmp_path).find_damaged()) == 1
-    with pytest.warns(CacheWarning, match="could not serve: cache entry .* cannot be used"):
+    with pytest.warns(CacheWarning, match="could not be used: cache entry .* cannot be used"):
         run(engine, tmp_path)
     assert engine.count("compile") == 7
     assert Store(tmp_path).find_damaged() == {}
@@ -232,7 +232,7 @@ def test_a_directory_that_cannot_be_opened_costs_one_warning(engine: Saving, tmp
     with pytest.warns(CacheWarning) as caught:
         run(engine, directory)
         run(engine, directory)
-    assert [str(warning.message).partition(". It must")[0] for warning in caught] == [
+    assert [str(warning.message).partition(". Its files")[0] for warning in caught] == [
         f"the compile cache in '{directory}' is not used: {reason.format(directory)}"
     ] * 2  # a module each
     assert engine.count("compile") == 12

@@ -30,7 +30,7 @@ def test_a_disk_without_room_ends_no_run(spec: str, tmp_path: Path) -> None:
     assert completed["writes"] == 0
     of_cache = [warning for warning in completed["warnings"] if warning.startswith("the compile cache in ")]
     assert len(set(of_cache)) == 1  # one from each cache that uses the folder
-    assert "could not serve: [Errno 28] No space left on device. The run goes on and compiles what is missing" in of_cache[0]
+    assert "could not be used: [Errno 28] No space left on device. XRT compiles what is missing" in of_cache[0]
     assert completed["save"] == f"cannot write '{tmp_path}/full/full.xrt': No space left on device"
     assert completed["again"] == EXPECTED
     assert completed["folder"] == ["CACHEDIR.TAG", "xrt-cache"]

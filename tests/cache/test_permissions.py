@@ -119,9 +119,9 @@ def test_a_directory_that_others_may_write_to_is_not_used(
     assert reason in str(caught[0].message)
     if where != "xrt-cache":
         assert str(caught[0].message) == (
-            f"the compile cache in '{directory}' is not used: {reason}. It must be a directory that only you can write to "
-            f"(chown, chmod 700), since its files are run as native code; or name another one in XRT_CACHE_DIR. The run goes on "
-            f"and compiles what it needs; this is said once"
+            f"the compile cache in '{directory}' is not used: {reason}. Its files are run as native code, so only you may have "
+            f"write access (chown, chmod 700); or set XRT_CACHE_DIR to another directory. XRT compiles without the cache; this "
+            f"warning is shown once"
         )
 
 
@@ -147,7 +147,7 @@ def test_an_entry_of_another_user_is_not_loaded(spec: str, what: str, way: Calla
     with pytest.warns(CacheWarning) as caught:
         assert loaded() == 0
     assert [str(warning.message).partition(". ")[0] for warning in caught] == [
-        f"the compile cache in '{tmp_path}' could not serve: {entry.name} cannot be used: {reason}"
+        f"the compile cache in '{tmp_path}' could not be used: {entry.name} cannot be used: {reason}"
     ]
 
 

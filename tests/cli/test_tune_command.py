@@ -119,7 +119,7 @@ def test_mistakes_are_one_line(arguments: list[str], text: str, command: Command
 def test_a_device_that_is_not_there_is_reported_before_anything_is_measured(command: Command) -> None:
     code, out, err = command("--engines", "ort,toy", "--devices", "ort=cuda:77", "--budget", "30s")
     assert (code, out) == (2, "")
-    assert "device 'cuda:77' was asked for" in err
+    assert "device 'cuda:77' is not available" in err
     assert "measuring" not in err and "starting" not in err
 
 

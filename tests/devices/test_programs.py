@@ -243,7 +243,7 @@ class TestErrors:
         with world("late") as devices:
             m = devices.module(Net(), where="cuda:7")
             assert str(m.plan_for(X, W)).startswith("plan: ")  # a plan touches no device
-            with pytest.raises(DeviceError, match=r"^device 'cuda:7' was asked for, and there are 2 simulated ones$"):
+            with pytest.raises(DeviceError, match=r"^device 'cuda:7' is not available: there are 2 simulated devices$"):
                 m(X, W)
 
     def test_memory_that_runs_out_is_reported_and_the_module_goes_on(self) -> None:
@@ -253,7 +253,7 @@ class TestErrors:
             with pytest.raises(OutOfDeviceMemory) as caught:
                 m(big, W)
             assert (
-                "asked cuda:0 for" in str(caught.value)
+                "cuda:0 is out of memory: " in str(caught.value)
                 and "of 0.1 MB are free" in str(caught.value)
                 and isinstance(caught.value, MemoryError)
             )
@@ -331,7 +331,7 @@ def test_a_model_computes_what_it_does_on_the_cpu(world: World, name: str) -> No
 
 TALL, ONE = numbers(40, 4), np.ones((40, 4), "float32")
 TOLD = re.compile(
-    r"^.+ asked cuda:[01] for ([0-9,.]+ (MB|bytes)|an amount of memory that it does not tell); .+ are free\. The module"
+    r"^cuda:[01] is out of memory: .+ requested ([0-9,.]+ (MB|bytes)|an unknown amount of memory); .+ are free\. The module"
 )
 
 
@@ -443,7 +443,7 @@ def test_what_cannot_be_asked_is_reported(options: Any, error: type[Exception], 
 
 
 def test_an_engine_that_does_not_run_there_is_reported() -> None:
-    with pytest.raises(DeviceError, match=r"^devices asks for picky on 'cuda', and it runs on cpu$"):
+    with pytest.raises(DeviceError, match=r"^devices places picky on 'cuda', but it runs on cpu$"):
         xrt.XRTModule(Net(), [Picky(), TOY], devices={"picky": "cuda"})
 
 

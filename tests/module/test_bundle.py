@@ -240,7 +240,7 @@ def test_a_missing_engine_hands_its_regions_to_the_others(
         return create(engine)
 
     monkeypatch.setattr(bundle.registry, "create", without)
-    with pytest.raises(BundleError, match="strictly: engine 'ort' is not at hand: engine 'ort' needs onnxruntime"):
+    with pytest.raises(BundleError, match="strictly: engine 'ort' is not available: engine 'ort' needs onnxruntime"):
         xrt.load(path, strict=True, cache=cold)
     with pytest.warns(FallbackWarning, match="its regions are planned again for toy"):
         loaded = xrt.load(path, cache=cold)

@@ -445,7 +445,7 @@ def test_a_damaged_plan_counts_as_none_and_is_reported_once(path: Path, at: int)
     data = bytearray(file.read_bytes())
     data[at] ^= 255
     file.write_bytes(data)
-    with pytest.warns(CacheWarning, match="could not serve") as caught:
+    with pytest.warns(CacheWarning, match="could not be used") as caught:
         np.testing.assert_array_equal(module(path)(*inputs()), expected)
     assert len(caught) == 1
     assert uses_plan(module(path))  # it has been written again

@@ -167,7 +167,7 @@ def test_a_damaged_file_is_absent_with_one_line(name: str, data: st.DataObject, 
     result, lines = recalled(kind, folder)
     if lines:
         assert not result or result == CostTable()
-        assert len(lines) == 1 and "could not serve: " in lines[0]
+        assert len(lines) == 1 and "could not be used: " in lines[0]
         assert "\n" not in lines[0] and len(lines[0]) < 2000
     else:
         assert kind.is_sound(result) or damaged.strip() == b"[]", "no engine is known: a list of none"
@@ -257,7 +257,7 @@ def test_a_module_runs_whatever_has_become_of_all_of_them(tmp_path: Path, monkey
         file.write_bytes(damaged)
     how, lines = placed()
     assert how == "measured"
-    assert lines and all("could not serve: " in line and "\n" not in line for line in lines)
+    assert lines and all("could not be used: " in line and "\n" not in line for line in lines)
     assert placed() == ("remembered", [])
 
 

@@ -190,7 +190,7 @@ class Schema(Generic[T]):
         except XRTError as error:
             raise CacheError(f"{self.kind} {path.name} cannot be used: {error}") from error
         except _MALFORMED as error:
-            reason = f"it holds no {self.kind}: {type(error).__name__}: {error}"
+            reason = f"it is not a valid {self.kind}: {type(error).__name__}: {error}"
             raise CacheError(f"{self.kind} {path.name} cannot be used: {reason}") from error
 
 
@@ -341,9 +341,9 @@ class Store:
         reason = self.why_not_trusted()
         if reason is not None:
             self._warn_once(
-                f"the compile cache in {str(self.directory)!r} is not used: {reason}. It must be a directory that only "
-                f"you can write to (chown, chmod 700), since its files are run as native code; or name another one in "
-                f"XRT_CACHE_DIR. The run goes on and compiles what it needs; this is said once"
+                f"the compile cache in {str(self.directory)!r} is not used: {reason}. Its files are run as native code, so "
+                f"only you may have write access (chown, chmod 700); or set XRT_CACHE_DIR to another directory. XRT compiles "
+                f"without the cache; this warning is shown once"
             )
         return reason is None
 
@@ -354,8 +354,8 @@ class Store:
         reason = " ".join(reason.split())[:LONGEST]
         _log.info("the disk cache in %s: %s", self.directory, reason)
         self._warn_once(
-            f"the compile cache in {str(self.directory)!r} could not serve: {reason}. The run goes on and compiles what "
-            f"is missing; this is said once. `xrt cache verify` checks the directory, XRT_CACHE=off does without"
+            f"the compile cache in {str(self.directory)!r} could not be used: {reason}. XRT compiles what is missing; this "
+            f"warning is shown once. `xrt cache verify` checks the directory, XRT_CACHE=off disables the cache"
         )
 
     def _warn_once(self, text: str) -> None:

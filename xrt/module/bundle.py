@@ -187,7 +187,7 @@ def _list_missing(name: str, specs: Sequence[str], listed_specs: Sequence[str]) 
                 raise BundleError(f"cannot load {name!r}: {reason}; {hint}")
             registry.create(spec)
         except (EngineUnavailable, UnknownEngine) as error:
-            missing[spec] = f"engine {spec!r} is not at hand: {error}"
+            missing[spec] = f"engine {spec!r} is not available: {error}"
     return missing
 
 

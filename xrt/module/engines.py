@@ -44,7 +44,7 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
     devices = parse_devices(engines, settings.devices, context.device, registry.names() if has_auto else ())
     if not any(parse_device_kind(device) in candidate.devices or candidate.spec in devices for candidate in engines):
         supported_devices = "; ".join(f"{candidate.spec} runs on {', '.join(candidate.devices)}" for candidate in engines)
-        raise DeviceError(f"device {device!r} was asked for, but no engine of the list runs on it: {supported_devices}")
+        raise DeviceError(f"no engine of the list runs on device {device!r}: {supported_devices}")
     if settings.cuda_graph and device == "cpu":
         raise OptionError("cuda_graph=True records the work of a device, and the module runs on cpu; pass device='cuda'")
     # A lower precision is a permission with "auto", and with a bundle, whose saved engines already implement it.
@@ -144,7 +144,7 @@ def parse_devices(
         if device is None:
             continue
         if parse_device_kind(device) not in engine.devices:
-            raise DeviceError(f"devices asks for {engine.spec} on {device!r}, and it runs on {', '.join(engine.devices)}")
+            raise DeviceError(f"devices places {engine.spec} on {device!r}, but it runs on {', '.join(engine.devices)}")
         if normalize_device(device) != normalize_device(home):
             overrides[engine.spec] = device
     return FrozenDict(overrides)

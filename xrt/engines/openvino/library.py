@@ -105,7 +105,7 @@ def check_precision(model: Any, precision: str) -> None:
         return
     actual: openvino.Type = model.get_property("INFERENCE_PRECISION_HINT")
     if actual.get_type_name() != HINTS[precision]:
-        raise CompileRefused(f"{precision} was asked for, and {LIBRARY} computes in {actual.get_type_name()} here")
+        raise CompileRefused(f"{LIBRARY} computes in {actual.get_type_name()} on this machine instead of {precision}")
 
 
 # ---------------------------------------------------------------------- memory

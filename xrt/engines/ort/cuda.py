@@ -1,7 +1,7 @@
 """ONNX Runtime on a device: sessions bound to device arrays, in stream order with the caller.
 
 A session has one stream for its lifetime. It waits for earlier work on the caller's stream, and the caller's stream then waits
-for it: calls on any stream are ordered.
+for it: calls on any stream are ordered. A run blocks the calling thread until the device has computed the results.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def why_not_present(provider: str) -> str | None:
     if provider in onnxruntime.get_available_providers():
         return None
     return (
-        f"this build of {LIBRARY} has no {provider}: pip install 'xrt-engine[cuda]' in an environment without onnxruntime, for "
-        f"onnxruntime-gpu is the same package with more in it, and the two overwrite each other"
+        f"this build of {LIBRARY} has no {provider}: pip install 'xrt-engine[cuda]' in an environment without the package "
+        f"onnxruntime, because onnxruntime-gpu installs the same module, and the two overwrite each other"
     )
 
 
 def why_no_tensorrt() -> str | None:
-    """Load TensorRT's libraries, from its package or from where the loader looks; explain why that fails, or None."""
+    """Load TensorRT's libraries from its package or the loader's path; explain why that fails, or return None."""
     package = find_spec("tensorrt_libs")
     folders = [Path(place) for place in (package.submodule_search_locations or () if package else ())]
     for name in ("libnvinfer.so.10", "libnvonnxparser.so.10"):
@@ -65,28 +65,33 @@ def why_no_tensorrt() -> str | None:
 
 @lru_cache(maxsize=1)
 def load_libraries() -> None:
-    """Load CUDA's libraries and cuDNN from NVIDIA's packages, where the loader does not look; without them, do nothing."""
-    # It prints what it does not find, which may be where the loader looks. Two threads would restore each other's stdout.
+    """Load CUDA's libraries and cuDNN from NVIDIA's packages, which the loader does not search; do nothing without them."""
+    # It prints the libraries that it does not find, even if the loader finds them. Two threads would restore each other's stdout.
     with _loading, redirect_stdout(StringIO()):
         onnxruntime.preload_dlls()
 
 
 def why_not_on_device(node: Node, function: Function, provider: str) -> str | None:
-    """Explain why no session on a device supports the node, in addition to the CPU's reasons. Does not access a device."""
+    """Explain why a session on a device does not support the node, or return None. Does not access a device.
+
+    These reasons apply in addition to those of the CPU.
+    """
     if reason := why_not_present(provider):
         return reason
     if node.bodies:
-        return "its bodies are chosen on the host, and each choice would wait for the device"
+        return "the host decides which body runs and how often, and would wait for the device each time"
     if node.op_type in ("DequantizeLinear", "QuantizeLinear") and node.attr("block_size", 0):
-        return "on a device the library has no scales per block"
+        return f"{LIBRARY} has no device kernel for scales per block (block_size)"
     if node.op_type == "BatchNormalization" and node.attr("training_mode", 0):
-        return "on a device the library does not train it"
+        return f"{LIBRARY} has no device kernel for training_mode=1"
     if node.op_type == "Attention" and node.attr("qk_matmul_output_mode", 0) and len(node.outputs) > 3 and node.outputs[3]:
-        return "on a device the library returns the scores of an Attention only as they are before softcap and mask"
+        return (
+            f"{LIBRARY} returns the scores of an Attention on a device only as before softcap and mask (qk_matmul_output_mode=0)"
+        )
     for name in (*node.uses, *node.defines):
         type_ = function.get_type(name)
         if type_ is not None and not _is_bindable(type_):
-            return f"value {name!r} is {type_}, which cannot be bound to memory of a device"
+            return f"value {name!r} is {type_}, which cannot be bound to device memory"
     return None
 
 
@@ -105,11 +110,11 @@ def provider_options(accelerator: Accelerator, stream: Any) -> dict[str, str]:
 
 
 def check_opened(session: InferenceSession, provider: str) -> None:
-    """Raise CompileRefused if the session is without the provider: the library leaves out one whose libraries are missing."""
+    """Raise CompileRefused if the session lacks the provider: the library drops a provider whose libraries are missing."""
     if provider not in session.get_providers():
         raise CompileRefused(
-            f"{LIBRARY} could not load its {provider}: it needs CUDA 13 (cuBLAS, cuFFT, cuRAND) and cuDNN 9, where the loader "
-            f"looks or from pip install 'xrt-engine[cuda]'"
+            f"{LIBRARY} could not load its {provider}: it needs CUDA 13 (cuBLAS, cuFFT, cuRAND) and cuDNN 9 on the "
+            f"loader's path, or from pip install 'xrt-engine[cuda]'"
         )
 
 
@@ -129,7 +134,7 @@ def check_assigned(session: InferenceSession, function: Function) -> None:
     ]
     if unassigned:
         names = ", ".join(f"{node.name!r} ({node.op})" for node in unassigned[:5])
-        raise CompileRefused(f"{LIBRARY} has no kernel of the device for {names}", [node.name for node in unassigned])
+        raise CompileRefused(f"{LIBRARY} has no device kernel for {names}", [node.name for node in unassigned])
 
 
 def _is_float(function: Function, name: str) -> bool:
@@ -205,7 +210,8 @@ class OrtOnDevice(Executable):
             # Waits for the device: a run that does not wait never frees its staging buffers.
             session.run_with_iobinding(binding)
         except Exception:
-            # A failed run leaves its staging buffers to the destructor of the session, see `_close_session`: it never runs.
+            # A failed run leaves its staging buffers to the destructor of the session, which may end the process (see
+            # `_close_session`). This reference prevents the destructor.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
             raise
         if all(array is not None for array in buffers.values()):

@@ -30,7 +30,7 @@ class CudaDevice(Device):
         self._cupy = _load_cupy(self.name)
         count = _count_devices(self._cupy, self.name)
         if index >= count:
-            raise DeviceError(f"device {self.name!r} was asked for, and there are {count} CUDA devices; give a number below that")
+            raise DeviceError(f"device {self.name!r} is not available: there are {count} CUDA devices, numbered from 0")
 
     @cached_property
     def hardware(self) -> str:
@@ -80,7 +80,7 @@ class CudaDevice(Device):
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise InputError(f"an array of type {type(source).__name__} cannot be read through DLPack: {error}") from error
         if not self.owns(array):
-            raise DeviceError(f"an array lies on cuda:{array.device.id}, and is wanted on {self.name}; copy it there")
+            raise DeviceError(f"an array is on cuda:{array.device.id} instead of {self.name}; copy it there")
         return array
 
     # ------------------------------------------------------------------ memory
@@ -268,7 +268,7 @@ def _load_cupy(name: str) -> Any:
         return _import_cupy()
     except ImportError as error:
         raise DeviceError(
-            f"device {name!r} was asked for, and CuPy, by which XRT uses CUDA, is not to be had: {error}; {PIP}"
+            f"device {name!r} is not available: XRT uses CUDA through CuPy, which cannot be imported: {error}; {PIP}"
         ) from error
 
 
@@ -277,4 +277,4 @@ def _count_devices(cupy: Any, name: str) -> int:
         return int(cupy.cuda.runtime.getDeviceCount())
     except cupy.cuda.runtime.CUDARuntimeError as error:
         message = " ".join(str(error).split())
-        raise DeviceError(f"device {name!r} was asked for, and no CUDA device is at hand: {message}; see nvidia-smi") from error
+        raise DeviceError(f"device {name!r} is not available: CUDA reports {message}; check it with nvidia-smi") from error

@@ -188,11 +188,11 @@ def make_out_of_memory_error(device: Device, error: BaseException, requester: st
     if requested is None:
         return None
     memory = device.memory()
-    # The library's figure first: it may have asked for more than the array, such as scratch memory.
-    amount = _format(requested or nbytes) if requested or nbytes else "an amount of memory that it does not tell"
+    # The library's figure first: it may have requested more than the array, such as scratch memory.
+    amount = _format(requested or nbytes) if requested or nbytes else "an unknown amount of memory"
     shortage = OutOfDeviceMemory(
-        f"{requester} asked {device.name} for {amount}; {_format(memory.free)} of {_format(memory.total)} are free. The module "
-        f"can be called again: give it smaller inputs, let go of other arrays on the device, or place some nodes on the cpu"
+        f"{device.name} is out of memory: {requester} requested {amount}; {_format(memory.free)} of {_format(memory.total)} are "
+        f"free. The module can be called again: pass smaller inputs, free other arrays on the device, or place nodes on the CPU"
     )
     # Set here, because callers raise this error or the original one in one expression.
     shortage.__cause__ = error

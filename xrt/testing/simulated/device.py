@@ -39,7 +39,7 @@ class DeviceWorld:
     def device(self, index: int) -> SimulatedDevice:
         """Get a device by index; raises DeviceError if the index is too large."""
         if index >= self.count:
-            raise DeviceError(f"device 'cuda:{index}' was asked for, and there are {self.count} simulated ones")
+            raise DeviceError(f"device 'cuda:{index}' is not available: there are {self.count} simulated devices")
         with self.machine.lock:  # a device makes a stream
             if index not in self.devices:
                 self.devices[index] = SimulatedDevice(self, index)
