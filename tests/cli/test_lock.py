@@ -254,8 +254,8 @@ def test_a_check_is_made_on_what_the_lock_was_measured_on(rows: Path, command: C
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (Path.unlink, "the values of input 'x', in ../x.npy, are not to be had: there is no input file "),
-        (lambda path: path.write_bytes(b"torn"), "the values of input 'x', in ../x.npy, are not to be had: "),
+        (Path.unlink, "the values of input 'x', in ../x.npy, are not available: there is no input file "),
+        (lambda path: path.write_bytes(b"torn"), "the values of input 'x', in ../x.npy, are not available: "),
         (
             lambda path: np.save(path, np.zeros((2, 3))),
             "the values of input 'x', in ../x.npy, were float32[4,3] and are float64[2,3]",
@@ -276,4 +276,4 @@ def test_arrays_of_an_archive_are_found_again(rows: Path, command: Command) -> N
     code, out, _ = command("check", path, "--budget", "1s", "--max-regress", NEVER)
     assert code == 0
     (line,) = [line for line in out.splitlines() if line.startswith("not where it was locked: ")]
-    assert line == "not where it was locked: the values of input 'z', in ../all.npz, are not to be had: it has no array 'z'"
+    assert line == "not where it was locked: the values of input 'z', in ../all.npz, are not available: it has no array 'z'"

@@ -21,7 +21,7 @@ from xrt.cli.app import cli
 from xrt.errors import ModelError, OptionError
 from xrt.formats import onnx
 from xrt.formats.bundle import load_model
-from xrt.graph import DType, Function, TensorType, Value
+from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.graph.types import Dim
 
 SECONDS = ("--budget", "--time-limit", "--gate")
@@ -128,6 +128,24 @@ def test_an_extent_without_a_name_needs_a_file(tmp_path: Path, command: Command)
     model = write_model(tmp_path / "m.onnx", (2, None), "Exp")
     text = f"the model leaves open: extents without a name of input x. Give them: xrt tune {model} -i x=FILE.npy"
     assert text in command("tune", model)[2]
+
+
+@pytest.mark.slow
+def test_compile_and_bench_run_on_the_inputs_of_files(tmp_path: Path, own_cache: Path, command: Command) -> None:
+    """The random values of `shape` are 0 and 1, which fit no tensor of three elements."""
+    types = {"x": TensorType(DType.FLOAT32, ("n", 3)), "shape": TensorType(DType.INT64, (1,))}
+    inputs, output = (
+        tuple(Value(name, type_) for name, type_ in types.items()),
+        Value("y", TensorType(DType.FLOAT32, (None,))),
+    )
+    model, values = tmp_path / "m.onnx", tmp_path / "values.npz"
+    onnx.save(Function(inputs, (output,), (Node("Reshape", ("x", "shape"), ("y",)),), opsets={"": 18}), model)
+    np.savez(values, x=np.ones((2, 3), np.float32), shape=np.array([6]))
+    engine = ("-e", "toy")
+    assert command("compile", model, *engine, "-o", tmp_path / "m.xrt")[0] == 2
+    assert command("compile", model, *engine, "-i", values, "-o", tmp_path / "m.xrt")[0] == 0
+    code, out, _ = command("bench", model, *engine, "-i", values, "--rounds", "2", "--threads", "1", "--json")
+    assert (code, json.loads(out)["settings"]["device"]) == (0, "cpu")
 
 
 @pytest.mark.slow

@@ -127,7 +127,8 @@ def _compare(
 ) -> Group:
     """Compare the candidates on one subject with one thread count: the reference first, then each alone, then all in turns."""
     group = Group(str(subject), subject.batch, threads, ())
-    job = Job(subject, REFERENCE_CANDIDATE, threads, replace(settings, warm_seconds=0.0))
+    on_host = replace(settings, warm_seconds=0.0, device="cpu", devices=FrozenDict())
+    job = Job(subject, REFERENCE_CANDIDATE, threads, on_host)
     with ExitStack() as stack:
         progress(f"{group.title}: the reference")
         with BenchWorker(job) as worker:  # ends before candidates start, whose memory it would use

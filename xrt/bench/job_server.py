@@ -7,24 +7,26 @@ reply is the mean seconds per call) or measures the regions (the reply is a `Mea
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from xrt.bench.report import peak_bytes
-from xrt.bench.targets import BenchCandidate, BenchTarget
+from xrt.bench.targets import BenchCandidate, BenchTarget, from_files, set_shapes
 from xrt.cache import CompileCache
 from xrt.engines import RunOptions
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.shared_values import put_values
+from xrt.graph import FrozenDict
 from xrt.html.views import MeanCall, RegionTimes
 from xrt.measure.timing import Warmup, choose_calls, seconds_per_call, time_call, wait_until_idle, warm_up
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
 from xrt.partition.plan import list_regions
 from xrt.processes.ipc import Message, Request, serve
+from xrt.runtime import to_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,9 @@ class BenchOptions:
     seed: int = 0
     budget_seconds: float = 20.0
     """Maximum search time of ``auto``, within that limit."""
+    device: str = "cpu"
+    devices: Mapping[str, str] = FrozenDict()
+    """Devices of single engines, as XRTModule's ``devices``; a candidate without the engine ignores its entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +118,12 @@ class _Ready:
 
     module: XRTModule
     values: Sequence[Any]
+    options: RunOptions | None
+    """Those of each call; None on the CPU, where options would make a small call slower."""
     repeats: int = 1
 
     def call(self) -> Any:
-        return self.module(*self.values)
+        return self.module(*self.values, options=self.options)
 
     def turn(self) -> float:
         turn = seconds_per_call(self.call, self.repeats)
@@ -125,7 +132,7 @@ class _Ready:
 
     def profile(self) -> MeanCall:
         """Record as many calls as in a turn, within bounds."""
-        calls, options = max(MIN_PROFILED, min(self.repeats, MAX_PROFILED)), RunOptions(profile=True)
+        calls, options = max(MIN_PROFILED, min(self.repeats, MAX_PROFILED)), RunOptions(block=True, profile=True)
         _, seconds = time_call(lambda: [self.module(*self.values, options=options) for _ in range(calls)])
         launches = self.module.profile().launches
         return MeanCall(calls, seconds / calls, tuple(launch.seconds / max(launch.calls, 1) for launch in launches))
@@ -135,9 +142,12 @@ def _start(job: Job) -> tuple[_Ready, Start, Sequence[Any]]:
     """Load, compile, call once, warm up; the results are those of the first call."""
     settings = job.settings
     function = job.subject.load(settings.seed)
-    inputs = sample_inputs(function, settings.seed)
+    arrays = from_files(job.subject.files, function)
+    function = set_shapes(function, arrays)
+    inputs = sample_inputs(function, settings.seed) | arrays
     # An empty cache, so that the compile is measured; strict, so that no other engine takes over.
     options: dict[str, Any] = {"strict": True, "threads": job.threads, "cache": CompileCache(), "budget": settings.budget_seconds}
+    options |= {"device": settings.device, "devices": job.candidate.select_devices(settings.devices)}
     module, import_seconds = time_call(
         lambda: XRTModule(function, list(job.candidate.engines), pins=job.candidate.pins, **options)
     )
@@ -145,7 +155,9 @@ def _start(job: Job) -> tuple[_Ready, Start, Sequence[Any]]:
     # Before the compile, to separate its memory from that of imports and the model.
     loaded = peak_bytes()
     _, compile_seconds = time_call(lambda: module.compile(**inputs))
-    ready = _Ready(module, [inputs[value.name] for value in function.inputs])
+    # On a device a call returns before its results are computed, unless it blocks.
+    call_options = None if settings.device == "cpu" else RunOptions(block=True)
+    ready = _Ready(module, [inputs[value.name] for value in function.inputs], call_options)
     results, first_seconds = time_call(ready.call)
     repeats, warmth, alone_seconds = 1, Warmup(0, False), 0.0
     if settings.warm_seconds:  # otherwise only the results are needed
@@ -171,4 +183,4 @@ def _start(job: Job) -> tuple[_Ready, Start, Sequence[Any]]:
         engines=module.engines,
         placement=tuple(str(module.tuned).splitlines()) if module.tuned else (),
     )
-    return replace(ready, repeats=repeats), start, results if isinstance(results, tuple) else (results,)
+    return replace(ready, repeats=repeats), start, [to_host(x) for x in (results if isinstance(results, tuple) else (results,))]

@@ -87,7 +87,7 @@ class BenchReport:
     """A whole comparison."""
 
     machine: Mapping[str, str | int]
-    settings: Mapping[str, float]
+    settings: Mapping[str, Any]
     groups: tuple[Group, ...]
     date: str = ""
     command: str = ""
@@ -210,10 +210,16 @@ def _describe(report: BenchReport) -> dict[str, Any]:
         "threads": f"{threads}: what a candidate may use in all",
         **{name: str(value) for name, value in report.machine.items()},
         **report.versions,
-        **{name.replace("_", " "): f"{value:g}" for name, value in report.settings.items()},
+        **{name.replace("_", " "): _format_setting(value) for name, value in report.settings.items()},
     }
     groups = [_describe_group(group) for group in report.groups]
     return {"report": report, "groups": groups, "facts": facts, "figures": FIGURES, "costs": COSTS}
+
+
+def _format_setting(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{engine} on {device}" for engine, device in value.items()) or "none"
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _describe_group(group: Group) -> dict[str, Any]:

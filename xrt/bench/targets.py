@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
+
+import numpy as np
 
 from xrt import models, passes
 from xrt.engines.contract.spec import parse_spec, split_specs
 from xrt.errors import ModelError, OptionError, did_you_mean
 from xrt.formats import onnx
+from xrt.formats.arrays import read_npy, read_npz
 from xrt.formats.bundle import is_bundle, load_model
 from xrt.graph import FrozenDict, Function, TensorType, Value
 from xrt.partition import Pin
@@ -34,6 +37,8 @@ class BenchTarget:
     """Sizes of a shipped model, or values of an ONNX file's symbolic dims."""
     batch: int | None = None
     """Batch size; None for the model's own."""
+    files: tuple[str, ...] = ()
+    """Inputs from files, as in ``--input``; random ones replace the missing ones."""
 
     @classmethod
     def parse(cls, text: str, batch: int | None = None) -> Self:
@@ -131,6 +136,37 @@ def find_batch_dim(function: Function, batch: int) -> str | None:
     return first if isinstance(first, str) else None
 
 
+def set_shapes(function: Function, arrays: Mapping[str, Any]) -> Function:
+    """Specialize a function to the shapes of arrays; raises InputError if one does not fit."""
+    tensors = {value.name for value in function.inputs if isinstance(value.type, TensorType)}
+    shapes = {name: array.shape for name, array in arrays.items() if name in tensors and isinstance(array, np.ndarray)}
+    return passes.specialize(function, shapes) if shapes else function
+
+
+def from_files(files: Sequence[str], function: Function) -> dict[str, Any]:
+    """Read input values from texts such as ``x=x.npy`` and ``all.npz``."""
+    return {name: value for name, (_, value) in read_input_files(files, function).items()}
+
+
+def read_input_files(files: Sequence[str], function: Function) -> dict[str, tuple[Path, Any]]:
+    """The file and the value of each input that an ``--input`` names."""
+    values: dict[str, tuple[Path, Any]] = {}
+    for text in files:
+        name, equals, file = text.partition("=")
+        path = Path(text)
+        if equals and not path.exists():  # the path of an existing file may contain an equals sign
+            path = Path(file)
+            arrays = {name: read_npy(path)}
+        elif text.endswith(".npz"):
+            arrays = read_npz(path)
+        elif len(function.inputs) != 1:
+            raise OptionError(f"--input {text!r} does not say which input it is; write NAME=FILE.npy, or give an .npz")
+        else:
+            arrays = {function.inputs[0].name: read_npy(path)}
+        values |= {name: (path, array) for name, array in arrays.items()}
+    return values
+
+
 def _with_batch(function: Function, batch: int | None) -> Function:
     name = None if batch is None else find_batch_dim(function, batch)
     return function if batch is None or name is None else set_dims(function, {name: batch})
@@ -177,6 +213,10 @@ class BenchCandidate:
     def names(self) -> tuple[str, ...]:
         """Names of the engines without options."""
         return tuple(parse_spec(engine)[0] for engine in self.engines)
+
+    def select_devices(self, devices: Mapping[str, str]) -> dict[str, str]:
+        """The entries of ``devices``, by name or spec, for engines of the candidate; `AUTO` may use any engine."""
+        return {name: device for name, device in devices.items() if AUTO in self.engines or name in {*self.engines, *self.names}}
 
     @property
     def precision(self) -> str:

@@ -12,9 +12,8 @@ import click
 import numpy as np
 from click.core import ParameterSource
 
-from xrt import passes
 from xrt.bench import BenchTarget
-from xrt.bench.targets import find_batch_dim, name_batch, set_dims
+from xrt.bench.targets import find_batch_dim, from_files, name_batch, set_dims, set_shapes
 from xrt.cli.options import isolation_keywords, module_keywords, parse_dims
 from xrt.engines import split_specs
 from xrt.engines.contract.registry import why_not_chosen
@@ -124,37 +123,6 @@ def all_inputs(files: Sequence[str], function: Function, seed: int) -> dict[str,
     """A value for each input: from the files, otherwise random with the extents that the files imply."""
     arrays = from_files(files, function)
     return sample_inputs(set_shapes(function, arrays), seed) | arrays
-
-
-def set_shapes(function: Function, arrays: Mapping[str, Any]) -> Function:
-    """Specialize a function to the shapes of arrays; raises InputError if one does not fit."""
-    tensors = {value.name for value in function.inputs if isinstance(value.type, TensorType)}
-    shapes = {name: array.shape for name, array in arrays.items() if name in tensors and isinstance(array, np.ndarray)}
-    return passes.specialize(function, shapes) if shapes else function
-
-
-def from_files(files: Sequence[str], function: Function) -> dict[str, Any]:
-    """Read input values from texts such as ``x=x.npy`` and ``all.npz``."""
-    return {name: value for name, (_, value) in read_input_files(files, function).items()}
-
-
-def read_input_files(files: Sequence[str], function: Function) -> dict[str, tuple[Path, Any]]:
-    """The file and the value of each input that an ``--input`` names."""
-    values: dict[str, tuple[Path, Any]] = {}
-    for text in files:
-        name, equals, file = text.partition("=")
-        path = Path(text)
-        if equals and not path.exists():  # the path of an existing file may contain an equals sign
-            path = Path(file)
-            arrays = {name: read_npy(path)}
-        elif text.endswith(".npz"):
-            arrays = read_npz(path)
-        elif len(function.inputs) != 1:
-            raise OptionError(f"--input {text!r} does not say which input it is; write NAME=FILE.npy, or give an .npz")
-        else:
-            arrays = {function.inputs[0].name: read_npy(path)}
-        values |= {name: (path, array) for name, array in arrays.items()}
-    return values
 
 
 # ---------------------------------------------------------------------- batches of examples

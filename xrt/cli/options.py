@@ -241,9 +241,12 @@ def add_all(*options: Decorator) -> Decorator:
     return add
 
 
-_shared_options = add_all(
+device_options = add_all(
     option("--device", default="cpu", metavar="DEVICE", help="Device of all engines: cpu, cuda or cuda:N"),
     derive(ModuleOptions, "devices", type=_DEVICES, help="Devices of single engines: ort=cuda,tvm=cpu"),
+)
+_shared_options = add_all(
+    device_options,
     derive(ClusteringOptions, "pins", "--pin", "pins", multiple=True, metavar="PIN"),
     derive(ClusteringOptions, "minimum_nodes"),
     derive(ClusteringOptions, "maximum_nodes"),
@@ -258,17 +261,15 @@ isolation_options = add_all(
     derive(Isolation, "time_limit", kind="time", default_text="no limit"),
     derive(Isolation, "memory_limit", kind="size", default_text="no limit"),
 )
-input_options = add_all(
-    click.option(
-        "-i",
-        "--input",
-        "files",
-        multiple=True,
-        metavar="[NAME=]FILE",
-        help="An input from a file: NAME=FILE.npy, or FILE.npz with one array per input; repeatable",
-    ),
-    add_seed("Seed of the random inputs that replace missing ones"),
+add_inputs = click.option(
+    "-i",
+    "--input",
+    "files",
+    multiple=True,
+    metavar="[NAME=]FILE",
+    help="An input from a file: NAME=FILE.npy, or FILE.npz with one array per input; repeatable",
 )
+input_options = add_all(add_inputs, add_seed("Seed of the random inputs that replace missing ones"))
 module_options = add_all(
     add_engines("Engines, first choice first: tvm,ort; auto places by measurement"),
     _shared_options,

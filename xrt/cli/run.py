@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import product
@@ -16,7 +16,7 @@ import click
 import numpy as np
 
 from xrt import passes
-from xrt.bench.targets import set_dims
+from xrt.bench.targets import from_files, set_dims, set_shapes
 from xrt.cache import CompileCache, default_cache
 from xrt.cli import inputs, options
 from xrt.cli.screen import WorkStatus, print_json, print_lines, show_table
@@ -34,7 +34,6 @@ from xrt.graph import Function, TensorType
 from xrt.graph.verify import verify
 from xrt.html.views import format_count, size as format_bytes
 from xrt.measure.timing import seconds_per_call, time_call
-from xrt.models import sample_inputs
 from xrt.module import ModuleOptions, XRTModule
 from xrt.module.bundle import SELF_TEST_SECTION
 from xrt.module.explain import render_explanation_page
@@ -292,7 +291,7 @@ def explain_command(model: str, with_memory: bool, html: Path | None, as_json: b
     files = params["files"]
     is_measured = not is_bundle(model) and is_auto(options.module_keywords(params)["engine"])
     if is_measured:
-        options.check_sizes(inputs.set_shapes(function, inputs.from_files(files, function)))
+        options.check_sizes(set_shapes(function, from_files(files, function)))
     # Measuring needs inputs, and sizes of input files select the specialization. The plans of a bundle are stored.
     if (files and not is_bundle(model)) or is_measured:
         module.plan_for(**inputs.all_inputs(files, function, params["seed"]))
@@ -316,6 +315,7 @@ def explain_command(model: str, with_memory: bool, html: Path | None, as_json: b
 @click.argument("model")
 @options.module_options
 @options.isolation_options
+@options.input_options
 @click.option("-o", "--output", "target", type=options.TARGET, help="The bundle [default: MODEL.xrt here]")
 @add_verbose
 def compile_command(model: str, target: Path | None, verbose: bool, **params: Any) -> None:
@@ -323,9 +323,9 @@ def compile_command(model: str, target: Path | None, verbose: bool, **params: An
 
     --dim fixes the size of a symbolic dim: the bundle accepts that size alone. If you give a name more than once, its dim stays
     symbolic and all combinations are compiled (--dim batch=4 --dim tokens=16 --dim tokens=128). Without --dim, the model is
-    compiled for every size where all engines can do that, otherwise for 1. For other sizes of symbolic dims, the bundle
-    compiles when it meets them. With --lock the sizes are those of the lock, and so is the plan: a lock that does not hold is an
-    error.
+    compiled for every size where all engines can do that, otherwise for 1, or for the sizes of the --input files. For other
+    sizes of symbolic dims, the bundle compiles when it meets them. With --lock the sizes are those of the lock, and so is the
+    plan: a lock that does not hold is an error.
     """
     path = options.choose_target(target, model, ".xrt")
     function = inputs.load_with_options(model)
@@ -341,11 +341,13 @@ def compile_command(model: str, target: Path | None, verbose: bool, **params: An
         # A bundle is shipped: it has the plan of the lock, or there is no bundle.
         keywords["lock"] = LockedPlacement(read_lock(lock), repr(lock), must_hold=True)
     function = set_dims(function, fixed)
-    sizes = [dict(zip(several, combination, strict=True)) for combination in product(*several.values())]
-    examples = [sample_inputs(set_dims(function, combination)) for combination in sizes]
+    files, combinations = params["files"], [dict(zip(several, sizes, strict=True)) for sizes in product(*several.values())]
+    examples = [inputs.all_inputs(files, set_dims(function, sizes), params["seed"]) for sizes in combinations]
     began = perf_counter()
     # A cache without a limit: otherwise early sizes could be evicted before all are saved.
     with XRTModule(function, **keywords, cache=CompileCache(disk=default_cache().disk, max_bytes=NO_LIMIT)) as module:
+        if files and is_auto(keywords["engine"]):
+            module.plan_for(**examples[0])  # measured on these inputs instead of random ones
         try:
             module.compile()  # once for all sizes, where the engines can
             is_open = True
@@ -356,22 +358,33 @@ def compile_command(model: str, target: Path | None, verbose: bool, **params: An
         module(**examples[0])  # no bundle is written of a model that fails
         module.save(path)
         explanation = module.explain().describe(deviations=verbose, left_out=verbose)
-    print_lines(explanation, *_describe_sizes(function, fixed, sizes, is_open=is_open))
+    chosen = {*several, *_read_sizes(function, from_files(files, function))}
+    sizes = [_read_sizes(function, values) for values in examples]
+    print_lines(explanation, *_describe_sizes(fixed, chosen, sizes, is_open=is_open))
     print_lines(f"{path}: {format_bytes(path.stat().st_size)}, in {perf_counter() - began:.2f} s")
 
 
+def _read_sizes(function: Function, arrays: Mapping[str, Any]) -> dict[str, int]:
+    """The sizes of the symbolic dims of the inputs that have an array; ``?`` is a dim without a name."""
+    shapes = {value.name: value.type.shape or () for value in function.inputs if isinstance(value.type, TensorType)}
+    pairs = (zip(shapes[name], array.shape, strict=False) for name, array in arrays.items() if name in shapes)
+    return {dim or "?": size for pair in pairs for dim, size in pair if not isinstance(dim, int)}
+
+
 def _describe_sizes(
-    function: Function, fixed: Mapping[str, int], sizes: Sequence[Mapping[str, int]], *, is_open: bool
+    fixed: Mapping[str, int], chosen: Collection[str], sizes: Sequence[Mapping[str, int]], *, is_open: bool
 ) -> list[str]:
-    """Describe which sizes the bundle accepts, and for which it has a program."""
+    """Describe which sizes the bundle accepts, and for which it has a program: those of ``sizes``.
+
+    ``chosen`` are the dims whose size an option or a file gives.
+    """
     lines = [f"fixed at {_format_sizes(fixed)}: an input of another size is an error"] if fixed else []
-    shapes = [value.type.shape or () for value in function.inputs if isinstance(value.type, TensorType)]
-    names = list(dict.fromkeys(dim or "?" for shape in shapes for dim in shape if not isinstance(dim, int)))
+    names = list(sizes[0])
     if names and is_open:
         lines.append(f"compiled once for every size of {', '.join(names)}, which its engines leave open")
     elif names:
-        size_list = "; ".join(_format_sizes({name: choice.get(name, 1) for name in names}) for choice in sizes)
-        default = [name for name in names if name not in sizes[0]]
+        size_list = "; ".join(map(_format_sizes, sizes))
+        default = [name for name in names if name not in chosen]
         hint = f" ({', '.join(default)} as no --dim says otherwise)" if default else ""
         lines.append(f"compiled for {size_list}{hint}; for other sizes the bundle compiles when it meets them")
     return lines

@@ -16,7 +16,7 @@ import click
 
 from xrt import models
 from xrt.bench import AUTO, BenchCandidate, BenchOptions, BenchReport, BenchTarget, Group, ReportRow, compare_engines, page
-from xrt.bench.targets import set_dims
+from xrt.bench.targets import from_files, read_input_files, set_dims, set_shapes
 from xrt.cache import DiskTier, default_cache
 from xrt.cli import inputs, options
 from xrt.cli.screen import TimedRow, WorkStatus, complain, out, print_json, print_lines, show_table, show_times
@@ -39,6 +39,7 @@ from xrt.placement.report import describe_precision, format_error, list_pareto_p
 from xrt.placement.result import VERDICTS
 from xrt.placement.throughput import COLUMNS, NUMBERS as POINT_NUMBERS, list_cells, render_throughput_page
 from xrt.runtime import default_budget
+from xrt.runtime.devices.registry import check_device
 from xrt.runtime.inputs import infer_type
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def _load(model: str, params: dict[str, Any]) -> tuple[Function, dict[str, Any]]
     function = inputs.load_with_options(model)
     inputs.settle_batch(function, params)
     sized = set_dims(function, options.parse_dims(params["dims"]))
-    options.check_sizes(inputs.set_shapes(sized, inputs.from_files(params["files"], sized)))
+    options.check_sizes(set_shapes(sized, from_files(params["files"], sized)))
     return function, inputs.all_inputs(params["files"], sized, params["seed"])
 
 
@@ -262,7 +263,7 @@ def lock_command(model: str, target: Path | None, gate: float, retune: bool, **p
     """
     path = options.choose_target(target, model, ".lock")
     function, values = _load(model, params)
-    files = inputs.read_input_files(params["files"], function)
+    files = read_input_files(params["files"], function)
     with XRTModule(function, **_read_keywords(params), **inputs.precision_keywords(params, function)) as module:
         if retune:
             module.tune(**values)
@@ -419,7 +420,7 @@ def _read_values(function: Function, lock: PlacementFile, folder: Path) -> tuple
                 raise InputError(f"it has no array {name!r}")
             type_ = str(infer_type(arrays[name]))
         except (InputError, ModelError) as error:
-            unavailable.append(f"{subject} are not to be had: {error}")
+            unavailable.append(f"{subject} are not available: {error}")
             continue
         if type_ == expected:
             values[name] = arrays[name]
@@ -466,7 +467,9 @@ SHOWN_COSTS = ("ms from-to", "first ms", "compile s", "peak", "off by")
 )
 @click.option("--threads", type=options.NUMBERS, help=f"Thread counts: 1,2 [default: {options.CORES}]")
 @click.option("--batch", type=options.NUMBERS, help="Batch sizes: 1,8 [default: the model's own]")
+@options.device_options
 @options.add_dims
+@options.add_inputs
 @options.option("--rounds", default=20, type=click.IntRange(2), help="Turns of each candidate")
 @options.add_time("--budget", "20s", "With auto: time of the search")
 @options.add_time("--time-limit", "2m", "Time of the start of a candidate, without its search")
@@ -479,18 +482,29 @@ def bench_command(typed: tuple[str, ...], /, models: tuple[str, ...], as_json: b
     """Compare engines on MODELs: shipped ones (squeezenet, 'bert{layers=2}'), or paths of ONNX files or bundles.
 
     Each candidate has its own process and the whole model: no other engine replaces it. The exit code is 1 when
-    the results of one differ from the reference engine's, 2 when none ran.
+    the results of one differ from the reference engine's, 2 when none ran. With --device, a call includes the copies of its
+    inputs from the host, and ends when its results are computed.
     """
     dims, budget = options.parse_dims(params["dims"]), params["budget"]
     targets = [BenchTarget.parse(model, size) for model in models for size in params["batch"] or (None,)]
-    targets = [replace(target, sizes=FrozenDict({**dims, **target.sizes})) for target in targets]
-    # All models are checked before the first measurement, which may take minutes.
+    targets = [replace(target, sizes=FrozenDict({**dims, **target.sizes}), files=params["files"]) for target in targets]
+    if params["files"] and len(targets) > 1:
+        raise OptionError("--input is for one model at one batch size; name one MODEL and at most one --batch, or leave it out")
+    # All models and devices are checked before the first measurement, which may take minutes.
     for target in targets:
-        if (function := target.check()) is not None:
-            options.check_sizes(function)
+        function = target.load() if params["files"] else target.check()
+        if function is not None:
+            options.check_sizes(set_shapes(function, from_files(target.files, function)))
+    candidates = _parse_candidates(params["candidates"])
+    devices = _check_devices(params["device"], params["devices"] or {}, candidates)
     threads = dict.fromkeys(validate_budget(ExecutionOptions(threads=n)) for n in params["threads"] or (default_budget(),))
     settings = BenchOptions(
-        rounds=params["rounds"], limit_seconds=params["time_limit"] + budget, seed=params["seed"], budget_seconds=budget
+        rounds=params["rounds"],
+        limit_seconds=params["time_limit"] + budget,
+        seed=params["seed"],
+        budget_seconds=budget,
+        device=params["device"],
+        devices=devices,
     )
     with WorkStatus("") as status:
 
@@ -500,7 +514,6 @@ def bench_command(typed: tuple[str, ...], /, models: tuple[str, ...], as_json: b
                 show_group(group, verbose=verbose)
                 status.start()
 
-        candidates = _parse_candidates(params["candidates"])
         report = compare_engines(targets, candidates, list(threads), settings, status.update, finish)
     if params["html"] is not None:
         options.write_page(params["html"], page(replace(report, command=shlex.join(["xrt", *typed]))))
@@ -511,6 +524,16 @@ def bench_command(typed: tuple[str, ...], /, models: tuple[str, ...], as_json: b
     if not any(row.median_seconds for group in report.groups for row in group.rows):
         return 2
     return 0 if report.agrees else 1
+
+
+def _check_devices(home: str, devices: Mapping[str, str], candidates: Sequence[BenchCandidate]) -> FrozenDict[str, str]:
+    """Return ``devices``; raises DeviceError for an unknown device, OptionError for an engine that no candidate has."""
+    for device in (home, *devices.values()):
+        check_device(device)
+    selected = {name for candidate in candidates for name in candidate.select_devices(devices)}
+    if missing := next((name for name in devices if name not in selected), None):
+        raise OptionError(f"--devices names {missing!r}, which no candidate has: {'; '.join(map(str, candidates))}")
+    return FrozenDict(devices)
 
 
 def _parse_candidates(texts: tuple[str, ...]) -> list[BenchCandidate]:
