@@ -280,11 +280,6 @@ def test_a_plan_is_reported_as_plain_facts_and_comes_back_from_a_line() -> None:
     assert msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(started(regions)))), Start) == started(regions)
 
 
-def test_regions_begin_where_the_one_before_ends() -> None:
-    timeline = MeanCall(3, 1.0, (0.2, 0.3, 0.4))
-    assert (*timeline.starts, timeline.rest) == pytest.approx((0.0, 0.2, 0.5, 0.1))
-
-
 GRAPHS = st.integers(0, 12).flatmap(
     lambda n: st.tuples(st.just(n), st.lists(st.tuples(st.integers(0, n), st.integers(1, n + 1)).filter(lambda e: e[0] < e[1])))
 )

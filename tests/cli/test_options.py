@@ -134,12 +134,9 @@ def test_an_extent_without_a_name_needs_a_file(tmp_path: Path, command: Command)
 def test_compile_and_bench_run_on_the_inputs_of_files(tmp_path: Path, own_cache: Path, command: Command) -> None:
     """The random values of `shape` are 0 and 1, which fit no tensor of three elements."""
     types = {"x": TensorType(DType.FLOAT32, ("n", 3)), "shape": TensorType(DType.INT64, (1,))}
-    inputs, output = (
-        tuple(Value(name, type_) for name, type_ in types.items()),
-        Value("y", TensorType(DType.FLOAT32, (None,))),
-    )
+    ends = tuple(Value(name, type_) for name, type_ in types.items()), (Value("y", TensorType(DType.FLOAT32, (None,))),)
     model, values = tmp_path / "m.onnx", tmp_path / "values.npz"
-    onnx.save(Function(inputs, (output,), (Node("Reshape", ("x", "shape"), ("y",)),), opsets={"": 18}), model)
+    onnx.save(Function(*ends, (Node("Reshape", ("x", "shape"), ("y",)),), opsets={"": 18}), model)
     np.savez(values, x=np.ones((2, 3), np.float32), shape=np.array([6]))
     engine = ("-e", "toy")
     assert command("compile", model, *engine, "-o", tmp_path / "m.xrt")[0] == 2

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import os
-import pty
 import re
-import subprocess
-import sys
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -81,36 +76,6 @@ def test_a_row_is_a_block_where_the_columns_do_not_fit(monkeypatch: pytest.Monke
 def test_an_empty_cell_has_no_line_and_an_empty_title_is_its_column(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TABLES, "empty", (("what", "", "value"), [("", "x" * 30, "")], (), ("", "what")))
     assert [line.rstrip() for line in show("empty", 30, monkeypatch)] == ["what", f"  {'x' * 28}", "  xx"]
-
-
-def run_on_terminal(width: int, folder: Path, *arguments: str) -> list[str]:
-    """Return what a command writes to a terminal of that width."""
-    main, terminal = pty.openpty()
-    variables = {key: value for key, value in os.environ.items() if key not in ("FORCE_COLOR", "NO_COLOR", "LINES")}
-    environment = variables | {"COLUMNS": str(width), "TERM": "dumb", "XRT_CACHE_DIR": str(folder / "cache")}
-    with subprocess.Popen(
-        [sys.executable, "-m", "xrt.cli", *arguments], stdout=terminal, stderr=subprocess.DEVNULL, env=environment, cwd=folder
-    ) as process:
-        os.close(terminal)
-        parts = []
-        while True:
-            try:
-                parts.append(os.read(main, 65536))
-            except OSError:  # the terminal's other end is closed
-                break
-            if not parts[-1]:
-                break
-    os.close(main)
-    assert process.returncode == 0
-    return b"".join(parts).decode().splitlines()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [60, 40])
-def test_a_command_on_a_narrow_terminal(width: int, tmp_path: Path) -> None:
-    lines = run_on_terminal(width, tmp_path, "engines", "ort")
-    assert max(map(len, lines)) <= width
-    assert lines[:2] == ["providers", "  default: ('CPUExecutionProvider',)"]
 
 
 bench = importlib.import_module("xrt.cli.tune")

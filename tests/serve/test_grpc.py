@@ -58,17 +58,6 @@ async def serving(application: Any) -> AsyncIterator[int]:
             await server.stop(None)
 
 
-async def test_metrics_count_the_requests_of_each_method() -> None:
-    application = app({"double": xrt.XRTModule(double(), engine="toy")})
-    async with serving(application) as port:
-        await call(port, "ServerLive")
-        await call(port, "ModelMetadata", name="double")
-        await refuse(port, "ModelInfer", "NOT_FOUND", "there is no model 'other'; there is: double", model_name="other")
-    text = application.metrics.write().decode()
-    for operation, status in {"ServerLive": 200, "ModelMetadata": 200, "ModelInfer": 404}.items():
-        assert f'xrt_operations_total{{operation="{operation}",protocol="grpc",status="{status}"}} 1.0' in text
-
-
 FIELDS = {
     "BOOL": ("bool_contents", [True, False]),
     "INT8": ("int_contents", [-128, 127]),
@@ -123,13 +112,17 @@ async def test_what_has_no_typed_contents_is_raw() -> None:
             await refuse(port, "ModelInfer", "INVALID_ARGUMENT", message, model_name="half", **fields)
 
 
-async def test_a_server_that_ends_is_not_ready() -> None:
+async def test_a_server_that_ends_is_not_ready_and_metrics_count_the_requests_of_each_method() -> None:
     application = app({"double": xrt.XRTModule(double(), engine="toy")})
     async with serving(application) as port:
         assert (await call(port, "ServerReady")).ready
         application.begin_drain()
         assert not (await call(port, "ServerReady")).ready and (await call(port, "ServerLive")).live
         await refuse(port, "ModelMetadata", "NOT_FOUND", "there is no model 'none'; there is: double", name="none")
+        await refuse(port, "ModelInfer", "NOT_FOUND", "there is no model 'none'; there is: double", model_name="none")
+    text = application.metrics.write().decode()
+    for operation, status, count in (("ServerReady", 200, 2.0), ("ModelMetadata", 404, 1.0), ("ModelInfer", 404, 1.0)):
+        assert f'xrt_operations_total{{operation="{operation}",protocol="grpc",status="{status}"}} {count}' in text
 
 
 async def test_calls_in_memory_are_bounded_and_health_is_still_told() -> None:

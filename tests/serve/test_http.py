@@ -180,6 +180,7 @@ async def test_paths_methods_and_sizes_that_are_refused() -> None:
             ("GET", "/v2/models/none", 404, "there is no model 'none'; there is: double"),
             ("GET", "/v2/models/double/versions/7", 404, "model 'double' has no version '7'; it has: 1"),
             ("GET", "/", 404, "there is no path '/'; the protocol's begin with /v2"),
+            ("GET", "/v2/models/../../etc/passwd", 404, "there is no path '/v2/models/../../etc/passwd'"),
             ("GET", "/v2/repository/index", 405, "GET is not a method of this path; POST is"),
             ("POST", "/v2/repository/models/none/load", 404, "there is no model 'none'; there is: double"),
             ("POST", "/v2/repository/models/double", 404, "there is no path '/v2/repository/models/double'"),
@@ -323,8 +324,7 @@ async def test_metrics_count_the_requests_of_each_operation() -> None:
         for path in ("/v2/models/double", "/v2/models/other", "/nowhere"):
             await ask(application, "GET", path)
         text = (await ask(application, "GET", "/metrics")).body.decode()
-    counts = {("ModelInfer", 200), ("ModelMetadata", 200), ("ModelMetadata", 404), ("unknown", 404)}
-    for operation, status in counts:
+    for operation, status in (("ModelInfer", 200), ("ModelMetadata", 200), ("ModelMetadata", 404), ("unknown", 404)):
         assert f'xrt_operations_total{{operation="{operation}",protocol="http",status="{status}"}} 1.0' in text
 
 

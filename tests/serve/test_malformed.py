@@ -69,15 +69,6 @@ async def test_a_thousand_damaged_bodies(caplog: pytest.LogCaptureFixture) -> No
     assert caplog.records == []
 
 
-@pytest.mark.parametrize(
-    "path", ["/v2/models/../../etc/passwd", "/v2/models/pair/versions/..", "//v2//", "/v2/models/\u202e\0", "*"]
-)
-async def test_paths_that_are_none(path: str) -> None:
-    served = application()
-    async with running(served):
-        assert (await ask(served, "GET", path)).status == 404
-
-
 @pytest.mark.slow
 async def test_damaged_messages_of_grpc(caplog: pytest.LogCaptureFixture) -> None:
     import grpc.aio
