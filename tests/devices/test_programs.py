@@ -393,7 +393,7 @@ def test_every_amount_of_memory_is_enough_or_is_reported_and_the_module_goes_on(
 def test_weights_that_find_no_room_are_reported_by_the_region_that_has_them() -> None:
     with (
         world("late", limit=500) as devices,
-        pytest.raises(OutOfDeviceMemory, match=r"^engine 'toy\{native=off\}' in xrt_toy_0 "),
+        pytest.raises(OutOfDeviceMemory, match=r"^cuda:0 is out of memory: engine 'toy\{native=off\}' in xrt_toy_0 "),
     ):
         devices.module(Weighty()).compile(TALL)
 

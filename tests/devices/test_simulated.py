@@ -100,7 +100,7 @@ def test_numpys_arrays_and_what_cupy_has_not_are_refused() -> None:
             there.xp.put_mask(array)
         with pytest.raises(TypeError, match="Unsupported dtype object"):
             there.upload(np.array(["text"], object))
-        with pytest.raises(DeviceError, match="there are 2 simulated ones"):
+        with pytest.raises(DeviceError, match="there are 2 simulated devices"):
             device("cuda:2")
 
 
