@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from onnx import parser
 
+import xrt
 from tests.cli.commands import Command, write_model
 from tests.integrations.models import write_classifier
 from tests.serve.serving import double
@@ -141,6 +142,7 @@ def test_compile_and_bench_run_on_the_inputs_of_files(tmp_path: Path, own_cache:
     engine = ("-e", "toy")
     assert command("compile", model, *engine, "-o", tmp_path / "m.xrt")[0] == 2
     assert command("compile", model, *engine, "-i", values, "-o", tmp_path / "m.xrt")[0] == 0
+    assert xrt.load(tmp_path / "m.xrt").run_self_test() is not None
     code, out, _ = command("bench", model, *engine, "-i", values, "--rounds", "2", "--threads", "1", "--json")
     assert (code, json.loads(out)["settings"]["device"]) == (0, "cpu")
 

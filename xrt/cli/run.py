@@ -356,7 +356,7 @@ def compile_command(model: str, target: Path | None, verbose: bool, **params: An
                 module.compile(**values)
             is_open = False
         module(**examples[0])  # no bundle is written of a model that fails
-        module.save(path)
+        module.save(path, *(examples[0].values() if files else ()))  # the inputs of its self-test
         explanation = module.explain().describe(deviations=verbose, left_out=verbose)
     chosen = {*several, *_read_sizes(function, from_files(files, function))}
     sizes = [_read_sizes(function, values) for values in examples]
