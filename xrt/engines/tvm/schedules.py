@@ -363,7 +363,7 @@ def move_block(schedule: s_tir.Schedule, block: SBlockInfo) -> bool:
 ALWAYS_INLINE = 16384
 """Total operations that inlining may recompute: a separate loop nest would cost more."""
 REPEATED = 8
-"""Number of operations that are computed again, or written again in the code, rather than stored and read."""
+"""Maximum number of operations that are computed again, or written again in the code, rather than stored and read."""
 LARGEST = 128
 """Limit on operations in an expression with repeated parts: TVM's simplifier is superlinear."""
 
