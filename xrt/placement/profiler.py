@@ -392,13 +392,13 @@ class Inquiry:
     # ------------------------------------------------------------------ the end
 
     def close(self, seconds: float) -> None:
-        """Close the runners, and wait at most ``seconds`` for it; one that is starting is closed as soon as it has started."""
+        """Close the runners and wait for it, at most ``seconds`` and `PATIENCE`; one that is starting is closed once it has."""
         self._is_over = True
         self._may_query.set()
         self._notify()
         # At once: one after the other, the workers of a busy machine would take more than the reserve of the budget.
         runners = [entry.runner for entry in self._queried.values() if entry.is_ready and entry.runner is not None]
-        wait([begin(runner.close, "xrt-end") for runner in runners], max(seconds, 0.0))
+        wait([begin(runner.close, "xrt-end") for runner in runners], max(0.0, min(seconds, PATIENCE)))
 
 
 _log = logging.getLogger(__name__)
