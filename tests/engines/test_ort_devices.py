@@ -141,14 +141,16 @@ def test_a_session_is_released_after_the_work_on_its_stream() -> None:
     assert host.waited == ["own", "own"]
 
 
-def test_a_forked_child_does_not_wait_for_the_device_of_its_parent() -> None:
-    host = Host()
-    executable = bound(traced(Net(), X, W), host)
+def test_a_forked_child_leaves_the_session_and_the_device_to_its_parent() -> None:
+    host, opened = Host(), list[weakref.ref[Any]]()
+    executable = bound(traced(Net(), X, W), host, opened)
     if (child := os.fork()) == 0:
+        code = 1
         try:
             executable.close()
+            code = int(bool(host.waited) or opened[0]() is None)
         finally:
-            os._exit(len(host.waited))
+            os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
     executable.close()
     assert host.waited == ["own"]

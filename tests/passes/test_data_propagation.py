@@ -128,13 +128,13 @@ SHAPES = {
     "Resize by scales": ("q", "r = Constant<value = float[4] {1, 1, 2, 2}>()  y = Resize(q, , r)", "N,4,12,12"),
     "Resize to sizes": ("x", "s = Shape<end=2>(x)  t = Concat<axis=0>(s, two)  y = Resize(x, , , t)", "N,4,2"),
 }
-GIVEN = {"w": "float[1,N,6] w", "q": "float[N,4,6,6] q", "x": "float[N,4,6] x", "k": "int64[1] k", "z": "float[1,4] z"}
+INPUTS = {"w": "float[1,N,6] w", "q": "float[N,4,6,6] q", "x": "float[N,4,6] x", "k": "int64[1] k", "z": "float[1,4] z"}
 CONSTANTS = ", ".join(f"int64[1] {name} = {{{n}}}" for name, n in {"zero": 0, "one": 1, "two": 2, "four": 4, "rest": -1}.items())
 
 
 @pytest.mark.parametrize(("inputs", "text", "expected"), SHAPES.values(), ids=SHAPES)
 def test_shapes_that_follow(inputs: str, text: str, expected: str) -> None:
-    data = ", ".join(GIVEN[name] for name in inputs.split(", "))
+    data = ", ".join(INPUTS[name] for name in inputs.split(", "))
     function = read(f"({data}) => (y) <{CONSTANTS}, int64 first = {{0}}, int64 step = {{1}}> {{ {text} }}")
     (output,) = infer_shapes(function).outputs
     assert str(output.type).partition("[")[2] == expected + "]"

@@ -27,7 +27,7 @@ from xrt.runtime import Program, compile_plan, make_timed_call
 X = np.random.default_rng(3).standard_normal((8, 300), dtype="float32")
 LABELS = np.arange(8)
 VECTOR = TensorType(DType.FLOAT32, (4,))
-GIVEN: dict[str, Any] = {"x": X, "target": LABELS, "learning_rate": np.array(0.01, "float32")}
+DATA: dict[str, Any] = {"x": X, "target": LABELS, "learning_rate": np.array(0.01, "float32")}
 
 
 class Layers(xrt.Graph):
@@ -71,8 +71,8 @@ def test_they_give_the_numbers_of_the_functional_form(optimizer: training.Optimi
             assert isinstance(program, Program)
             saved, wanted = ({name: value.copy() for name, value in state.items()} for _ in range(2))
             for _ in range(3):
-                results = program.run([{**GIVEN, **saved}[name] for name in names])
-                values = dict(zip((v.name for v in function.outputs), functional(**GIVEN, **wanted), strict=True))
+                results = program.run([{**DATA, **saved}[name] for name in names])
+                values = dict(zip((v.name for v in function.outputs), functional(**DATA, **wanted), strict=True))
                 np.testing.assert_allclose(results[0], values["loss"], rtol=1e-4)
                 wanted = {one.input: values[one.output] for one in list_states(function)}
                 for name, value in wanted.items():
@@ -96,7 +96,7 @@ def test_they_race_before_mixtures_are_looked_for(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("xrt.placement.autotune.choose_requests", endless)
     function, state = make_step(training.Adam())
-    inputs = [{**GIVEN, **state}[value.name] for value in function.inputs]
+    inputs = [{**DATA, **state}[value.name] for value in function.inputs]
     result = tuned(function, registry.create("ort"), TOY, budget=60.0, inputs=inputs)
     assert "ort + toy" in {candidate.title for candidate in result.race.contenders if candidate.ratio}
 

@@ -180,22 +180,20 @@ class OrtOnDevice(Executable):
         # Copies of inputs that are not contiguous must live until the run is enqueued.
         arguments = dict(zip((value.name for value in self.function.inputs), map(self._make_contiguous, inputs), strict=True))
         results = {value.name: self._allocate(value) for value in self.function.outputs}
-        try:
-            with self._lock:
-                if not self._opened:
-                    raise RunFailed(f"the executable of {self.function.name!r} is closed")
+        with self._lock:
+            if not self._opened:
+                raise RunFailed(f"the executable of {self.function.name!r} is closed")
+            try:
                 # Order: caller's earlier work, the session's work, caller's later work.
                 accelerator.follow(stream, caller_stream)
                 computed = self._compute(self._opened[0], arguments, results)
                 accelerator.follow(caller_stream, stream)
-        except RunFailed:
-            raise
-        except Exception as error:
-            raise RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {summarize_error(error)}") from error
+            except Exception as error:
+                raise RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {summarize_error(error)}") from error
         return list(computed.values())
 
     def _compute(self, session: InferenceSession, arguments: dict[str, Any], buffers: dict[str, Any]) -> dict[str, Any]:
-        """Enqueue the session's work on its stream and return its outputs."""
+        """Run the session on its stream and return its outputs."""
         binding, device = session.io_binding(), self._device
         for name, array in arguments.items():
             binding.bind_input(name, device.kind, device.index, _encode(array.dtype), list(array.shape), self._address(array))
@@ -210,9 +208,8 @@ class OrtOnDevice(Executable):
             # Waits for the device: a run that does not wait never frees its staging buffers.
             session.run_with_iobinding(binding)
         except Exception:
-            # A failed run leaves its staging buffers to the destructor of the session, which may end the process (see
-            # `_close_session`). This reference prevents the destructor.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
+            # It leaves its staging buffers to the destructor of the session, which may end the process: see `_close_session`.
+            _prevent_release(session)
             raise
         if all(array is not None for array in buffers.values()):
             return buffers
@@ -249,14 +246,20 @@ class OrtOnDevice(Executable):
 def _close_session(opened: list[Any], accelerator: Accelerator, stream: Any, generation: int) -> None:
     """Release the session and its owner once their work is done; the list is empty afterwards.
 
-    A session whose run failed stays until the process ends, and one of a parent process is not touched.
+    A session whose run failed stays until the process ends, and so does a parent's in a forked child, which has no device.
     """
-    if generation != get_generation():
-        return
-    # A session frees staging buffers in a host function on its stream. If that has the last reference to its allocator, it frees
-    # pinned memory, which CUDA forbids in a host function: the library ends the process.
-    accelerator.wait([stream])
+    if generation == get_generation():
+        # A session frees staging buffers in a host function on its stream. If that has the last reference to its allocator, it
+        # frees pinned memory, which CUDA forbids in a host function: the library ends the process.
+        accelerator.wait([stream])
+    else:
+        _prevent_release(opened[0])
     opened.clear()
+
+
+def _prevent_release(session: InferenceSession) -> None:
+    """Add a reference that is never dropped, so that the destructor does not run."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
 
 def _encode(dtype: np.dtype[Any]) -> Any:
