@@ -18,24 +18,9 @@ from typing import Any, TypeAlias, TypeVar
 
 from xrt import __version__
 from xrt.errors import OptionError
+from xrt.serve import protocol
 from xrt.serve.metrics import CONTENT_TYPE, Metrics, RequestLog, time_request
-from xrt.serve.protocol import (
-    BINARY,
-    LATE,
-    OK,
-    TOO_LARGE,
-    UNKNOWN,
-    WRONG_METHOD,
-    InferRequest,
-    InferResponse,
-    RequestRefusal,
-    check_no_files,
-    decode_control,
-    encode_document,
-    make_refusal,
-    read_request,
-    write_response,
-)
+from xrt.serve.protocol import BINARY, InferRequest, InferResponse, RequestRefusal, Status
 from xrt.serve.repository import Repository
 from xrt.serve.served_model import ServingOptions
 from xrt.serve.triton_repository import make_config
@@ -127,7 +112,7 @@ class Application:
             raise OptionError(f"session_header is the name of a header; got {session_header!r}")
         self.options = options
         self.metrics = Metrics()
-        self.log = RequestLog()
+        self.log = RequestLog(self.metrics)
         self.models = Repository(models, options, self.metrics, module_options)
         self.session_header = session_header.lower()
         self._converter = ThreadPoolExecutor(1, thread_name_prefix="xrt-serve-convert")
@@ -182,9 +167,9 @@ class Application:
             case "ModelList":
                 return {"models": self.models.list_names()}
             case "ModelMetadata":
-                return self.models.describe(name, version)
+                return self.models.find(name, version).describe(self.models.list_versions(name))
             case "ModelReady":
-                return {"name": name, **_describe_readiness(self.models.explain_not_ready(name, version))}
+                return {"name": name, **_describe_readiness(self.models.find_entry(name, version).why_not_ready)}
             case "ModelConfig":
                 return {"config": make_config(self.models.find(name, version))}
             case "ModelStatistics":
@@ -192,18 +177,11 @@ class Application:
             case "RepositoryIndex":
                 return {"models": self.models.list_index(ready=request.ready)}
             case "RepositoryModelLoad":
-                check_no_files(request.parameters)
+                protocol.check_no_files(request.parameters)
                 await self.load(name)
             case "RepositoryModelUnload":
                 await self.models.unload(name)
         return {}
-
-    def note_request(
-        self, protocol: str, operation: str, client: str, request: str, status: int, seconds: float, error: BaseException | None
-    ) -> None:
-        """Count and log an answered request. ``operation`` is empty for a path that the protocol does not have."""
-        self.metrics.operations(protocol, operation or "unknown", status).inc()
-        self.log.note_request(client, request, status, seconds, error)
 
     async def infer(
         self,
@@ -252,18 +230,18 @@ class Application:
     async def _handle_http(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response to a request, and log it; errors become responses."""
         self.start()  # again in each request: not every ASGI server has the lifespan events
-        client, request, status = (scope.get("client") or ("",))[0], f"{scope['method']} {scope['path']}", OK
+        client, request, status = (scope.get("client") or ("",))[0], f"{scope['method']} {scope['path']}", Status.OK
         # The application may be mounted under a prefix by another one.
         path = scope["path"].removeprefix(scope.get("root_path", "")).removeprefix("/").removesuffix("/")
         operation, name, version = self._parse_path(path)
         try:
-            with time_request(partial(self.note_request, "http", operation, client, request)):
+            with time_request(partial(self.log.note_request, "http", operation, client, request)):
                 if not operation:
                     hint = "" if path.split("/")[0] == "v2" else "; the protocol's begin with /v2"
-                    raise RequestRefusal(f"there is no path {'/' + path[:200]!r}{hint}", UNKNOWN)
+                    raise RequestRefusal(f"there is no path {'/' + path[:200]!r}{hint}", Status.UNKNOWN)
                 headers, parts = await self._respond(operation, name, version, scope, receive)
         except Exception as error:  # noqa: BLE001  # no client gets a traceback
-            refusal = make_refusal(error, request)
+            refusal = protocol.make_refusal(error, request)
             status, (headers, parts) = refusal.status, _write_refusal(refusal)
         # Also for HEAD, whose response has the length of the body; the ASGI server leaves the body out.
         length = str(sum(map(len, parts))).encode()
@@ -281,11 +259,12 @@ class Application:
             return [(b"content-type", CONTENT_TYPE.encode())], [self.metrics.write()]
         request = None
         if is_control:
-            request = decode_control(await self._read_body(receive, dict(scope["headers"]), CONTROL_BYTES, lambda size: None))
+            body = await self._read_body(receive, dict(scope["headers"]), CONTROL_BYTES, lambda size: None)
+            request = protocol.decode_control(body)
         document = await self.answer(operation, name, version, request)
         if document.get("ready") is False:  # the protocol requires a status 4xx
             raise RequestRefusal(document.pop("error"), **document)
-        return _JSON, [encode_document(document[_BODIES[operation]] if operation in _BODIES else document)]
+        return _JSON, [protocol.encode_document(document[_BODIES[operation]] if operation in _BODIES else document)]
 
     def _parse_path(self, path: str) -> tuple[str, str, str]:
         """The operation, model and version of a path; empty for an unknown path."""
@@ -309,8 +288,8 @@ class Application:
             with model.receive() as count:
                 body = await self._read_body(receive, headers, limit, count)
                 session = headers.get(self.session_header.encode(), b"").decode("latin-1")
-                read = partial(read_request, body, headers.get(BINARY), limit)
-                length, parts = await self.infer(name, version, session, len(body), read, write_response)
+                read = partial(protocol.read_request, body, headers.get(BINARY), limit)
+                length, parts = await self.infer(name, version, session, len(body), read, protocol.write_response)
         return (_JSON if length is None else [_BINARY, (BINARY, str(length).encode())]), parts
 
     async def _read_body(self, receive: Receive, headers: dict[bytes, bytes], limit: int, count: Callable[[int], None]) -> bytes:
@@ -338,16 +317,16 @@ class Application:
                     count(len(parts[-1]))
                     received, more = received + len(parts[-1]), message.get("more_body", False)
         except TimeoutError:
-            raise RequestRefusal(f"the body did not arrive within {seconds:g} s", LATE) from None
+            raise RequestRefusal(f"the body did not arrive within {seconds:g} s", Status.LATE) from None
         if max(size, received) > limit:
             text = f"the body is larger than {limit} bytes, which is the most that a request may have"
-            raise RequestRefusal(text, TOO_LARGE)
+            raise RequestRefusal(text, Status.TOO_LARGE)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _check_method(scope: Scope, *methods: str) -> None:
     if scope["method"] not in methods:
-        raise RequestRefusal(f"{scope['method']} is not a method of this path; {methods[0]} is", WRONG_METHOD)
+        raise RequestRefusal(f"{scope['method']} is not a method of this path; {methods[0]} is", Status.WRONG_METHOD)
 
 
 def _describe_readiness(reason: str) -> dict[str, Any]:
@@ -359,9 +338,9 @@ def _write_refusal(refusal: RequestRefusal) -> Answer:
     if refusal.retry_after is not None:
         headers.append((b"retry-after", str(refusal.retry_after).encode()))
     # The unread rest of the body would be parsed as the next request of the connection.
-    if refusal.status in (LATE, TOO_LARGE):
+    if refusal.status in (Status.LATE, Status.TOO_LARGE):
         headers.append((b"connection", b"close"))
-    return headers, [encode_document({**refusal.facts, "error": str(refusal)})]
+    return headers, [protocol.encode_document({**refusal.facts, "error": str(refusal)})]
 
 
 # ---------------------------------------------------------------------- the server

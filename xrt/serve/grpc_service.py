@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
@@ -15,23 +14,11 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError, Message
 
 from xrt.errors import OptionError
-from xrt.serve import open_inference_pb2 as messages
+from xrt.serve import open_inference_pb2 as messages, protocol
 from xrt.serve.application import Application
 from xrt.serve.metrics import time_request
-from xrt.serve.protocol import (
-    BUSY,
-    DATATYPES,
-    LATE,
-    PIECE,
-    Array,
-    InferRequest,
-    InferResponse,
-    RequestRefusal,
-    check_tensor,
-    decode_binary,
-    encode_binary,
-    make_refusal,
-)
+from xrt.serve.protocol import DATATYPES, PIECE, Array, InferRequest, InferResponse, RequestRefusal, Status
+from xrt.serve.scheduler import Limit
 
 if TYPE_CHECKING:
     from grpc.aio import Server
@@ -83,7 +70,7 @@ class _Service:
 
     def __init__(self, application: Application, codes: Any) -> None:
         self._application, self._codes = application, codes
-        self._reading = 0  # calls of ModelInfer that have begun and not ended
+        self._reading = Limit("calls are under way, and no more are read")
 
     def make_handlers(self, grpc: Any) -> dict[str, Any]:
         """The handler of each method by name; ``grpc`` is the module."""
@@ -97,9 +84,11 @@ class _Service:
         application = self._application
         application.start()
         try:
-            with time_request(partial(application.note_request, "grpc", name, context.peer(), name)):
+            with time_request(partial(application.log.note_request, "grpc", name, context.peer(), name)):
                 if name == "ModelInfer":
-                    with self._admit():
+                    # Before its message is read, which bounds the messages in memory. Admit one call even if no model is in
+                    # service, so that its client gets the reason.
+                    with self._reading.admit(max(1, sum(model.most_requests for model in application.models))):
                         return await self._infer(context)
                 request, _ = await self._read(name, context)
                 # Loads and unloads have the field model_name, queries of a model have the field name.
@@ -108,22 +97,10 @@ class _Service:
                 # The fields are those of HTTP, which has some more: the reason why a model is not ready, the list of models.
                 return json_format.ParseDict(document, getattr(messages, f"{name}Response")(), ignore_unknown_fields=True)
         except Exception as error:  # noqa: BLE001  # no client gets a traceback
-            refusal = make_refusal(error, name)
+            refusal = protocol.make_refusal(error, name)
         if refusal.retry_after is not None:
             context.set_trailing_metadata((("retry-after", str(refusal.retry_after)),))
         return await context.abort(self._codes[refusal.code], str(refusal))  # always raises
-
-    @contextmanager
-    def _admit(self) -> Iterator[None]:
-        """Count a call before its message is read, which bounds the messages in memory; raises RequestRefusal."""
-        # Admit one call even if no model is in service, so that its client gets the reason.
-        if self._reading >= max(1, sum(model.most_requests for model in self._application.models)):
-            raise RequestRefusal(f"{self._reading} calls are under way, and no more are read; try again", BUSY, retry_after=1)
-        self._reading += 1
-        try:
-            yield
-        finally:
-            self._reading -= 1
 
     async def _read(self, name: str, context: Any) -> tuple[Any, int]:
         """Read a request; return it with its size in bytes. Raises RequestRefusal if it is late, missing or malformed.
@@ -135,7 +112,7 @@ class _Service:
             async with asyncio.timeout(limit):
                 data = await context.read()
         except TimeoutError:
-            raise RequestRefusal(f"the message did not arrive within {limit:g} s", LATE) from None
+            raise RequestRefusal(f"the message did not arrive within {limit:g} s", Status.LATE) from None
         if not isinstance(data, bytes):
             raise RequestRefusal("the call has no message")
         kind = getattr(messages, f"{name}Request")
@@ -178,11 +155,11 @@ def read_message(request: Any, limit: int) -> InferRequest:
 def _read_tensor(tensor: Any, raw: bytes | None, limit: int) -> Array:
     """The array of an input, from its raw contents or its typed contents; raises RequestRefusal."""
     name, datatype = tensor.name, tensor.datatype
-    shape = check_tensor(name, datatype, tensor.shape, limit)
+    shape = protocol.check_tensor(name, datatype, tensor.shape, limit)
     if raw is not None:
         if tensor.HasField("contents"):
             raise RequestRefusal(f"input {name!r} has both contents and raw contents")
-        return decode_binary(name, datatype, shape, memoryview(raw))
+        return protocol.decode_binary(name, datatype, shape, memoryview(raw))
     if datatype not in _FIELDS:
         raise RequestRefusal(f"input {name!r} is {datatype}, which contents cannot hold; send it in raw_input_contents")
     return _read_contents(name, datatype, shape, getattr(tensor.contents, _FIELDS[datatype]))
@@ -218,7 +195,7 @@ def write_message(request: InferRequest, response: InferResponse) -> Any:
     for name, array in response.outputs.items():
         tensor = answer.outputs.add(name=name, datatype=response.datatypes[name], shape=array.shape)
         if is_raw:
-            answer.raw_output_contents.append(bytes(encode_binary(array)))
+            answer.raw_output_contents.append(bytes(protocol.encode_binary(array)))
         else:
             elements, flat = getattr(tensor.contents, _FIELDS[tensor.datatype]), array.reshape(-1)
             for offset in range(0, flat.size, PIECE):

@@ -11,7 +11,7 @@ from functools import cache, partial
 from typing import Any
 
 from xrt.errors import OptionError
-from xrt.serve.protocol import BUSY, CANCELLED, FAILED, OK, RequestRefusal
+from xrt.serve.protocol import RequestRefusal, Status
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -103,7 +103,7 @@ class ModelMetrics:
         """Count an answered request with its HTTP status; ``error``, which `time_request` passes, is not used."""
         self._count(protocol, status)()
         self._histograms["request_seconds"].observe(seconds)
-        self._add("success" if status == OK else "fail", seconds)
+        self._add("success" if status == Status.OK else "fail", seconds)
         self._last_request = time.time()
 
     def _add(self, event: str | int, seconds: float) -> None:
@@ -135,33 +135,40 @@ class ModelMetrics:
 @contextmanager
 def time_request(note: Callable[[int, float, BaseException | None], object]) -> Iterator[None]:
     """Time the block, which answers a request; then call ``note`` with HTTP status, the seconds, and the exception or None."""
-    start, error, status = time.perf_counter(), None, OK
+    start, error, status = time.perf_counter(), None, Status.OK
     try:
         yield
     except BaseException as raised:
         error = raised
         cancelled = isinstance(error, asyncio.CancelledError)
-        status = CANCELLED if cancelled else error.status if isinstance(error, RequestRefusal) else FAILED
+        status = Status.CANCELLED if cancelled else error.status if isinstance(error, RequestRefusal) else Status.FAILED
         raise
     finally:
         note(status, time.perf_counter() - start, error)
 
 
 class RequestLog:
-    """Logs server errors with their reason, and every request if `ACCESS` is enabled for INFO."""
+    """Counts requests, and logs server errors with their reason, and every request if `ACCESS` is enabled for INFO."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
         self._failures, self._access = logging.getLogger("xrt.serve"), logging.getLogger(ACCESS)
         # When status 503 was logged last, and how many requests have got it since.
         self._busy_since, self._busy = 0.0, 0
 
-    def note_request(self, client: str, request: str, status: int, seconds: float, error: BaseException | None) -> None:
-        """Log an answered request; unexpected exceptions are logged by `make_refusal`, with their traceback."""
+    def note_request(
+        self, protocol: str, operation: str, client: str, request: str, status: int, seconds: float, error: BaseException | None
+    ) -> None:
+        """Count and log an answered request; ``operation`` is empty for a path that the protocol does not have.
+
+        Unexpected exceptions are logged by `make_refusal`, with their traceback.
+        """
+        self._metrics.operations(protocol, operation or "unknown", status).inc()
         if self._access.isEnabledFor(logging.INFO):
             self._access.info("%s %r %d %.1f ms", client, request, status, 1e3 * seconds)
-        if not isinstance(error, RequestRefusal) or status < FAILED:
+        if not isinstance(error, RequestRefusal) or status < Status.FAILED:
             return
-        if status != BUSY:
+        if status != Status.BUSY:
             self._failures.error("%r: status %d: %s", request, status, error)
             return
         # An overloaded server refuses thousands of requests per second: log one of them, with the number of the others.

@@ -9,7 +9,8 @@ import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from enum import IntEnum
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import msgspec
 import numpy as np
@@ -18,22 +19,30 @@ from xrt.graph import DType
 
 _log = logging.getLogger(__name__)
 
-OK = 200
-MALFORMED, UNKNOWN, WRONG_METHOD, LATE, CONFLICT, GONE, TOO_LARGE = 400, 404, 405, 408, 409, 410, 413
-CANCELLED = 499
-"""nginx's status for a client that closed the connection."""
-FAILED, BUSY = 500, 503
-_GRPC = {
-    MALFORMED: "INVALID_ARGUMENT",
-    UNKNOWN: "NOT_FOUND",
-    WRONG_METHOD: "UNIMPLEMENTED",
-    LATE: "DEADLINE_EXCEEDED",
-    CONFLICT: "ABORTED",
-    GONE: "FAILED_PRECONDITION",
-    TOO_LARGE: "RESOURCE_EXHAUSTED",
-    FAILED: "INTERNAL",
-    BUSY: "UNAVAILABLE",
-}
+
+class Status(IntEnum):
+    """The status of a response: HTTP's number, and the name of gRPC's."""
+
+    def __new__(cls, number: int, code: str) -> Self:
+        status = int.__new__(cls, number)
+        status._value_, status.code = number, code
+        return status
+
+    code: str
+    OK = 200, "OK"
+    MALFORMED = 400, "INVALID_ARGUMENT"
+    UNKNOWN = 404, "NOT_FOUND"
+    WRONG_METHOD = 405, "UNIMPLEMENTED"
+    LATE = 408, "DEADLINE_EXCEEDED"
+    CONFLICT = 409, "ABORTED"
+    GONE = 410, "FAILED_PRECONDITION"
+    TOO_LARGE = 413, "RESOURCE_EXHAUSTED"
+    CANCELLED = 499, "CANCELLED"
+    """nginx's status for a client that closed the connection."""
+    FAILED = 500, "INTERNAL"
+    BUSY = 503, "UNAVAILABLE"
+
+
 _MAX_SHOWN = 200
 """Characters of a client's text that a message repeats."""
 _LONGEST = 2000
@@ -43,15 +52,12 @@ _LONGEST = 2000
 class RequestRefusal(Exception):
     """An error response to the client, over HTTP or gRPC."""
 
-    def __init__(self, message: str, status: int = MALFORMED, *, retry_after: int | None = None, **facts: Any) -> None:
-        """``status`` is HTTP's. A client may try again after ``retry_after`` seconds. ``facts`` are fields for the JSON."""
+    def __init__(self, message: str, status: Status = Status.MALFORMED, **facts: Any) -> None:
+        """``facts`` are fields for the JSON."""
         super().__init__(message if len(message) <= _LONGEST else f"{message[:_LONGEST]}...")
-        self.status, self.retry_after, self.facts = status, retry_after, facts
-
-    @property
-    def code(self) -> str:
-        """The name of the gRPC status."""
-        return _GRPC[self.status]
+        self.status, self.code, self.facts = status, status.code, facts
+        self.retry_after = 1 if status is Status.BUSY else None
+        """Seconds after which the client may try again."""
 
 
 def make_refusal(error: Exception, request: str) -> RequestRefusal:
@@ -59,7 +65,7 @@ def make_refusal(error: Exception, request: str) -> RequestRefusal:
     if isinstance(error, RequestRefusal):
         return error
     _log.error("a request for %r failed", request, exc_info=error)
-    return RequestRefusal(f"the server failed: {type(error).__name__}", FAILED)
+    return RequestRefusal(f"the server failed: {type(error).__name__}", Status.FAILED)
 
 
 Array: TypeAlias = np.ndarray[Any, Any]

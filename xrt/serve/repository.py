@@ -17,7 +17,7 @@ from xrt.errors import OptionError, XRTError
 from xrt.formats.bundle import is_bundle
 from xrt.module import XRTModule, load
 from xrt.serve.metrics import Metrics
-from xrt.serve.protocol import UNKNOWN, RequestRefusal
+from xrt.serve.protocol import RequestRefusal, Status
 from xrt.serve.served_model import STARTING, ServedModel, ServingOptions
 
 _log = logging.getLogger(__name__)
@@ -156,9 +156,9 @@ class Repository:
 
     def find(self, name: str, version: str | None) -> ServedModel:
         """A version of a model, by default the highest that is served; raises RequestRefusal if there is none."""
-        entry = self._find_entry(name, version)
+        entry = self.find_entry(name, version)
         if entry.served is None:
-            raise RequestRefusal(f"model {name!r} is not served: {entry.reason}", UNKNOWN)
+            raise RequestRefusal(f"model {name!r} is not served: {entry.reason}", Status.UNKNOWN)
         return entry.served
 
     def select(self, name: str, version: str) -> list[ServedModel]:
@@ -168,25 +168,19 @@ class Repository:
         versions = [version] if version else self.list_versions(self.find(name, None).name)
         return [self.find(name, version) for version in versions]
 
-    def describe(self, name: str, version: str) -> dict[str, Any]:
-        """The protocol's metadata of a model: name, versions, inputs and outputs. Raises RequestRefusal."""
-        return self.find(name, version).describe(self.list_versions(name))
-
-    def explain_not_ready(self, name: str, version: str) -> str:
-        """Explain why a model is not in service; empty if it is. Raises RequestRefusal for an unknown model."""
-        return self._find_entry(name, version).why_not_ready
-
-    def _find_entry(self, name: str, version: str | None) -> _Entry:
+    def find_entry(self, name: str, version: str | None) -> _Entry:
+        """A version of a model, served or not; raises RequestRefusal for an unknown one."""
         versions = self._find_versions(name)
         # Without a served version the first one, whose reason is the answer.
         version = version or next(reversed(self.list_versions(name)), next(iter(versions)))
         if version not in versions:
-            raise RequestRefusal(f"model {name!r} has no version {version[:200]!r}; it has: {', '.join(versions)}", UNKNOWN)
+            version_list = ", ".join(versions)
+            raise RequestRefusal(f"model {name!r} has no version {version[:200]!r}; it has: {version_list}", Status.UNKNOWN)
         return versions[version]
 
     def _find_versions(self, name: str) -> dict[str, _Entry]:
         if name not in self._entries:
-            raise RequestRefusal(f"there is no model {name[:200]!r}; there is: {', '.join(self._entries)}", UNKNOWN)
+            raise RequestRefusal(f"there is no model {name[:200]!r}; there is: {', '.join(self._entries)}", Status.UNKNOWN)
         return self._entries[name]
 
     def list_versions(self, name: str) -> list[str]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -22,7 +22,7 @@ from xrt.comparison import compare, tolerance_for
 from xrt.errors import XRTError
 from xrt.graph import Function, TensorType, Value
 from xrt.operators.sample_inputs import sample_inputs
-from xrt.serve.protocol import BUSY, Array, RequestRefusal
+from xrt.serve.protocol import Array, RequestRefusal, Status
 
 if TYPE_CHECKING:
     from xrt.serve.metrics import ModelMetrics
@@ -176,6 +176,24 @@ class _QueuedRequest:
     enqueued: float = field(default_factory=time.perf_counter)
 
 
+class Limit:
+    """A limit on the requests in one stage of their processing."""
+
+    def __init__(self, stage: str) -> None:
+        self._stage, self._count = stage, 0
+
+    @contextmanager
+    def admit(self, most: int) -> Iterator[None]:
+        """Count a request for the duration of the block; raises RequestRefusal if there are ``most`` already."""
+        if self._count >= most:
+            raise RequestRefusal(f"{self._count} {self._stage}; try again", Status.BUSY)
+        self._count += 1
+        try:
+            yield
+        finally:
+            self._count -= 1
+
+
 class Scheduler:
     """The queue of a model: at most ``instances`` calls run at once, and at most ``max_queue`` requests wait.
 
@@ -207,9 +225,7 @@ class Scheduler:
     def check_room(self) -> None:
         """Raise RequestRefusal if the queue is full."""
         if len(self._queue) >= self._max_queue:
-            raise RequestRefusal(
-                f"{self._max_queue} requests are waiting, and no more are queued; try again", BUSY, retry_after=1
-            )
+            raise RequestRefusal(f"{self._max_queue} requests are waiting, and no more are queued; try again", Status.BUSY)
 
     def submit(
         self,

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from queue import SimpleQueue
@@ -19,22 +19,8 @@ from xrt.graph import Function, TensorType, Value
 from xrt.module.tuning import count_modules
 from xrt.runtime import inputs, to_host
 from xrt.serve.metrics import Metrics, ModelMetrics
-from xrt.serve.protocol import (
-    BUSY,
-    CONFLICT,
-    DATATYPES,
-    FAILED,
-    GONE,
-    MALFORMED,
-    NAMES,
-    UNKNOWN,
-    Array,
-    InferRequest,
-    InferResponse,
-    RequestRefusal,
-    refuse_json_output,
-)
-from xrt.serve.scheduler import Scheduler, count_joinable_rows, explain_mixed_rows, find_reason_against_batches
+from xrt.serve.protocol import DATATYPES, NAMES, Array, InferRequest, InferResponse, RequestRefusal, Status, refuse_json_output
+from xrt.serve.scheduler import Limit, Scheduler, count_joinable_rows, explain_mixed_rows, find_reason_against_batches
 
 if TYPE_CHECKING:
     from xrt.module.module import XRTModule
@@ -65,13 +51,13 @@ class ServedModel:
     ) -> None:
         self.name, self.version, self.module = name, version, module
         self._modules, self._open_again = [module], open_again
-        self._stateful: Any = None
-        """The module's declared state, if it has one."""
+        self.stateful: Any = None
+        """The module's declared state, whose calls are steps of sessions; None if it has none."""
         with suppress(InputError):  # it declares no state
-            self._stateful = module.stateful_functions.find_declared(module)
-        self.inputs = self._stateful.others if self._stateful else module.inputs
+            self.stateful = module.stateful_functions.find_declared(module)
+        self.inputs = self.stateful.others if self.stateful else module.inputs
         # State is not sent to clients, neither as input nor as output.
-        indices = self._stateful.returned if self._stateful else range(len(module.outputs))
+        indices = self.stateful.returned if self.stateful else range(len(module.outputs))
         self.outputs = tuple(module.outputs[index] for index in indices)
         names = [value.name for value in self.outputs]
         if repeated := next((output for output in names if names.count(output) > 1), None):
@@ -82,7 +68,7 @@ class ServedModel:
         # A batch that the operator asked for and the model does not allow is an error; one from its tuning is left out.
         self._is_batch_wanted = options.batch is not None
         options = options.complete(module.serving)
-        reason = "it has state" if self._stateful else find_reason_against_batches(self.inputs, self.outputs)
+        reason = "it has state" if self.stateful else find_reason_against_batches(self.inputs, self.outputs)
         if options.sizes and reason:
             if self._is_batch_wanted:
                 raise OptionError(f"model {name!r} cannot join requests to a batch: {reason}; leave batch out")
@@ -99,17 +85,11 @@ class ServedModel:
         """The modules of the instances that run no call; filled by the self-test. A shared module is in it once per instance."""
         self.sessions = SessionTable(module.new_session, options.max_sessions, options.session_idle, options.explicit_sessions)
         # Bytes of the bodies of requests that are not answered yet, and the requests among them whose body is complete.
-        self._received = 0
-        self._complete = 0
+        self._received, self._complete = 0, Limit("requests are under way, and no more are accepted")
 
     @property
     def _instances(self) -> int:
         return self.options.instances or 1
-
-    @property
-    def has_state(self) -> bool:
-        """Whether calls are steps of sessions."""
-        return self._stateful is not None
 
     def show_metrics(self) -> None:
         """Make the gauges report this model; call it when the model goes into service."""
@@ -149,7 +129,7 @@ class ServedModel:
         """Open and test the modules of all instances; explain why the model must not be in service, or return an empty text."""
         reason = self._test_module(self.module)
         # Sessions belong to one module, so models with state have no further instances.
-        if self._open_again is not None and not self._stateful:
+        if self._open_again is not None and not self.stateful:
             while not reason and len(self._modules) < count_modules(self.module, self._instances):
                 self._modules.append(self._open_again())
                 reason = self._test_module(self._modules[-1])
@@ -202,7 +182,7 @@ class ServedModel:
             received += size
             self._received += size
             if self._received > self.most_requests * self.options.max_request_bytes:
-                raise RequestRefusal("too many bodies arrive at once, and no more are read; try again", BUSY, retry_after=1)
+                raise RequestRefusal("too many bodies arrive at once, and no more are read; try again", Status.BUSY)
 
         self._scheduler.check_room()
         try:
@@ -210,27 +190,18 @@ class ServedModel:
         finally:
             self._received -= received
 
-    @contextmanager
-    def admit(self) -> Iterator[None]:
+    def admit(self) -> AbstractContextManager[None]:
         """Count a request whose body is complete until its response is encoded; raises RequestRefusal if there are too many."""
         # The queue does not bound results: a fast model with large outputs produces them faster than they are encoded.
-        if self._complete >= self.most_requests:
-            raise RequestRefusal(
-                f"{self._complete} requests are under way, and no more are accepted; try again", BUSY, retry_after=1
-            )
-        self._complete += 1
-        try:
-            yield
-        finally:
-            self._complete -= 1
+        return self._complete.admit(self.most_requests)
 
     async def infer(self, request: InferRequest, session_name: str = "") -> InferResponse:
         """Run the model on a request, in its session if it names one or ``session_name`` is not empty; raises RequestRefusal."""
         if self.why_not_ready:
-            raise RequestRefusal(f"model {self.name!r} is not in service: {self.why_not_ready}", BUSY, retry_after=1)
+            raise RequestRefusal(f"model {self.name!r} is not in service: {self.why_not_ready}", Status.BUSY)
         self._check_outputs(request)
         session = read_session(request.parameters, session_name)
-        if session is not None and not self._stateful:
+        if session is not None and not self.stateful:
             raise RequestRefusal(f"model {self.name!r} has no state, and takes no session")
         values = self._bind(request.inputs)
         with self.sessions.enter(session) if session else nullcontext() as entry:
@@ -270,7 +241,7 @@ class ServedModel:
 
     def _submit(self, entry: SessionEntry | None, values: tuple[Array, ...]) -> asyncio.Future[tuple[Array, ...]]:
         """Queue a call, as a step of its session if the model has state; raises RequestRefusal if the queue is full."""
-        if self._stateful:
+        if self.stateful:
             step = partial(self._step, entry.session if entry else None)
             return self._scheduler.submit(step, values, on_start=entry.note_start if entry else None)
         if not self.options.sizes:
@@ -297,7 +268,7 @@ class ServedModel:
             return RequestRefusal(str(error))
         # The request log has the reason; the traceback is only for debugging, as such errors may come with every request.
         _log.debug("a call of model %s failed", self.name, exc_info=error)
-        return RequestRefusal(f"model {self.name!r} failed: {error}", FAILED)
+        return RequestRefusal(f"model {self.name!r} failed: {error}", Status.FAILED)
 
     # ------------------------------------------------------------------ after requests
 
@@ -495,7 +466,7 @@ class SessionTable:
         self.sweep()
         name = request.name
         if name in self._busy:
-            raise RequestRefusal(f"a call of session {name!r} is under way; a session makes one call at a time", CONFLICT)
+            raise RequestRefusal(f"a call of session {name!r} is under way; a session makes one call at a time", Status.CONFLICT)
         entry = self._entries.get(name)
         if entry is None or request.start:
             self._check_new(request)
@@ -524,19 +495,18 @@ class SessionTable:
         if isinstance(error, asyncio.CancelledError):  # the call goes on in its thread, and changes the state
             self.forget(name, "a call of it was cancelled while it ran")
         # Inputs are checked before the state changes, except those that a step reads after it overwrote a part.
-        elif not (isinstance(error, RequestRefusal) and error.status == MALFORMED) or entry.session.lost:
+        elif not (isinstance(error, RequestRefusal) and error.status == Status.MALFORMED) or entry.session.lost:
             self.forget(name, f"a call of it failed: {error}")
 
     def _check_new(self, request: SessionRequest) -> None:
         """Raise RequestRefusal if the request may not start a session, which replaces one of the same name."""
         if not request.start and (why := self._forgotten.get(hash(request.name))) is not None:
-            raise RequestRefusal(f"session {request.name!r} is gone: {why}; begin again with session_start", GONE)
+            raise RequestRefusal(f"session {request.name!r} is gone: {why}; begin again with session_start", Status.GONE)
         if request.start is False or (self.explicit and not request.start):
-            raise RequestRefusal(f"there is no session {request.name!r}; begin it with session_start", UNKNOWN)
+            raise RequestRefusal(f"there is no session {request.name!r}; begin it with session_start", Status.UNKNOWN)
         if request.name not in self._entries and len(self._entries.keys() | self._busy) >= self.max_sessions:
-            raise RequestRefusal(
-                f"{self.max_sessions} sessions are in use, and there are no more; end one, or try again", BUSY, retry_after=1
-            )
+            text = f"{self.max_sessions} sessions are in use, and there are no more; end one, or try again"
+            raise RequestRefusal(text, Status.BUSY)
 
     def sweep(self) -> None:
         """Expire sessions that have been idle for too long."""

@@ -22,9 +22,6 @@ from xrt.serve.served_model import ServedModel, ServingOptions
 _OPTIONS = ("batch", "max_wait", "instances", "session_idle")
 """Options of `ServingOptions` that Triton also has."""
 
-_TYPES = {"BYTES": "TYPE_STRING"}
-"""Triton's names of datatypes; the others are the protocol's name after ``TYPE_``."""
-
 
 def export_triton(
     bundle: str | os.PathLike[str],
@@ -81,7 +78,7 @@ def make_config(served: ServedModel, backend: str = "xrt", *, threads: int | Non
     if options.sizes:
         delay = round((options.max_wait or 0) * 1e6)
         config["dynamic_batching"] = {"preferred_batch_size": list(options.sizes), "max_queue_delay_microseconds": delay}
-    if served.has_state:
+    if served.stateful is not None:
         idle = round(options.session_idle * 1e6)
         config["sequence_batching"] = {"max_sequence_idle_microseconds": idle, "direct": {}}
     settings = {"threads": threads, "sizes": list(options.sizes) if options.rounds_up else None}
@@ -92,7 +89,7 @@ def make_config(served: ServedModel, backend: str = "xrt", *, threads: int | Non
 def _describe_tensor(served: ServedModel, value: Value) -> dict[str, Any]:
     """An input or output in Triton's model configuration."""
     tensor = served.describe_tensor(value)
-    datatype = _TYPES.get(tensor["datatype"], f"TYPE_{tensor['datatype']}")
+    datatype = f"TYPE_{tensor['datatype']}".replace("BYTES", "STRING")  # the others have the protocol's name
     # Where max_batch_size is set, Triton adds the axis of rows itself.
     description = {"name": value.name, "data_type": datatype, "dims": tensor["shape"][1 if served.options.sizes else 0 :]}
     # Triton does not support 0-d tensors: clients send one element, and Triton reshapes it for the model.
