@@ -17,7 +17,7 @@ import xrt
 from tests.runtime.test_program import First, function, node
 from xrt import progress
 from xrt.cache import CompileCache
-from xrt.cli.screen import WorkStatus
+from xrt.cli.screen import show_status
 from xrt.engines import CompileContext, Executable
 from xrt.graph import Function
 from xrt.placement.result import Progress
@@ -240,7 +240,7 @@ class TestWork:
         assert not any("inner" in line for line in display.lines)
 
     def test_not_while_a_command_says_what_it_does(self, display: Recording) -> None:
-        with WorkStatus("verifying"), show_progress("inner"):
+        with show_status("verifying"), show_progress("inner"):
             assert not progress.claim_display()
         assert progress.claim_display()
         progress.release_display()

@@ -23,11 +23,12 @@ from xrt.cache import Records, Store, find_cache_directory, open_disk_tier
 from xrt.cache.entries import ENTRIES, explain_misses, list_entries
 from xrt.cli.inputs import load_with_sizes
 from xrt.cli.options import SIZE, add_json, module_keywords, module_options
-from xrt.cli.screen import EDGES, GAP, WorkStatus, out, print_json, print_lines, show_table
+from xrt.cli.screen import out, print_facts, print_json, print_lines, show_status, show_table
 from xrt.engines import GraphCompiler, create
 from xrt.engines.contract.registry import engine_class, find_declaration, list_by_rank, names, probe_all
 from xrt.engines.contract.spec import list_options
 from xrt.engines.toolkit.blas import find_blas
+from xrt.engines.toolkit.libraries import shorten
 from xrt.errors import CacheError
 from xrt.html.views import size as format_bytes
 from xrt.module import XRTModule
@@ -53,7 +54,7 @@ def engines_command(engine: str | None, as_json: bool, verbose: bool) -> None:
     if engine is not None:
         _show_options(engine, as_json)
         return
-    with WorkStatus("asking each engine in a process of its own"):
+    with show_status("asking each engine in a process of its own"):
         states = probe_all()
     if as_json:
         print_json([{**asdict(state), "description": find_declaration(state.name).description} for state in states])
@@ -97,7 +98,7 @@ _VARIABLES = ("PYTHONHASHSEED", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "
 @add_json
 def doctor_command(as_json: bool) -> int:
     """Show versions, processor, memory, environment and engines, for a bug report. The exit code is 1 for a broken engine."""
-    with WorkStatus("asking each engine in a process of its own"):
+    with show_status("asking each engine in a process of its own"):
         report = _examine()
     if as_json:
         print_json(report)
@@ -198,13 +199,10 @@ def list_command(store: Store, as_json: bool) -> None:
     for entry in entries:
         note = entry.damage or (f"fails: {entry.failure}" if entry.failure else "")
         used = datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
-        row = [entry.key[:12], entry.engine, format_bytes(entry.size), used, _shorten(entry.entry, _SHOWN)]
-        rows.append([*row, _shorten(note, _SHOWN)])
-    if out.is_terminal:  # one line for each entry: the note or else the inputs, as far as there is room
+        row = [entry.key[:12], entry.engine, format_bytes(entry.size), used, shorten(entry.entry, _SHOWN)]
+        rows.append([*row, shorten(note, _SHOWN)])
+    if out.is_terminal:  # which has no room for both columns
         rows = [[key[:8], spec.partition(" ")[2] or spec, *facts, note or inputs] for key, spec, *facts, inputs, note in rows]
-        widths = [max(map(len, cells)) for cells in zip(*(row[:4] for row in rows), strict=True)]
-        room = max(out.width - sum(widths) - 4 * GAP - EDGES, 12)
-        rows = [[*row[:4], _shorten(row[4], room)] for row in rows]
     else:
         headings.append("note")
     show_table(headings, rows, numbers=("size",))
@@ -218,10 +216,6 @@ def _print_unused(store: Store) -> bool:
     if reason is not None:
         print_lines(f"it is not used: {reason}")
     return reason is not None
-
-
-def _shorten(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 @cache_command.command("verify")
@@ -274,7 +268,6 @@ def clear_command(store: Store) -> None:
 
 
 @cache_command.command("explain-miss")
-@click.argument("model")
 @module_options
 @add_json
 @click.pass_obj
@@ -304,11 +297,8 @@ def explain_miss_command(store: Store, /, model: str, as_json: bool, **params: A
         else:
             lines += [f"{name}: not in the cache", f"  the nearest entry, {miss.nearest.key[:12]}, differs in:"]
             for ingredient, requested, stored in miss.differences:
-                lines.append(f"    {ingredient}: {_shorten(requested, _SHOWN)}; the entry has {_shorten(stored, _SHOWN)}")
-    if as_json:
-        print_json(facts)
-    else:
-        print_lines(*lines)
+                lines.append(f"    {ingredient}: {shorten(requested, _SHOWN)}; the entry has {shorten(stored, _SHOWN)}")
+    print_facts(as_json, facts, *lines)
     return int(bool(missed))
 
 

@@ -39,19 +39,21 @@ option = partial(click.option, show_default=True)
 class Text(click.ParamType):  # type: ignore[type-arg]  # generic in click's latest release only
     """A value with a textual form.
 
-    ``parse`` converts the text, or returns None if it is invalid. The OptionError then says that the option takes ``expected``,
-    followed by ``hint(text)``.
+    ``parse`` converts the text. For an invalid one it returns None, or raises ValueError with a hint; the OptionError then says
+    that the option takes ``expected``, followed by the hint.
     """
 
-    def __init__(
-        self, name: str, expected: str, parse: Callable[[str], Any], hint: Callable[[str], str] = lambda text: ""
-    ) -> None:
-        self.name, self._expected, self._parse, self._hint = name, expected, parse, hint
+    def __init__(self, name: str, expected: str, parse: Callable[[str], Any]) -> None:
+        self.name, self._expected, self._parse = name, expected, parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        parsed = self._parse(value) if isinstance(value, str) else value
+        hint = ""
+        try:
+            parsed = self._parse(value) if isinstance(value, str) else value
+        except ValueError as error:
+            parsed, hint = None, str(error)
         if parsed is None and param is not None:
-            raise OptionError(f"{param.opts[0]} takes {self._expected}; got {value!r}{self._hint(value)}")
+            raise OptionError(f"{param.opts[0]} takes {self._expected}; got {value!r}{hint}")
         return parsed
 
 
@@ -67,18 +69,14 @@ def _parse_seconds(text: str) -> float | None:
 
 
 def _parse_share(text: str) -> float | None:
-    """Parse ``1%`` or ``0.01`` to a fraction; None if invalid.
-
-    Numbers of 1 or more need the percent sign, since 5 is more likely meant as 5 % than as 500 %.
-    """
+    """Parse ``1%`` or ``0.01`` to a fraction."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?|\.\d+)\s*(%?)", text.strip())
-    share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
-    return share if match and (share < 1 or match[2]) else None
-
-
-def _suggest_percent(text: str) -> str:
-    number = re.fullmatch(r"\d{1,9}(?:\.\d+)?", text.strip())
-    return f". Did you mean {float(number[0]):g}%?" if number else ""
+    if match is None:
+        return None
+    number = float(match[1])
+    if number >= 1 and not match[2]:  # 5 is more likely meant as 5 % than as 500 %
+        raise ValueError(f". Did you mean {number:g}%?")
+    return number / 100 if match[2] else number
 
 
 def _parse_devices(text: str) -> dict[str, str] | None:
@@ -102,7 +100,7 @@ NUMBERS = Text("N,...", "positive integers, such as 1,2,4", _parse_numbers)
 TIME = Text("TIME", "a time such as 60s or 2m", lambda text: _parse_seconds(text) or None)
 WAIT = Text("TIME", "a time such as 60s or 2m", _parse_seconds)
 """A time of 0 or more."""
-SHARE = Text("SHARE", "a share such as 1% or 0.01", _parse_share, _suggest_percent)
+SHARE = Text("SHARE", "a share such as 1% or 0.01", _parse_share)
 SIZE = Text("SIZE", "a size such as 500MB or 4GB", parse_size)
 CHECK = Text("TEXT", "", _parse_check)
 _DEVICES = Text("ENGINE=DEVICE,...", "ENGINE=DEVICE, each engine once, such as ort=cuda,tvm=cpu", _parse_devices)
@@ -156,12 +154,13 @@ def parse_choices(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
 
 # ---------------------------------------------------------------------- options from the schemas
 
-_KINDS: dict[str, tuple[Any, str]] = {
-    "time": (TIME, ": 60s, 2m"),
-    "size": (SIZE, ": 500MB, 4GB"),
-    "file": (click.Path(dir_okay=False), ""),
-    "examples": (click.Path(), ": FILE.npz, FILE.npy, or a folder of such files"),
+_UNITS: dict[str, tuple[Text, str, Callable[[Any], str]]] = {
+    ", in seconds": (TIME, "60s, 2m", "{:g}s".format),
+    ", in bytes": (SIZE, "500MB, 4GB", format_bytes),
 }
+"""The type, an example and the spelling of values whose description names a unit: here the value has the unit."""
+EXAMPLES = "FILE.npz, FILE.npy, or a folder of such files"
+FILE = click.Path(dir_okay=False)
 
 
 @cache
@@ -170,35 +169,32 @@ def _describe(owner: type) -> dict[str, str]:
     texts = {}
     for entry in list_options(owner):
         text = re.split(r"\. |\.$|; None\b", entry.meaning, maxsplit=1)[0]
-        text = text.replace('``engine="auto"``', "-e auto").replace("``max_error``", "--max-error").replace("``", "")
-        texts[entry.name] = text.replace(", in seconds", "").replace(", in bytes", "")
+        texts[entry.name] = text.replace('``engine="auto"``', "-e auto").replace("``max_error``", "--max-error").replace("``", "")
     return texts
 
 
-def derive(
-    owner: type, name: str, *flags: str, kind: str = "", default_text: str = "", example: str = "", **attributes: Any
-) -> Decorator:
+def derive(owner: type, name: str, *flags: str, default_text: str = "", example: str = "", **attributes: Any) -> Decorator:
     """Derive a command line option from an option of a module or a server: flag, type and help.
 
-    ``kind`` is a key of `_KINDS` for values that the command line spells differently. ``default_text`` replaces the default in
-    the help, for a default that is not a value. ``example`` is added to the help.
+    ``default_text`` replaces the default in the help, for a default that is not a value. ``example`` is added to the help, in
+    place of what follows a colon there.
     """
     # The types of fields are strings, because annotations are not evaluated.
     field = next(field for field in fields(owner) if field.name == name)
     value: Any = field.default
     text = attributes.pop("help", _describe(owner)[name])
-    if kind:
-        type_, spelling = _KINDS[kind]
-        text = (text.partition(":")[0] if kind == "examples" else text) + spelling
+    if unit := next((unit for unit in _UNITS if unit in text), None):
+        type_, spelling, format_value = _UNITS[unit]
+        text, example = text.replace(unit, ""), example or spelling
         attributes = {"type": type_, **attributes}
-        format_default = {"time": lambda: f"{value:g}s", "size": lambda: format_bytes(value)}.get(kind)
-        default_text = default_text or (format_default() if format_default and value else "")
+        default_text = default_text or (format_value(value) if value else "")
     elif field.type == "bool":
         attributes = {"is_flag": True, **attributes}
     elif field.metadata.get("at_least") is not None and "float" not in field.type:
         attributes = {"type": int, **attributes}
         default_text = default_text or ("" if value in (None, 1) else str(value))  # a minimum of 1 restricts nothing
-    text += f": {example}" * bool(example) + "; repeatable" * bool(attributes.get("multiple"))
+    text = f"{text.partition(':')[0]}: {example}" if example else text
+    text += "; repeatable" * bool(attributes.get("multiple"))
     names = flags or (f"--{name.replace('_', '-')}", name)
     return click.option(*names, help=f"{text} [default: {default_text}]" if default_text else text, **attributes)
 
@@ -258,8 +254,8 @@ _shared_options = add_all(
 isolation_options = add_all(
     derive(Isolation, "engines", "--isolate", "isolate", metavar="ENGINES"),
     derive(Isolation, "run", "--isolate-run", "isolate_run"),
-    derive(Isolation, "time_limit", kind="time", default_text="no limit"),
-    derive(Isolation, "memory_limit", kind="size", default_text="no limit"),
+    derive(Isolation, "time_limit", default_text="no limit"),
+    derive(Isolation, "memory_limit", default_text="no limit"),
 )
 add_inputs = click.option(
     "-i",
@@ -269,19 +265,25 @@ add_inputs = click.option(
     metavar="[NAME=]FILE",
     help="An input from a file: NAME=FILE.npy, or FILE.npz with one array per input; repeatable",
 )
-input_options = add_all(add_inputs, add_seed("Seed of the random inputs that replace missing ones"))
+_input_options = add_all(add_inputs, add_seed("Seed of the random inputs that replace missing ones"))
 module_options = add_all(
+    click.argument("model"),
     add_engines("Engines, first choice first: tvm,ort; auto places by measurement"),
     _shared_options,
     add_batch,
-    derive(ModuleOptions, "lock", kind="file"),
-    derive(ModuleOptions, "budget", kind="time"),
+    derive(ModuleOptions, "lock", type=FILE),
+    derive(ModuleOptions, "budget"),
+    isolation_options,
 )
+"""The argument MODEL, and the options of a module of it."""
+run_options = add_all(module_options, _input_options)
+"""Those, and the inputs of a call."""
 add_tuning_options = add_all(
+    click.argument("model"),
     add_engines("Engines to choose from: ort,xla", "all that are ready", default="auto"),
     _shared_options,
     isolation_options,
-    input_options,
+    _input_options,
     add_time("--budget", "60s", "Time of the search"),
     derive(ModuleOptions, "max_error", type=SHARE, example="1%, 0.01"),
     option(
@@ -290,8 +292,8 @@ add_tuning_options = add_all(
         default="relative",
         help="Measure of that error: of the norm, of the angle, or the share of rows with another largest element",
     ),
-    derive(ModuleOptions, "calibrate", kind="examples"),
-    derive(ModuleOptions, "validate", kind="examples", default_text="a fifth of --calibrate"),
+    derive(ModuleOptions, "calibrate", type=click.Path(), example=EXAMPLES),
+    derive(ModuleOptions, "validate", type=click.Path(), example=EXAMPLES, default_text="a fifth of --calibrate"),
 )
 
 
@@ -340,7 +342,9 @@ def check_sizes(function: Function) -> None:
     symbolic = name_batch(function)
     missing: list[str] = []
     arguments: list[str] = []
-    if dims := list_dims(function):
+    tensors = [value.type for value in function.inputs if isinstance(value.type, TensorType)]
+    dims = list(dict.fromkeys(dim for type_ in tensors for dim in type_.shape or () if isinstance(dim, str)))
+    if dims:
         missing.append(f"dim{'s' * (len(dims) > 1)} {', '.join(dims)}")
         arguments += [f"--dim {name}=SIZE" for name in dims]
     if symbolic is not function:
@@ -358,9 +362,3 @@ def check_sizes(function: Function) -> None:
             f"times are measured for inputs of known sizes, and the model leaves open: {'; '.join(missing)}. "
             f"Give them: {' '.join([typed, *arguments])}"
         )
-
-
-def list_dims(function: Function) -> list[str]:
-    """The symbolic dims of the inputs, in order."""
-    tensors = [value.type for value in function.inputs if isinstance(value.type, TensorType)]
-    return list(dict.fromkeys(dim for type_ in tensors for dim in type_.shape or () if isinstance(dim, str)))

@@ -19,7 +19,7 @@ from xrt import passes
 from xrt.bench.targets import from_files, set_dims, set_shapes
 from xrt.cache import CompileCache, default_cache
 from xrt.cli import inputs, options
-from xrt.cli.screen import WorkStatus, print_json, print_lines, show_table
+from xrt.cli.screen import print_facts, print_json, print_lines, show_status, show_table
 from xrt.comparison import compare, tolerance_for
 from xrt.engines import RunOptions, split_specs
 from xrt.engines.contract import registry
@@ -30,7 +30,7 @@ from xrt.formats.bundle import BundleFile, is_bundle
 from xrt.formats.calibration_table import CalibrationTable
 from xrt.formats.output import replace_file
 from xrt.formats.placement_file import ServingConfiguration
-from xrt.graph import Function, TensorType
+from xrt.graph import Function
 from xrt.graph.verify import verify
 from xrt.html.views import format_count, size as format_bytes
 from xrt.measure.timing import seconds_per_call, time_call
@@ -46,6 +46,7 @@ from xrt.passes.quantize.packed import why_not_stored
 from xrt.placement.engine_list import is_auto
 from xrt.placement.records import read_lock
 from xrt.placement.result import describe_plan
+from xrt.placement.sizes import format_sizes, list_open_axes
 from xrt.precision import ErrorBudget, byte_sums
 from xrt.precision.collectors import METHODS
 from xrt.runtime import to_host
@@ -60,10 +61,7 @@ add_verbose = click.option(
 
 
 @click.command("run")
-@click.argument("model")
-@options.module_options
-@options.isolation_options
-@options.input_options
+@options.run_options
 @click.option("-o", "--output", "target", type=options.TARGET, help="Save the outputs as .npz")
 @options.option("--repeat", default=1, type=click.IntRange(1), help="Number of runs; the median time is shown")
 @click.option("--trace", type=options.TARGET, help="Save a timeline of as many more runs, for Perfetto")
@@ -115,7 +113,7 @@ def _summarize(value: Any) -> tuple[str, ...]:
 def _verify(function: Function, values: Mapping[str, Any], results: Sequence[Any]) -> int:
     """Print how each output compares with the reference engine's; return the exit code."""
     try:
-        with WorkStatus("running the reference"):
+        with show_status("running the reference"):
             expected = _as_tuple(XRTModule(function, engine=REFERENCE, strict=True)(**values))
     except (PlanError, EngineError) as error:
         unsupported = error.nodes if isinstance(error, PlanError) else ()
@@ -138,10 +136,7 @@ def _verify(function: Function, values: Mapping[str, Any], results: Sequence[Any
 
 
 @click.command("verify")
-@click.argument("model")
-@options.module_options
-@options.isolation_options
-@options.input_options
+@options.run_options
 @click.option("--outputs-only", is_flag=True, help="Do not compare values inside regions")
 @options.add_json
 def verify_command(model: str, outputs_only: bool, as_json: bool, **params: Any) -> int:
@@ -150,16 +145,13 @@ def verify_command(model: str, outputs_only: bool, as_json: bool, **params: Any)
     MODEL is an ONNX file, a bundle or a shipped model.
     """
     _, module, values = inputs.open_with_inputs(model, params)
-    with module, WorkStatus("verifying") as status:
+    with module, show_status("verifying") as status:
         verification = module.verify(
             **values,
             inner=not outputs_only,
             progress=lambda done, count: status.update(f"verifying region {done}/{count}"),
         )
-    if as_json:
-        print_json(verification.to_dict())
-    else:
-        print_lines(str(verification))
+    print_facts(as_json, verification.to_dict(), str(verification))
     return 0 if verification else 1
 
 
@@ -272,10 +264,7 @@ def _show_bundle(facts: Mapping[str, Any]) -> None:
 
 
 @click.command("explain")
-@click.argument("model")
-@options.module_options
-@options.isolation_options
-@options.input_options
+@options.run_options
 @click.option("--memory", "with_memory", is_flag=True, help="Compile, and show the memory of weights, arena and engines")
 @options.add_html
 @options.add_json
@@ -312,10 +301,7 @@ def explain_command(model: str, with_memory: bool, html: Path | None, as_json: b
 
 
 @click.command("compile")
-@click.argument("model")
-@options.module_options
-@options.isolation_options
-@options.input_options
+@options.run_options
 @click.option("-o", "--output", "target", type=options.TARGET, help="The bundle [default: MODEL.xrt here]")
 @add_verbose
 def compile_command(model: str, target: Path | None, verbose: bool, **params: Any) -> None:
@@ -358,17 +344,12 @@ def compile_command(model: str, target: Path | None, verbose: bool, **params: An
         module(**examples[0])  # no bundle is written of a model that fails
         module.save(path, *(examples[0].values() if files else ()))  # the inputs of its self-test
         explanation = module.explain().describe(deviations=verbose, left_out=verbose)
-    chosen = {*several, *_read_sizes(function, from_files(files, function))}
-    sizes = [_read_sizes(function, values) for values in examples]
+    supplied = from_files(files, function)
+    axes = [(function.inputs[place].name, axis, dim) for place, axis, dim in list_open_axes(function.inputs)]
+    chosen = {*several, *(dim for name, _, dim in axes if name in supplied)}
+    sizes = [{dim: values[name].shape[axis] for name, axis, dim in axes} for values in examples]
     print_lines(explanation, *_describe_sizes(fixed, chosen, sizes, is_open=is_open))
     print_lines(f"{path}: {format_bytes(path.stat().st_size)}, in {perf_counter() - began:.2f} s")
-
-
-def _read_sizes(function: Function, arrays: Mapping[str, Any]) -> dict[str, int]:
-    """The sizes of the symbolic dims of the inputs that have an array; ``?`` is a dim without a name."""
-    shapes = {value.name: value.type.shape or () for value in function.inputs if isinstance(value.type, TensorType)}
-    pairs = (zip(shapes[name], array.shape, strict=False) for name, array in arrays.items() if name in shapes)
-    return {dim or "?": size for pair in pairs for dim, size in pair if not isinstance(dim, int)}
 
 
 def _describe_sizes(
@@ -378,20 +359,16 @@ def _describe_sizes(
 
     ``chosen`` are the dims whose size an option or a file gives.
     """
-    lines = [f"fixed at {_format_sizes(fixed)}: an input of another size is an error"] if fixed else []
+    lines = [f"fixed at {format_sizes(fixed)}: an input of another size is an error"] if fixed else []
     names = list(sizes[0])
     if names and is_open:
         lines.append(f"compiled once for every size of {', '.join(names)}, which its engines leave open")
     elif names:
-        size_list = "; ".join(map(_format_sizes, sizes))
+        size_list = "; ".join(map(format_sizes, sizes))
         default = [name for name in names if name not in chosen]
         hint = f" ({', '.join(default)} as no --dim says otherwise)" if default else ""
         lines.append(f"compiled for {size_list}{hint}; for other sizes the bundle compiles when it meets them")
     return lines
-
-
-def _format_sizes(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
 # ---------------------------------------------------------------------- quantize
@@ -436,7 +413,7 @@ def quantize_command(model: str, target: Path, table_file: str | None, save_tabl
     function = prepare_for_quantization(optimize(passes.infer_shapes(function), fold=True))
     batches = inputs.read_batches(Path(params["data"]), function) if params["data"] else []
     engines = params["engine"] and split_specs(params["engine"])
-    with WorkStatus("quantizing") as status:
+    with show_status("quantizing") as status:
         # A table from an earlier run replaces calibration; with --weights-only no ranges of values are needed.
         table = CalibrationTable.load(table_file) if table_file is not None and not is_weight_only else None
         if table is None and not is_weight_only:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from rich import box
 from rich.console import Console
 from rich.padding import Padding
-from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
 from xrt.progress import claim_display, release_display
+
+if TYPE_CHECKING:
+    from rich.status import Status
 
 FOLDED = 24
 """Minimum width of a wrapped column: usual names and words of reasons fit."""
@@ -45,6 +47,14 @@ def print_json(data: Any) -> None:
     out.print_json(json.dumps(data))
 
 
+def print_facts(as_json: bool, data: Any, *lines: str) -> None:
+    """Print a result: the data as JSON, or the lines."""
+    if as_json:
+        print_json(data)
+    else:
+        print_lines(*lines)
+
+
 def show_table(
     columns: Sequence[str], rows: Sequence[Sequence[Any]], *, numbers: Sequence[str] = (), whole: Sequence[str] = ()
 ) -> None:
@@ -58,115 +68,68 @@ def show_table(
         for row in (columns, *rows):
             click.echo("\t".join(" ".join(str(cell).split()) for cell in row))
         return
+    cells = [[cell if isinstance(cell, Text) else Text(str(cell)) for cell in row] for row in rows]
     # Text may be wrapped down to FOLDED characters; a table that needs less would break words.
     unbroken = {*numbers, *whole}
-    widths = [max(len(str(cell)) for cell in cells) for cells in zip(columns, *rows, strict=True)]
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     least = [width if name in unbroken else min(width, FOLDED) for name, width in zip(columns, widths, strict=True)]
     if sum(least) + GAP * (len(columns) - 1) + EDGES > out.width:
-        _show_blocks(columns, rows)
+        _show_blocks(columns, cells)
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name, width in zip(columns, least, strict=True):
         justify: Literal["left", "right"] = "right" if name in numbers else "left"
         table.add_column(name, justify=justify, overflow="fold", no_wrap=name in unbroken, min_width=width)
-    for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+    for row in cells:
+        table.add_row(*row)
     out.print(table, soft_wrap=False)
 
 
-def _show_blocks(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+def _show_blocks(columns: Sequence[str], rows: Sequence[Sequence[Text]]) -> None:
     """Print each row as its first cell, followed by a line for each other cell that is not empty."""
-    for row in rows:
-        title, *cells = (cell if isinstance(cell, Text) else Text(str(cell)) for cell in row)
-        out.print(title if title.plain else Text(columns[0]), soft_wrap=False, overflow="fold")
+    for title, *cells in rows:
+        out.print(title or Text(columns[0]), soft_wrap=False, overflow="fold")
         for column, cell in zip(columns[1:], cells, strict=True):
-            if cell.plain:
+            if cell:
                 line = Text.assemble(f"{column}: " * bool(column), cell)
                 out.print(Padding(line, (0, 0, 0, 2), expand=False), soft_wrap=False, overflow="fold")
 
 
-class TimedRow(NamedTuple):
-    """A candidate in a table of times."""
-
-    name: str
-    seconds: float | None
-    """Seconds per call; None if the candidate did not run."""
-    ratio: str
-    """Time relative to the fastest candidate, with an interval if known."""
-    verdict: str
-    details: Mapping[str, str]
-    """Further cells by column."""
-
-
-BLOCKS = " ▏▎▍▌▋▊▉█"
-"""Eighths of a character."""
-LONGEST_BAR = 4.0
-"""Bars are cut at this multiple of the fastest time, so that the short ones stay comparable."""
 STYLES = {"fastest": "bold green", "chosen": "bold green", "too noisy": "yellow", "wrong": "bold red", "failed": "red"}
 
 
-def show_times(subject: str, rows: Sequence[TimedRow], columns: Sequence[str], *, verbose: Sequence[str] = ()) -> None:
-    """Print a table of candidates with times, ratios and verdicts.
+def format_ms(seconds: float | None) -> str:
+    """Format a time as a number of milliseconds; empty for None."""
+    return "" if seconds is None else f"{1e3 * seconds:.4g}"
 
-    On a terminal: bars in a table that fits 80 columns, then a second table with the ``verbose`` details. Elsewhere: one table
-    with the details of all ``columns``. Both are keys of `TimedRow.details`.
+
+def show_times(subject: str, details: Sequence[str], rows: Sequence[Sequence[str]], *, verbose: Sequence[str] = ()) -> None:
+    """Print a table of candidates: name, milliseconds per call, ratio to the fastest, verdict, and the columns of ``details``.
+
+    The milliseconds of a candidate that did not run are empty. On a terminal: a table without details, which fits 80 columns,
+    then one with the ``verbose`` details of the candidates that ran. Elsewhere: one table.
     """
-    cells = [(row.name, "" if row.seconds is None else f"{1e3 * row.seconds:.4g}", row.ratio, row.verdict) for row in rows]
-    headings = (subject, "ms", "ratio", "verdict")
+    columns = (subject, "ms", "ratio", "verdict", *details)
     if not out.is_terminal:
-        details = [map(row.details.get, columns) for row in rows]
-        show_table((*headings, *columns), [(*cell, *more) for cell, more in zip(cells, details, strict=True)])
+        show_table(columns, rows)
         return
-    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
-    # The bar gets the space that is left beside the other four columns, with the names wrapped as far as they may be.
-    room = min(24, out.width - min(widths[0], FOLDED) - sum(widths[1:]) - 4 * GAP - EDGES)
-    seconds = [row.seconds for row in rows if row.seconds]
-    longest = min(max(seconds, default=1.0), LONGEST_BAR * min(seconds, default=1.0))
-    table_rows = []
-    for row, (*cell, verdict) in zip(rows, cells, strict=True):
-        bar = [_draw_bar(row.seconds, longest, room)] if room >= 4 else []
-        table_rows.append((*cell, *bar, Text(verdict, style=STYLES.get(verdict, ""))))
-    show_table((*headings[:3], *[""] * (room >= 4), "verdict"), table_rows, numbers=("ms", "ratio"), whole=("", "verdict"))
+    brief = [(name, ms, ratio, Text(verdict, style=STYLES.get(verdict, ""))) for name, ms, ratio, verdict, *_ in rows]
+    show_table(columns[:4], brief, numbers=("ms", "ratio"), whole=("verdict",))
     if verbose:
-        measured = [(row.name, *map(row.details.get, verbose)) for row in rows if row.seconds is not None]
+        places = [0, *map(columns.index, verbose)]
+        measured = [[row[place] for place in places] for row in rows if row[1]]
         show_table((subject, *verbose), measured, numbers=[name for name in verbose if name != "note"])
 
 
-def _draw_bar(seconds: float | None, longest: float, width: int) -> Text:
-    if seconds is None:
-        return Text("")
-    is_cut = seconds > longest
-    # Terminals with another encoding, as under LANG=C, cannot print block characters. The shortest bar remains visible.
-    eighths = round(8 * width * min(seconds / longest, 1.0))
-    can_draw = "utf" in (out.encoding or "").lower()
-    bar = "█" * (eighths // 8) + BLOCKS[eighths % 8].strip() if can_draw else "#" * max(1, eighths // 8)
-    return Text(f"{bar[: width - 1]}{'»' if can_draw else '>'}" if is_cut else bar or "▏", style="blue")
-
-
-class WorkStatus(Status):
-    """A line on standard error with the current work; it suppresses the library's progress line."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text, console=err)
-        self._has_display = False
-
-    def show_count(self, text: str, done: int, total: int) -> None:
-        """Show how much of the work is done."""
-        self.update(f"{text}, {done:,} of {total:,}")
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def start(self) -> None:
-        # `start` is called again after a pause: the display is claimed only once, and released by `stop`.
-        self._has_display = self._has_display or claim_display()
-        super().start()
-
-    def stop(self) -> None:
-        super().stop()
-        if self._has_display:
-            self._has_display = False
+@contextmanager
+def show_status(text: str) -> Iterator[Status]:
+    """Show a line on standard error with the current work; it suppresses the library's progress line."""
+    has_display = claim_display()
+    try:
+        with err.status(text) as status:
+            yield status
+    finally:
+        if has_display:
             release_display()
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from xrt.cli import options
-from xrt.cli.screen import WorkStatus, complain, out, print_lines
+from xrt.cli.screen import complain, out, print_lines, show_status
 from xrt.engines import ExecutionOptions, split_specs
 from xrt.engines.contract.registry import why_not_chosen
 from xrt.errors import InputError, OptionError
@@ -69,10 +69,10 @@ _add_batching = options.add_all(
 @options.derive(ExecutionOptions, "threads", default_text=options.CORES, help="Thread budget of each model")
 @_add_batching
 @options.derive(ServingOptions, "max_queue")
-@options.derive(ServingOptions, "max_request_bytes", "--max-request", "max_request_bytes", kind="size")
-@options.derive(ServingOptions, "body_timeout", kind="time")
+@options.derive(ServingOptions, "max_request_bytes", "--max-request", "max_request_bytes")
+@options.derive(ServingOptions, "body_timeout")
 @options.derive(ServingOptions, "max_sessions")
-@options.derive(ServingOptions, "session_idle", kind="time")
+@options.derive(ServingOptions, "session_idle")
 @options.derive(ServingOptions, "explicit_sessions", default=None)
 @options.derive(
     ServingOptions,
@@ -229,11 +229,11 @@ def batch_command(model: str, rows: tuple[str, ...], target: Path, **params: Any
         from xrt.integrations.ray import run_cluster_job
 
         run = partial(run_cluster_job, address=params["address"], num_cpus=params["cpus"] or 1)
-    with WorkStatus("rows") as status:
+    with show_status("rows") as status:
 
         def advance(report: JobReport) -> None:
             errors = f", {report.errors} with errors" if report.errors else ""
-            status.show_count(f"rows{errors}", report.written + report.present, report.rows)
+            status.update(f"rows{errors}, {report.written + report.present:,} of {report.rows:,}")
 
         report = run(job, rows, target, workers=params["workers"], progress=advance)
     text = f"{target}: {report.written} of {report.rows} rows written in {format_count(report.parts, 'part')}"

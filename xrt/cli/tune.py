@@ -19,7 +19,7 @@ from xrt.bench import AUTO, BenchCandidate, BenchOptions, BenchReport, BenchTarg
 from xrt.bench.targets import from_files, read_input_files, set_dims, set_shapes
 from xrt.cache import DiskTier, default_cache
 from xrt.cli import inputs, options
-from xrt.cli.screen import TimedRow, WorkStatus, complain, out, print_json, print_lines, show_table, show_times
+from xrt.cli.screen import complain, format_ms, out, print_facts, print_json, print_lines, show_status, show_table, show_times
 from xrt.engines import ExecutionOptions, split_specs
 from xrt.engines.contract import registry
 from xrt.engines.contract.registry import probe_all, why_not_chosen
@@ -60,7 +60,6 @@ GATE = 5.0
 
 
 @click.command("tune")
-@click.argument("model")
 @options.add_tuning_options
 @options.option(
     "--objective",
@@ -157,9 +156,10 @@ def _show_result(tuned: TuningResult, threads: int, *, verbose: bool) -> None:
         ratio = f"{contender.seconds / fastest:.2f}" if contender.seconds is not None and fastest else ""
         ends = contender.ratio_interval
         interval = f"{ends.median:.3f} ({ends.low:.3f}-{ends.high:.3f})" if ends else ""
-        details = dict(zip(DETAILS, (str(len(contender.plan.launches)), interval, contender.note), strict=True))
-        rows.append(TimedRow(contender.title, contender.seconds, ratio, VERDICTS[contender.verdict], details))
-    show_times("plan", rows, DETAILS, verbose=DETAILS if verbose else ())
+        regions = str(len(contender.plan.launches))
+        ms, verdict = format_ms(contender.seconds), VERDICTS[contender.verdict]
+        rows.append((contender.title, ms, ratio, verdict, regions, interval, contender.note))
+    show_times("plan", DETAILS, rows, verbose=DETAILS if verbose else ())
     head, *_ = str(tuned).splitlines()
     print_lines(f"{head} ({format_count(threads, 'thread')}), in {tuned.spent:.1f} of {tuned.budget:g} s")
     if verbose:
@@ -180,7 +180,7 @@ def _show_errors(record: PrecisionRecord) -> None:
             candidate.plan,
             str(candidate.exact_count or ""),
             format_error(candidate.error, record.measure) if candidate.precision != "fp32" else "0",
-            f"{1e3 * (candidate.seconds or 0.0):.4g}",
+            format_ms(candidate.seconds),
         )
         for candidate, is_best in list_pareto_plans(record)
     ]
@@ -222,7 +222,7 @@ def _tune_throughput(model: str, params: dict[str, Any]) -> int:
 
     with XRTModule(function, **keywords) as module:
         threads = module.threads
-        with WorkStatus("tuning for throughput") as status:
+        with show_status("tuning for throughput") as status:
             seed, show = params["seed"], lambda state: status.update(state.text)
             result = tune_throughput(module, kwargs=values, seed=seed, budget=budget, progress=show, use=lock, **limits)
     if params["as_json"]:
@@ -247,7 +247,6 @@ NOISY = 0.1
 
 
 @click.command("lock")
-@click.argument("model")
 @options.add_tuning_options
 @options.add_batch
 @click.option("-o", "--output", "target", type=options.TARGET, help="The lockfile [default: MODEL.lock here]")
@@ -278,7 +277,7 @@ def lock_command(model: str, target: Path | None, gate: float, retune: bool, **p
         source = {"source": relate(model) if os.path.lexists(model) else model, "seed": str(params["seed"])}
         source |= {name: relate(params[name]) for name in ("calibrate", "validate") if params[name] is not None}
         input_files = {name: relate(file) for name, (file, _) in files.items()}
-        with WorkStatus("comparing the plan with another"):
+        with show_status("comparing the plan with another"):
             lock = lock_module(module, [values[value.name] for value in function.inputs], source, gate, input_files)
     write_placement(lock, path)
     print_lines(str(tuned), f"{path}: {_describe_baseline(lock.baseline)}")
@@ -328,10 +327,7 @@ def check_command(lock: str, undecided: str, as_json: bool, **params: Any) -> in
         result, differences = _run_check(record, Path(lock), **params)
     except (LockError, EngineError, PlanError) as error:
         reason = " ".join(str(error).split())  # one line, though a PlanError lists a line per node
-        if as_json:
-            print_json({"state": "cannot run", "reason": reason})
-        else:
-            print_lines(f"cannot run: {reason}")
+        print_facts(as_json, {"state": "cannot run", "reason": reason}, f"cannot run: {reason}")
         return 1
     if as_json:
         print_json({**result.to_dict(), "differs": list(differences)})
@@ -381,7 +377,7 @@ def _run_check(
     with _convert_to_lock_error("options"):
         # Strict: otherwise a fallback would be measured in place of the plan.
         module = XRTModule(function, engines, strict=True, **keywords)
-    with WorkStatus("running the plan"), module:
+    with show_status("running the plan"), module:
         arrays = [values[value.name] for value in function.inputs]
         result, differences = check_module(module, lock, arrays, limit, budget, examples)
     return result, (*differences, *unavailable)
@@ -451,7 +447,6 @@ def _read_number(facts: Mapping[str, str], name: str, default: str) -> int:
 
 COSTS = ("ms from-to", "alone ms", "first ms", "compile s", "peak", "regions", "off by")
 """Columns in a pipe."""
-# Both are keys of `TimedRow.details`.
 SHOWN_COSTS = ("ms from-to", "first ms", "compile s", "peak", "off by")
 """Columns that -v shows on a terminal, where they fit 80 columns."""
 
@@ -506,7 +501,7 @@ def bench_command(typed: tuple[str, ...], /, models: tuple[str, ...], as_json: b
         device=params["device"],
         devices=devices,
     )
-    with WorkStatus("") as status:
+    with show_status("") as status:
 
         def finish(group: Group) -> None:
             if not as_json:
@@ -560,22 +555,22 @@ def show_group(group: Group, *, verbose: bool) -> None:
         ratio = "" if row.ratio is None else f"{row.ratio.median:.2f}"
         if row.ratio is not None and row.verdict != "fastest":
             ratio += f" ({row.ratio.low:.2f}-{row.ratio.high:.2f})"
-        details = {**_details(row), "note": "; ".join(texts)}
-        rows.append(TimedRow(str(row.candidate), row.median_seconds, ratio, row.verdict, details))
-    show_times("engine", rows, (*COSTS, "note"), verbose=SHOWN_COSTS if verbose else ())
+        ms = format_ms(row.median_seconds)
+        rows.append((str(row.candidate), ms, ratio, row.verdict, *_list_costs(row), "; ".join(texts)))
+    show_times("engine", (*COSTS, "note"), rows, verbose=SHOWN_COSTS if verbose else ())
     if out.is_terminal:
         print_lines(*notes)
-        if any(row.verdict == "too noisy" for row in rows):
+        if any(row.verdict == "too noisy" for row in group.rows):
             print_lines("too noisy to rank: measure again on an idle machine, or with more --rounds")
 
 
-def _details(row: ReportRow) -> dict[str, str]:
+def _list_costs(row: ReportRow) -> tuple[str, ...]:
     """The cells of `COSTS` for one candidate; all empty if it was not timed."""
     start = row.start
     if start is None or row.median_seconds is None:
-        return dict.fromkeys(COSTS, "")
+        return ("",) * len(COSTS)
     difference = None if row.agreement is None else row.agreement.absolute
-    cells = (
+    return (
         f"{1e3 * row.interval.low:.4g}-{1e3 * row.interval.high:.4g}" if row.interval else "",
         f"{1e3 * start.alone_seconds:.4g}",
         f"{1e3 * start.first_seconds:.4g}",
@@ -584,7 +579,6 @@ def _details(row: ReportRow) -> dict[str, str]:
         str(len(start.regions)),
         "" if difference is None else f"{difference:.1e}",
     )
-    return dict(zip(COSTS, cells, strict=True))
 
 
 def _list_notes(row: ReportRow, rounds: int) -> Iterator[str]:

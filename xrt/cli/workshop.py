@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from xrt.cli.inputs import open_with_inputs
-from xrt.cli.options import ENGINE_NAMES, FOLDER, add_json, add_seed, input_options, isolation_options, module_options, option
-from xrt.cli.screen import WorkStatus, complain, err, print_lines, show_table
+from xrt.cli.options import ENGINE_NAMES, FOLDER, add_json, add_seed, option, run_options
+from xrt.cli.screen import complain, err, print_lines, show_status, show_table
 from xrt.engines import split_specs
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
@@ -57,12 +57,13 @@ def conformance_command(
     """Count the tests of onnx that ENGINES (one, or several with commas) pass, decline and fail; exit code 1 when one fails."""
     specs, patterns = split_specs(engines), ",".join(cases)
     title, failed = f"{engines}{', alternating' * params['alternate']}", 0
-    with WorkStatus(title) as status:
+    with show_status(title) as status:
 
         def advance(done: int, total: int, outcome: Outcome) -> None:
             nonlocal failed
             failed += outcome.word is ResultWord.FAILED
-            status.show_count(f"{title}{f', {failed} failed' if failed else ''}: {outcome.group}", done, total)
+            failures = f", {failed} failed" if failed else ""
+            status.update(f"{title}{failures}: {outcome.group}, {done:,} of {total:,}")
 
         # One engine is called directly, without XRT's planner; a list is planned as in a module.
         selected = specs if len(specs) > 1 else specs[0]
@@ -126,10 +127,10 @@ def fuzz_command(count: int, seed: int, engines: str, kinds: tuple[ModeKind, ...
     specs = split_specs(engines) if engines else []
     _check_engines(specs)
     fuzzer = Fuzzer(specs, isolate=not in_process, kinds=kinds)
-    with WorkStatus("generated graphs") as status:
+    with show_status("generated graphs") as status:
 
         def advance(done: int, finding: Finding | None) -> None:
-            status.show_count("generated graphs", done, count)
+            status.update(f"generated graphs, {done:,} of {count:,}")
             if finding is not None:
                 _show_finding(fuzzer, finding, keep)
             elif not err.is_terminal and done % _REPORT_EVERY == 0:
@@ -169,10 +170,7 @@ def _show_finding(fuzzer: Fuzzer, finding: Finding, keep: Path | None) -> None:
 
 
 @click.command("bisect")
-@click.argument("model")
-@module_options
-@isolation_options
-@input_options
+@run_options
 @click.option(
     "-o",
     "--output",
@@ -187,7 +185,7 @@ def bisect_command(model: str, target: Path | None, **params: Any) -> int:
     """
     _, module, values = open_with_inputs(model, params)
     # Reducing runs the parts many times, so the status shows how far the smallest one is reduced.
-    with module, WorkStatus("looking for a difference") as status:
+    with module, show_status("looking for a difference") as status:
         report = "{} parts tried, the smallest that differs has {} nodes".format
         culprit = module.bisect(**values, progress=lambda runs, nodes: status.update(report(runs, nodes)))
     if culprit is None:
