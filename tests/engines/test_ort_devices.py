@@ -26,9 +26,9 @@ from xrt.engines.ort import Ort
 from xrt.engines.ort.cuda import DeviceBuffer, OrtOnDevice, check_assigned, check_opened
 from xrt.engines.ort.export import export_model, session_function
 from xrt.engines.ort.session import open_session, quiet_options
-from xrt.engines.toolkit.rewrites import compute_outputs
 from xrt.errors import CompileRefused, EngineUnavailable, OptionError, PlanError, RunFailed
 from xrt.graph import Function
+from xrt.operators import compute_outputs
 from xrt.passes import infer_shapes
 from xrt.testing import node_cases
 from xrt.testing.simulated import simulate_devices

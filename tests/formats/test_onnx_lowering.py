@@ -10,7 +10,7 @@ from hypothesis import given, reject, settings
 from onnx import ModelProto, TensorProto
 from onnx.reference import ReferenceEvaluator
 
-from xrt.errors import ModelError, OptionError
+from xrt.errors import ModelError
 from xrt.formats.onnx import (
     expand,
     external_weights,
@@ -280,7 +280,7 @@ WEIGHTS = {
 
 def test_weights_by_reference() -> None:
     function = graph(Node("Add", ("x", "small"), ("y",)), constants=WEIGHTS)
-    model = lowest_model(function, weights="external", location="the.bin")
+    model = lowest_model(function, locations=dict.fromkeys(external_weights(function), "the.bin"))
     referring = [tensor for tensor in model.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
     assert [tensor.name for tensor in referring] == ["big", "packed"] == list(external_weights(function))
     assert {e.key: e.value for e in referring[0].external_data} == {
@@ -325,12 +325,6 @@ def test_what_gives_out_a_weight_keeps_it() -> None:
     choice = Node("If", ("c",), ("z",)).with_attributes(then_branch=body, else_branch=body)
     function = Function((Value("c", TensorType(DType.BOOL, ())),), (Value("z", big.type),), (choice,), opsets={"": 21})
     assert externalize_weights(function) is function
-
-
-def test_an_unknown_way_with_weights() -> None:
-    with pytest.raises(OptionError) as caught:
-        lowest_model(graph(Node("Relu", ("x",), ("y",))), weights="elsewhere")  # type: ignore[arg-type]  # what it must refuse
-    assert str(caught.value) == "weights must be 'inline' or 'external'; got 'elsewhere'"
 
 
 @pytest.mark.slow

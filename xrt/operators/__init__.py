@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from xrt.operators.rewriting import (
         NodeWriter as NodeWriter,
         as_function as as_function,
+        compute_outputs as compute_outputs,
         decompose_nodes as decompose_nodes,
         find_constant as find_constant,
         find_value as find_value,
         inline_function as inline_function,
         rewrite_nodes as rewrite_nodes,
+        separate_outputs as separate_outputs,
     )
     from xrt.operators.traits import (
         SHAPE_OPERANDS as SHAPE_OPERANDS,

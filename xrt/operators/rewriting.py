@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, Type, Value, read_attributes
-from xrt.graph.node import rename_node
+from xrt.graph.node import FreshNames, rename_node
 
 
 def find_value(name: str, function: Function) -> Constant | None:
@@ -262,3 +262,39 @@ def inline_function(body: Function, node: Node, constants: dict[str, Constant], 
             replace(renamed, name=node.name if first in renamed.outputs else "", control=node.control, device=node.device)
         )
     return nodes
+
+
+IDENTITY_OPSET = 13
+"""Opset of the inserted Identity nodes in a Function that does not import ai.onnx."""
+
+
+def separate_outputs(function: Function, reserved: Iterable[str] = ()) -> Function:
+    """Insert Identity nodes so that no output is listed twice or ``reserved``, and no body returns a captured value.
+
+    The outputs keep their order, and the first of repeated outputs keeps its name. Same Function if none is inserted.
+    """
+    return _separate_outputs(function, FreshNames.of(function), reserved)
+
+
+def compute_outputs(function: Function) -> Function:
+    """Insert Identity nodes so that a node computes each output, for libraries that return no input, constant or value twice.
+
+    XRT's regions have this form already; a Function that is compiled alone may not. Same Function if none is inserted.
+    """
+    return separate_outputs(function, (*(value.name for value in function.inputs), *function.constants))
+
+
+def _separate_outputs(function: Function, fresh: FreshNames, reserved: Iterable[str]) -> Function:
+    nodes = [node.map_bodies(lambda body: _separate_outputs(body, fresh, body.captures)) for node in function.nodes]
+    taken, outputs = set(reserved), []
+    for value in function.outputs:
+        name = value.name
+        if name in taken:
+            name = fresh.number(value.name)
+            nodes.append(Node("Identity", (value.name,), (name,), name=name))
+        taken.add(name)
+        outputs.append(Value(name, value.type or function.get_type(value.name)))
+    if len(nodes) == len(function.nodes) and all(new is old for new, old in zip(nodes, function.nodes, strict=True)):
+        return function
+    opsets = {"": IDENTITY_OPSET, **function.opsets}
+    return function.replace(nodes=tuple(nodes), outputs=tuple(outputs), opsets=opsets, aliases=())

@@ -95,12 +95,13 @@ class OpenVino(GraphCompiler):
         from xrt.engines.openvino.export import export_function
         from xrt.engines.openvino.support import lower
         from xrt.engines.toolkit.memory import find_inplace_outputs
-        from xrt.engines.toolkit.rewrites import compute_outputs
+        from xrt.operators import compute_outputs
 
         check_pools()
-        node_count, function = len(function.nodes), compute_outputs(function)
+        names, function = {node.name for node in function.nodes}, compute_outputs(function)
         _check_boundary_types(function)
-        if reason := next(filter(None, (self.why_not(inserted, function) for inserted in function.nodes[node_count:])), None):
+        inserted = (node for node in function.nodes if node.name not in names)
+        if reason := next(filter(None, (self.why_not(node, function) for node in inserted)), None):
             raise CompileRefused(reason)
         lowered = lower(function)
         # The plugin does not report its memory, so measure the growth of the process.

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from xrt.engines.ort.session import ExportedModel, get_tensor_bytes, newest_ir, newest_opset
-from xrt.engines.toolkit.rewrites import compute_outputs, write_convolutions_as_products
+from xrt.engines.toolkit.rewrites import write_convolutions_as_products
 from xrt.formats.onnx import external_weights, externalize_weights, lowest_model
 from xrt.graph import Constant, DType, Node
-from xrt.operators import NodeWriter, rewrite_nodes
+from xrt.operators import NodeWriter, compute_outputs, rewrite_nodes
 
 if TYPE_CHECKING:
     from xrt.graph import Function
@@ -33,29 +33,20 @@ def export_model(function: Function) -> ExportedModel:
     Raises ModelError if that is newer than the library and cannot be downgraded.
     """
     function = externalize_weights(function)  # the library checks bodies separately and would look for a file
-    model = lowest_model(function, newest_opset(), newest_ir(), weights="external", least_opset=_OPSET_OF_CASTS)
+    arrays = external_weights(function)
+    # A file per constant, because constants are separate in memory.
+    files = {name: f"constant_{index}" for index, name in enumerate(arrays)}
+    model = lowest_model(function, newest_opset(), newest_ir(), locations=files, least_opset=_OPSET_OF_CASTS)
     rounded = {node.output[0] for node in model.graph.node if any(a.name == "ceil_mode" and a.i for a in node.attribute)}
     for value in model.graph.value_info:
         if value.type.HasField("tensor_type") and value.name not in rounded:
             # The library infers shapes itself, except that its inference may count a window too many for pools with ceil_mode.
             # A given shape is compared with the result of every call, which takes 40 ns per node.
             value.type.tensor_type.ClearField("shape")
-    arrays = external_weights(function)
-    files = {name: f"constant_{index}" for index, name in enumerate(arrays)}
-    for tensor in model.graph.initializer:
-        if tensor.name in files:
-            _name_file(tensor, files[tensor.name])
     contents = {files[name]: get_tensor_bytes(array) for name, array in arrays.items()}
     originals = [function.constants[name].array for name in arrays]
     copied = sum(c.nbytes for c, array in zip(contents.values(), originals, strict=True) if not np.may_share_memory(c, array))
     return ExportedModel(model.SerializeToString(), contents, copied)
-
-
-def _name_file(tensor: Any, file: str) -> None:
-    """Set the file of an external tensor: one per constant, because constants are separate in memory."""
-    for entry in tensor.external_data:
-        if entry.key == "location":
-            entry.value = file
 
 
 # ---------------------------------------------------------------------- rewrites for speed

@@ -1,4 +1,4 @@
-"""Rewrites and predicates that several engines share: outputs, convolutions as products, readers that compute in integers."""
+"""Rewrites and predicates that several engines share: convolutions as products, readers that compute in integers."""
 
 from __future__ import annotations
 
@@ -6,31 +6,8 @@ import math
 from collections.abc import Iterator
 from itertools import product
 
-from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.graph import DType, Function, Node, TensorType
 from xrt.operators import NodeWriter, Trait, has_trait, rewrite_nodes
-
-
-def compute_outputs(function: Function) -> Function:
-    """Insert an Identity for each output that is an input, a constant or a repeated value, so that a node computes each output.
-
-    XRT's regions have this form already; a Function that is compiled alone may not. Same Function if none is inserted.
-    """
-    nodes, outputs = list(function.nodes), dict[str, Value]()
-    for value in function.outputs:
-        name = value.name
-        if name in outputs or not function.computes(name):
-            name = f"{name}/copied/{len(outputs)}"
-            nodes.append(Node("Identity", (value.name,), (name,), name=name))
-        outputs[name] = Value(name, value.type or function.get_type(value.name))
-    if len(nodes) == len(function.nodes):
-        return function
-    return function.replace(
-        nodes=tuple(nodes), outputs=tuple(outputs.values()), aliases=(), opsets={"": COPY_OPSET, **function.opsets}
-    )
-
-
-COPY_OPSET = 13
-"""Opset of the inserted Identity nodes in a Function that does not import ai.onnx."""
 
 MOST_PLACES = 9
 """Maximum number of output positions for which a product is faster: measured so for 3 x 3, not for 5 x 5."""

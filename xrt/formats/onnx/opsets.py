@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from functools import lru_cache, partial
-from typing import Any, Literal, TypeAlias
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
-from onnx import FunctionProto, ModelProto, TypeProto, defs, shape_inference, version_converter
+from onnx import FunctionProto, ModelProto, TensorProto, TypeProto, defs, shape_inference, version_converter
 
-from xrt.errors import ModelError, OptionError
+from xrt.errors import ModelError
 from xrt.formats.onnx.files import load
 from xrt.formats.onnx.inference import can_propagate
-from xrt.formats.onnx.messages import ExternalData, encode_data, is_large, summarize_error, write_reference
+from xrt.formats.onnx.messages import ExternalData, encode_data, is_large, summarize_error, write_reference, write_tensor
 from xrt.formats.onnx.reading import read_function
 from xrt.formats.onnx.writing import (
     BOUNDS_ARE_INPUTS,
@@ -27,10 +25,10 @@ from xrt.formats.onnx.writing import (
     to_model,
     write_model,
 )
-from xrt.graph import Constant, Function, Node, TensorType, Type, Value, find_schema, latest_opset, since_version
+from xrt.graph import Constant, FrozenDict, Function, Node, TensorType, Type, find_schema, latest_opset, since_version
 from xrt.graph.node import FreshNames, rename_function
 from xrt.graph.schemas import find_operator, onnx_spelling, require_operator
-from xrt.operators import as_function, inline_function
+from xrt.operators import as_function, inline_function, separate_outputs
 
 # Before this opset, Softmax flattened the tensor from its axis on.
 PER_AXIS_OPSET = 13
@@ -46,7 +44,7 @@ def convert_function(function: Function, max_opset: int) -> Function:
     """
     if next(newest_nodes(function, max_opset), None) is None:
         return function
-    return _convert_nodes(function, function, min(max_opset, function.opset()), _lower_node)
+    return _convert_nodes(function, function, min(max_opset, function.opset()))
 
 
 def upgrade_opset(function: Function, opset: int) -> Function:
@@ -55,26 +53,18 @@ def upgrade_opset(function: Function, opset: int) -> Function:
     A Function without ai.onnx imports it. Types must be inferred first. Raises ModelError, which names the node, if a node
     cannot be converted. Equal nodes are converted once.
     """
-    is_new = function.opsets.get("", 0) >= opset
-    return function if is_new else _convert_nodes(function, function, opset, _raise_node)
+    return function if function.opsets.get("", 0) >= opset else _convert_nodes(function, function, opset)
 
 
-NodeConverter: TypeAlias = Callable[[Node, Function, int], Function | None]
-"""Converts a node of a Function to an opset; None if it is already valid there. Inputs and outputs are named as by `as_function`.
-
-Raises ModelError if conversion is impossible.
-"""
-
-
-def _convert_nodes(function: Function, scope: Function, opset: int, convert: NodeConverter) -> Function:
+def _convert_nodes(function: Function, scope: Function, opset: int) -> Function:
     """Convert the nodes to an opset; ``scope`` is the Function with what it captures."""
     nodes: list[Node] = []
     constants, types = dict(function.constants), dict(function.types)
     for node in function.nodes:
-        converted = convert(node, scope, opset)
+        converted = _convert_node(node, scope, opset)
         # Bodies keep their place in a node that is valid as it is; a converted node has none.
         if converted is None:
-            nodes.append(node.map_bodies(lambda body: _convert_nodes(body, _add_captures(body, scope), opset, convert)))
+            nodes.append(node.map_bodies(lambda body: _convert_nodes(body, _add_captures(body, scope), opset)))
         else:
             nodes += inline_function(converted, node, constants, types)
     return function.replace(nodes=tuple(nodes), constants=constants, types=types, opsets={**function.opsets, "": opset})
@@ -87,44 +77,41 @@ def _add_captures(body: Function, scope: Function) -> Function:
     return body.replace(types={**types, **body.types}, constants={**constants, **body.constants})
 
 
-def _lower_node(node: Node, scope: Function, max_opset: int) -> Function | None:
-    since = since_version(node, scope)
-    if node.domain or since is None or since <= max_opset:
-        return None
-    if node.bodies:
-        result, reason = None, _why_not_older_control(node, scope, max_opset)
-    else:
-        result, reason = _convert_operator(node, scope, max_opset)
-    if reason:
-        raise ModelError(
-            f"node {node.name!r} ({node.op}) took its meaning at opset {since}; the limit is {max_opset}, "
-            f"and it cannot be converted: {reason}"
-        )
-    return result
+def _convert_node(node: Node, scope: Function, opset: int) -> Function | None:
+    """Convert a node to an older or newer opset; None if it is valid there as it is.
 
-
-def _raise_node(node: Node, scope: Function, opset: int) -> Function | None:
+    Inputs and outputs are named as by `as_function`. Raises ModelError if conversion is impossible.
+    """
     # An operator that did not change in between needs no conversion, even if it has a body or unknown types.
-    newest = find_schema(node.op_type, opset)
-    if node.domain or (newest is not None and newest.since_version == since_version(node, scope)):
+    since, definition = since_version(node, scope), find_schema(node.op_type, opset)
+    if node.domain or since is None or (definition is not None and definition.since_version == since):
         return None
-    if node.op == "Clip" and scope.opset() < BOUNDS_ARE_INPUTS:
+    is_older, result = opset < scope.opset(), None
+    if node.op == "Clip" and not is_older and scope.opset() < BOUNDS_ARE_INPUTS:
         low, high = read_clip_bounds(node)  # onnx's converter drops the defaults
         node = node.with_attributes(min=low, max=high)
-    result, reason = (None, "it has a body") if node.bodies else _convert_operator(node, scope, opset)
+    if not node.bodies:
+        result, reason = _convert_operator(node, scope, opset)
+    else:
+        reason = _why_not_older_control(node, scope, opset) if is_older else "it has a body"
+    if reason and is_older:
+        raise ModelError(
+            f"node {node.name!r} ({node.op}) took its meaning at opset {since}; the limit is {opset}, "
+            f"and it cannot be converted: {reason}"
+        )
     if reason:
         raise ModelError(f"node {node.name!r} ({node.op}) cannot be brought from opset {scope.opset()} to {opset}: {reason}")
     return result
 
 
-def _why_not_convertible(node: Node, scope: Function, opset: int, convert: NodeConverter) -> str | None:
+def _why_not_convertible(node: Node, scope: Function, opset: int) -> str | None:
     """Explain why the node, or one in its bodies, cannot be converted, or return None."""
     try:
-        convert(node, scope, opset)
+        _convert_node(node, scope, opset)
     except ModelError as error:
         return str(error)
     inner = ((part, _add_captures(body, scope)) for body in node.bodies for part in body.nodes)
-    reasons = (_why_not_convertible(part, holder, opset, convert) for part, holder in inner)
+    reasons = (_why_not_convertible(part, holder, opset) for part, holder in inner)
     return next(filter(None, reasons), None)
 
 
@@ -180,28 +167,6 @@ def _is_per_axis(function: Function) -> bool:
     return rank is None or node.attr("axis", -1) not in (-1, rank - 1)
 
 
-@dataclass(slots=True)
-class _ConstantHoister:
-    """Moves large constants out of bodies, to the constants of the outermost Function."""
-
-    fresh: FreshNames
-    constants: dict[str, Constant] = field(default_factory=dict)
-
-    def body(self, function: Function) -> Function:
-        """Remove the large constants of a body and of its bodies, adding them to `constants`."""
-        function = _inline_constant_nodes(function)
-        nodes = tuple(node.map_bodies(self.body) for node in function.nodes)
-        output_names = {value.name for value in function.outputs}
-        large = {name: c for name, c in function.constants.items() if name not in output_names and is_large(c)}
-        if not large and all(new is old for new, old in zip(nodes, function.nodes, strict=True)):
-            return function
-        names = {name: self.fresh.number(name) for name in large}
-        self.constants.update((names[name], constant) for name, constant in large.items())
-        small = {name: constant for name, constant in function.constants.items() if name not in large}
-        types = {name: type_ for name, type_ in function.types.items() if name not in large}
-        return rename_function(function.replace(nodes=nodes, constants=small, types=types), names, {})
-
-
 def _inline_constant_nodes(function: Function) -> Function:
     """Replace large Constant nodes by constants; those of outputs, and those with control edges, stay."""
     # An output must be a value of its graph, and a control edge needs the node.
@@ -217,33 +182,6 @@ def _inline_constant_nodes(function: Function) -> Function:
     return function.replace(nodes=nodes, constants={**function.constants, **large}, types=types)
 
 
-def normalize(function: Function) -> Function:
-    """Ensure that no output is listed twice and no body returns a captured value, by inserting Identity nodes.
-
-    The outputs keep their order, and the first of repeated outputs keeps its name. Returns the Function unchanged if it already
-    satisfies both.
-    """
-    return _insert_identities(function, FreshNames.of(function), ())
-
-
-def _insert_identities(function: Function, fresh: FreshNames, captures: Iterable[str]) -> Function:
-    """Insert Identity nodes as `normalize` does; no output may be one of ``captures``, the outer values that a body reads."""
-    nodes = [node.map_bodies(lambda body: _insert_identities(body, fresh, body.captures)) for node in function.nodes]
-    reserved, outputs = set(captures), []
-    for value in function.outputs:
-        name = value.name
-        if name in reserved:
-            name = fresh.number(value.name)
-            nodes.append(Node("Identity", (value.name,), (name,)))
-        reserved.add(name)
-        outputs.append(Value(name, value.type))
-    if len(nodes) == len(function.nodes) and all(map(operator.is_, nodes, function.nodes)):
-        return function
-    # The inserted Identity is of ai.onnx.
-    opsets = function.opsets if "" in function.opsets else {**function.opsets, "": 1}
-    return function.replace(nodes=tuple(nodes), outputs=tuple(outputs), opsets=opsets, aliases=())
-
-
 def _find_identity_opset(type_: Type | None) -> int:
     """The first ai.onnx opset whose Identity supports the type; 1 if the type is unknown."""
     text = None if type_ is None else onnx_spelling(type_)
@@ -251,16 +189,11 @@ def _find_identity_opset(type_: Type | None) -> int:
     return next((v for v in versions if text in require_operator("Identity", v).inputs[0].types), 1)
 
 
-EXTERNAL_LOCATION = "weights"
-"""Default file name in references."""
-
-
 def lowest_model(
     function: Function,
     max_opset: int | None = None,
     max_ir: int | None = None,
-    weights: Literal["inline", "external"] = "inline",
-    location: str = EXTERNAL_LOCATION,
+    locations: Mapping[str, str] = FrozenDict(),
     least_opset: int = 1,
 ) -> ModelProto:
     """Write a model at the lowest opset and IR version that preserve the semantics of every operator.
@@ -270,8 +203,8 @@ def lowest_model(
     nodes are inserted where ONNX requires them: for repeated outputs, and bodies that return captured values. Inputs and outputs
     keep their names and order.
 
-    With ``weights="external"``, large constants of the main graph become references to external data in the file ``location``,
-    which is not written: pass the arrays of `external_weights` instead. Constants in bodies and Constant nodes stay inline unless
+    ``locations`` maps large constants of the main graph to files: they become references to external data at the start of a file,
+    which is not written; pass the arrays of `external_weights` instead. Constants in bodies and Constant nodes stay inline unless
     `externalize_weights` moves them first.
 
     The opset is at least ``least_opset`` if the Function's is: for libraries that insert operators of that opset. ``max_ir``
@@ -282,10 +215,17 @@ def lowest_model(
     if max_opset is not None:
         function = convert_function(function, max_opset)
     opsets = lowest_opsets(function)
-    function = normalize(function)
+    function = separate_outputs(function)
     identities = (holder.get_type(node.outputs[0]) for holder, node in function.walk() if node.op == "Identity")
     opsets[""] = max(opsets[""], *map(_find_identity_opset, identities), min(least_opset, function.opsets.get("", 1)))
-    return write_model(function, opsets, lowest_ir(opsets, ceiling=max_ir), _make_writer(weights, location))
+
+    def write_constant(constant: Constant, name: str) -> TensorProto:
+        if name not in locations:
+            return write_tensor(constant, name)
+        return write_reference(lambda _: (locations[name], 0), constant, name)
+
+    writer = GraphWriter(write_constant, with_metadata=False)
+    return write_model(function, opsets, lowest_ir(opsets, ceiling=max_ir), writer)
 
 
 def lowest_opset(node: Node, function: Function) -> int:
@@ -302,13 +242,12 @@ def why_not_downgradable(node: Node, function: Function, max_opset: int) -> str 
     """
     if lowest_opset(node, function) <= max_opset:
         return None
-    return _why_not_convertible(node, function, max_opset, _lower_node)
+    return _why_not_convertible(node, function, max_opset)
 
 
 def why_not_upgradable(node: Node, function: Function, opset: int) -> str | None:
     """Explain why `upgrade_opset` cannot convert this node to ``opset``, or return None. Never raises."""
-    is_new = function.opsets.get("", 0) >= opset
-    return None if is_new else _why_not_convertible(node, function, opset, _raise_node)
+    return None if function.opsets.get("", 0) >= opset else _why_not_convertible(node, function, opset)
 
 
 def externalize_weights(function: Function) -> Function:
@@ -317,26 +256,33 @@ def externalize_weights(function: Function) -> Function:
     Bodies capture them under new names. Returns the Function unchanged if nothing moves.
     """
     function = _inline_constant_nodes(function)
-    hoister = _ConstantHoister(FreshNames.of(function))
-    nodes = tuple(node.map_bodies(hoister.body) for node in function.nodes)
-    return function.replace(nodes=nodes, constants={**function.constants, **hoister.constants}) if hoister.constants else function
+    fresh, hoisted = FreshNames.of(function), dict[str, Constant]()
+
+    def hoist(body: Function) -> Function:
+        """Move the large constants of a body, and of its bodies, to ``hoisted``."""
+        body = _inline_constant_nodes(body)
+        nodes = tuple(node.map_bodies(hoist) for node in body.nodes)
+        output_names = {value.name for value in body.outputs}
+        large = {name: c for name, c in body.constants.items() if name not in output_names and is_large(c)}
+        if not large and all(new is old for new, old in zip(nodes, body.nodes, strict=True)):
+            return body
+        names = {name: fresh.number(name) for name in large}
+        hoisted.update((names[name], constant) for name, constant in large.items())
+        small = {name: constant for name, constant in body.constants.items() if name not in large}
+        types = {name: type_ for name, type_ in body.types.items() if name not in large}
+        return rename_function(body.replace(nodes=nodes, constants=small, types=types), names, {})
+
+    nodes = tuple(node.map_bodies(hoist) for node in function.nodes)
+    return function.replace(nodes=nodes, constants={**function.constants, **hoisted}) if hoisted else function
 
 
 def external_weights(function: Function) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays omitted by ``lowest_model(function, weights="external")``, by name.
+    """The arrays, by name, of the constants that `lowest_model` can write as references.
 
     They share memory with the constants, except types narrower than a byte, which ONNX packs: these are packed copies.
     """
     large = {name: constant for name, constant in function.constants.items() if is_large(constant)}
     return {name: c.array if c.dtype.bits >= 8 else np.frombuffer(encode_data(c), np.uint8) for name, c in large.items()}
-
-
-def _make_writer(weights: str, location: str) -> GraphWriter:
-    if weights == "inline":
-        return PLAIN
-    if weights == "external":
-        return GraphWriter(partial(write_reference, lambda constant: (location, 0)), with_metadata=False)
-    raise OptionError(f"weights must be 'inline' or 'external'; got {weights!r}")
 
 
 # Domain of the definition while it is a model-local function.

@@ -224,14 +224,26 @@ def save(function: Function, path: str | os.PathLike[str], external_data: bool |
 
 
 def _save_in_two(function: Function, path: Path) -> None:
-    layout = _Layout(function)
-    data = path.with_name(f"{path.name}.{layout.digest}.data")
+    # Equal constants are stored once.
+    constants = {constant.digest: constant for constant in filter(is_large, function.walk_constants())}
+    offsets, end = dict[bytes, int](), 0
+    for digest, constant in constants.items():
+        offsets[digest] = -(-end // _PAGE) * _PAGE
+        end = offsets[digest] + _size(constant)
+    data = path.with_name(f"{path.name}.{hashlib.sha256(b''.join(constants)).hexdigest()[:12]}.data")
     is_new = not data.exists()
-    tensor = partial(write_reference, lambda constant: (data.name, layout.offset(constant)))
+    tensor = partial(write_reference, lambda constant: (data.name, offsets[constant.digest]))
     model = _serialize_model(to_model(function, GraphWriter(tensor, tensor)), "it does so even without its large constants")
+
+    def write_data(file: BinaryIO) -> None:
+        for digest, constant in constants.items():
+            # Zeros up to the next page, where the tensor begins.
+            file.write(b"\0" * (offsets[digest] - file.tell()))
+            file.write(encode_data(constant))
+
     # Data first: if the process dies in between, the old model still refers to its old data.
     try:
-        replace_file(data, layout.write)
+        replace_file(data, write_data)
         replace_file(path, lambda file: file.write(model))
     except BaseException:
         # Remove only a new data file: an existing one belongs to the model that is still there.
@@ -239,30 +251,6 @@ def _save_in_two(function: Function, path: Path) -> None:
             data.unlink(missing_ok=True)
         raise
     _remove_old_data(path, keep=data.name)
-
-
-class _Layout:
-    """The offset of each large constant in the data file; equal constants are stored once."""
-
-    def __init__(self, function: Function) -> None:
-        self._offsets: dict[bytes, tuple[Constant, int]] = {}
-        end = 0
-        for constant in filter(is_large, function.walk_constants()):
-            if constant.digest not in self._offsets:
-                offset = -(-end // _PAGE) * _PAGE
-                self._offsets[constant.digest] = (constant, offset)
-                end = offset + _size(constant)
-        self.digest = hashlib.sha256(b"".join(self._offsets)).hexdigest()[:12]
-
-    def offset(self, constant: Constant) -> int:
-        return self._offsets[constant.digest][1]
-
-    def write(self, file: BinaryIO) -> None:
-        """Write the data file."""
-        for constant, offset in self._offsets.values():
-            # Zeros up to the next page, where the tensor begins.
-            file.write(b"\0" * (offset - file.tell()))
-            file.write(encode_data(constant))
 
 
 def _size(constant: Constant) -> int:
