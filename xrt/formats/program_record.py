@@ -315,25 +315,22 @@ def _check_ends(record: ProgramRecord) -> None:
     A program of the padded form has additional size inputs. Raises ValueError.
     """
     for program in record.programs:
-        inputs, sizes = program.inputs[: len(record.inputs)], program.inputs[len(record.inputs) :]
-        actual, expected = (*inputs, None, *program.outputs), (*record.inputs, None, *record.outputs)
-        if len(actual) != len(expected) or not all(map(_fits, actual, expected)) or any(size.type != _SIZE for size in sizes):
+        count = len(record.inputs)
+        are_complete = len(program.inputs) >= count and len(program.outputs) == len(record.outputs)
+        pairs = (*zip(program.inputs, record.inputs, strict=False), *zip(program.outputs, record.outputs, strict=False))
+        are_sizes = all(size.type == _SIZE for size in program.inputs[count:])
+        if not are_complete or not all(_fits(*pair) for pair in pairs) or not are_sizes:
             raise ValueError("a program has other inputs or outputs than the model")
         if program.key is not None and len(program.key) != len(program.inputs):
             raise ValueError("a program is of another number of inputs")
 
 
-def _fits(actual: Value | None, expected: Value | None) -> bool:
-    """Whether an input or output of a plan matches that of the model; None separates inputs from outputs."""
-    if actual is None or expected is None:
-        return actual is expected
+def _fits(actual: Value, expected: Value) -> bool:
+    """Whether an input or output of a plan is a tensor like that of the model, whose shape it knows if the model does."""
     a, b = actual.type, expected.type
-    if actual.name != expected.name or not isinstance(a, TensorType) or not isinstance(b, TensorType) or a.dtype != b.dtype:
+    if actual.name != expected.name or not isinstance(a, TensorType) or not isinstance(b, TensorType):
         return False
-    if a.shape is None or b.shape is None:
-        return b.shape is None
-    pairs = zip(a.shape, b.shape, strict=False)
-    return len(a.shape) == len(b.shape) and not any(isinstance(x, int) and isinstance(y, int) and x != y for x, y in pairs)
+    return a.is_compatible(b) and (a.shape is not None or b.shape is None)
 
 
 def _check_order(program: StoredProgram) -> None:

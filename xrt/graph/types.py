@@ -154,6 +154,18 @@ class TensorType:
     def with_shape(self, shape: Shape | None) -> TensorType:
         return replace(self, shape=shape)
 
+    def is_compatible(self, other: Type | None) -> bool:
+        """Whether ``other`` is a tensor of equal element type and rank without a different fixed extent.
+
+        An unknown shape is compatible with every shape.
+        """
+        if not isinstance(other, TensorType) or self.dtype is not other.dtype:
+            return False
+        if self.shape is None or other.shape is None:
+            return True
+        pairs = zip(self.shape, other.shape, strict=False)
+        return len(self.shape) == len(other.shape) and all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceType:

@@ -17,7 +17,6 @@ from xrt.engines.native import abi, bindings as c
 from xrt.engines.native.library import MessageBuffer, NativeKernel
 from xrt.engines.native.marshalling import align, marshal_node, tensor_c
 from xrt.engines.toolkit.memory import LiveRange, assign_offsets
-from xrt.engines.toolkit.support import is_compatible
 from xrt.errors import CompileFailed, CompileRefused, InputError, RunFailed
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 
@@ -330,7 +329,7 @@ def _read_outputs(kernel: NativeKernel, node: Node, function: Function, outputs_
         where = f"output {index} of node {node.name!r} ({node.op})"
         if type_ is None:
             raise CompileFailed(f"{kernel} announces no type for {where}, or one that XRT does not know; its prepare is wrong")
-        if declared is not None and not is_compatible(type_, declared):
+        if declared is not None and not type_.is_compatible(declared):
             raise CompileFailed(f"{kernel} announces {type_} for {where}, which is {declared}; its prepare is wrong")
         yield name, type_
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, Self, TypeAlias
 
-from xrt.graph import Attribute, Constant, Dim, Function, Node, Shape, TensorType, Type, Value, since_version
+from xrt.graph import Attribute, Constant, Function, Node, Shape, TensorType, Type, Value, since_version
 from xrt.operators import Trait, find_value, list_operators
 from xrt.passes import infer_shapes
 
@@ -100,19 +100,9 @@ def explain_disagreement(
     A difference reveals that the library ignores an input or an attribute. A string names an element type that XRT lacks.
     """
     for actual, expected in zip(results, declared, strict=True):
-        if isinstance(expected, TensorType) and not is_compatible(actual, expected):
+        if isinstance(expected, TensorType) and (isinstance(actual, str) or not actual.is_compatible(expected)):
             return f"{library} takes the result of this {op} for {actual}, where ONNX says {expected}"
     return None
-
-
-def is_compatible(actual: TensorType | str, expected: Type) -> bool:
-    """Whether element types and ranks are equal and no fixed dims differ; an unknown shape fits every shape."""
-    if isinstance(actual, str) or not isinstance(expected, TensorType) or actual.dtype is not expected.dtype:
-        return False
-    if actual.shape is None or expected.shape is None:
-        return True
-    pairs = zip(actual.shape, expected.shape, strict=False)
-    return len(actual.shape) == len(expected.shape) and all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
 
 
 # ---------------------------------------------------------------------- one node as a query
@@ -249,16 +239,15 @@ def _get_constant(node: Node, place: int, function: Function) -> Constant | None
     return find_small_constant(node.inputs[place], function) if place < len(node.inputs) and node.inputs[place] else None
 
 
+def _are_fixed(*shapes: Shape) -> bool:
+    return all(isinstance(dim, int) for shape in shapes for dim in shape)
+
+
 def _broadcasts(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
     """Whether aligned dims are equal, by number or by name, or 1."""
     rank = max(len(shape) for shape in shapes)
     filled = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
     return all(len({dim for dim in dims if dim != 1}) <= 1 for dims in zip(*filled, strict=True))
-
-
-def _has_fixed_operands(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
-    """Whether all inputs except the first have fixed shapes."""
-    return all(isinstance(dim, int) for shape in shapes[1:] for dim in shape)
 
 
 def _fits_product(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
@@ -271,14 +260,9 @@ def _fits_product(node: Node, function: Function, shapes: Sequence[Shape]) -> bo
 
 def _fits_gemm(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
     (m, inner), (other, n) = (
-        _transpose(shape, node.attr(name, 0)) for shape, name in zip(shapes, ("transA", "transB"), strict=False)
+        shape[::-1] if node.attr(name, 0) else shape for shape, name in zip(shapes, ("transA", "transB"), strict=False)
     )
     return inner == other and (len(shapes) < 3 or _broadcasts(node, function, ((m, n), shapes[2])))
-
-
-def _transpose(shape: Shape, turn: int) -> tuple[Dim, Dim]:
-    rows, columns = shape
-    return (columns, rows) if turn else (rows, columns)
 
 
 def _fits_concat(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
@@ -297,11 +281,6 @@ def _reshapes(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
     return [dim for dim in shapes[0] if isinstance(dim, str)] == [dim for dim in result if isinstance(dim, str)]
 
 
-def _normalizes_last(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
-    axis = node.attr("axis", -1)
-    return _has_fixed_operands(node, function, shapes) and all(isinstance(dim, int) for dim in shapes[0][axis:])
-
-
 def _slices(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
     """Whether starts, ends and axes are constant and the sliced dims fixed."""
     starts, axes = _get_constant(node, 1, function), _get_constant(node, 3, function)
@@ -313,33 +292,30 @@ def _slices(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
     return all(isinstance(shapes[0][axis], int) for axis in along)
 
 
-def _is_batched(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
-    """Whether only the batch dim is symbolic."""
-    return _has_fixed_operands(node, function, shapes) and all(isinstance(dim, int) for dim in shapes[0][1:])
-
-
-def _keeps_axes(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
-    return function.opset() >= 13  # earlier versions flatten axes
-
-
-def _always(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
-    return True
-
-
+_BATCHED = ("AveragePool", "BatchNormalization", "Conv", "GlobalAveragePool", "GlobalMaxPool", "MaxPool")
 _RULES: Mapping[str, Callable[[Node, Function, Sequence[Shape]], bool]] = {
     "Concat": _fits_concat,
     "Gather": lambda node, function, shapes: isinstance(shapes[0][node.attr("axis", 0)], int),
     "Gemm": _fits_gemm,
-    "LayerNormalization": _normalizes_last,
-    "RMSNormalization": _normalizes_last,
     "MatMul": _fits_product,
     "Reshape": _reshapes,
     "Slice": _slices,
-    **dict.fromkeys(("LogSoftmax", "Softmax"), _keeps_axes),
+    # Only dims before the normalized ones, or only the batch dim, may be symbolic.
+    **dict.fromkeys(
+        ("LayerNormalization", "RMSNormalization"),
+        lambda node, function, shapes: _are_fixed(shapes[0][node.attr("axis", -1) :], *shapes[1:]),
+    ),
+    **dict.fromkeys(_BATCHED, lambda node, function, shapes: _are_fixed(shapes[0][1:], *shapes[1:])),
+    # Earlier versions flatten axes.
+    **dict.fromkeys(("LogSoftmax", "Softmax"), lambda node, function, shapes: function.opset() >= 13),
     # Where axes or sizes are computed, the inferred shapes are unknown, which is checked before.
-    **dict.fromkeys(("Flatten", "Split", "Squeeze", "Transpose", "Unsqueeze"), _always),
-    **{f"Reduce{kind}": _always for kind in ("L1", "L2", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")},
-    **dict.fromkeys(("AveragePool", "BatchNormalization", "Conv", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"), _is_batched),
+    **dict.fromkeys(
+        (
+            *("Flatten", "Split", "Squeeze", "Transpose", "Unsqueeze"),
+            *(f"Reduce{kind}" for kind in ("L1", "L2", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")),
+        ),
+        lambda node, function, shapes: True,
+    ),
 }
 """Per operator: whether symbolic dims cannot change the computation."""
 EVERY = ELEMENTWISE.union(_RULES)
