@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -78,25 +78,18 @@ class ImplicitEngine(LazyEngine):
         super().__init__(EngineStatus(name, "ready", "", devices=("cpu", "cuda")))
 
 
-class RecordedSupportEngine(GraphCompiler):
+class RecordedSupportEngine(EngineProxy):
     """An engine with recorded answers of `why_not`. It cannot compile."""
 
     def __init__(self, engine: GraphCompiler, declined: Mapping[str, str]) -> None:
         """``declined`` maps names of nodes to reasons."""
-        self._engine = engine
+        self.inner = engine
         self._declined = declined
         self.name = engine.name  # type: ignore[misc]  # as above
         self.devices = engine.devices  # type: ignore[misc]
 
-    @property
-    def spec(self) -> str:
-        return self._engine.spec
-
     def why_not(self, node: Node, function: Function) -> str | None:
         return self._declined.get(node.name)
-
-    def list_mutable_inputs(self, node: Node, function: Function) -> Sequence[int]:
-        return self._engine.list_mutable_inputs(node, function)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         raise NotImplementedError(f"{self.spec!r} has recorded answers of why_not only and cannot compile")

@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
@@ -81,13 +82,7 @@ def _sort_by_rank(engines: Iterable[str]) -> list[str]:
 def find_declaration(name: str) -> EngineDeclaration:
     """The declaration of an engine, without importing it; defaults if it declares nothing or is not registered."""
     claims = _list_entries().get(name, ())
-    # With another import path, the same name may be another module.
     return _read_declaration(claims[0].module if claims else "", name, tuple(sys.path))
-
-
-@lru_cache(maxsize=256)
-def _read_declaration(module: str, name: str, path: tuple[str, ...]) -> EngineDeclaration:
-    return read_declaration(module, name)
 
 
 def create(engine: str | GraphCompiler) -> GraphCompiler:
@@ -412,12 +407,14 @@ class EngineDeclaration:
         )
 
 
-def read_declaration(module: str, name: str) -> EngineDeclaration:
+@lru_cache(maxsize=256)
+def _read_declaration(module: str, name: str, path: tuple[str, ...]) -> EngineDeclaration:
     """Read an engine's declaration from the source of its module; defaults if there is none or it is malformed.
 
     A declaration is a constant at the top level of the module, ``X = EngineDeclaration("name", rank=1)``, made of literals only.
+    With another import ``path``, the same name may be another module.
     """
-    try:
+    with suppress(Exception):  # importing the module will report the mistake
         for statement in ast.parse(_read_source(module)).body:
             call = getattr(statement, "value", None)
             if isinstance(call, ast.Call) and ast.unparse(call.func).endswith(EngineDeclaration.__name__):
@@ -425,8 +422,6 @@ def read_declaration(module: str, name: str) -> EngineDeclaration:
                 declaration = EngineDeclaration(*values, **{kw.arg or "": ast.literal_eval(kw.value) for kw in call.keywords})
                 if declaration.name == name and declaration.is_valid():
                     return declaration
-    except Exception:  # noqa: BLE001  # importing the module will report the mistake
-        return EngineDeclaration(name)
     return EngineDeclaration(name)
 
 

@@ -7,6 +7,7 @@ import os
 import platform
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -30,9 +31,9 @@ from xrt.engines.ort.cuda import (
     why_not_on_device,
     why_not_present,
 )
-from xrt.engines.ort.executable import OrtExecutable, ParallelOrtExecutable, why_not_bindable, why_not_passable
+from xrt.engines.ort.executable import OrtExecutable, why_not_bindable, why_not_passable
 from xrt.engines.ort.saving import SavedSession, in_memory, optimize_model
-from xrt.engines.ort.session import Bytes, ExportedModel, Provider, open_session, quiet_options, report_memory
+from xrt.engines.ort.session import ExportedModel, Provider, open_session, quiet_options, report_memory
 from xrt.engines.toolkit.libraries import AllocationTracker
 from xrt.errors import CompileRefused, EngineUnavailable, OptionError, did_you_mean
 from xrt.graph import FrozenDict, Function, Node
@@ -106,7 +107,11 @@ class Ort(GraphCompiler):
         self._set("config", _as_texts("config", self.config))
         _check_providers(self.providers, self.provider_options)
         check_options(self)
-        _check_inter_op_threads(self.inter_op_threads, self.execution_mode)
+        if self.inter_op_threads is not None and self.execution_mode != "parallel":
+            raise OptionError(
+                f"inter_op_threads={self.inter_op_threads} of engine 'ort' has a meaning only with execution_mode='parallel'; "
+                f"it is {self.execution_mode!r}"
+            )
         _check_config(self.config)
 
     def _set(self, field: str, value: Any) -> None:
@@ -136,7 +141,7 @@ class Ort(GraphCompiler):
         On a device the session is bound to device arrays and has its own stream. Raises CompileRefused if the library rejects the
         model; its other errors pass through.
         """
-        from xrt.engines.toolkit.rewrites import compute_outputs  # not needed for a start from the cache
+        from xrt.operators import compute_outputs  # not needed for a start from the cache
 
         function = compute_outputs(function)
         _check_boundary_types(function)
@@ -147,24 +152,13 @@ class Ort(GraphCompiler):
         options = self.make_session_options(context.threads, context.device, function)
         if context.device != "cpu":
             return self._open_on_device(function, export, options, context)
-        if context.is_kept and self.providers == _CPU and (executable := self._optimize(function, export, context.threads)):
-            return executable
+        if context.is_kept and self.providers == _CPU:
+            # `save` returns the optimized model, so that the library optimizes once. If that fails, for any reason, the error of
+            # a plain session is reported.
+            with suppress(Exception), in_memory() as file:
+                kept_options = self.make_session_options(context.threads, function=function)
+                return self.load(optimize_model(function, export, kept_options, file), function, context)
         return self._open(function, export, options)
-
-    def _optimize(self, function: Function, export: ExportedModel, threads: int) -> OrtExecutable | None:
-        """Open a session on the optimized model and keep that for `save`, so that the library optimizes once, not twice.
-
-        None if that fails; if the plain session fails too, its error is reported.
-        """
-        try:
-            with in_memory() as file:
-                return self._restore(
-                    optimize_model(function, export, self.make_session_options(threads, function=function), file),
-                    function,
-                    threads,
-                )
-        except Exception:  # noqa: BLE001  # the library's errors have no common base class
-            return None
 
     def _open_on_device(
         self, function: Function, export: ExportedModel, options: SessionOptions, context: CompileContext
@@ -205,8 +199,8 @@ class Ort(GraphCompiler):
         with AllocationTracker(export.nbytes) as growth:
             session = open_session(export, options, self._list_providers())
         uses = partial(report_memory, export.copied, export.mapped, growth)
-        kind = OrtExecutable if self.execution_mode == "sequential" else ParallelOrtExecutable
-        executable = kind(function, session, inputs, outputs, export.files, uses, inplace)
+        survives_fork = self.execution_mode == "sequential"
+        executable = OrtExecutable(function, session, inputs, outputs, export.files, uses, inplace, survives_fork=survives_fork)
         # The calling thread counts in both pools but is not the library's.
         executable.idle_threads = max(0, options.intra_op_num_threads + options.inter_op_num_threads - 2)
         return executable
@@ -218,24 +212,23 @@ class Ort(GraphCompiler):
         # `optimize_model` optimizes for the CPU alone.
         if self.providers != ("CPUExecutionProvider",):
             raise CompileRefused(f"only sessions of CPUExecutionProvider are saved, not of {', '.join(self.providers)}")
-        if executable.saved is not None:
-            return self._pack(executable.saved, executable.files, context)
-        if context.workdir is None:
-            raise CompileRefused("an optimised model is saved by way of a file, and there is no working directory")
-        function = executable.function
-        options = self.make_session_options(context.threads, function=function)
-        with (context.workdir / "session").open("w+b") as file:
-            data = optimize_model(function, _export(function), options, file)
-        return self._pack(data, SavedSession.read(data).export(function).files, context)
+        function, data = executable.function, executable.saved
+        if data is None:
+            if context.workdir is None:
+                raise CompileRefused("an optimised model is saved by way of a file, and there is no working directory")
+            options = self.make_session_options(context.threads, function=function)
+            with (context.workdir / "session").open("w+b") as file:
+                data = optimize_model(function, _export(function), options, file)
+        return self._pack(data, function, context)
 
-    def _pack(self, data: memoryview, files: Mapping[str, Bytes], context: CompileContext) -> memoryview:
+    def _pack(self, data: memoryview, function: Function, context: CompileContext) -> memoryview:
         """Add packed weights to a saved session that several processes will load."""
         saved = SavedSession.read(data)
         is_packed = "mapped" in saved.header
         if not context.is_shared or context.workdir is None or is_packed or self.config.get(_NO_PACKING, "0") == "1":
             return data
         try:
-            return saved.pack(files, self._load_options(1), context.workdir)
+            return saved.pack(function, self._load_options(1), context.workdir)
         except Exception:  # noqa: BLE001  # no common base class; without this each process packs the weights itself
             _log.info("ONNX Runtime cannot save packed weights", exc_info=True)
             return data
@@ -246,20 +239,16 @@ class Ort(GraphCompiler):
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> OrtExecutable:
         """Open a session on the optimized model without optimizing it again."""
-        return self._restore(data, function, context.threads)
+        saved = SavedSession.read(data)
+        executable = self._open_mapped(saved, function, context.threads)
+        if executable is None:
+            executable = self._open(function, saved.export(function), self._load_options(context.threads), saved)
+        executable.saved = data  # `save` can return the same bytes
+        return executable
 
     def serves_threads(self, saved: int, threads: int) -> bool:
         """Always: a session gets its threads when it is opened, and the optimizer does not depend on them."""
         return True
-
-    def _restore(self, data: memoryview, function: Function, threads: int) -> OrtExecutable:
-        saved = SavedSession.read(data)
-        executable = self._open_mapped(saved, function, threads)
-        if executable is None:
-            executable = self._open(function, saved.export(function), self._load_options(threads), saved)
-        # `save` can return the same bytes.
-        executable.saved = data
-        return executable
 
     def lower_precision(self, precision: Precision) -> GraphCompiler | None:
         """The engine itself for int8: the CPU provider has integer kernels for quantized Functions."""
@@ -482,14 +471,6 @@ def _check_providers(providers: tuple[str, ...], options: Mapping[str, str]) -> 
             raise OptionError(
                 f"{key} replays a run at the addresses of the first one, and calls of XRT have their own; leave it out"
             )
-
-
-def _check_inter_op_threads(value: int | None, mode: str) -> None:
-    """Raise OptionError for a number of threads that would have no effect."""
-    if value is not None and mode != "parallel":
-        raise OptionError(
-            f"inter_op_threads={value} of engine 'ort' has a meaning only with execution_mode='parallel'; it is {mode!r}"
-        )
 
 
 # ---------------------------------------------------------------------- TensorRT

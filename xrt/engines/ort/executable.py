@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import enum
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
@@ -16,7 +15,7 @@ from xrt.engines.contract.options import RunOptions
 from xrt.engines.ort.session import LIBRARY, Bytes, make_tensor_type, summarize_error
 from xrt.errors import InputError, RunFailed
 from xrt.forking import get_generation, why_left_behind
-from xrt.graph import DType, FrozenDict, Function, MapType, TensorType, Type, Value
+from xrt.graph import Constant, DType, FrozenDict, Function, MapType, TensorType, Type, Value
 
 # ---------------------------------------------------------------------- the executable
 
@@ -47,10 +46,13 @@ class OrtExecutable(Executable):
         files: Mapping[str, Bytes] = FrozenDict(),
         uses: Uses = tuple,
         inplace: Mapping[int, int] = FrozenDict(),
+        *,
+        survives_fork: bool = True,
     ) -> None:
         """``inputs`` and ``outputs`` are those of the Function under the session's names.
 
         ``files`` is kept alive with the session. ``inplace`` maps inputs to outputs that may overwrite them, by position.
+        A session with a separate pool for nodes does not survive a fork: a run in the child would wait for its threads forever.
         """
         session_types = {output.name: make_tensor_type(output.type) for output in session.get_outputs()}
         self.function = function
@@ -59,6 +61,8 @@ class OrtExecutable(Executable):
         self.files = files
         """Memory of the weights by file name in the model; the session reads it in place."""
         self.inplace = inplace
+        self.survives_fork = survives_fork
+        self._generation = get_generation()
         self._uses = uses
         self._session: InferenceSession | None = session
         self._inputs = {value.name: value.type for value in inputs}
@@ -67,12 +71,16 @@ class OrtExecutable(Executable):
         types = (*self._inputs.values(), *self._outputs.values())
         self._needs_binding = not all(map(_is_direct, self._outputs.values()))
         """Whether an output can only be read from a binding, because NumPy lacks its type."""
-        self._needs_no_conversion = all(map(_is_direct, types))
         self._can_bind = all(map(_is_numeric, types))
-        self._can_bind_arrays = self._can_bind and not any(choose_transport(type_) is ValueTransport.PACKED for type_ in types)
+        # Where a fork has to be checked for, every call goes through `run`.
+        self._needs_no_conversion = survives_fork and all(map(_is_direct, types))
+        has_packed_values = any(choose_transport(type_) is ValueTransport.PACKED for type_ in types)
+        self._can_bind_arrays = survives_fork and self._can_bind and not has_packed_values
         self._call: Call = _find_fastest_call(session)
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        if not self.survives_fork and (reason := why_left_behind(self._generation)):
+            raise RunFailed(f"{LIBRARY} cannot run {self.function.name!r}: {reason}")
         out = options.host_buffers
         try:
             feed = dict(zip(self._inputs, inputs, strict=True))
@@ -242,28 +250,6 @@ class OrtExecutable(Executable):
         return bound
 
 
-class ParallelOrtExecutable(OrtExecutable):
-    """A session with a separate pool for nodes. A run in a forked child would wait for its missing threads forever."""
-
-    survives_fork = False
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        # Every call goes through `run`, which checks for a fork: the forms below that bypass it are switched off.
-        self._generation = get_generation()
-
-    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        if reason := why_left_behind(self._generation):
-            raise RunFailed(f"{LIBRARY} cannot run {self.function.name!r}: {reason}")
-        return super().run(inputs, options)
-
-    def fast_call(self) -> Callable[..., Sequence[Any]]:
-        return Executable.fast_call(self)
-
-    def supports_io_binding(self) -> bool:
-        return False
-
-
 def _is_small(type_: Type | None) -> bool:
     """Whether copying a value of the type is faster than passing it."""
     nbytes = type_.nbytes if isinstance(type_, TensorType) else None
@@ -379,21 +365,12 @@ class ValueTransport(enum.Enum):
     NONE = "not supported"
 
 
-_BITS = {
-    DType.BFLOAT16: np.uint16,
-    DType.FLOAT8E4M3FN: np.uint8,
-    DType.FLOAT8E4M3FNUZ: np.uint8,
-    DType.FLOAT8E5M2: np.uint8,
-    DType.FLOAT8E5M2FNUZ: np.uint8,
-    DType.FLOAT8E8M0: np.uint8,
+_TYPES = {
+    ValueTransport.BITS: "bfloat16 float8e4m3fn float8e4m3fnuz float8e5m2 float8e5m2fnuz float8e8m0",
+    ValueTransport.PACKED: "uint4 int4 float4e2m1 uint2 int2",
+    ValueTransport.NONE: "complex64 complex128 float6e2m3 float6e3m2",
 }
-_PACKED = frozenset({DType.UINT4, DType.INT4, DType.FLOAT4E2M1, DType.UINT2, DType.INT2})
-_NONE = frozenset({DType.COMPLEX64, DType.COMPLEX128, DType.FLOAT6E2M3, DType.FLOAT6E3M2})
-_TRANSPORTS = (
-    dict.fromkeys(_BITS, ValueTransport.BITS)
-    | dict.fromkeys(_PACKED, ValueTransport.PACKED)
-    | dict.fromkeys(_NONE, ValueTransport.NONE)
-)
+_TRANSPORTS = {DType.parse(name): transport for transport, names in _TYPES.items() for name in names.split()}
 
 
 def choose_transport(type_: Type | None) -> ValueTransport:
@@ -421,18 +398,22 @@ def to_ort(array: Array, dtype: DType) -> OrtValue:
     """
     if array.dtype != dtype.numpy:
         raise TypeError(f"an array of {array.dtype} was given for {dtype}")
-    if dtype in _PACKED:
-        return _pack(array, dtype)
+    if _TRANSPORTS.get(dtype) is ValueTransport.PACKED:
+        from xrt.formats.onnx.messages import encode_data  # few models pass values of these types
+
+        value = OrtValue.ortvalue_from_shape_and_type(list(array.shape), dtype.onnx)
+        raw = np.frombuffer(encode_data(Constant(array)), np.uint8)
+        ctypes.memmove(value.data_ptr(), raw.ctypes.data, raw.size)
+        return value
     return by_reference(array, dtype)
 
 
 def by_reference(array: Array, dtype: DType) -> OrtValue:
     """A value that shares the array's memory and keeps it alive; an array that is not C-contiguous is copied."""
     array = np.require(array, requirements=["C", "A"])
-    bits = _BITS.get(dtype)
-    if bits is None:
+    if dtype not in _TRANSPORTS:
         return OrtValue.ortvalue_from_numpy(array)
-    return OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(bits), dtype.onnx)
+    return OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(f"u{array.itemsize}"), dtype.onnx)
 
 
 def from_ort(value: OrtValue, dtype: DType) -> Array:
@@ -441,27 +422,9 @@ def from_ort(value: OrtValue, dtype: DType) -> Array:
     size = value.tensor_size_in_bytes()
     raw: Array = np.empty(size, np.uint8)
     ctypes.memmove(raw.ctypes.data, value.data_ptr(), size)
-    return _unpack(raw, dtype, shape) if dtype in _PACKED else raw.view(dtype.numpy).reshape(shape)
+    if _TRANSPORTS.get(dtype) is ValueTransport.PACKED:
+        from xrt.formats.onnx.messages import decode_data  # as above
 
-
-def _pack(array: Array, dtype: DType) -> OrtValue:
-    value = OrtValue.ortvalue_from_shape_and_type(list(array.shape), dtype.onnx)
-    padded = np.zeros((value.tensor_size_in_bytes(), 8 // dtype.bits), np.uint8)
-    padded.reshape(-1)[: array.size] = np.ascontiguousarray(array).reshape(-1).view(np.uint8) & _make_mask(dtype)
-    raw = np.bitwise_or.reduce(padded << _make_shifts(dtype), axis=1, dtype=np.uint8)
-    ctypes.memmove(value.data_ptr(), raw.ctypes.data, raw.size)
-    return value
-
-
-def _unpack(raw: Array, dtype: DType, shape: tuple[int, ...]) -> Array:
-    elements: Array = ((raw[:, None] >> _make_shifts(dtype)) & _make_mask(dtype)).reshape(-1)
-    array: Array = elements[: math.prod(shape)].view(dtype.numpy)
+        return decode_data(raw.data, dtype, shape, "an output")
+    array: Array = raw.view(dtype.numpy)
     return array.reshape(shape)
-
-
-def _make_shifts(dtype: DType) -> Array:
-    return np.arange(0, 8, dtype.bits, dtype=np.uint8)
-
-
-def _make_mask(dtype: DType) -> np.uint8:
-    return np.uint8(2**dtype.bits - 1)

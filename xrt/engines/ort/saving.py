@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Literal, TypeAlias
 import numpy as np
 from onnxruntime import ModelCompiler, OrtExternalInitializerInfo, SessionOptions
 
-from xrt.engines.ort.session import ExportedModel, get_tensor_bytes, open_session, register_files
+from xrt.engines.ort.session import Bytes, ExportedModel, get_tensor_bytes, open_session, register_files
 from xrt.graph import Function, Value
 from xrt.graph.constants import Mapping as FileMapping, find_file_offset, release
 
@@ -57,9 +57,7 @@ class SavedSession:
 
     def export(self, function: Function) -> ExportedModel:
         """The model to open, with the weights of an equal Function."""
-        return self._make_export({_name_constant(index): content for index, content in self._iter_constants(function)})
-
-    def _make_export(self, constants: Mapping[str, Bytes]) -> ExportedModel:
+        constants = {_name_constant(index): content for index, content in self._iter_constants(function)}
         size, inner_size = self.header["weights"], self.header.get("own", self.header["weights"])
         content = np.frombuffer(self.data[:inner_size], np.uint8)
         copied, mapped = (inner_size, 0) if find_file_offset(content) is None else (0, inner_size)
@@ -97,16 +95,15 @@ class SavedSession:
         model = _MARKS.sub(locate, bytes(self.data[start : start + self.header["mapped"]]))
         return ExportedModel(model, mapped=size, mapping=mapping)
 
-    def pack(self, constants: Mapping[str, Bytes], options: SessionOptions, folder: Path) -> memoryview:
+    def pack(self, function: Function, options: SessionOptions, folder: Path) -> memoryview:
         """Append packed weights, by way of a file in ``folder``; return the data unchanged if the library packs none.
 
-        ``constants`` are the session's files by name, ``options`` those of a later load. Errors of the library pass through.
+        ``function`` equals the saved one, ``options`` are those of a later load. Errors of the library pass through.
         """
         size, model_size = self.header["weights"], self.header["model"]
-        export = self._make_export({name: content for name, content in constants.items() if name != _WEIGHTS})
         with (folder / "packed-session").open("w+b") as file:
             file.write(self.data[:size])
-            marked = pack_weights(export, options, folder, file)
+            marked = pack_weights(self.export(function), options, folder, file)
             if marked is None:
                 return self.data
             changes = {"own": size, "weights": file.tell(), "mapped": len(marked)}
@@ -131,8 +128,8 @@ class SavedSession:
 
 def _list_weights(function: Function) -> list[tuple[str, Array]]:
     """The large constants, those of bodies included, in order of first use, which is the same for equal Functions."""
-    from xrt.engines.toolkit.rewrites import compute_outputs
     from xrt.formats.onnx import external_weights, externalize_weights
+    from xrt.operators import compute_outputs
 
     function = externalize_weights(compute_outputs(function))
     arrays = external_weights(function)
@@ -246,9 +243,6 @@ def _is_same(memory: Any, array: Array) -> bool:
 # only from the file of the plain ones, at offsets in the model. The model is therefore written with marks of fixed width in
 # place of the file name and of each offset, and a load replaces the marks by the actual positions. The library still packs the
 # plain weights, one at a time, and uses the stored ones if both agree, so that those of another processor are not used.
-
-Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
-
 
 _NAME_WIDTH = 258
 """Bytes of a file name after ``./``; a name has at most 255."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from xrt.graph import Function, Node, TensorType
 from xrt.graph.constants import ALIGNMENT
-from xrt.operators import Trait, has_trait, list_operators
+from xrt.operators import Trait, has_trait
 
 
 @dataclass(slots=True)
@@ -96,9 +96,6 @@ def peak_of_values(function: Function) -> int | None:
 
 
 # ---------------------------------------------------------------------- updates in place
-
-SCATTERS = list_operators(Trait.UPDATES)
-"""Operators that update parts of their first input."""
 
 
 def find_inplace_outputs(function: Function) -> dict[int, int]:

@@ -23,12 +23,13 @@ from xrt.engines.contract.graph_compiler import Executable, MemoryUse
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.native.bindings import address_of
 from xrt.engines.native.tape import check_buffers
-from xrt.engines.toolkit.memory import SCATTERS, peak_of_values
+from xrt.engines.toolkit.memory import peak_of_values
 from xrt.engines.toolkit.support import list_used_outputs
 from xrt.engines.toy.devices import SHAPES, find_shape_values
 from xrt.engines.toy.kernels import product_threads
 from xrt.errors import InputError, RunFailed, XRTError
 from xrt.graph import DType, Function, Node, TensorType, Type, Value, is_static
+from xrt.operators import Trait, has_trait
 
 if TYPE_CHECKING:
     from xrt.engines.contract.graph_compiler import Accelerator
@@ -356,7 +357,7 @@ class _TapeBuilder:
             mutable = [arguments[i] for i in kernel.mutable if i < len(arguments)]
             fills = results if kernel.pairs is not None or (kernel.mutable and len(results) == 1) else ()
             pairs = [(arguments[i], results[o]) for i, o in kernel.pairs or ()] or [(i, results[0]) for i in mutable if fills]
-            is_scatter = isinstance(step.node, Node) and step.node.op_type in SCATTERS
+            is_scatter = isinstance(step.node, Node) and has_trait(step.node, Trait.UPDATES)
             yield replace(
                 step,
                 free=tuple(free),

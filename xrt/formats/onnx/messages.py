@@ -59,15 +59,15 @@ def read_tensor(tensor: TensorProto, external: ExternalData, subject: str) -> Co
     dtype = _read_dtype(tensor, subject)
     shape = _read_shape(tensor.dims, subject)
     if tensor.data_location == TensorProto.EXTERNAL:
-        return Constant(_decode_bytes(external.view(tensor, subject), dtype, shape, subject))
+        return Constant(decode_data(external.view(tensor, subject), dtype, shape, subject))
     if tensor.HasField("raw_data"):
-        return Constant(_decode_bytes(tensor.raw_data, dtype, shape, subject))
+        return Constant(decode_data(tensor.raw_data, dtype, shape, subject))
     if dtype is DType.STRING:
         strings = np.empty(len(tensor.string_data), object)
         strings[:] = list(tensor.string_data)
         return Constant(_reshape(strings, shape, subject))
     if dtype.bits < 6:  # packed, one byte per entry; onnx would ignore surplus entries
-        return Constant(_decode_bytes(np.array(tensor.int32_data, np.int32).astype(np.uint8).tobytes(), dtype, shape, subject))
+        return Constant(decode_data(np.array(tensor.int32_data, np.int32).astype(np.uint8).tobytes(), dtype, shape, subject))
     try:
         return Constant(numpy_helper.to_array(tensor))
     except (ValueError, OverflowError) as error:
@@ -90,7 +90,8 @@ def _read_shape(dims: Sequence[int], subject: str) -> tuple[int, ...]:
     return shape
 
 
-def _decode_bytes(data: bytes | memoryview, dtype: DType, shape: tuple[int, ...], subject: str) -> np.ndarray[Any, Any]:
+def decode_data(data: bytes | memoryview, dtype: DType, shape: tuple[int, ...], subject: str) -> np.ndarray[Any, Any]:
+    """The array that ONNX stores as these bytes, in their memory if possible; raises ModelError if they do not fit."""
     if dtype is DType.STRING:
         raise ModelError(f"{subject} holds strings as raw bytes; ONNX stores them in string_data only")
     needed, available = encode_bytes(dtype, math.prod(shape)), len(data)
