@@ -100,8 +100,7 @@ class OpenVino(GraphCompiler):
         check_pools()
         names, function = {node.name for node in function.nodes}, compute_outputs(function)
         _check_boundary_types(function)
-        inserted = (node for node in function.nodes if node.name not in names)
-        if reason := next(filter(None, (self.why_not(node, function) for node in inserted)), None):
+        if reason := next(filter(None, (self.why_not(x, function) for x in function.nodes if x.name not in names)), None):
             raise CompileRefused(reason)
         lowered = lower(function)
         # The plugin does not report its memory, so measure the growth of the process.

@@ -292,7 +292,6 @@ def _slices(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
     return all(isinstance(shapes[0][axis], int) for axis in along)
 
 
-_BATCHED = ("AveragePool", "BatchNormalization", "Conv", "GlobalAveragePool", "GlobalMaxPool", "MaxPool")
 _RULES: Mapping[str, Callable[[Node, Function, Sequence[Shape]], bool]] = {
     "Concat": _fits_concat,
     "Gather": lambda node, function, shapes: isinstance(shapes[0][node.attr("axis", 0)], int),
@@ -305,17 +304,18 @@ _RULES: Mapping[str, Callable[[Node, Function, Sequence[Shape]], bool]] = {
         ("LayerNormalization", "RMSNormalization"),
         lambda node, function, shapes: _are_fixed(shapes[0][node.attr("axis", -1) :], *shapes[1:]),
     ),
-    **dict.fromkeys(_BATCHED, lambda node, function, shapes: _are_fixed(shapes[0][1:], *shapes[1:])),
+    **dict.fromkeys(
+        ("AveragePool", "BatchNormalization", "Conv", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"),
+        lambda node, function, shapes: _are_fixed(shapes[0][1:], *shapes[1:]),
+    ),
     # Earlier versions flatten axes.
     **dict.fromkeys(("LogSoftmax", "Softmax"), lambda node, function, shapes: function.opset() >= 13),
     # Where axes or sizes are computed, the inferred shapes are unknown, which is checked before.
-    **dict.fromkeys(
-        (
-            *("Flatten", "Split", "Squeeze", "Transpose", "Unsqueeze"),
-            *(f"Reduce{kind}" for kind in ("L1", "L2", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")),
-        ),
-        lambda node, function, shapes: True,
-    ),
+    **dict.fromkeys(("Flatten", "Split", "Squeeze", "Transpose", "Unsqueeze"), lambda node, function, shapes: True),
+    **{
+        f"Reduce{kind}": lambda node, function, shapes: True
+        for kind in ("L1", "L2", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+    },
 }
 """Per operator: whether symbolic dims cannot change the computation."""
 EVERY = ELEMENTWISE.union(_RULES)
