@@ -94,7 +94,7 @@ WORDS = frozenset(
     for word in (declared.name, *declared.libraries, *declared.aliases)
 ) - {name.split(".")[1] for name in MODULES if name.startswith("frontends.")}
 """Words that the core may not use. A library that models come from is known to the core, although an engine has its name too."""
-DEFAULTS = ("cli.run", "module.programs")
+DEFAULTS = ("cli.run", "module.engines")
 """Modules that say which engines serve where none is named."""
 
 

@@ -17,7 +17,7 @@ from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.engines.toy import Toy
 from xrt.errors import CompileRefused
 from xrt.graph import Function
-from xrt.partition import SupportMatrix
+from xrt.partition.support_matrix import DeviceMap, SupportMatrix
 from xrt.passes import drop_dead_nodes, infer_shapes
 from xrt.runtime import on_device
 from xrt.testing.fault_injection import RecordingEngine
@@ -107,7 +107,7 @@ def test_mixture_law(first: int) -> None:
     """Law 5: nodes that alternate between the host and a device, or two devices, compute what each of them does."""
     for seed, function, inputs in graphs(first):
         other = "cuda:1" if is_held(function) and seed % 2 else "cpu"
-        willing = SupportMatrix.of(function, [HERE, THERE], ["cuda", other]).supporting_engines()
+        willing = SupportMatrix.of(function, [HERE, THERE], DeviceMap("cuda", {THERE.spec: other})).supporting_engines()
         names = [(node.name, (at + seed) % 2) for at, node in enumerate(function.nodes)]
         pins = [
             f"name:{name}={(HERE, THERE)[to].spec}" for (name, to), may in zip(names, willing, strict=True) if to in may and name

@@ -37,9 +37,9 @@ from xrt.formats import onnx, text
 from xrt.formats.onnx import load
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.models import light_models, load_light, sample_inputs
+from xrt.module.engines import DEFAULT_ENGINES
 from xrt.module.keywords import ModuleKeywords
 from xrt.module.options import OWNERS
-from xrt.module.programs import DEFAULT_ENGINES
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=str)

@@ -247,7 +247,7 @@ kept = [make(seed) for seed in range(5)][-2:]
 held = threading.Event()
 
 def hold():
-    with kept[0].programs.specializations._lock, kept[0].dispatcher._lock, CACHE._lock:
+    with kept[0].dispatcher._lock, CACHE._lock:
         held.set()
         time.sleep(3600)
 

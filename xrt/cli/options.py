@@ -23,7 +23,7 @@ from xrt.graph import TensorType
 from xrt.graph.types import LARGEST_EXTENT
 from xrt.html.views import size as format_bytes
 from xrt.module import Isolation, ModuleOptions
-from xrt.module.programs import DEFAULT_ENGINES
+from xrt.module.engines import DEFAULT_ENGINES
 from xrt.partition import ClusteringOptions
 
 if TYPE_CHECKING:

@@ -40,6 +40,11 @@ class Record(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
         """Copy with some fields changed."""
         return msgspec.structs.replace(self, **changes)
 
+    def rounded(self) -> Self:
+        """Round each float to six digits: more are noise, which the diff of a file would show."""
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        return self.replace(**{name: float(f"{value:.6g}") for name, value in values.items() if isinstance(value, float)})
+
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain data."""
         return {name: msgspec.to_builtins(getattr(self, name)) for name in self.__struct_fields__}

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
         RegionReport as RegionReport,
     )
     from xrt.module.module import XRTModule as XRTModule
-    from xrt.module.options import Isolation as Isolation, ModuleOptions as ModuleOptions
+    from xrt.module.options import Buckets as Buckets, Isolation as Isolation, ModuleOptions as ModuleOptions
     from xrt.module.precision import calibrate as calibrate
-    from xrt.module.sizes import Buckets as Buckets
     from xrt.module.state import Session as Session, stateful as stateful
 
 __all__, __getattr__, __dir__ = load_lazily(__name__)

@@ -217,7 +217,7 @@ def _make_module(
         traces = {_list_types(x): partial(file.model, x.function) for x in record.programs if not x.fetch}
         source = TracedModel([value.name for value in record.inputs], traces)
     module = XRTModule(source, [*specs] or REFERENCE, facts["device"], cache=cache, check=check, isolate=isolate, **options)
-    module.programs.specializations.max_threads += 2 * module.threads * count  # room for all saved programs at once
+    module.dispatcher.max_threads += 2 * module.threads * count  # room for all saved programs at once
     module.bundle = file
     return module
 
@@ -259,7 +259,7 @@ def _restore_programs(module: XRTModule, tier: BundleTier) -> None:
             continue
         regions = list_regions(plan, context.engines.by_spec, context.engines.context)
         build.remarks = dict(_register_compiled_forms(regions, program.compiled, tier, recompiled))
-        module.programs.specializations.put((key[0], program.fetch), build)
+        module.dispatcher.put((key[0], program.fetch), build)
         module.dispatcher.last = module.dispatcher.last or build
     if recompiled:
         region, why = next(iter(recompiled.items()))
@@ -317,11 +317,11 @@ def save(
     module.programs.check_open()
     if not isinstance(example, bool):
         raise OptionError(f"example is True or False; got {type(example).__name__}: pass inputs as in a call, save(path, x)")
-    if examples or kwargs or not any(build.compiled for build in module.programs.specializations):
+    if examples or kwargs or not any(build.compiled for build in module.dispatcher):
         module.compile(*examples, **kwargs)
     self_test = _make_example(module, examples, kwargs) if example else None
     source, engines, settings = module.source, module.programs.engines, module.programs.settings
-    builds = {key: build for key, build in module.programs.specializations.to_dict().items() if build.compiled}
+    builds = {key: build for key, build in module.dispatcher.to_dict().items() if build.compiled}
     models: dict[str, Function] = {} if source.is_traced else {"model": source.get_declared_function()}
     plans: dict[str, dict[str, Any]] = {}
     compiled: dict[str, Buffer] = {}
@@ -401,7 +401,7 @@ def _make_example(module: XRTModule, examples: Sequence[Any], kwargs: Mapping[st
     # Saving a loaded bundle again keeps the example that its author chose.
     if not (examples or kwargs) and module.bundle is not None:
         return read_example(module.bundle)
-    compiled, count = module.programs.specializations.to_dict().items(), len(module.source.inputs)
+    compiled, count = module.dispatcher.to_dict().items(), len(module.source.inputs)
     builds = [build for (_, fetch), build in compiled if build.compiled and not fetch]
     values = None
     if examples or kwargs:

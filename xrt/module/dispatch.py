@@ -5,8 +5,6 @@ types and shapes; bound calls, which check nothing.
 from __future__ import annotations
 
 import itertools
-import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,9 +19,8 @@ from xrt.engines import RunOptions
 from xrt.engines.toolkit import reference_evaluator
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import InputError, RunFailed, XRTError
-from xrt.forking import renew_after_fork
 from xrt.graph import DType, Function, TensorType, Value
-from xrt.runtime import OutputInspector, Program, find_type_mismatch, list_inplace_updates, to_run_failed
+from xrt.runtime import OutputInspector, Program, find_type_mismatch, list_inplace_updates
 from xrt.runtime.devices import use_array_device
 from xrt.runtime.inputs import check_buffers, check_updated
 from xrt.runtime.program import DEFAULT
@@ -31,7 +28,7 @@ from xrt.verify.deviations import name_likely_cause
 
 if TYPE_CHECKING:
     from xrt.module.options import Check
-    from xrt.module.programs import Specialization, SpecializationCache
+    from xrt.module.programs import Specialization
     from xrt.partition import Launch, Plan
     from xrt.placement.engine_list import EngineList
 
@@ -185,21 +182,21 @@ class OutputChecks:
         from xrt.operators import is_deterministic
         from xrt.processes.background import OutOfTime, within
 
-        if launch.engine == REFERENCE:
+        function = launch.function
+        if launch.engine == REFERENCE or function.fingerprint in self.unchecked:
             return None
-        function, reason = launch.function, self.unchecked.get(launch.function.fingerprint, "")
-        if not reason and (random := next((x for x in function.nodes if not is_deterministic(x, function)), None)) is not None:
-            reason = f"node {random.name!r} ({random.op}) does not give the same twice"
-        if not reason:
-            run = partial(self._reference, function.replace(aliases=()), inputs)
-            try:
-                # A requested check may take long; one that the caller did not request must not delay the call without bound.
-                return run() if self.check is not None else within(PATIENCE, run)
-            except (XRTError, OutOfTime) as error:
-                self.is_too_slow |= isinstance(error, OutOfTime)
-                reason = f"the reference cannot run it: {error}"
-        self.unchecked[function.fingerprint] = reason
-        return None
+        random = next((node for node in function.nodes if not is_deterministic(node, function)), None)
+        if random is not None:
+            self.unchecked[function.fingerprint] = f"node {random.name!r} ({random.op}) does not give the same twice"
+            return None
+        run = partial(self._reference, function.replace(aliases=()), inputs)
+        try:
+            # A requested check may take long; one that the caller did not request must not delay the call without bound.
+            return run() if self.check is not None else within(PATIENCE, run)
+        except (XRTError, OutOfTime) as error:
+            self.is_too_slow |= isinstance(error, OutOfTime)
+            self.unchecked[function.fingerprint] = f"the reference cannot run it: {error}"
+            return None
 
     def _reference(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
         return reference_evaluator.evaluate(function, inputs, threads=self.threads)
@@ -235,7 +232,6 @@ class FastPath:
     """The prepared call of one signature; returns `NO_MATCH` for inputs of another one."""
 
     call: FastCall = lambda args: NO_MATCH
-    call_by_name: Callable[[Mapping[str, Any]], Any] = lambda kwargs: NO_MATCH
     fits: Callable[[tuple[Any, ...]], bool] = lambda args: False
     """Whether inputs have the types, dtypes and shapes of the signature."""
     build: Specialization | None = None
@@ -259,14 +255,11 @@ def make_fast_path(build: Specialization, program: Program, values: Sequence[Any
     # The executable's run method if the program is a single region, else the program's, which names the failing region.
     run: Callable[..., Sequence[Any]] = program.fast_call or (lambda *args: program.run(args))
     finish = unpack_outputs(program.plan.function)
-    has_one_input = len(expected) == 1 and not texts
-    call = (
-        _make_one_input_call(run, finish, *expected[0], rescue)
-        if has_one_input
-        else _make_checked_call(run, finish, fits, rescue)
-    )
-    call_by_name = make_named_call([value.name for value in build.function.inputs], call)
-    return FastPath(call, call_by_name, fits, build, program)
+    if len(expected) == 1 and not texts:
+        call = _make_one_input_call(run, finish, *expected[0], rescue)
+    else:
+        call = _make_checked_call(run, finish, fits, rescue)
+    return FastPath(call, fits, build, program)
 
 
 def make_signature_check(expected: tuple[tuple[Any, Any, Any], ...]) -> Callable[[tuple[Any, ...]], bool]:
@@ -318,22 +311,24 @@ def unpack_outputs(function: Function) -> Finish:
     return itemgetter(0) if len(function.outputs) == 1 else tuple
 
 
-def make_named_call(names: Sequence[str], call_positional: FastCall) -> Callable[[Mapping[str, Any]], Any]:
-    """Make the call with inputs by name."""
+def make_argument_sorter(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    """Make the function that sorts inputs by name into a tuple in the order of ``names``.
+
+    For other names its result matches no prepared call.
+    """
     # itemgetter of a single name returns the value and not a tuple.
     pick = itemgetter(*names) if len(names) > 1 else lambda kwargs: tuple(kwargs[name] for name in names)
-    count = len(names)
+    count, other_names = len(names), (NO_MATCH,)
 
-    def call(kwargs: Mapping[str, Any]) -> Any:
+    def sort(kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         if len(kwargs) != count:
-            return NO_MATCH
+            return other_names
         try:
-            inputs = pick(kwargs)
+            return pick(kwargs)
         except KeyError:
-            return NO_MATCH
-        return call_positional(inputs)
+            return other_names
 
-    return call
+    return sort
 
 
 def make_signature_key(values: Sequence[Any]) -> object:
@@ -344,87 +339,6 @@ def make_signature_key(values: Sequence[Any]) -> object:
             return None
         return tuple([(type(value), value.dtype, value.shape) for value in values])
     return tuple([(value.dtype, value.shape) for value in values])
-
-
-class Dispatcher:
-    """The prepared calls of a module, and the specialization of its last call."""
-
-    call: FastCall
-    """The prepared call for positional arguments; stored here because each attribute lookup adds to a call's time."""
-    call_by_name: Callable[[Mapping[str, Any]], Any]
-
-    def __init__(self, specializations: SpecializationCache) -> None:
-        self._specializations = specializations
-        self._lock = renew_after_fork(threading.RLock())
-        self._is_closed = False
-        self.last: Specialization | None = None
-        self._install(NOTHING)
-
-    def _install(self, path: FastPath) -> None:
-        self.path, self.call, self.call_by_name = path, path.call, path.call_by_name
-
-    def select(self, build: Specialization) -> None:
-        """Make this the specialization of the last call."""
-        with self._lock:
-            # The prepared call of another specialization would run without becoming the last one again.
-            if build is not self.last:
-                self.last = build
-                self._install(NOTHING)
-
-    def call_prepared(self, args: tuple[Any, ...]) -> Any:
-        """Run the prepared call of a signature other than the last one; `NO_MATCH` if there is none."""
-        path = self._specializations.find_prepared(make_signature_key(args))
-        if path is None:
-            return NO_MATCH
-        # Without the lock, so that threads that call with different sizes do not wait for each other.
-        self.last = path.build
-        self._install(path)
-        if self._is_closed:  # by another thread in the meantime
-            self._install(NOTHING)
-        return path.call(args)
-
-    def prepare(self, build: Specialization, values: Sequence[Any], wrap: Wrap | None) -> None:
-        """Prepare the call for later inputs of these types and shapes. Inputs that are lists or dicts are never prepared.
-
-        ``values`` are the program's inputs. If these are the caller's inputs after padding, ``wrap`` adapts the fast path: it
-        returns the caller's inputs without padding, and a path that accepts inputs like them.
-        """
-        program = build.compiled
-        # Lists and dicts have no type that one comparison can check.
-        if program is None or any(not hasattr(value, "dtype") for value in values):
-            return
-        path = make_fast_path(build, program, values, partial(_retry_on_failure, weakref.ref(self), build, program))
-        if wrap is not None:
-            values, path = wrap(path)
-        with self._lock:
-            if not self._is_closed and self._specializations.prepare(make_signature_key(values), path):
-                self._install(path)
-
-    def forget(self) -> None:
-        """Drop all prepared calls."""
-        self._install(NOTHING)
-        self._specializations.forget_calls()
-
-    def close(self) -> None:
-        """Drop all prepared calls, and prepare none from now on."""
-        with self._lock:
-            self._is_closed = True
-            self.forget()
-            self.last = None
-
-
-def _retry_on_failure(
-    dispatcher: weakref.ref[Dispatcher], build: Specialization, program: Program, args: tuple[Any, ...], error: Exception
-) -> Any:
-    """Retry a failed prepared call on another plan. The reference is weak, to avoid a cycle with the module."""
-    launches, owner = program.plan.launches, dispatcher()
-    # The fast call of a single region raises the engine's own errors; programs of several regions raise RunFailed.
-    failed = to_run_failed(launches[0], error) if len(launches) == 1 else error
-    if owner is None or not isinstance(failed, RunFailed):
-        raise failed
-    results = build.rescue(program, failed, Call(args))
-    owner.forget()
-    return unpack_outputs(build.function)(results)
 
 
 class IOBinding:

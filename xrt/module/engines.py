@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler
 from xrt.engines.contract import registry
-from xrt.errors import BudgetWarning, DeviceError, OptionError, did_you_mean, warn
+from xrt.errors import BudgetWarning, DeviceError, EngineUnavailable, OptionError, UnknownEngine, XRTError, did_you_mean, warn
 from xrt.graph import FrozenDict
 from xrt.graph.device_names import normalize_device
 from xrt.module.options import ALL, ModuleOptions
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 IMPLICIT = "toy"
 """The reference engine, with native kernels; appended to every list unless ``strict``."""
+DEFAULT_ENGINES = ("ort", "openvino", "torch", "xla", "toy")
+"""Default engines, in the order in which they are tried."""
 
 
 def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: CompileCache | None = None) -> EngineList:
@@ -95,7 +98,35 @@ def _create_engines(
     return list_available_engines(listed, context, store, strict=settings.strict, devices=settings.devices)
 
 
-# ---------------------------------------------------------------------- options of a compile
+def choose_default_engine(
+    device: str, settings: ModuleOptions, cache: CompileCache, why_not: Callable[[EngineList], str | None]
+) -> EngineList:
+    """Create the engine list with the first engine that is installed, honors the options and supports the model.
+
+    If none supports all of it, the first installed engine gets the nodes that it supports. Libraries of engines behind the chosen
+    one are not imported.
+    """
+    first: EngineList | None = None
+    failure: XRTError | None = None
+    remarks = []
+    for name in DEFAULT_ENGINES:
+        try:
+            engines = make_engine_list(name, device, settings, cache)
+        except (EngineUnavailable, UnknownEngine) as error:
+            remarks.append(str(error))
+            continue
+        except (OptionError, DeviceError) as error:
+            failure = failure or error
+            continue
+        if (reason := why_not(engines)) is None:
+            listed = ", ".join(DEFAULT_ENGINES)
+            remarks.append(f"engine {name!r} is the default: the first installed of {listed} that supports the whole model")
+            return replace(engines, left_out=(*engines.left_out, *remarks))
+        remarks.append(f"engine {name!r} does not support the whole model: {reason}")
+        first = first or engines
+    if first is None:
+        raise failure or OptionError("no engine is installed that could be the default; pass engine=")
+    return replace(first, left_out=(*first.left_out, *remarks))
 
 
 def _check_execution(engines: Sequence[GraphCompiler], context: CompileContext, *, is_permission: bool) -> str:
@@ -119,9 +150,6 @@ def _check_execution(engines: Sequence[GraphCompiler], context: CompileContext, 
     if reason := next(filter(None, reasons.values()), None):
         raise OptionError(reason)
     return "" if is_lowered else f"no engine of the list computes in {context.options.precision} here: all are placed in fp32"
-
-
-# ---------------------------------------------------------------------- devices and workers
 
 
 def parse_devices(
@@ -190,9 +218,6 @@ def _isolate(engines: Sequence[GraphCompiler], settings: ModuleOptions, homes: D
                 f"memory; take {engine.spec} out of isolate=, or leave memory_limit= out"
             )
     return isolated
-
-
-# ---------------------------------------------------------------------- threads
 
 
 def validate_budget(options: ExecutionOptions) -> int:

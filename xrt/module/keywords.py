@@ -8,8 +8,7 @@ from typing import Any, Literal, TypedDict
 
 from xrt.engines import Precision
 from xrt.formats.calibration_table import CalibrationTable
-from xrt.module.options import Check, Isolation
-from xrt.module.sizes import Buckets
+from xrt.module.options import Buckets, Check, Isolation
 from xrt.partition.options import Pin
 from xrt.precision import ErrorBudget
 

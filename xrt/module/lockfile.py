@@ -135,9 +135,6 @@ def load_lock(lock: Any, budget: ErrorBudget | None = None) -> LockedPlacement |
     raise OptionError(f"lock must be the path of a lockfile, an xrt.formats.placement_file.PlacementFile or None; got {lock!r}")
 
 
-# ---------------------------------------------------------------------- locks and gates of a module
-
-
 def lock_module(
     module: XRTModule,
     values: Sequence[Any],

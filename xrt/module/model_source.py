@@ -20,6 +20,8 @@ EXPORT_ADVICE = "torch.onnx.export(module, (example,), 'model.onnx', dynamo=True
 """Advice for PyTorch models in error messages."""
 TORCH_SUFFIXES = frozenset({".pt", ".pth", ".pt2", ".ckpt"})
 """Suffixes of PyTorch model files."""
+Key: TypeAlias = tuple[Any, ...] | None
+"""What a model's Function depends on among the inputs of a call: shapes, or types for a traced graph. None: on nothing."""
 
 
 def make_source(model: Any) -> ModelSource:
@@ -45,11 +47,6 @@ def make_source(model: Any) -> ModelSource:
     raise ModelError(
         f"a model is an xrt.Graph, a Function, a torch.nn.Module, or ONNX as a path, bytes or ModelProto; got a {kind}"
     )
-
-
-def get_model(source: ModelSource) -> Any:
-    """The Function or graph of a source."""
-    return source.graph if isinstance(source, TracedGraph) else source.get_declared_function()
 
 
 def is_graph(model: object, *, as_class: bool = False) -> bool:
@@ -115,13 +112,6 @@ def check_not_torch(path: str | os.PathLike[str]) -> None:
         raise ModelError(f"{os.fspath(path)!r} is a file of PyTorch's by its name, and no ONNX: {EXPORT_ADVICE}")
 
 
-class ShapePlaceholder:
-    """Stands in for an input of which only the shape is known, to specialize a Function for a stored key."""
-
-    def __init__(self, shape: Any) -> None:
-        self.shape = shape
-
-
 class StaticModel:
     """A fixed Function; symbolic extents are bound to the sizes of a call unless engines support dynamic shapes."""
 
@@ -134,24 +124,22 @@ class StaticModel:
 
     def _declare(self, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> None:
         self.inputs, self.outputs = inputs, outputs
-        self._is_static = all(isinstance(value.type, TensorType) and value.type.is_static for value in inputs)
+        self.is_static = all(isinstance(value.type, TensorType) and value.type.is_static for value in inputs)
+        """Whether one program serves all inputs, because their sizes are fixed."""
 
-    def key(self, values: Sequence[Any], dynamic: bool) -> object:
-        """The properties of a call's inputs that the Function depends on; ``dynamic`` keeps symbolic extents symbolic."""
-        # One program for all inputs: nothing about them is part of the key.
-        if dynamic or self._is_static:
-            return None
-        return tuple(getattr(value, "shape", None) for value in values)
+    def key(self, values: Sequence[Any]) -> Key:
+        """The shapes of a call's inputs; None if the model fixes them."""
+        return None if self.is_static else tuple(getattr(value, "shape", None) for value in values)
 
-    def function(self, values: Sequence[Any], dynamic: bool) -> Function:
-        """The Function for inputs like these; ``dynamic`` as in `key`."""
+    def function(self, key: Key) -> Function:
+        """The Function for inputs with this key; None keeps symbolic extents symbolic."""
         from xrt import passes
 
         function = self.get_declared_function()
-        if dynamic or self._is_static:
+        if key is None:
             return function
-        pairs = zip(self.inputs, values, strict=True)
-        return passes.specialize(function, {v.name: x.shape for v, x in pairs if isinstance(v.type, TensorType)})
+        pairs = zip(self.inputs, key, strict=True)
+        return passes.specialize(function, {v.name: shape for v, shape in pairs if isinstance(v.type, TensorType)})
 
     def get_declared_function(self) -> Function:
         """The Function as declared, without inputs."""
@@ -181,6 +169,7 @@ class TracedModel:
     """A model with one Function per combination of input types: here, the saved traces of an `xrt.Graph` in a bundle."""
 
     is_traced = True
+    is_static = False
     outputs: tuple[Value, ...] = ()
 
     def __init__(self, names: Sequence[str], traces: Mapping[tuple[Type | None, ...], Callable[[], Function]]) -> None:
@@ -188,13 +177,13 @@ class TracedModel:
         self.inputs = tuple(Value(name) for name in names)
         self._traces = traces
 
-    def key(self, values: Sequence[Any], dynamic: bool) -> tuple[Type | None, ...]:
+    def key(self, values: Sequence[Any]) -> tuple[Type | None, ...]:
         """The types of a call's inputs."""
         return tuple(inputs.infer_type(value) for value in values)
 
-    def function(self, values: Sequence[Any], dynamic: bool) -> Function:
-        """The Function for inputs like these; raises InputError for other types than the saved ones."""
-        if (key := self.key(values, dynamic)) not in self._traces:
+    def function(self, key: Any) -> Function:
+        """The Function for inputs of these types; raises InputError for other types than the saved ones."""
+        if key not in self._traces:
             saved = "; ".join(f"({', '.join(map(str, types))})" for types in self._traces)
             requested = ", ".join(map(str, key))
             raise InputError(
@@ -216,10 +205,10 @@ class TracedGraph(TracedModel):
         super().__init__(graph.input_names, {})
         self.graph = graph
 
-    def function(self, values: Sequence[Any], dynamic: bool) -> Function:
-        function = self.graph.trace(*self.key(values, dynamic))
-        if len(function.inputs) > len(values):
-            state_names = ", ".join(repr(value.name) for value in function.inputs[len(values) :])
+    def function(self, key: Any) -> Function:
+        function = self.graph.trace(*key)
+        if len(function.inputs) > len(key):
+            state_names = ", ".join(repr(value.name) for value in function.inputs[len(key) :])
             raise InputError(
                 f"the graph {function.name!r} keeps state ({state_names}); call a session: s = m.new_session(), then s(...)"
             )
@@ -228,7 +217,7 @@ class TracedGraph(TracedModel):
     def get_declared_function(self) -> Function:
         if self.inputs:
             raise InputError("an xrt.Graph is traced for its inputs; call the module, or m.compile(*examples), first")
-        return self.function([], dynamic=False)
+        return self.function(())
 
 
 ModelSource: TypeAlias = StaticModel | TracedModel

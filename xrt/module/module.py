@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 from xrt.cache import CompileCache, Signature, open_cache
 from xrt.errors import InputError, XRTError
-from xrt.module.dispatch import NO_MATCH, Call, Dispatcher, IOBinding, OutputChecks, bind_io, check_bindable, unpack_outputs
-from xrt.module.model_source import find_front_end, get_model, is_graph
+from xrt.module.dispatch import NO_MATCH, Call, OutputChecks, bind_io, check_bindable, make_argument_sorter, unpack_outputs
+from xrt.module.model_source import TracedGraph, find_front_end, is_graph
 from xrt.module.options import add_keywords, parse_options
 from xrt.module.programs import Programs, Specialization
 from xrt.module.sizes import PaddedValues
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from xrt.formats.placement_file import ServingConfiguration
     from xrt.graph import Value
     from xrt.module.bundle import SelfTestReport
+    from xrt.module.dispatch import IOBinding
     from xrt.module.explain import Explanation, Memory
     from xrt.module.keywords import ModuleKeywords
     from xrt.module.tuning import Objective
@@ -122,7 +123,8 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         self.construction = Construction(engine, device, cache, options, path)
         self.programs = Programs(model, engine, device, settings, store)
         self.source, self.sizes = self.programs.source, self.programs.sizes
-        self.dispatcher = Dispatcher(self.programs.specializations)
+        self.dispatcher = self.programs.dispatcher
+        self._sort_arguments = make_argument_sorter([value.name for value in self.source.inputs])
         self.checks = OutputChecks(settings.check, self.programs.engines.context.threads)
         self.stateful_functions = StatefulFunctions()
         self.bundle: BundleFile | None = None
@@ -219,7 +221,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
             if not kwargs:
                 result = self.dispatcher.call(args)
             elif not args:
-                result = self.dispatcher.call_by_name(kwargs)
+                result = self.dispatcher.call(self._sort_arguments(kwargs))
             else:
                 result = NO_MATCH
             if result is not NO_MATCH:
@@ -289,8 +291,6 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
             self.dispatcher.select(build)
         return build
 
-    # ------------------------------------------------------------------ tuning
-
     @property
     def tuned(self) -> TuningResult | None:
         """How the last signature was placed by measurement, with all candidates; None if it was not. Prints as text."""
@@ -339,8 +339,6 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         throughput = {"p99": p99, "batches": batches, "instances": instances, "batch_dim": batch_dim, "seed": seed}
         return tune(self, args, kwargs, objective, budget, progress, throughput)
 
-    # ------------------------------------------------------------------ sessions
-
     def new_session(self, sizes: Mapping[str, int] | None = None) -> Session:
         """Create a session: separate state that shares this module's weights and executables.
 
@@ -383,8 +381,6 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         from xrt.module.precision import calibrate_module
 
         return calibrate_module(self, batches, method, parameters)
-
-    # ------------------------------------------------------------------ bundles
 
     def save(
         self,
@@ -444,11 +440,8 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
     def __copy__(self) -> Self:
         return self.__deepcopy__({})
 
-    # ------------------------------------------------------------------ close
-
     def close(self) -> None:
         """Release the programs and close executables without other users. A call in progress ends normally."""
-        self.dispatcher.close()
         self.programs.close()
 
     def __enter__(self) -> Self:
@@ -497,7 +490,8 @@ def _find_model(module: XRTModule) -> Any:
     """The Function or graph that a module runs; raises TypeError for a module from a bundle."""
     if module.bundle is not None:
         raise TypeError("a module from a bundle cannot be pickled or copied; xrt.load the bundle again where it is needed")
-    return get_model(module.source)
+    source = module.source
+    return source.graph if isinstance(source, TracedGraph) else source.get_declared_function()
 
 
 def _why_not_picklable(part: Any) -> str | None:

@@ -14,6 +14,7 @@ from xrt.engines import ExecutionOptions
 from xrt.engines.contract.options import LOWER_PRECISIONS, Precision, check_options, option
 from xrt.errors import OptionError, did_you_mean
 from xrt.graph import FrozenDict
+from xrt.graph.types import LARGEST_EXTENT
 from xrt.partition import ClusteringOptions
 from xrt.runtime import check_device
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from xrt.formats.calibration_table import CalibrationTable
     from xrt.graph import NodePattern
     from xrt.module.lockfile import LockedPlacement
-    from xrt.module.sizes import Shapes
     from xrt.precision import ErrorBudget
 
 
@@ -69,6 +69,43 @@ class Isolation:
             raise OptionError(f"isolate is a list of engines' names or specs, or 'all'; got {self.engines!r}")
         object.__setattr__(self, "engines", names)
         check_options(self)
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Pad symbolic dims of the inputs to a few sizes, and cut the results.
+
+    ``Buckets()`` rounds every symbolic dim up to a power of two or the number half way to it, ``Buckets({"s": [16, 64]})`` pads
+    this dim to these sizes. A larger size is not padded, and None in place of the sizes is the default rounding.
+    """
+
+    sizes: Mapping[str, tuple[int, ...] | None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.sizes is None:
+            return
+        if not isinstance(self.sizes, Mapping):
+            raise OptionError(f'Buckets takes sizes by symbolic dim, such as Buckets({{"s": [16, 64]}}); got {self.sizes!r}')
+        object.__setattr__(self, "sizes", FrozenDict({str(dim): _parse_sizes(dim, sizes) for dim, sizes in self.sizes.items()}))
+
+
+def _parse_sizes(dim: object, sizes: Any) -> tuple[int, ...] | None:
+    if sizes is None:
+        return None
+    values = list(sizes) if isinstance(sizes, list | tuple | range) else [sizes]
+    if not values or not all(type(size) is int and 0 < size <= LARGEST_EXTENT for size in values):
+        raise OptionError(f"Buckets: {dim!r} takes a positive integer, several, or None; got {sizes!r}")
+    return tuple(sorted(set(values)))
+
+
+Shapes: TypeAlias = Literal["auto", "each", "one"] | Buckets
+
+
+def parse_shapes(value: Any) -> Shapes:
+    """Check the option ``shapes``; raises OptionError for another value."""
+    if isinstance(value, Buckets) or value in ("auto", "each", "one"):
+        return value  # type: ignore[no-any-return]  # it is one of these
+    raise OptionError(f"shapes must be 'auto', 'each', 'one' or xrt.Buckets(...); got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +214,6 @@ def _read_folder(value: Any) -> Path:
     return folder
 
 
-def _read_shapes(value: Any) -> Shapes:
-    from xrt.module.sizes import parse_shapes
-
-    return parse_shapes(value)
-
-
 def _read_devices(value: Any) -> Mapping[str, str]:
     if value is None:
         return FrozenDict()
@@ -227,7 +258,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "isolate": lambda value: value if isinstance(value, Isolation) else Isolation(value or ()),
     "max_error": _read_error_budget,
     "progress": _read_progress,
-    "shapes": _read_shapes,
+    "shapes": parse_shapes,
 }
 """Converters from keyword values to field values, for keywords that accept more types than their fields store."""
 

@@ -58,9 +58,6 @@ def make_lowering(settings: ModuleOptions, source: ModelSource) -> LoweringWithi
     )
 
 
-# ---------------------------------------------------------------------- without a budget
-
-
 def quantize_by_table(
     function: Function, original: Function, settings: ModuleOptions, engines: Sequence[GraphCompiler]
 ) -> Function:
@@ -91,9 +88,6 @@ def measure_ranges(declared: Function, settings: ModuleOptions, engines: EngineL
     # Not the module's cache: executables with all values as outputs are not used again.
     with XRTModule(prepare_for_quantization(declared), listed, cache=CompileCache()) as module:
         return module.calibrate(settings.calibrate)
-
-
-# ---------------------------------------------------------------------- ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +139,8 @@ def calibrate_module(module: XRTModule, batches: Iterable[Any], method: str, par
     for batch in batches:
         args = () if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else (batch,)
         values = module.check_inputs(args, batch if isinstance(batch, Mapping) else {}, pads=False)
-        if (key := source.key(values, False)) not in sites:
-            sites[key] = _Site.of(source.function(values, False))
+        if (key := source.key(values)) not in sites:
+            sites[key] = _Site.of(source.function(key))
         sites[key].observe(module, values, observer)
     if not observer.batches:
         raise CalibrationError("calibration got no batches; pass at least one, as a list of what calls take")

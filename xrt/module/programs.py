@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,35 +14,22 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from xrt.cache.memory import LEAST_BYTES, THREADS, close_in_background, count_bytes
-from xrt.errors import (
-    CompileRefused,
-    DeviceError,
-    EngineUnavailable,
-    FallbackWarning,
-    InputError,
-    OptionError,
-    PlanError,
-    RunFailed,
-    SignatureWarning,
-    UnknownEngine,
-    XRTError,
-    did_you_mean,
-    warn,
-)
+from xrt.errors import CompileRefused, FallbackWarning, InputError, PlanError, RunFailed, SignatureWarning, did_you_mean, warn
 from xrt.forking import renew_after_fork
 from xrt.graph import FrozenDict, Function
 from xrt.graph.deferred_function import StaleFunction
-from xrt.module.dispatch import Call, FastPath
-from xrt.module.engines import make_engine_list
-from xrt.module.model_source import ModelSource, ShapePlaceholder, make_source
+from xrt.module.dispatch import NO_MATCH, NOTHING, Call, make_fast_path, make_signature_key, unpack_outputs
+from xrt.module.engines import choose_default_engine, make_engine_list
+from xrt.module.model_source import ModelSource, make_source
 from xrt.module.sizes import SizePolicy
 from xrt.partition.support_matrix import SupportMatrix
 from xrt.placement.sizes import read_sizes
 from xrt.progress import show_progress
-from xrt.runtime import Program, Refusal, RegionToCompile, compile_plan, list_regions
+from xrt.runtime import Program, Refusal, RegionToCompile, compile_plan, list_regions, to_run_failed
 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
+    from xrt.module.dispatch import FastCall, FastPath, Wrap
     from xrt.module.explain import Memory
     from xrt.module.options import ModuleOptions
     from xrt.module.stored_plans import StoredPlans
@@ -81,35 +69,12 @@ def optimize(function: Function, *, fold: bool, engines: EngineList | None = Non
     return run_passes(function, partial(evaluate, threads=engines.context.threads), engines.fuse_dequantization)
 
 
-# ---------------------------------------------------------------------- faults
-
-
-@dataclass(frozen=True, slots=True)
-class FailedCall:
-    """A call that has failed in one region of a program."""
-
-    call: Call
-    program: Program
-    error: RunFailed
-
-    @property
-    def refusal(self) -> Refusal:
-        """The nodes to exclude from the engine: those of all regions that share the failed executable."""
-        launches, executables = self.program.plan.launches, self.program.executables
-        number = [launch.name for launch in launches].index(self.error.region)
-        equal = [launch for launch, executable in zip(launches, executables, strict=True) if executable is executables[number]]
-        return Refusal(launches[number], tuple(node for launch in equal for node in launch.nodes), self.error)
-
-    def make_repeatable(self, function: Function) -> tuple[FailedCall, RunFailed | None]:
-        """Restore the inputs to their values before the call; return this failure and None.
-
-        If that is impossible, return the failure of a call on copies of the inputs, and the error to raise.
-        """
-        try:
-            self.call.restore(self.program.plan, self.error)
-        except RunFailed as error:
-            return replace(self, call=self.call.on_copies(function)), error
-        return self, None
+def find_refusal(program: Program, error: RunFailed) -> Refusal:
+    """The refusal of a region that failed in a call: its nodes, and those of all regions that share its executable."""
+    launches, executables = program.plan.launches, program.executables
+    number = [launch.name for launch in launches].index(error.region)
+    equal = [launch for launch, executable in zip(launches, executables, strict=True) if executable is executables[number]]
+    return Refusal(launches[number], tuple(node for launch in equal for node in launch.nodes), error)
 
 
 def warn_refusals(refused: Iterable[Refusal]) -> None:
@@ -152,7 +117,7 @@ class Specialization:
         *,
         original: Function,
         saved: SavedSpecialization | None = None,
-        place: Callable[[Function], TuningResult] | None = None,
+        tuned: TuningResult | None = None,
     ) -> None:
         self.function, self.engines = function, context.engines
         self.key: Any = None
@@ -166,10 +131,10 @@ class Specialization:
         self.checked = False
         """Whether a call was checked and its outputs were correct."""
         self.usage: tuple[Program, dict[int, tuple[int, int]]] | None = None
-        """The program that a `SpecializationCache` has counted, and (bytes, threads) between calls by ``id`` of executable."""
-        self.tuned = place(function) if place else None
-        if self.tuned is not None and self.tuned.lowered:
-            self.engines = replace(context.engines, lowered=self.tuned.lowered)
+        """The program that the `Dispatcher` has counted, and (bytes, threads) between calls by ``id`` of executable."""
+        self.tuned = tuned
+        if tuned is not None and tuned.lowered:
+            self.engines = replace(context.engines, lowered=tuned.lowered)
         self._saved, self._original, self._settings, self._cache = saved, original, context.settings, context.cache
         pins = context.settings.clustering.pins
         used, declared = ([any(pin.match({pin.subject(node) for node in x.nodes})) for pin in pins] for x in (function, original))
@@ -185,8 +150,7 @@ class Specialization:
     @cached_property
     def _support(self) -> SupportMatrix:
         """The engines' support answers for the Function, cached over all plans."""
-        engines = self.engines
-        return SupportMatrix.of(self.full_function(), engines.engines, list(map(engines.homes.of, engines.specs)))
+        return SupportMatrix.of(self.full_function(), self.engines.engines, self.engines.homes)
 
     @property
     def plan(self) -> Plan:
@@ -230,7 +194,7 @@ class Specialization:
                 return self.compiled
             count, is_stale = len(self.refused), False
             try:
-                program, _ = self._find_working_plan()
+                program = self._adopt(*self._compile_without(self.refused))
             except StaleFunction as error:  # a cached plan that does not match the model
                 _log.info("the plan of %s is made again: %s", self.function.name, error)
                 is_stale = True
@@ -238,53 +202,26 @@ class Specialization:
                 if (complete := self._complete()) is not None:  # else another module met it while this one waited
                     self.function, self._original, self._plan = complete.function, complete._original, complete._plan
                     self._saved = None
-                program, _ = self._find_working_plan()
+                program = self._adopt(*self._compile_without(self.refused))
         warn_refusals(self.refused[count:])
         return program
 
-    def _find_working_plan(self, failed: FailedCall | None = None) -> tuple[Program, list[Any]]:
-        """Find the first plan that works, and use it from now on; return its Program and the results of the call that failed.
-
-        Regions that an engine refuses at compile, or fails to run in that call, are excluded from the next plan. A call that
-        fails on every plan raises its first error: the inputs may be the cause. A call whose inputs cannot be restored raises an
-        error in any case; copies of its inputs then decide whether the next plan works for later calls.
-        """
-        plan, refused, first, restore_error = self._plan, self.refused, failed, None
-        new: tuple[Refusal, ...] = (failed.refusal,) if failed else ()
+    def _compile_without(
+        self, refused: tuple[Refusal, ...], new: tuple[Refusal, ...] = ()
+    ) -> tuple[Program, tuple[Refusal, ...]]:
+        """Compile the plan, or with ``new`` refusals the next one; return the first program that compiles, and all refusals."""
+        plan = self._plan
         while True:
             if new:
                 refused += new
-                try:
-                    plan = self._replan(refused, new)
-                except PlanError:
-                    if first is None:
-                        raise
-                    if restore_error is not None:
-                        first.error.updated = restore_error.updated
-                    first.error.has_bad_index = failed is not None and _has_index_error(failed.error)
-                    raise first.error  # noqa: B904  # the missing engine is not its cause
-            outcome, results = self._compile(plan), []
-            if not isinstance(outcome, Program):
-                new = outcome
-                continue
-            if failed is not None and first is not None:
-                if restore_error is None:
-                    failed, restore_error = failed.make_repeatable(self.function)
-                try:
-                    results = outcome.run(failed.call.inputs, failed.call.options, failed.call.inspection)
-                except RunFailed as again:
-                    first.error.add_note(f"placed elsewhere, it failed too: {again}")
-                    first.error.updated = (*(first.error.updated or ()), *(again.updated or ()))
-                    failed = FailedCall(failed.call, outcome, again)
-                    new = (failed.refusal,)
-                    continue
-            self._adopt(outcome, refused)
-            if restore_error is not None:
-                raise restore_error
-            return outcome, results
+                plan = self._replan(refused, new)
+            outcome = self._compile(plan)
+            if isinstance(outcome, Program):
+                return outcome, refused
+            new = outcome
 
-    def _adopt(self, program: Program, refused: tuple[Refusal, ...]) -> None:
-        """Use this program from now on, and dump its graphs if a folder was given."""
+    def _adopt(self, program: Program, refused: tuple[Refusal, ...]) -> Program:
+        """Use this program from now on, and dump its graphs if a folder was given; return it."""
         if refused != self.refused:
             self.remarks, self.checked = {}, False  # their regions may have changed
         self.compiled, self._plan, self.refused = program, program.plan, refused
@@ -293,6 +230,7 @@ class Specialization:
 
             stages = {"1-model": self._original, "2-simplified": self.function, "3-plan": self.plan.function}
             dump_stages(stages | {x.name: x.function for x in self.plan.launches}, folder)
+        return program
 
     def _compile(self, plan: Plan) -> Program | tuple[Refusal, ...]:
         settings, engines = self._settings, self.engines
@@ -330,8 +268,7 @@ class Specialization:
             self._clustering,
             strict=self._settings.strict,
             implicit=engines.implicit,
-            device=engines.context.device,
-            devices=engines.devices,
+            device=engines.homes,
             refused=exclusions,
             capability=self._support,
         )
@@ -359,12 +296,46 @@ class Specialization:
         with self._lock:
             is_current, count = self.compiled is program, len(self.refused)
             if is_current:
-                _, results = self._find_working_plan(FailedCall(call, program, error))
+                results = self._repeat(program, error, call)
         if not is_current:  # another thread has placed the region elsewhere meanwhile
             call.restore(program.plan, error)
             return self.run(call)
         warn_refusals(self.refused[count:])
         return results
+
+    def _repeat(self, program: Program, error: RunFailed, call: Call) -> list[Any]:
+        """Repeat a call that failed with this error, and use the first plan on which it succeeds from now on.
+
+        A call that fails on every plan raises its first error: the inputs may be the cause. A call whose inputs cannot be
+        restored raises an error in any case; copies of its inputs then decide whether the next plan works for later calls.
+        """
+        first, refused = error, self.refused
+        restore_error: RunFailed | None = None
+        while True:
+            try:
+                next_program, refused = self._compile_without(refused, (find_refusal(program, error),))
+            except PlanError:
+                if restore_error is not None:
+                    first.updated = restore_error.updated
+                first.has_bad_index = _has_index_error(error)
+                raise first  # noqa: B904  # the missing engine is not its cause
+            if restore_error is None:
+                try:
+                    call.restore(program.plan, error)
+                except RunFailed as failure:
+                    call, restore_error = call.on_copies(self.function), failure
+            program = next_program
+            try:
+                results = program.run(call.inputs, call.options, call.inspection)
+            except RunFailed as again:
+                first.add_note(f"placed elsewhere, it failed too: {again}")
+                first.updated = (*(first.updated or ()), *(again.updated or ()))
+                error = again
+                continue
+            self._adopt(program, refused)
+            if restore_error is not None:
+                raise restore_error
+            return results
 
 
 def _has_index_error(error: BaseException | None) -> bool:
@@ -387,17 +358,16 @@ class Programs:
         began = perf_counter()
         self.engines, self.stored, self.source = open_model(model, engine, device, settings, cache)
         self.settings, self.cache = settings, cache
-        self.sizes = SizePolicy(settings.shapes, self.source, self.engines, self.stored, fold=settings.fold_constants)
+        self.sizes = SizePolicy(settings, self.source, self.engines, self.stored)
         self.lowering: LoweringWithinBudget | None = None
         """Searches for plans within the module's error budget; None without a budget."""
         if settings.max_error is not None:
             from xrt.module.precision import make_lowering  # slow to import, and rarely needed
 
             self.lowering = make_lowering(settings, self.sizes.served)
-        self.specializations = SpecializationCache(cache.max_bytes)
+        self.dispatcher = Dispatcher(cache.max_bytes)
         self.planning = renew_after_fork(RLock())
         """Held during planning; calls of other signatures do not wait."""
-        self.is_closed = False
         # A lock restricts `engines` to those of its plan; where it does not apply, all listed engines are needed.
         self._list_all_engines = partial(make_engine_list, engine, device, replace(settings, lock=None), cache)
         # The default engine of an `xrt.Graph` is chosen at its first trace.
@@ -414,13 +384,12 @@ class Programs:
 
     def check_open(self) -> None:
         """Raise InputError if the module is closed."""
-        if self.is_closed:
+        if self.dispatcher.is_closed:
             raise InputError("the module is closed; make a new XRTModule")
 
     def close(self) -> None:
         """Release the programs and close executables without other users. A call in progress ends normally."""
-        self.is_closed = True
-        self.specializations.clear()
+        self.dispatcher.close()
         self.engines.close()
         if self.stored is not None:
             self.stored.close()
@@ -438,28 +407,30 @@ class Programs:
 
         ``values`` are inputs of a call with this key; None plans for the declared types.
         """
-        build = self.specializations.get(key) if place is None else None
+        build = self.dispatcher.get(key) if place is None else None
         if build is not None:
             return build
         with self.planning:
-            if place is None and (build := self.specializations.get(key)) is not None:
+            if place is None and (build := self.dispatcher.get(key)) is not None:
                 return build
-            stored = self.stored.find(key[0]) if self.stored and place is None and not key[1] else None
-            build = stored or self._plan(key, values, place)
+            if self.stored is not None and place is None and not key[1]:
+                build = self.stored.find(key[0], self.sizes.get_source(values))
+            build = build or self._plan(key, values, place)
             build.key = key
             # Before the first call a model with symbolic dims is placed in list order, only for display: do not store this plan.
-            if values is not None or self.placer.model is None or self.placer.placed is not None:
-                self.specializations.put(key, build)
+            # Only "auto" does so; other modules must not import the placer.
+            is_auto = self.engines.is_auto
+            if values is not None or not is_auto or self.placer.model is None or self.placer.placed is not None:
+                self.dispatcher.put(key, build)
             return build
 
-    def _plan(self, key: tuple[object, tuple[str, ...]], values: Any, place: Placer | None) -> Specialization:
+    def _plan(self, key: tuple[Any, tuple[str, ...]], values: Any, place: Placer | None) -> Specialization:
         """Read or trace, optimize, quantize and place the model for these inputs; parameters as in `find_or_plan`."""
-        fetch = key[1]
+        sizes_key, fetch = key
         base = self.find(values) if fetch and self.engines.is_auto else None
         began = self.placer.clock() - self._construction_seconds if self.engines.is_auto else 0.0
         source = self.sizes.get_source(values)
-        declared = values is None or (key[0] is None and not source.is_traced)
-        function = source.get_declared_function() if declared else source.function(values, False)
+        function = source.get_declared_function() if values is None else source.function(sizes_key)
         function = add_outputs(function, fetch)
         if self._is_undecided:
             device, why_not = self.engines.context.device, partial(why_not_whole, function, self.settings)
@@ -469,12 +440,16 @@ class Programs:
         if self.settings.choice.is_quantized and self.settings.max_error is None:
             optimized = self._quantize(optimized, function)
         sizes: Mapping[str, int] = FrozenDict()
+        tuned = None
         if self.engines.is_auto:
             if values is not None and self.placer.model is not None:
                 sizes = read_sizes(source.inputs, values)
-            # If a lock does not apply, the placer returns all engines that the caller listed.
-            self.engines, place = self.placer.choose(optimized, values, base.tuned if base else None, place, began, sizes)
-        build = Specialization(optimized, self.context, original=function, place=place)
+            earlier = base.tuned if base else None
+            tuned = self.placer.place(optimized, values, base=earlier, placer=place, began=began, sizes=sizes)
+            self.engines = self.placer.engines  # all that the caller listed, if a lock does not apply
+        elif place is not None:
+            tuned = place(optimized)
+        build = Specialization(optimized, self.context, original=function, tuned=tuned)
         build.sizes = sizes
         self._construction_seconds = 0.0
         return build
@@ -497,13 +472,13 @@ class Programs:
         """Compile a specialization. Stores its plan in the cache; warns once about nodes on the implicit engine."""
         self.check_open()
         program = build.program()
-        if self.specializations.count(build, program):
+        if self.dispatcher.count(build, program):
             plan, implicit = program.plan, self.engines.implicit
             if not self._has_warned and (message := format_implicit_fallback(plan, implicit, build.refused)):
                 self._has_warned = True
                 warn(message, FallbackWarning)
             if self.stored is not None:
-                self.stored.keep(self.specializations.to_dict(), self.source)
+                self.stored.keep(self.dispatcher.to_dict(), self.source)
         return program
 
     def compile_for_call(self, build: Specialization, values: Sequence[Any]) -> Program:
@@ -531,23 +506,26 @@ class Programs:
     @cached_property
     def placer(self) -> AutoPlacement:
         """Places the signatures of a module with ``engine="auto"``."""
-        from xrt.placement.auto import AutoPlacement, OpenModel, PlacementOptions
+        from xrt.placement.auto import AutoPlacement, OpenModel
 
-        settings, lock, load = self.settings, self.settings.lock, None
-        if lock is not None:
-            load = partial(lock.load_result, clustering=settings.clustering, strict=settings.strict)
-        options = PlacementOptions(
-            settings.clustering,
-            settings.budget,
-            settings.isolate.memory_limit,
-            settings.cuda_graph,
-            settings.shows_progress,
-            self.lowering,
-        )
-        placer = AutoPlacement(self.engines, options, self.cache, self._list_all_engines, load)
+        settings, load, model = self.settings, None, None
+        if settings.lock is not None:
+            load = partial(settings.lock.load_result, clustering=settings.clustering, strict=settings.strict)
         if self.engines.is_auto and self.sizes.open_axes:
-            placer.model = OpenModel(self.sizes.served.get_declared_function, self._specialize_at)
-        return placer
+            model = OpenModel(self.sizes.served.get_declared_function, self._specialize_at)
+        return AutoPlacement(
+            self.engines,
+            self.cache,
+            self._list_all_engines,
+            load,
+            self.lowering,
+            clustering=settings.clustering,
+            budget=settings.budget,
+            memory_limit=settings.isolate.memory_limit,
+            cuda_graph=settings.cuda_graph,
+            shows_progress=settings.shows_progress,
+            model=model,
+        )
 
     def _specialize_at(self, sizes: Mapping[str, int]) -> Function:
         """The optimized Function for these sizes of symbolic dims."""
@@ -555,7 +533,7 @@ class Programs:
         shapes = [list(getattr(value.type, "shape", None) or ()) for value in served.inputs]
         for place, axis, name in self.sizes.open_axes:
             shapes[place][axis] = sizes[name]
-        function = served.function([ShapePlaceholder(tuple(shape)) for shape in shapes], dynamic=False)
+        function = served.function(tuple(map(tuple, shapes)))
         return optimize(function, fold=self.settings.fold_constants, engines=self.engines)
 
     def adopt_decision(self, build: Specialization) -> None:
@@ -565,9 +543,9 @@ class Programs:
         self.placer.record(build.sizes, build.tuned)
         with self.planning:
             self.sizes.reset()
-            for specialization in self.specializations:
+            for specialization in self.dispatcher:
                 if specialization is not build and specialization.key[0] not in self.sizes.exact:
-                    self.specializations.remove(specialization)
+                    self.dispatcher.remove(specialization)
 
 
 def format_implicit_fallback(plan: Plan, implicit: str | None, refused: Iterable[Refusal]) -> str:
@@ -607,21 +585,27 @@ MAX_READY = 1024
 """Maximum number of prepared calls; beyond it the least recently used is dropped. They are small and share programs."""
 
 
-class SpecializationCache:
-    """An LRU cache of specializations, by the properties of the inputs that they depend on. Lookups take constant time.
+class Dispatcher:
+    """The specializations of a module by key, the last one, and prepared calls by signature. Lookups take constant time.
 
-    An executable shared by several specializations counts once. An evicted specialization is closed in the background when no
-    call uses it any more.
+    Beyond the limits, the least recently used specialization is evicted, and closed in the background when no call uses it any
+    more. An executable shared by several specializations counts once. A key has the properties of the inputs that a Function
+    depends on.
     """
+
+    call: FastCall
+    """The prepared call of the last specialization; stored here because each attribute lookup adds to a call's time."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self.max_threads = THREADS
         """Limit on the sum of the threads that executables own between calls."""
-        self._entries: OrderedDict[object, Specialization] = OrderedDict()
+        self._builds: OrderedDict[object, Specialization] = OrderedDict()
         self._prepared: OrderedDict[object, FastPath] = OrderedDict()
         self._lock = renew_after_fork(RLock())
-        self._has_warned = False
+        self._has_warned = self.is_closed = False
+        self.last: Specialization | None = None
+        self._install(NOTHING)
 
     def __iter__(self) -> Iterator[Specialization]:
         return iter(self.to_dict().values())
@@ -629,34 +613,52 @@ class SpecializationCache:
     def to_dict(self) -> dict[Any, Specialization]:
         """All specializations by their keys."""
         with self._lock:
-            return dict(self._entries)
+            return dict(self._builds)
 
     def get(self, key: object) -> Specialization | None:
         """Look up a specialization and mark it as most recently used; None if there is none."""
         with self._lock:
-            if (build := self._entries.get(key)) is not None:
-                self._entries.move_to_end(key)
+            if (build := self._builds.get(key)) is not None:
+                self._builds.move_to_end(key)
             return build
 
     def put(self, key: object, build: Specialization) -> None:
         """Store a specialization, replacing one with the same key."""
         with self._lock:
-            if key in self._entries:
+            if key in self._builds:
                 self._drop(key)
-            self._entries[key] = build
+            self._builds[key] = build
             build.key, build.usage = key, None
         self._shrink(build)
 
     def remove(self, build: Specialization) -> None:
         """Drop a specialization if it is stored."""
         with self._lock:
-            if self._entries.get(build.key) is build:
+            if self._builds.get(build.key) is build:
                 self._drop(build.key)
+
+    def _drop(self, key: object) -> None:
+        build = self._builds.pop(key)
+        for types in [types for types, path in self._prepared.items() if path.build is build]:
+            del self._prepared[types]
+        if build.compiled is not None:
+            build.compiled.close_in_background()
+        close_in_background([build].clear)  # freeing a large graph takes a while, too
+
+    def close(self) -> None:
+        """Drop all, and prepare no calls from now on; the last user of each specialization closes it."""
+        with self._lock:
+            self.is_closed = True
+            self.forget()
+            self.last = None
+            self._builds.clear()
+
+    # ------------------------------------------------------------------ limits
 
     def count(self, build: Specialization, program: Program) -> bool:
         """Count a program's memory and threads and evict the least recently used others; False if it was counted before."""
         with self._lock:
-            if self._entries.get(build.key) is not build:
+            if self._builds.get(build.key) is not build:
                 return True
             if build.usage is not None and build.usage[0] is program:
                 return False
@@ -667,7 +669,7 @@ class SpecializationCache:
     def _sum_usage(self) -> tuple[int, int]:
         """Bytes and threads that all executables use between calls."""
         usage: dict[int, tuple[int, int]] = {}
-        for build in self._entries.values():
+        for build in self._builds.values():
             if build.usage is not None:
                 usage |= build.usage[1]
         return sum(nbytes for nbytes, _ in usage.values()), sum(threads for _, threads in usage.values())
@@ -681,10 +683,10 @@ class SpecializationCache:
     def _shrink(self, newest: Specialization) -> None:
         """Evict down to the limits; the first eviction issues a SignatureWarning."""
         with self._lock:
-            count, others = len(self._entries), [key for key, build in self._entries.items() if build is not newest]
+            count, others = len(self._builds), [key for key, build in self._builds.items() if build is not newest]
             while others and self._is_full():
                 self._drop(others.pop(0))
-            is_news = len(self._entries) < count and not self._has_warned
+            is_news = len(self._builds) < count and not self._has_warned
             self._has_warned |= is_news
         if is_news:
             warn_of_signatures(self._max_bytes)
@@ -692,55 +694,84 @@ class SpecializationCache:
     def _is_full(self) -> bool:
         nbytes, threads = self._sum_usage()
         too_many_threads = threads > self.max_threads and self._max_bytes < NO_LIMIT
-        return too_many_threads or max(nbytes, len(self._entries) * LEAST_BYTES) > self._max_bytes
-
-    def _drop(self, key: object) -> None:
-        build = self._entries.pop(key)
-        for types in [types for types, call in self._prepared.items() if call.build is build]:
-            del self._prepared[types]
-        if build.compiled is not None:
-            build.compiled.close_in_background()
-        close_in_background([build].clear)  # freeing a large graph takes a while, too
-
-    def clear(self) -> None:
-        """Drop all; the last user of each closes it."""
-        with self._lock:
-            self._entries.clear()
-            self._prepared.clear()
+        return too_many_threads or max(nbytes, len(self._builds) * LEAST_BYTES) > self._max_bytes
 
     # ------------------------------------------------------------------ prepared calls
 
-    def prepare(self, types: object, call: FastPath) -> bool:
-        """Store a prepared call for inputs of these types and shapes; return False if its specialization was evicted."""
+    def _install(self, path: FastPath) -> None:
+        self.path, self.call = path, path.call
+
+    def select(self, build: Specialization) -> None:
+        """Make this the specialization of the last call."""
         with self._lock:
-            if call.build is None or self._entries.get(call.build.key) is not call.build:
-                return False
-            self._prepared[types] = call
+            # The prepared call of another specialization would run without becoming the last one again.
+            if build is not self.last:
+                self.last = build
+                self._install(NOTHING)
+
+    def call_prepared(self, args: tuple[Any, ...]) -> Any:
+        """Run the prepared call of a signature other than the last one; `NO_MATCH` if there is none."""
+        types = make_signature_key(args)
+        path = self._prepared.get(types)
+        if path is None or path.build is None:
+            return NO_MATCH
+        # Without the lock, so that threads that call with different sizes do not wait for each other. Another thread may have
+        # dropped the call meanwhile; it stays valid while it is in use.
+        with suppress(KeyError):
+            self._prepared.move_to_end(types)
+            self._builds.move_to_end(path.build.key)
+        self.last = path.build
+        self._install(path)
+        if self.is_closed:  # by another thread in the meantime
+            self._install(NOTHING)
+        return path.call(args)
+
+    def prepare(self, build: Specialization, values: Sequence[Any], wrap: Wrap | None) -> None:
+        """Prepare the call for later inputs of these types and shapes, unless the specialization was evicted meanwhile.
+
+        Inputs that are lists or dicts are never prepared. ``values`` are the program's inputs. If these are the caller's inputs
+        after padding, ``wrap`` adapts the fast path: it returns the caller's inputs without padding, and a path that accepts
+        inputs like them.
+        """
+        program = build.compiled
+        # Lists and dicts have no type that one comparison can check.
+        if program is None or any(not hasattr(value, "dtype") for value in values):
+            return
+        path = make_fast_path(build, program, values, partial(_retry_on_failure, weakref.ref(self), build, program))
+        if wrap is not None:
+            values, path = wrap(path)
+        with self._lock:
+            if self.is_closed or self._builds.get(build.key) is not build:
+                return
+            types = make_signature_key(values)
+            self._prepared[types] = path
             self._prepared.move_to_end(types)
             while len(self._prepared) > MAX_READY:
                 self._prepared.popitem(last=False)
-            return True
+            self._install(path)
 
-    def find_prepared(self, types: object) -> FastPath | None:
-        """The prepared call for inputs of these types and shapes. Takes no lock: other threads' calls do not delay it."""
-        call = self._prepared.get(types)
-        if call is not None and call.build is not None:
-            # Another thread may have dropped it meanwhile; it stays valid while it is in use.
-            with suppress(KeyError):
-                self._prepared.move_to_end(types)
-                self._entries.move_to_end(call.build.key)
-        return call
-
-    def forget_calls(self) -> None:
+    def forget(self) -> None:
         """Drop all prepared calls."""
         with self._lock:
+            self._install(NOTHING)
             self._prepared.clear()
 
 
-# ---------------------------------------------------------------------- the default engine
+def _retry_on_failure(
+    dispatcher: weakref.ref[Dispatcher], build: Specialization, program: Program, args: tuple[Any, ...], error: Exception
+) -> Any:
+    """Retry a failed prepared call on another plan. The reference is weak, to avoid a cycle with the module."""
+    launches, owner = program.plan.launches, dispatcher()
+    # The fast call of a single region raises the engine's own errors; programs of several regions raise RunFailed.
+    failed = to_run_failed(launches[0], error) if len(launches) == 1 else error
+    if owner is None or not isinstance(failed, RunFailed):
+        raise failed
+    results = build.rescue(program, failed, Call(args))
+    owner.forget()
+    return unpack_outputs(build.function)(results)
 
-DEFAULT_ENGINES = ("ort", "openvino", "torch", "xla", "toy")
-"""Default engines, in the order in which they are tried."""
+
+# ---------------------------------------------------------------------- the default engine
 
 
 def open_model(
@@ -772,42 +803,11 @@ def open_model(
     return engines, *opened[engines.engines[0].spec]
 
 
-def choose_default_engine(
-    device: str, settings: ModuleOptions, cache: CompileCache, why_not: Callable[[EngineList], str | None]
-) -> EngineList:
-    """Create the engine list with the first engine that is installed, honors the options and supports the model.
-
-    If none supports all of it, the first installed engine gets the nodes that it supports. Libraries of engines behind the chosen
-    one are not imported.
-    """
-    first: EngineList | None = None
-    failure: XRTError | None = None
-    remarks = []
-    for name in DEFAULT_ENGINES:
-        try:
-            engines = make_engine_list(name, device, settings, cache)
-        except (EngineUnavailable, UnknownEngine) as error:
-            remarks.append(str(error))
-            continue
-        except (OptionError, DeviceError) as error:
-            failure = failure or error
-            continue
-        if (reason := why_not(engines)) is None:
-            listed = ", ".join(DEFAULT_ENGINES)
-            remarks.append(f"engine {name!r} is the default: the first installed of {listed} that supports the whole model")
-            return replace(engines, left_out=(*engines.left_out, *remarks))
-        remarks.append(f"engine {name!r} does not support the whole model: {reason}")
-        first = first or engines
-    if first is None:
-        raise failure or OptionError("no engine is installed that could be the default; pass engine=")
-    return replace(first, left_out=(*first.left_out, *remarks))
-
-
 def why_not_whole(function: Function, settings: ModuleOptions, engines: EngineList) -> str | None:
     """Explain why the first engine of a list does not support every node of a model, or return None."""
 
     def find_declined(function: Function) -> str | None:
-        matrix = SupportMatrix.of(function, engines.engines[:1], engines.homes.of(engines.engines[0].spec))
+        matrix = SupportMatrix.of(function, engines.engines[:1], engines.homes)
         reasons = ((node, matrix.reason(number, 0)) for number, node in enumerate(function.nodes))
         return next((f"{node.name!r} ({node.op}): {reason}" for node, reason in reasons if reason is not None), None)
 

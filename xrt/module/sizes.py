@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xrt.errors import InputError, OptionError, PlanError, did_you_mean
 from xrt.graph import FrozenDict
-from xrt.graph.types import LARGEST_EXTENT
-from xrt.module.dispatch import NO_MATCH, FastPath, make_named_call, make_signature_check
+from xrt.module.dispatch import NO_MATCH, FastPath, make_signature_check
 from xrt.module.engines import IMPLICIT
 from xrt.module.model_source import ModelSource, StaticModel
+from xrt.module.options import Buckets, ModuleOptions, Shapes, parse_shapes
 from xrt.placement.sizes import Sizes, list_open_axes, read_sizes
 
 if TYPE_CHECKING:
@@ -25,44 +25,6 @@ if TYPE_CHECKING:
 
 MOST_REMEMBERED = 4096
 """Sets of sizes whose buckets are remembered."""
-SHAPES = ("auto", "each", "one")
-
-
-@dataclass(frozen=True)
-class Buckets:
-    """Pad symbolic dims of the inputs to a few sizes, and cut the results.
-
-    ``Buckets()`` rounds every symbolic dim up to a power of two or the number half way to it, ``Buckets({"s": [16, 64]})`` pads
-    this dim to these sizes. A larger size is not padded, and None in place of the sizes is the default rounding.
-    """
-
-    sizes: Mapping[str, tuple[int, ...] | None] | None = None
-
-    def __post_init__(self) -> None:
-        if self.sizes is None:
-            return
-        if not isinstance(self.sizes, Mapping):
-            raise OptionError(f'Buckets takes sizes by symbolic dim, such as Buckets({{"s": [16, 64]}}); got {self.sizes!r}')
-        object.__setattr__(self, "sizes", FrozenDict({str(dim): _parse_sizes(dim, sizes) for dim, sizes in self.sizes.items()}))
-
-
-def _parse_sizes(dim: object, sizes: Any) -> tuple[int, ...] | None:
-    if sizes is None:
-        return None
-    values = list(sizes) if isinstance(sizes, list | tuple | range) else [sizes]
-    if not values or not all(type(size) is int and 0 < size <= LARGEST_EXTENT for size in values):
-        raise OptionError(f"Buckets: {dim!r} takes a positive integer, several, or None; got {sizes!r}")
-    return tuple(sorted(set(values)))
-
-
-Shapes: TypeAlias = Literal["auto", "each", "one"] | Buckets
-
-
-def parse_shapes(value: Any) -> Shapes:
-    """Check the option ``shapes``; raises OptionError for another value."""
-    if isinstance(value, Buckets) or value in SHAPES:
-        return value  # type: ignore[no-any-return]  # it is one of these
-    raise OptionError(f"shapes must be 'auto', 'each', 'one' or xrt.Buckets(...); got {value!r}")
 
 
 def dump_shapes(shapes: Shapes) -> dict[str, Any]:
@@ -130,8 +92,7 @@ class PaddedValues(list[Any]):
                 return result
             return tuple(padding.cut(result)) if isinstance(result, tuple) else padding.cut([result])[0]
 
-        call_by_name = make_named_call([value.name for value in padding.model.inputs], call)
-        return self.unpadded, FastPath(call, call_by_name, build=path.build, program=path.program)
+        return self.unpadded, FastPath(call, build=path.build, program=path.program)
 
 
 class PaddedModel:
@@ -195,18 +156,16 @@ class SizePolicy:
     per set of sizes.
     """
 
-    def __init__(
-        self, shapes: Shapes, source: ModelSource, engines: EngineList, stored: StoredPlans | None, *, fold: bool
-    ) -> None:
-        self.shapes, self.source = shapes, source
-        self.pads_all = self._is_decided = isinstance(shapes, Buckets)
-        self._stored, self._fold = stored, fold
+    def __init__(self, settings: ModuleOptions, source: ModelSource, engines: EngineList, stored: StoredPlans | None) -> None:
+        self.shapes, self.source = settings.shapes, source
+        self.pads_all = self._is_decided = isinstance(self.shapes, Buckets)
+        self._stored, self._fold = stored, settings.fold_constants
         self._why_each: str | None = None
         """Why one program does not serve all sizes: None before the decision, empty if it does."""
         self.exact: frozenset[object] = frozenset()
         """Sizes with a static program while others share one: those of the first call, and of searches."""
         self.refusals: tuple[str, ...] = ()
-        self.padding = self._make_padding(engines, shapes) if isinstance(shapes, Buckets) else None
+        self.padding = self._make_padding(engines, self.shapes) if isinstance(self.shapes, Buckets) else None
         self.served = source if self.padding is None else self.padding.source
         self.open_axes = () if source.is_traced else tuple(list_open_axes(self.served.inputs))
 
@@ -229,10 +188,10 @@ class SizePolicy:
         """Pad the inputs of a call if their sizes are served by padding; ``pads=False`` leaves sizes unchanged."""
         # Sizes with a static program, as in a bundle, need no padding.
         if self.padding is not None and self.pads_all:
-            return values if self.source.key(values, False) in self.exact else self.padding.pad(values, exact=not pads)
+            return values if self.source.key(values) in self.exact else self.padding.pad(values, exact=not pads)
         if not pads or self.shapes != "auto" or not self.open_axes:
             return values
-        sizes = self.source.key(values, False)
+        sizes = self.source.key(values)
         # These sizes have a program already, in this module or in the cache.
         if self._is_first(sizes, planner) or (self._stored is not None and self._stored.has(sizes)):
             return values
@@ -249,7 +208,7 @@ class SizePolicy:
         if values is None and not self.source.is_traced:
             return None
         source, engines = self.get_source(values), planner.engines
-        sizes = source.key(values or [], False)
+        sizes = source.key(values or [])
         if (
             sizes is None
             or source is not self.source
@@ -258,12 +217,12 @@ class SizePolicy:
             or (not engines.are_dynamic and any(values[place].shape[axis] == 0 for place, axis, _ in self.open_axes))
         ):
             return sizes
-        return sizes if self.find_reason(values, planner) else source.key(values or [], True)
+        return sizes if source.is_traced or self.find_reason(values, planner) else None
 
     def set_exact(self, values: Sequence[Any]) -> None:
         """Give these sizes a static program."""
         if self.open_axes:
-            self.exact |= {self.get_source(values).key(values, False)}
+            self.exact |= {self.get_source(values).key(values)}
 
     def _is_first(self, sizes: object, planner: Programs) -> bool:
         """Whether these sizes get a static program, as those of the first call do with ``"auto"``."""
@@ -297,7 +256,7 @@ class SizePolicy:
         if self._why_each is not None or engines.are_dynamic:
             return self._why_each or ""
         # Without symbolic dims there is only one set of sizes; each trace of a graph counts as a model.
-        if self.source.is_traced or self.source.key([None] * len(self.source.inputs), False) is None:
+        if self.source.is_traced or self.source.is_static:
             return "the model has no symbolic dims"
         with planner.planning:
             if self._why_each is None:
@@ -315,7 +274,7 @@ class SizePolicy:
         """
         if self.shapes == "one":
             return ""
-        sizes = None if values is None else self.source.key(values, False)
+        sizes = None if values is None else self.source.key(values)
         if self._stored is not None and self._stored.has(None):
             return ""
         if self._stored is not None and self._stored.has(sizes):
@@ -325,16 +284,10 @@ class SizePolicy:
             plan = build.plan
         except PlanError as error:
             return str(error).splitlines()[0]
-        engines = build.engines.by_spec
         # The reference engine accepts any size, so only its nodes that another engine could run count against one program.
         behind = [engine.spec for engine in planner.engines.engines[1:] if engine.name == IMPLICIT]
         for launch in plan.launches:
-            if launch.engine in behind:
-                continue
-            engine = engines.get(launch.engine)
-            if engine is None or not engine.supports_dynamic_shapes:
-                return f"engine {launch.engine!r} needs every extent fixed"
-            if reason := engine.why_not_dynamic(launch.function):
+            if launch.engine not in behind and (reason := build.engines.why_not_dynamic(launch)):
                 return reason
         moved = [name for launch in plan.launches if launch.engine in behind for name in launch.nodes]
         if moved and sizes is not None:
@@ -345,7 +298,7 @@ class SizePolicy:
     def check_declared(self, planner: Programs) -> None:
         """Raise InputError if the declared types are insufficient to compile without example inputs."""
         source = self.source
-        if not source.inputs or source.key([None] * len(source.inputs), False) is None:
+        if not source.inputs or source.is_static:
             return
         why = "the graph is traced for its inputs" if source.is_traced else self.find_reason(None, planner)
         if why:
@@ -399,10 +352,7 @@ class SizePolicy:
         self.refusals = tuple(f"no buckets for {name!r}: {reason}" for name, reason in padded.refusals.items())
         if not padded.dims:
             return None
-        padding = PaddedModel(source, padded, sizes)
-        if self._stored is not None:
-            self._stored.padded = padding.source
-        return padding
+        return PaddedModel(source, padded, sizes)
 
     # ------------------------------------------------------------------ programs of a bundle
 
@@ -420,10 +370,11 @@ class SizePolicy:
             return (tuple(types),)
         if self.pads_all and len(types) == len(self.source.inputs):  # the program of the first sizes, without padding
             self.set_exact(types)
-            return (self.source.key(types, False),)
+            return (self.source.key(types),)
         is_general = tuple(types) == tuple(value.type for value in self.served.inputs)
         keeps_dims = engines.are_dynamic or (is_general and engines.can_be_dynamic)
-        key = self.served.key(types, not self.pads_all and self.shapes != "each" and keeps_dims)
+        is_for_all = not self.pads_all and self.shapes != "each" and keeps_dims
+        key = None if is_for_all else self.served.key(types)
         if key is None and not is_general:
             return None
         if not self.pads_all and self._why_each != "" and engines.can_be_dynamic and not engines.are_dynamic:

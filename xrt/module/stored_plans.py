@@ -45,7 +45,7 @@ from xrt.graph.constants import Stamp, find_file_offset
 from xrt.graph.deferred_function import DeferredFunction, StaleFunction
 from xrt.graph.function import Function
 from xrt.graph.types import TensorType
-from xrt.module.model_source import DeferredModel, ModelSource, ShapePlaceholder, StaticModel, load_unchanged
+from xrt.module.model_source import DeferredModel, ModelSource, StaticModel, load_unchanged
 from xrt.module.programs import BuildContext, SavedSpecialization, Specialization, optimize
 from xrt.partition.plan import Plan, launch_node
 
@@ -206,8 +206,6 @@ class StoredPlans:
         self._files = self._open_files()
         self._tried: set[Any] = {program.key for program in self._record.programs} if self._record else set()
         """Keys of programs that are stored, or cannot be."""
-        self.padded: ModelSource | None = None
-        """The padded form of the model, if the programs are padded; creating it reads the model."""
 
     def _open_files(self) -> OpenFiles | None:
         """Open the files of the record; if one has changed, discard the whole record."""
@@ -243,15 +241,18 @@ class StoredPlans:
     def _find_program(self, key: Any) -> StoredProgram | None:
         return next((program for program in self._record.programs if program.key == key), None) if self._record else None
 
-    def find(self, key: Any) -> Specialization | None:
-        """Restore the specialization stored under this key; None if there is none, or it does not fit."""
-        program, model = self._find_program(key), self.padded or self.source
-        if program is None or model is None or len(program.inputs) != len(model.inputs):
+    def find(self, key: Any, model: ModelSource) -> Specialization | None:
+        """Restore the specialization stored under this key; None if there is none, or it does not fit.
+
+        ``model`` is the source of its Function: the model of the file, or its padded form.
+        """
+        program = self._find_program(key)
+        if program is None or len(program.inputs) != len(model.inputs):
             return None
         if not {launch.engine for launch in program.launches} <= {*self._context.engines.specs}:
             return None
         try:
-            return restore(program, self._context, self._read_weight, partial(self._complete, program))[1]
+            return restore(program, self._context, self._read_weight, partial(self._complete, program, model))[1]
         except (XRTError, ValueError, IndexError) as error:
             self._store.trouble(f"a plan of {self._path} does not fit: {type(error).__name__}: {error}")
             return None
@@ -267,14 +268,10 @@ class StoredPlans:
         except BundleError as error:
             raise StaleFunction(str(error)) from error
 
-    def _complete(self, program: StoredProgram) -> Specialization:
+    def _complete(self, program: StoredProgram, model: ModelSource) -> Specialization:
         """Create the full specialization from the model's file; raises ModelError."""
-        model, context = self.padded or self.source, self._context
-        assert model is not None  # as above
-        if program.key is None:
-            original = model.get_declared_function()
-        else:
-            original = model.function([ShapePlaceholder(shape) for shape in program.key], dynamic=False)
+        context = self._context
+        original = model.function(program.key)
         optimized = optimize(original, fold=context.settings.fold_constants, engines=context.engines)
         return Specialization(optimized, context, original=original)
 

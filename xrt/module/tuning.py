@@ -24,7 +24,6 @@ from xrt.cache import CompileCache, Signature
 from xrt.comparison import compare_all
 from xrt.errors import BundleError, OptionError, PlacementWarning, XRTError, warn
 from xrt.measure.timing import LoadResult, run_closed_loop
-from xrt.module.model_source import get_model
 from xrt.module.options import list_keywords
 from xrt.operators.sample_inputs import sample_inputs
 from xrt.placement.result import Progress, describe_plan
@@ -207,7 +206,7 @@ def _make_exact_module(module: XRTModule) -> XRTModule:
     listed = module.programs.engines
     engines = [engine for engine in listed.engines if engine.spec != listed.implicit]
     device, cache = module.construction.device, CompileCache()
-    return XRTModule(get_model(module.source), engines, device, threads=module.threads, cache=cache)
+    return XRTModule(module.source, engines, device, threads=module.threads, cache=cache)
 
 
 def count_modules(module: XRTModule, calls: int) -> int:
@@ -218,7 +217,7 @@ def count_modules(module: XRTModule, calls: int) -> int:
     """
     if module.threads > 1:
         return calls
-    programs = (build.compiled for build in module.programs.specializations)
+    programs = (build.compiled for build in module.dispatcher)
     bounds = (executable.concurrent_runs for program in programs if program is not None for executable in program.executables)
     return -(-calls // min((bound for bound in bounds if bound is not None), default=calls))
 
@@ -333,7 +332,7 @@ class ModuleBench:
         while len(modules) <= number:
             cache = CompileCache(disk=self._module.programs.cache.disk)
             construction = replace(construction, cache=cache, options=options)
-            modules.append(construction.repeat(XRTModule, get_model(self._module.source)))
+            modules.append(construction.repeat(XRTModule, self._module.source))
         return modules[number]
 
     def _warm_up(self, module: XRTModule, sizes: Sequence[int]) -> None:

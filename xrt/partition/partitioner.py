@@ -8,7 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
 from xrt.errors import OptionError, PlanError, did_you_mean
-from xrt.graph import FrozenDict, Function, TensorType
+from xrt.graph import Function, TensorType
 from xrt.graph.device_names import normalize_device
 from xrt.graph.function import pause_gc
 from xrt.partition.clustering import Cluster, DependencyGraph, cluster
@@ -121,16 +121,15 @@ def partition(
     strict: bool = False,
     implicit: str | None = None,
     refused: Sequence[Refused] = (),
-    device: str = "cpu",
-    devices: Mapping[str, str] = FrozenDict(),
+    device: str | DeviceMap = "cpu",
     capability: SupportMatrix | None = None,
 ) -> Plan:
     """Partition a Function: each node on the first engine that supports it, unless a pin, refusal or `minimum_nodes` forbids it.
 
     ``engines`` are ordered by priority. ``implicit`` is the spec of the one that the user did not list, recorded in the Plan;
     ``strict`` means that there is none. ``refused`` are (node, engine spec, reason) triples: nodes that engines refused at
-    compile after an earlier Plan. ``device`` is the default device of nodes, overridden per engine spec by ``devices``. No
-    device is accessed. ``capability`` contains the engines' answers if already known.
+    compile after an earlier Plan. ``device`` is the default device of nodes, or a DeviceMap with devices of
+    single engines. No device is accessed. ``capability`` contains the engines' answers if already known.
 
     Raises OptionError for an engine listed twice, or for an unlisted one in a pin, ``implicit`` or ``refused``; PlanError if a
     pin cannot be satisfied or no engine supports a node. Linear in nodes and edges.
@@ -139,11 +138,10 @@ def partition(
     check_engines(specs, implicit)
     options.check_pins(names)
     with pause_gc(len(function.nodes)):
-        homes = DeviceMap(device, devices)
-        where = list(map(homes.of, specs))
-        choices = EligibleEngines.of(function, engines, options.pins, refused, where, capability)
+        homes = DeviceMap.at(device)
+        choices = EligibleEngines.of(function, engines, options.pins, refused, homes, capability)
         if function.aliases and len(engines) > 1:
-            choices = place_updates(function, engines, choices, where)
+            choices = place_updates(function, engines, choices, list(map(homes.of, specs)))
         candidates = choices.candidates()
         check_all_supported(function, choices, candidates, options.pins, strict)
         clustering = cluster(function, candidates, options, NodeDevices.of(function, engines, homes).devices)
@@ -155,7 +153,7 @@ def partition(
             return f"its cluster of {size} node{'s' * (size != 1)} is smaller than minimum_nodes={options.minimum_nodes}"
 
         reasons = tuple(_explain(function, choices, numbers, why_dissolved))
-        return Plan(folded, choices.engines, reasons, options, implicit, normalize_device(device))
+        return Plan(folded, choices.engines, reasons, options, implicit, normalize_device(homes.device))
 
 
 def check_engines(specs: Sequence[str], implicit: str | None) -> None:
@@ -211,7 +209,7 @@ def plan_from_assignment(
     check_engines([spec for _, spec in names], implicit)
     with pause_gc(len(function.nodes)):
         places = DeviceMap.at(device)
-        choices = EligibleEngines.of(function, engines, (), (), [places.of(spec) for _, spec in names], capability)
+        choices = EligibleEngines.of(function, engines, (), (), places, capability)
         home = _number_engines(function, choices, homes)
         devices = NodeDevices.of(function, engines, places).devices
         if groups is None:

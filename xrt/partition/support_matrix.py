@@ -32,15 +32,14 @@ class SupportMatrix:
     """For each class, the answers in the order of the engines."""
 
     @classmethod
-    def of(cls, function: Function, engines: Sequence[GraphCompiler], device: str | Sequence[str]) -> SupportMatrix:
-        """Query every engine about every distinct node; ``device`` is the default device for all engines, or one for each.
+    def of(cls, function: Function, engines: Sequence[GraphCompiler], device: str | DeviceMap) -> SupportMatrix:
+        """Query every engine about every distinct node; ``device`` is the default device of nodes, or one by engine.
 
         An engine that raises, or returns something other than text, does not support the node, with that as the reason. Linear in
         the nodes; one call of `why_not` per engine and distinct node.
         """
-        homes = (device,) * len(engines) if isinstance(device, str) else device
-        class_of, examples = classify_nodes(function)
-        by_engine = [query_engine(engine, home, examples, function) for engine, home in zip(engines, homes, strict=True)]
+        homes, (class_of, examples) = DeviceMap.at(device), classify_nodes(function)
+        by_engine = [query_engine(engine, homes.of(engine.spec), examples, function) for engine in engines]
         return cls(class_of, tuple(tuple(answers[number] for answers in by_engine) for number in range(len(examples))))
 
     def reason(self, node: int, engine: int) -> str | None:
@@ -168,7 +167,7 @@ class EligibleEngines:
         engines: Sequence[GraphCompiler],
         pins: Sequence[Pin],
         refused: Sequence[Refused],
-        device: str | Sequence[str],
+        device: str | DeviceMap,
         capability: SupportMatrix | None = None,
     ) -> EligibleEngines:
         """Combine capability, refusals and pins; without ``capability``, engines are queried with `SupportMatrix.of`.

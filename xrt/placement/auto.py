@@ -17,12 +17,11 @@ from xrt.graph import FrozenDict, Function, TensorType
 from xrt.partition import ClusteringOptions, Plan
 from xrt.partition.partitioner import map_nodes_to_engines, map_nodes_to_regions, plan_from_assignment
 from xrt.partition.support_matrix import SupportMatrix
-from xrt.passes.quantize.form import make_planned_function
 from xrt.placement import CostReport, CostStore, TuningResult, tune
 from xrt.placement.autotune import ProgressCallback, TuningBudget, load_cost_table, plan_by_priority
-from xrt.placement.records import Ingredients, load_decision, make_decision_key, mark_checked, store_decision
+from xrt.placement.records import Ingredients, load_decision, make_decision_key, mark_checked, plan_form, store_decision
 from xrt.placement.report import make_report
-from xrt.placement.result import CandidateComparison, PlacementRequest, unwrap
+from xrt.placement.result import CandidateComparison, PlacementRequest
 from xrt.placement.sizes import format_sizes
 from xrt.progress import show_progress
 
@@ -53,25 +52,6 @@ class Lower(Protocol):
 FETCHED = "placed as it is without the values that are fetched"
 
 
-# ------------------------------------------------------------------ placement of nodes
-
-
-@dataclass(frozen=True, slots=True)
-class PlacementOptions:
-    """Options of a placement by measurement."""
-
-    clustering: ClusteringOptions = ClusteringOptions()
-    budget: float = 20.0
-    """Seconds for a search."""
-    memory_limit: int | None = None
-    """Limit on a worker's address space, in bytes; None for no limit."""
-    cuda_graph: bool = False
-    """Whether plans on a GPU are recorded as CUDA graphs."""
-    shows_progress: bool = True
-    lower: Lower | None = None
-    """Searches for plans of lower precision; None without an error budget."""
-
-
 @dataclass(frozen=True, slots=True)
 class OpenModel:
     """A model with symbolic dims."""
@@ -95,12 +75,21 @@ class AutoPlacement:
 
     engines: EngineList
     """With a lock that applies, only the engines that its plan uses."""
-    options: PlacementOptions
     cache: CompileCache
-    everything: Callable[[], EngineList]
+    list_all_engines: Callable[[], EngineList]
     """Create the list of all engines, for calls to which the lock does not apply."""
-    load_locked: Callable[[Function, EngineList, Sizes, OpenModel | None], SizedPlacement | None] | None = None
+    load_locked: Callable[[Function, EngineList, Sizes, OpenModel | None], SizedPlacement | None] | None
     """Load a Function's placement from the lock, or return None if the lock does not apply. None without a lock."""
+    lower: Lower | None
+    """Searches for plans of lower precision; None without an error budget."""
+    clustering: ClusteringOptions
+    budget: float
+    """Seconds for a search."""
+    memory_limit: int | None
+    """Limit on a worker's address space, in bytes; None for no limit."""
+    cuda_graph: bool
+    """Whether plans on a GPU are recorded as CUDA graphs."""
+    shows_progress: bool
     clock: Clock = time.perf_counter
     model: OpenModel | None = None
     placed: SizedPlacement | None = None
@@ -108,35 +97,36 @@ class AutoPlacement:
     _is_whole: bool = False
     """Whether ``engines`` is the list of all engines."""
 
-    def choose(
+    def place(
         self,
         function: Function,
         values: Sequence[Any] | None,
+        *,
         base: TuningResult | None,
-        place: Placer | None,
+        placer: Placer | None,
         began: float,
-        sizes: Sizes = FrozenDict(),
-    ) -> tuple[EngineList, Placer | None]:
-        """Choose the engines of a signature and the placer: ``place`` if given, else the lock, else a search.
+        sizes: Sizes,
+    ) -> TuningResult:
+        """Place a signature by ``placer`` if given, else by the lock, else by a search, whose time budget starts at ``began``.
 
-        If nodes are placed by priority, ``place`` is returned unchanged. The time budget starts at ``began``. ``sizes`` are those
-        of the symbolic dims. Raises LockError as `LockedPlacement.load_result` does.
+        ``base`` is the placement of the same signature without fetched values, whose engines are reused. ``sizes`` are those of
+        the symbolic dims. Raises LockError as `LockedPlacement.load_result` does.
         """
-        if not self.engines.is_auto or (base is not None and place is not None):
-            return self.engines, place
         if base is not None:
-            return self.engines, partial(self.like, base)
-        if place is None and self.placed is None and self.load_locked is not None:
+            return placer(function) if placer is not None else self.like(base, function)
+        if placer is None and self.placed is None and self.load_locked is not None:
             locked = self.load_locked(function, self.engines, sizes, self.model)
             if locked is not None and self.model is None:
-                return self.engines, lambda _: locked.tuned
+                return locked.tuned
             self.placed = locked
         # The lock does not apply to this call, so that all engines take part, not only those of its plan.
-        if self.load_locked is not None and (place or self.placed is None) and not self._is_whole:
-            self.engines, self._is_whole = self.everything(), True
-        if place is None and self.model is not None and (self.placed is not None or sizes):
-            return self.engines, partial(self._place_once, self.model, sizes, values, began)
-        return self.engines, place or partial(self.tune, values=values, began=began)
+        if self.load_locked is not None and (placer or self.placed is None) and not self._is_whole:
+            self.engines, self._is_whole = self.list_all_engines(), True
+        if placer is not None:
+            return placer(function)
+        if self.model is not None and (self.placed is not None or sizes):
+            return self._place_once(self.model, sizes, values, began, function)
+        return self.tune(function, values, began=began)
 
     def _place_once(
         self, model: OpenModel, sizes: Sizes, values: Sequence[Any] | None, began: float, function: Function
@@ -168,11 +158,7 @@ class AutoPlacement:
 
     def _is_dynamic(self, tuned: TuningResult) -> bool:
         """Whether a placement was measured and each of its regions compiles once for all sizes of symbolic dims."""
-        engines = self.engines.by_spec
-        launches = ((engines.get(launch.engine), launch.function) for launch in tuned.plan.launches)
-        return tuned.how != "priority" and all(
-            engine is not None and engine.supports_dynamic_shapes and not engine.why_not_dynamic(x) for engine, x in launches
-        )
+        return tuned.how != "priority" and not any(map(self.engines.why_not_dynamic, tuned.plan.launches))
 
     def record(self, sizes: Sizes, tuned: TuningResult) -> None:
         """Use the placement found at these sizes for all sizes, in later processes too."""
@@ -189,13 +175,13 @@ class AutoPlacement:
             # The decision is stored under the sizes at which it was measured.
             function = self.model.specialize(self.placed.sizes)
         if (store := CostStore.for_cache(self.cache)) is not None:
-            mark_checked(self._make_request(function)[0], store, _list_ingredients(self.options.lower))
+            mark_checked(self._make_request(function)[0], store, _list_ingredients(self.lower))
 
     def _recall(self, model: OpenModel, function: Function, sizes: Sizes) -> SizedPlacement | None:
         """Load the stored decision for these sizes, else for the sizes of the latest search; None if there is none."""
         if (store := CostStore.for_cache(self.cache)) is None:
             return None
-        ingredients = _list_ingredients(self.options.lower)
+        ingredients = _list_ingredients(self.lower)
         decision = load_decision(self._make_request(function)[0], store, ingredients)
         if decision is not None:
             return SizedPlacement(sizes, decision)
@@ -220,11 +206,11 @@ class AutoPlacement:
         """Search for a placement for ``budget`` seconds, or load an earlier decision; ``retune`` forces a search.
 
         The budget starts at ``began`` on the clock. With an error budget, half of it is for the exact plan, and the rest for
-        plans of lower precision. ``lower`` replaces `PlacementOptions.lower`. ``progress`` is called with the state of the
+        plans of lower precision. ``lower`` replaces that of the module. ``progress`` is called with the state of the
         search; True shows the state, False hides it, and None follows the options.
         """
-        budget = self.options.budget if budget is None else budget
-        lower, store = lower or self.options.lower, CostStore.for_cache(self.cache)
+        budget = self.budget if budget is None else budget
+        lower, store = lower or self.lower, CostStore.for_cache(self.cache)
         request, left_out = self._make_request(function, budget)
         if lower is not None and store is not None and not retune:
             if (decision := load_decision(request, store, lower.ingredients)) is not None:
@@ -245,7 +231,7 @@ class AutoPlacement:
                 store=store,
                 inputs=values,
                 progress=report,
-                bounds=TuningBudget(memory=self.options.memory_limit),
+                bounds=TuningBudget(memory=self.memory_limit),
             )
         result = replace(result, notes=(*result.notes, *left_out)) if left_out else result
         # After Ctrl-C no second search begins.
@@ -264,7 +250,7 @@ class AutoPlacement:
         if callable(progress):
             yield progress
             return
-        enabled = self.options.shows_progress if progress is None else progress
+        enabled = self.shows_progress if progress is None else progress
         with show_progress(f"placing {function.name} (budget {budget:g} s)", enabled=enabled) as show:
             yield lambda state: show(state.text)
 
@@ -273,16 +259,14 @@ class AutoPlacement:
 
         A node that ``base`` lacks runs on the engine with the most nodes. The result has no candidates of ``base``.
         """
-        function = make_planned_function(function, base.precision)
-        request, _ = self._make_request(function)
-        request = replace(request, engines=(*base.lowered, *request.engines)) if base.lowered else request
-        homes, assignment = request.device_map, map_nodes_to_engines(base.plan)
+        request = plan_form(self._make_request(function)[0], base.precision, base.lowered)
+        function, assignment = request.function, map_nodes_to_engines(base.plan)
         groups: Mapping[str, int] | None = map_nodes_to_regions(base.plan)
         if {node.name for node in function.nodes} - assignment.keys() and assignment:
             # New nodes, such as fetched values, change the regions, so that the old grouping does not apply.
             usual, groups = Counter(assignment.values()).most_common(1)[0][0], None
             assignment = {node.name: assignment.get(node.name, usual) for node in function.nodes}
-        implicit = request.implicit
+        implicit, homes = request.implicit, request.device_map
         engines = tuple({engine.spec: engine for engine in request.engines}.values())  # the first engine of each spec
         if note != FETCHED:  # reuse the support recorded for the other sizes, so that no library is imported
             queried = base.queried if base.queried and not base.lowered else engines
@@ -297,15 +281,14 @@ class AutoPlacement:
     def _make_request(self, function: Function, budget: float | None = None) -> tuple[PlacementRequest, tuple[str, ...]]:
         """Make the placement request, and a message for each engine left out because it supports no node on its device."""
         engines, implicit, left_out = self._select_engines(function)
-        options = self.options
-        fields = {"clustering": options.clustering, "cuda_graph": options.cuda_graph, "budget": budget or options.budget}
+        fields = {"clustering": self.clustering, "cuda_graph": self.cuda_graph, "budget": budget or self.budget}
         return self.engines.make_request(function, engines=tuple(engines), implicit=implicit, **fields), left_out
 
     def make_cost_report(self, plan: Plan, tuned: TuningResult, function: Function) -> CostReport:
         """Report the cost of the chosen plan from all known measurements."""
-        table, store, engines = tuned.table, CostStore.for_cache(self.cache), self.engines
+        table, store = tuned.table, CostStore.for_cache(self.cache)
         if not table.regions and store is not None:
-            table = load_cost_table(store, unwrap(engines.engines), engines.context, engines.homes.by_engine)
+            table = load_cost_table(store, self.engines.make_request(function))
         return make_report(plan, tuned, function, table)
 
     def _select_engines(self, function: Function) -> tuple[list[GraphCompiler], str | None, tuple[str, ...]]:
@@ -318,7 +301,7 @@ class AutoPlacement:
         listed = [engine for engine in self.engines.engines if engine.spec != implicit]
         if all(homes.of(engine.spec) == "cpu" for engine in self.engines.engines):
             return list(self.engines.engines), implicit, ()
-        answers = SupportMatrix.of(function, listed, [homes.of(engine.spec) for engine in listed])
+        answers = SupportMatrix.of(function, listed, homes)
         busy = {index for willing in answers.supporting_engines() for index in willing}
         idle = {}
         for index, engine in enumerate(listed):

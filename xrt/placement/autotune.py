@@ -24,7 +24,6 @@ from xrt.operators.sample_inputs import sample_inputs
 from xrt.partition import Plan, partition
 from xrt.partition.cost_table import LAUNCH, CostTable, MeasuredCost
 from xrt.partition.partitioner import map_nodes_to_engines, map_nodes_to_regions, plan_from_assignment
-from xrt.partition.support_matrix import DeviceMap
 from xrt.placement import choose_requests, predict_cost, propose_plans
 from xrt.placement.profiler import (
     LEAST,
@@ -71,7 +70,7 @@ from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
     from xrt.cache.cost_store import CostStore
-    from xrt.engines import CompileContext, GraphCompiler
+    from xrt.engines import GraphCompiler
     from xrt.measure.timing import Clock
     from xrt.placement.profiler import Reference
 
@@ -152,11 +151,11 @@ def tune(
     search = Search(request, [to_host(value) for value in inputs], reference, cache, bounds, progress, clock)
     if store is not None:
         # Parts that an earlier search has measured are not measured again.
-        search.profiler.table = load_cost_table(store, request.engines, request.context, request.devices)
+        search.profiler.table = load_cost_table(store, request)
     tuned = replace(_run(search), is_explicit=request.retune)
     if store is not None:
         # A later search must not exclude an engine by a time that an import made too long, or by the limit of a compile.
-        disturbed, cut_off, costs = search.disturbed_parts, search.profiler.cut_off, tuned.table.regions.items()
+        disturbed, cut_off, costs = search.profiler.disturbed, search.profiler.cut_off, tuned.table.regions.items()
         table = CostTable({x: cost for x, cost in costs if x not in (cut_off if isinstance(cost, str) else disturbed)})
         for engine in unwrap(request.engines):
             store.keep(table, [engine], request.contexts[engine.spec])
@@ -173,8 +172,8 @@ def check_budget(budget: object) -> None:
 
 def plan_by_priority(request: PlacementRequest, reason: str) -> TuningResult:
     """Plan by the order of the engine list; ``reason`` becomes a note of the result."""
-    function, implicit, device = request.function, request.implicit, request.context.device
-    plan = partition(function, request.engines, request.clustering, implicit=implicit, device=device, devices=request.devices)
+    function, implicit, device = request.function, request.implicit, request.device_map
+    plan = partition(function, request.engines, request.clustering, implicit=implicit, device=device)
     return TuningResult(plan, how="priority", notes=(reason,))
 
 
@@ -342,8 +341,6 @@ class Search:
     """The plans that failed or were wrong in this process."""
     late_plans: set[Placing] = field(default_factory=set)
     """The plans that could not be compiled in time in this process."""
-    disturbed_parts: set[tuple[str, str]] = field(default_factory=set)
-    """Shape keys and engines of the parts that were timed while another engine was starting."""
     rounds: int = 0
 
     def __post_init__(self) -> None:
@@ -355,7 +352,7 @@ class Search:
         # Raises DeviceError before anything is started if a device is unavailable.
         self.inquiry = Inquiry(self.request, lambda engine: choose_runner(engine, limits))
         limit = self.request.budget * self.bounds.limit
-        self.profiler = RegionProfiler(self.request, limit, self.bounds.samples, self.clock, self.end)
+        self.profiler = RegionProfiler(self.request, self.inquiry, limit, self.bounds.samples, self.clock, self.end)
         self._candidates: dict[tuple[bool, tuple[str, ...]], Candidates] = {}
 
     @property
@@ -416,12 +413,8 @@ class Search:
 
     def measure(self, regions: Sequence[ProfilingRequest], until: float) -> bool:
         """Measure regions in workers, in order; return False if time ran out."""
-        # More engines may have started since the last call.
-        self.profiler.runners = self.inquiry.runners
 
         def report(region: ProfilingRequest) -> None:
-            if self.inquiry.pending:
-                self.disturbed_parts.add((region.key, region.spec))
             self.report_stage(f"measuring {format_count(len(region.function.nodes), 'node')} on {region.spec}")
 
         return self.profiler.measure(regions, until, report)
@@ -445,7 +438,7 @@ class Search:
         # `low` and not the median: an engine is excluded only if its whole interval is above the limit.
         leading, measured = [], self.list_measured_wholes()
         for plan, cost in measured:
-            times = UNCERTAINTY ** (1 + (_get_part(plan) in self.disturbed_parts))
+            times = UNCERTAINTY ** (1 + (_get_part(plan) in self.profiler.disturbed))
             if cost.low <= times * measured[0][1].seconds:
                 leading.append(plan)
             else:
@@ -588,7 +581,7 @@ class Search:
                 # Times in this process, beside the other engines, replace those of a worker.
                 cost, part = MeasuredCost(*median_interval(entrant.rounds)), _get_part(entrant.plan)
                 self.profiler.table = self.table.with_region(*part, cost)
-                self.disturbed_parts.discard(part)
+                self.profiler.disturbed.discard(part)
             if entrant.has_run and not entrant.is_out and self.remaining > PROFILED * entrant.median:
                 entrant.profile(self.inputs)
         if not self.has_measured:
@@ -687,17 +680,12 @@ def _get_part(plan: Plan) -> tuple[str, str]:
     return plan.launches[0].function.shape_key, plan.launches[0].engine
 
 
-# ---------------------------------------------------------------------- stored costs
-
-
-def load_cost_table(
-    store: CostStore, engines: Sequence[GraphCompiler], context: CompileContext, devices: Mapping[str, str] = FrozenDict()
-) -> CostTable:
-    """Load the stored costs of these engines, each on its device. Raises DeviceError if a device is unavailable."""
+def load_cost_table(store: CostStore, request: PlacementRequest) -> CostTable:
+    """Load the stored costs of the engines, each on its device. Raises DeviceError if a device is unavailable."""
     # Costs are stored by engine and device: those of a GPU say nothing about the CPU.
-    homes, table = DeviceMap(context.device, devices), CostTable()
-    for engine in unwrap(engines):
-        table = table.merge(store.table([engine], on_device(homes.of(engine.spec), context)))
+    table = CostTable()
+    for engine in unwrap(request.engines):
+        table = table.merge(store.table([engine], request.contexts[engine.spec]))
     return table
 
 

@@ -75,6 +75,13 @@ class EngineList:
         """The engine of a launch, or None if it runs on a device or is not in the list."""
         return self.by_spec.get(launch.engine) if self.homes.of(launch.engine) == "cpu" else None
 
+    def why_not_dynamic(self, launch: Launch) -> str:
+        """Explain why a launch is compiled for fixed sizes of symbolic dims; empty if one executable serves all."""
+        engine = self.by_spec.get(launch.engine)
+        if engine is None or not engine.supports_dynamic_shapes:
+            return f"engine {launch.engine!r} needs every extent fixed"
+        return engine.why_not_dynamic(launch.function) or ""
+
     def fuse_dequantization(self, node: Node, function: Function) -> bool:
         """Whether a named engine needs a DequantizeLinear of constants to be kept as a node."""
         return any(engine.fuses_dequantization(node, function) for engine in self.engines if engine.spec != self.implicit)

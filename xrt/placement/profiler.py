@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -425,19 +425,21 @@ class RegionProfiler:
     """
 
     request: PlacementRequest
+    inquiry: Inquiry
     limit: float
     sampling: float
     clock: Clock
     end: float
     table: CostTable = CostTable()
     truth: Truth = Truth()
-    runners: Mapping[str, Runner] = field(default_factory=dict)
     count: int = 0
     """Number of parts measured, including failed ones."""
     skipped: dict[tuple[str, str], str] = field(default_factory=dict)
     """Why parts were not measured, by shape key and engine; another search tries them again."""
     cut_off: set[tuple[str, str]] = field(default_factory=set)
     """The parts that were not compiled within the limit; a search with a larger budget tries again."""
+    disturbed: set[tuple[str, str]] = field(default_factory=set)
+    """Shape keys and engines of the parts that were timed while another engine was starting."""
     _hung: set[str] = field(default_factory=set)
     """The engines that have not ended a measurement in time."""
 
@@ -457,6 +459,8 @@ class RegionProfiler:
             if self.clock() + LEAST > until:
                 return False
             report(subject)
+            if self.inquiry.pending:
+                self.disturbed.add((subject.key, subject.spec))
             try:
                 cost = self._measure(subject, until)
             except _NotMeasured as error:
@@ -477,7 +481,8 @@ class RegionProfiler:
         # Each hang costs the limit of a measurement.
         if subject.spec in self._hung:
             raise _NotMeasured("the engine did not end with another part of the model")
-        costs = (self.table.region(subject.key, spec) for spec in self.runners)
+        runners = self.inquiry.runners
+        costs = (self.table.region(subject.key, spec) for spec in runners)
         best = min((cost.seconds for cost in costs if isinstance(cost, MeasuredCost)), default=None)
         remaining = until - self.clock()
         limit = max(min(self.limit, remaining), LEAST)
@@ -490,7 +495,7 @@ class RegionProfiler:
         try:
             # Sampling is an eighth of the limit at most: the compile and the first call need the rest.
             limits = TrialLimits(min(self.sampling, limit / 8), limit, running, remaining, inner=inner)
-            trial = self.runners[subject.spec].trial(function, context, inputs, limits)
+            trial = runners[subject.spec].trial(function, context, inputs, limits)
         except (NotStarted, OutOfDeviceMemory) as error:
             raise _NotMeasured(str(error)) from error  # another search may have more free device memory
         except (EngineError, InputError) as error:
@@ -541,8 +546,7 @@ def make_stand_in(request: PlacementRequest, implicit: str | None, engines: Sequ
     loaded = {engine.spec: engine for engine in request.engines}
 
     def run(function: Function, inputs: Sequence[Any]) -> list[Any]:
-        where = request.device_map
-        plan = partition(function, engines, implicit=implicit, device=where.device, devices=where.by_engine)
+        plan = partition(function, engines, implicit=implicit, device=request.device_map)
         used = {launch.engine: load_engine(loaded[launch.engine]) for launch in plan.launches}
         program = compile_plan(plan, used, request.context, CompileCache())
         if not isinstance(program, Program):

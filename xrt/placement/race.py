@@ -265,8 +265,7 @@ class Candidates:
     @cached_property
     def capability(self) -> SupportMatrix:
         """Which nodes the engines support; queried once."""
-        homes = [self.request.device_map.of(engine.spec) for engine in self.engines]
-        return SupportMatrix.of(self.request.function, self.engines, homes)
+        return SupportMatrix.of(self.request.function, self.engines, self.request.device_map)
 
     @cached_property
     def priority(self) -> Plan:
@@ -277,8 +276,7 @@ class Candidates:
         self, engines: Sequence[GraphCompiler], implicit: str | None = None, capability: SupportMatrix | None = None
     ) -> Plan:
         function, options, where = self.request.function, self.request.clustering, self.request.device_map
-        homes = where.by_engine
-        return partition(function, engines, options, implicit=implicit, device=where.device, devices=homes, capability=capability)
+        return partition(function, engines, options, implicit=implicit, device=where, capability=capability)
 
     @cached_property
     def wholes(self) -> tuple[Plan, ...]:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import groupby
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
 from xrt import __version__
 from xrt.cache import Signature
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
 Ingredients: TypeAlias = tuple[tuple[str, str], ...]
 """Parts of the key of a decision."""
-T = TypeVar("T", CandidateRecord, Baseline)
 MOST_LOCKED = 16
 """Maximum number of candidates in a lock."""
 DEVICE_OF = "device of "
@@ -61,8 +60,6 @@ LONGEST = 400
 """Maximum characters of a name in a lock."""
 SHOWN = 12
 """Characters of a fingerprint shown in messages."""
-
-# ---------------------------------------------------------------------- locks
 
 
 def create_lock(
@@ -90,17 +87,11 @@ def create_lock(
         machine=machine,
         options=options,
         plan=list_node_ranges(plan, make_planned_function(function, tuned.precision)),
-        candidates=tuple(map(_round, list_candidate_records(tuned.race)[:MOST_LOCKED])),
-        baseline=None if baseline is None else _round(baseline),
+        candidates=tuple(record.rounded() for record in list_candidate_records(tuned.race)[:MOST_LOCKED]),
+        baseline=None if baseline is None else baseline.rounded(),
         values=values,
         precision=tuned.precision,
     )
-
-
-def _round(record: T) -> T:
-    """Round each float to six digits: more are noise, which a diff would show."""
-    figures = {name: value for name, value in record.to_dict().items() if isinstance(value, float)}
-    return record.replace(**{name: float(f"{value:.6g}") for name, value in figures.items()})
 
 
 def read_lock(path: str | os.PathLike[str]) -> PlacementFile:
@@ -228,9 +219,6 @@ def _compare_facts(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[s
             yield f"{name} was {was[name]} and is {now[name]}"
 
 
-# ---------------------------------------------------------------------- facts
-
-
 def _describe_model(function: Function) -> dict[str, str]:
     return {"name": function.name, "fingerprint": function.fingerprint, "nodes": str(len(function.nodes))}
 
@@ -328,7 +316,7 @@ def make_decision(tuned: TuningResult, request: PlacementRequest) -> PlacementFi
     It has only the engines of the chosen plan, which may be fewer than the request has. Of plans of lower precision it has only
     the chosen one, since others place other forms of the model.
     """
-    request, race, engines = _plan_form(request, tuned.precision, tuned.lowered), tuned.race, tuned.queried or request.engines
+    request, race, engines = plan_form(request, tuned.precision, tuned.lowered), tuned.race, tuned.queried or request.engines
     if tuned.precision is not None:
         # The ranges of other candidates are positions in other forms of the model.
         engines, race = request.engines, replace(race, contenders=race.contenders[:1], baseline=None)
@@ -349,9 +337,7 @@ def make_decision(tuned: TuningResult, request: PlacementRequest) -> PlacementFi
     )
 
 
-def _plan_form(
-    request: PlacementRequest, precision: PrecisionRecord | None, lowered: Sequence[GraphCompiler]
-) -> PlacementRequest:
+def plan_form(request: PlacementRequest, precision: PrecisionRecord | None, lowered: Sequence[GraphCompiler]) -> PlacementRequest:
     """The request to place the form of the model that has this precision, on engines of lower precision too."""
     function = make_planned_function(request.function, precision)
     return replace(request, function=function, engines=(*lowered, *request.engines))
@@ -359,8 +345,8 @@ def _plan_form(
 
 def _list_declined(request: PlacementRequest, engines: list[GraphCompiler]) -> tuple[DeclinedNodes, ...]:
     """Record each engine's reasons with the positions of the declined nodes, so that the engine need not be queried again."""
-    homes, function = request.device_map, request.function
-    capability = SupportMatrix.of(function, engines, [homes.of(engine.spec) for engine in engines])
+    function = request.function
+    capability = SupportMatrix.of(function, engines, request.device_map)
     declined: dict[tuple[str, str], list[int]] = {}
     for number, engine in enumerate(engines):
         for position in range(len(function.nodes)):
@@ -381,7 +367,7 @@ def read_decision(document: PlacementFile, request: PlacementRequest) -> TuningR
     lowered: tuple[GraphCompiler, ...] = ()
     if precision is not None:
         lowered = create_lowered_engines([run.engine for record in records for run in record.ranges], request)
-    request = _plan_form(request, precision, lowered)
+    request = plan_form(request, precision, lowered)
     request = _with_engines(request, _restore_engines(document, search, request))
     unmeasured = FrozenDict(search.unmeasured)
     candidates = tuple(
@@ -409,7 +395,7 @@ def read_locked_result(lock: PlacementFile, request: PlacementRequest) -> Tuning
 
     Raises LockError if the plan does not fit the request, CalibrationError or OptionError if the precision does not.
     """
-    request, used = _plan_form(request, lock.precision, ()), {run.engine for run in lock.plan}
+    request, used = plan_form(request, lock.precision, ()), {run.engine for run in lock.plan}
     request = _with_engines(request, [x for x in request.engines if x.spec != request.implicit or x.spec in used])
     plan = plan_from_ranges(lock.plan, request)
     winner = next((record for record in lock.candidates if record.verdict == "won"), CandidateRecord("", "won"))

@@ -64,8 +64,6 @@ def make_report(plan: Plan, tuned: TuningResult, function: Function, table: Cost
     return CostReport(cost.seconds if math.isfinite(cost.seconds) else None, seconds, parts)
 
 
-# ---------------------------------------------------------------------- precision as text
-
 MEASURES = {"relative": "relative error", "cosine": "cosine distance", "top1": "share of other answers"}
 """Display names of the built-in error measures; any other is the caller's metric."""
 PLANS_SHOWN, SHOWN_SHORT = 16, 4
@@ -140,9 +138,6 @@ def list_pareto_plans(record: PrecisionRecord) -> list[tuple[LoweredPlanRecord, 
         rows.append((plan, error < least))
         least = min(least, error)
     return rows
-
-
-# ---------------------------------------------------------------------- in a notebook
 
 
 def describe_errors(record: PrecisionRecord | None) -> dict[str, Any]:

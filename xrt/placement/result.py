@@ -246,8 +246,9 @@ def describe_plan(plan: Plan) -> str:
     if len(specs) <= MANY and len(kinds) > 1:
         # In execution order as long as that is short enough to read.
         runs = [(kind, len(list(alike))) for kind, alike in groupby(specs)]
-        return " + ".join(kind if count == 1 else f"{kind} ({count} regions)" for kind, count in runs)
-    return " + ".join(kind if specs.count(kind) == 1 else f"{kind} ({specs.count(kind)} regions)" for kind in kinds)
+    else:
+        runs = [(kind, specs.count(kind)) for kind in kinds]
+    return " + ".join(kind if count == 1 else f"{kind} ({count} regions)" for kind, count in runs)
 
 
 def _format_time(seconds: float) -> str:

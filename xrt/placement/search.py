@@ -25,13 +25,14 @@ from xrt.partition.clustering import DependencyGraph, QuotientGraph, find_engine
 from xrt.partition.cost_table import BOUNDARY, LAUNCH, CostTable, MeasuredCost
 from xrt.partition.fold import extract_subgraph
 from xrt.partition.partitioner import plan_from_assignment
-from xrt.partition.support_matrix import DeviceMap, EligibleEngines
+from xrt.partition.support_matrix import EligibleEngines
 from xrt.processes.background import OutOfTime
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
     from xrt.graph import Node
     from xrt.partition.plan import Launch, Plan
+    from xrt.partition.support_matrix import DeviceMap
 
 Region: TypeAlias = tuple[int, int]
 """Engine index and node mask."""
@@ -79,8 +80,7 @@ class PlanningGraph:
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> PlanningGraph:
         """Build the graph by querying which nodes each engine supports."""
-        homes = DeviceMap.at(device)
-        eligible = EligibleEngines.of(function, engines, (), (), [homes.of(engine.spec) for engine in engines])
+        eligible = EligibleEngines.of(function, engines, (), (), device)
         candidates = eligible.candidates()
         supported = (to_mask(index for index, able in enumerate(candidates) if engine in able) for engine in range(len(engines)))
         return cls(function, eligible.engines, tuple(supported), is_stopped)
@@ -282,8 +282,6 @@ class CostModel:
         """The seconds of all regions and of the transfers between them."""
         return sum(self.seconds(region) + self.graph.transfer(self.graph.inputs(region[1])) for region in partitioning)
 
-
-# ---------------------------------------------------------------------- shares of nodes
 
 SWEEPS = 25
 """Iterations of the fit over all measurements. With 8 a mixture of four benchmark models was not found; 50 changed nothing."""
@@ -611,9 +609,6 @@ def _list_by_potential_gain(costs: CostModel, best: Partitioning, worth: float) 
                 if saving >= worth:
                     savings.append((saving, (engine, part)))
     return [region for _, region in sorted(savings, key=lambda pair: (-pair[0], pair[1]))]
-
-
-# ---------------------------------------------------------------------- predictions
 
 
 @dataclass(frozen=True, slots=True)

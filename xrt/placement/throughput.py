@@ -159,11 +159,6 @@ def list_cells(point: ServingCandidate) -> tuple[str, ...]:
     return (point.verdict, *numbers, point.plan, *_format_figures(point), memory, point.note)
 
 
-def _round(value: float) -> float:
-    """Round to six digits: more are noise, which the diff of a lockfile would show."""
-    return float(f"{value:.6g}")
-
-
 def find_batch_dim(inputs: Sequence[Value], outputs: Sequence[Value], name: str | None = None) -> tuple[str, str]:
     """Find the dim that counts requests; if it is empty, the second string explains why.
 
@@ -213,8 +208,6 @@ def _find_first(value: Value) -> str | None:
     shape = value.type.shape if isinstance(value.type, TensorType) else None
     return shape[0] if shape and isinstance(shape[0], str) else None
 
-
-# ---------------------------------------------------------------------- in a notebook
 
 KINDS = {"chosen": "best", "within": "tie", "over": "slower", "declined": "slower"}
 
@@ -326,8 +319,8 @@ class ThroughputSweep:
                 self._points[number] = point.replace(note=str(error)[:4000])
                 continue
             verdict = "within" if load.p99 <= self.request.bound else "over"
-            figures = {name: _round(getattr(load, name)) for name in ("rate", "p50", "p99")}
-            self._points[number] = point.replace(verdict=verdict, memory=memory[place], **figures)
+            measured = point.replace(verdict=verdict, memory=memory[place], rate=load.rate, p50=load.p50, p99=load.p99)
+            self._points[number] = measured.rounded()
         if errors and all(point.rate is None for point in self._points):
             raise errors[0]
 

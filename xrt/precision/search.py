@@ -149,8 +149,7 @@ class Workbench:
             # Limits and pins are checked when the plan is tried, with a note; partitioning must not fail here.
             replace(request.clustering, minimum_nodes=1, maximum_nodes=None, pins=()),
             implicit=self._find_implicit(engines),
-            device=request.device_map.device,
-            devices={spec: home for spec, home in request.devices.items() if any(engine.spec == spec for engine in engines)},
+            device=request.device_map,
         )
 
     def _find_implicit(self, engines: Sequence[GraphCompiler]) -> str | None:

@@ -382,7 +382,7 @@ class TorchModule:
                 return compiled, buffers, compiled.module(*collect_arrays(compiled.capture, leaves, buffers))
             except InputError:
                 # Another thread may have dropped the capture since: then look for one again.
-                if self._is_closed or not compiled.module.programs.is_closed:
+                if self._is_closed or not compiled.module.dispatcher.is_closed:
                     raise
 
     def _check_memory(self, compiled: _CapturedModule, leaves: list[Any], buffers: list[torch.Tensor]) -> None:
@@ -435,7 +435,7 @@ class TorchModule:
         entries = sorted(
             ((key, item) for key, captures in self._captures.items() for item in captures), key=lambda entry: entry[1].used
         )
-        sizes = [max(LEAST_BYTES, item.module.programs.specializations.nbytes) for _, item in entries]
+        sizes = [max(LEAST_BYTES, item.module.dispatcher.nbytes) for _, item in entries]
         surplus, dropped = sum(sizes) - self._max_bytes, False
         for (key, oldest), size in zip(entries[:-1], sizes, strict=False):
             if surplus <= 0:
