@@ -20,7 +20,7 @@ from tools.known_failures import list_known_failures
 from xrt.engines import GraphCompiler
 from xrt.errors import CompileFailed, CompileRefused
 from xrt.graph import Function, Node, TensorType, Value
-from xrt.graph.node import rename_function
+from xrt.graph.node import list_names, rename_function
 from xrt.module.programs import optimize
 from xrt.passes import infer_shapes
 from xrt.testing import ConformanceCase, Outcome, ResultWord, node_cases, run_case
@@ -42,7 +42,7 @@ def distort(result: Any) -> Iterator[Any]:
         yield np.roll(result.reshape(-1), 1).reshape(result.shape)
 
 
-def _with_constants(case: ConformanceCase) -> Iterator[ConformanceCase]:
+def with_constants(case: ConformanceCase) -> Iterator[ConformanceCase]:
     """Yield the case of one node with its axes, pads, shapes and the like as constants, as models have them.
 
     Several engines decline an operator whose pads are an input of the graph, which they are in the tests of onnx.
@@ -89,7 +89,7 @@ def cases_of_operators() -> Mapping[str, Sequence[ConformanceCase]]:
     result: dict[str, list[ConformanceCase]] = defaultdict(list)
     for case in node_cases():
         for operator in case.operators:
-            result[operator] += [case, *_with_constants(case)]
+            result[operator] += [case, *with_constants(case)]
     for cases in result.values():
         cases.sort(key=_order)
     return dict(sorted(result.items()))
@@ -111,9 +111,9 @@ def run_operators(engine: GraphCompiler, count: int) -> dict[str, list[Outcome]]
 
 
 def list_models(
-    engines: Sequence[GraphCompiler], share: tuple[int, int] = (0, 1), *, with_vectors: bool = False
+    engines: Sequence[GraphCompiler], share: tuple[int, int] = (0, 1), *, most: int = PER_MODEL, with_vectors: bool = False
 ) -> Iterator[list[ConformanceCase]]:
-    """Yield lists of cases that make a model each: for every operator that one of the engines supports, its first such case.
+    """Yield lists of ``most`` cases that make a model each: for every operator that an engine supports, its first such case.
 
     ``share=(i, n)`` keeps the i-th of n shares of the operators; ``with_vectors`` adds those that read no matrix, which
     alternation begins with.
@@ -124,7 +124,7 @@ def list_models(
         if is_chosen and (case := next((c for c in cases if _is_supported(c, engines)), None)):
             models[tuple(sorted(case.function.opsets.items()))].append(case)
     for cases in models.values():
-        yield from (cases[start : start + PER_MODEL] for start in range(0, len(cases), PER_MODEL))
+        yield from (cases[start : start + most] for start in range(0, len(cases), most))
 
 
 def _reads_matrix(case: ConformanceCase) -> bool:
@@ -140,12 +140,14 @@ def _is_supported(case: ConformanceCase, engines: Sequence[GraphCompiler]) -> bo
 
 
 def run_together(engine: GraphCompiler, cases: Sequence[ConformanceCase]) -> list[Outcome]:
-    """Run cases as one model on one engine: for a library of which each compile takes long."""
+    """Run cases as one model on one engine: for a library of which each compile takes long. What is refused runs in halves."""
     functions = [_with_prefix(case.function, f"{number}/") for number, case in enumerate(cases)]
     try:
         results = iter(run_alone(engine, join(functions), [array for case in cases for array in case.inputs]))
     except (CompileRefused, CompileFailed):
-        return [run_case(case, run_single(engine)) for case in cases]
+        if len(cases) == 1:
+            return [run_case(cases[0], run_single(engine))]
+        return [outcome for half in (cases[::2], cases[1::2]) for outcome in run_together(engine, half)]
     items = [case.judge([next(results) for _ in case.expected]) for case in cases]
     words = [ResultWord.PASSED if item else ResultWord.FAILED for item in items]
     return [Outcome(case.name, word, item.message) for case, word, item in zip(cases, words, items, strict=True)]
@@ -214,10 +216,8 @@ def _turn(value: Value) -> Value:
 
 
 def _with_prefix(function: Function, prefix: str) -> Function:
-    names = {value.name for value in (*function.inputs, *function.outputs)} | {*function.constants, *function.types}
-    names |= {name for node in function.nodes for name in node.outputs if name}
-    nodes = {node.name: f"{prefix}{node.name}" for node in function.nodes}
-    return rename_function(function, {name: f"{prefix}{name}" for name in names}, nodes)
+    names = {name: f"{prefix}{name}" for name in list_names(function) if name}
+    return rename_function(function, names, names)
 
 
 def join(functions: Sequence[Function]) -> Function:

@@ -18,6 +18,25 @@ from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_a
 Array = np.ndarray[Any, Any]
 
 
+SPECIAL = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 1e-45, -1e-40, 1.2e-38, 3e38, -3e38, 0.5, 1.5, 2.5, -2.5, 88.7, -88.7]
+
+
+def numbers(shape: tuple[int, ...], dtype: Any = np.float32, seed: int = 0, *, special: bool = False) -> Array:
+    """Return seeded numbers of a shape; with ``special`` wider ones, and NaN, infinities and the like among floats."""
+    rng = np.random.default_rng(seed)
+    if np.dtype(dtype) == bool:
+        return rng.integers(0, 2, shape).astype(bool)
+    if np.issubdtype(dtype, np.integer):
+        return rng.integers(-9, 10, shape).astype(dtype)
+    x = rng.standard_normal(shape) * (4 if special else 1)
+    if special:
+        flat = x.reshape(-1)
+        places = rng.permutation(flat.size)[: len(SPECIAL)]
+        flat[places] = SPECIAL[: places.size]
+    with np.errstate(over="ignore"):
+        return np.asarray(x.astype(dtype))
+
+
 def library() -> native.NativeLibrary:
     """Return the shipped library; a build that lacks it fails the test with the reason."""
     shipped = native.find_library()

@@ -78,20 +78,6 @@ def test_the_engine_is_its_fields() -> None:
     assert str(Least(2)) == Least(2).spec == "least{level=2}"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"precision": "fp61"}, "precision must be one of fp32, fp16, bf16, int8; got 'fp61'. Did you mean 'fp16'?"),
-        ({"threads": 0}, "threads must be a positive integer or None; got 0"),
-        ({"threads": True}, "threads must be a positive integer or None; got True"),
-    ],
-)
-def test_an_impossible_execution_option_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(OptionError) as caught:
-        ExecutionOptions(**options)
-    assert str(caught.value) == message
-
-
 @dataclass(frozen=True)
 class Ranged(Least):
     name: ClassVar[str] = "ranged"
@@ -104,23 +90,27 @@ class Ranged(Least):
         check_options(self)
 
 
+PRECISIONS = "precision must be one of fp32, fp16, bf16, int8; got 'fp61'. Did you mean 'fp16'?"
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("cls", "options", "message"),
     [
-        ({"effort": 4}, "effort of engine 'ranged' must be an integer from 0 to 3; got 4"),
-        ({"effort": True}, "effort of engine 'ranged' must be an integer from 0 to 3; got True"),
-        ({"seconds": 0}, "seconds of engine 'ranged' must be a positive number or None; got 0"),
-        ({"order": "exakt"}, "order of engine 'ranged' must be one of fast, exact; got 'exakt'. Did you mean 'exact'?"),
-        ({"fused": "no"}, "fused of engine 'ranged' must be True or False; got 'no'"),
+        (ExecutionOptions, {"precision": "fp61"}, PRECISIONS),
+        (ExecutionOptions, {"threads": 0}, "threads must be a positive integer or None; got 0"),
+        (ExecutionOptions, {"threads": True}, "threads must be a positive integer or None; got True"),
+        (Ranged, {"effort": 4}, "effort of engine 'ranged' must be an integer from 0 to 3; got 4"),
+        (Ranged, {"effort": True}, "effort of engine 'ranged' must be an integer from 0 to 3; got True"),
+        (Ranged, {"seconds": 0}, "seconds of engine 'ranged' must be a positive number or None; got 0"),
+        (Ranged, {"order": "exakt"}, "order of engine 'ranged' must be one of fast, exact; got 'exakt'. Did you mean 'exact'?"),
+        (Ranged, {"fused": "no"}, "fused of engine 'ranged' must be True or False; got 'no'"),
     ],
 )
-def test_an_engine_checks_what_its_fields_declare(options: dict[str, Any], message: str) -> None:
-    assert (
-        Ranged(effort=3, seconds=0.5, order="exact", fused=False).spec
-        == "ranged{effort=3, fused=false, order=exact, seconds=0.5}"
-    )
+def test_an_impossible_option_is_refused(cls: Any, options: dict[str, Any], message: str) -> None:
+    spec = "ranged{effort=3, fused=false, order=exact, seconds=0.5}"
+    assert Ranged(effort=3, seconds=0.5, order="exact", fused=False).spec == spec
     with pytest.raises(OptionError) as caught:
-        Ranged(**options)
+        cls(**options)
     assert str(caught.value) == message
 
 
@@ -161,8 +151,12 @@ def when_named(name: str) -> Callable[[Node, Function], str | None]:
     return lambda node, function: None if node.name == name else f"only for {name}"
 
 
-def test_a_kernel_serves_its_operators_and_no_other() -> None:
-    ops: OpTable[Any] = OpTable("mine")
+@pytest.fixture
+def ops() -> OpTable[Any]:
+    return OpTable("mine")
+
+
+def test_a_kernel_serves_its_operators_and_no_other(ops: OpTable[Any]) -> None:
     assert ops("Relu", "Neg")(kernel) is kernel
     assert served(ops, RELU) is kernel
     assert ops.why_not(RELU, function_of(RELU)) is None
@@ -173,16 +167,14 @@ def test_a_kernel_serves_its_operators_and_no_other() -> None:
     assert [k.op_type for k in ops] == ["Relu", "Neg"]
 
 
-def test_another_domain_is_another_operator() -> None:
-    ops: OpTable[Any] = OpTable("mine")
+def test_another_domain_is_another_operator(ops: OpTable[Any]) -> None:
     ops("Relu", domain="com.acme")(kernel)
     node = Node("Relu", ("x",), ("y",), domain="com.acme")
     assert served(ops, node, function_of(node, 1, "com.acme")) is kernel
     assert served(ops, RELU) == "engine 'mine' has no kernel for Relu"
 
 
-def test_the_first_silent_predicate_by_priority_wins() -> None:
-    ops: OpTable[Any] = OpTable("mine")
+def test_the_first_silent_predicate_by_priority_wins(ops: OpTable[Any]) -> None:
     ops("Relu")(kernel)
     ops("Relu", priority=5, why_not=when_named("special"))(other)
     assert served(ops, RELU) is kernel
@@ -190,8 +182,7 @@ def test_the_first_silent_predicate_by_priority_wins() -> None:
     assert served(ops, special) is other
 
 
-def test_every_kernel_says_why_not_best_first_and_the_same_reason_once() -> None:
-    ops: OpTable[Any] = OpTable("mine")
+def test_every_kernel_says_why_not_best_first_and_the_same_reason_once(ops: OpTable[Any]) -> None:
     ops("Relu", why_not=never)(kernel)
     ops("Relu", since=9, priority=1, why_not=never)(kernel)
     ops("Relu", since=22, priority=2)(other)
@@ -207,24 +198,21 @@ def test_every_kernel_says_why_not_best_first_and_the_same_reason_once() -> None
         ({"why_not": never}, "never r"),
     ],
 )
-def test_the_reason_why_a_kernel_does_not_serve(options: dict[str, Any], reason: str) -> None:
-    ops: OpTable[Any] = OpTable("mine")
+def test_the_reason_why_a_kernel_does_not_serve(options: dict[str, Any], reason: str, ops: OpTable[Any]) -> None:
     ops("Relu", **options)(kernel)
     assert served(ops, RELU) == reason
 
 
-def test_a_domain_that_is_not_imported_is_reported() -> None:
-    ops: OpTable[Any] = OpTable("mine")
+def test_a_domain_that_is_not_imported_is_reported(ops: OpTable[Any]) -> None:
     ops("Relu")(kernel)
     bare = Function((), (Value("y"),), (RELU,))
     assert served(ops, RELU, bare) == "the function imports no opset for domain ''"
 
 
-def test_the_training_form_needs_a_kernel_that_says_so() -> None:
+def test_the_training_form_needs_a_kernel_that_says_so(ops: OpTable[Any]) -> None:
     dropout = Node("Dropout", ("x", "ratio", "train"), ("y",))
     normalization = Node("BatchNormalization", ("x", "s", "b", "m", "v"), ("y",), read_attributes({"training_mode": 1}))
     training = function_of(dropout, ratio=np.float32(0.5), train=np.bool_(True))
-    ops: OpTable[Any] = OpTable("mine")
     ops("Dropout", "BatchNormalization")(kernel)
     assert served(ops, normalization) == "the kernel does not serve the training form of BatchNormalization"
     assert served(ops, dropout, training) == "the kernel does not serve the training form of Dropout"
@@ -233,10 +221,9 @@ def test_the_training_form_needs_a_kernel_that_says_so() -> None:
     assert served(ops, dropout, function_of(dropout, ratio=np.float32(0.5), train=np.bool_(False))) is other
 
 
-def test_an_operator_that_updates_the_model_needs_a_kernel_that_says_so() -> None:
+def test_an_operator_that_updates_the_model_needs_a_kernel_that_says_so(ops: OpTable[Any]) -> None:
     domain = "ai.onnx.preview.training"
     node = Node("Momentum", ("r", "t", "x", "g", "v"), ("y",), domain=domain)
-    ops: OpTable[Any] = OpTable("mine")
     ops("Momentum", domain=domain)(kernel)
     reason = "the kernel does not serve operators that update the model, as ai.onnx.preview.training.Momentum does"
     assert served(ops, node, function_of(node, 1, domain)) == reason
@@ -244,8 +231,7 @@ def test_an_operator_that_updates_the_model_needs_a_kernel_that_says_so() -> Non
     assert served(ops, node, function_of(node, 1, domain)) is other
 
 
-def test_a_duplicate_is_an_error_that_names_both() -> None:
-    ops: OpTable[Any] = OpTable("mine")
+def test_a_duplicate_is_an_error_that_names_both(ops: OpTable[Any]) -> None:
     ops("Relu", priority=2)(kernel)
     with pytest.raises(EngineError) as caught:
         ops("Relu", priority=2)(other)
@@ -259,8 +245,7 @@ def test_a_duplicate_is_an_error_that_names_both() -> None:
     "options",
     [{"priority": 1}, {"since": 14}, {"devices": ("cuda",)}, {"why_not": never}],
 )
-def test_what_tells_two_kernels_apart(options: dict[str, Any]) -> None:
-    ops: OpTable[Any] = OpTable("mine")
+def test_what_tells_two_kernels_apart(options: dict[str, Any], ops: OpTable[Any]) -> None:
     ops("Relu", until=13)(kernel)
     ops("Relu", **options)(other)
     assert len(list(ops)) == 2

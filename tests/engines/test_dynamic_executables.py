@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
+from tests.engines import written
+from xrt.engines import Executable, RunOptions
 from xrt.engines.contract import registry
 from xrt.engines.openvino import OpenVino
-from xrt.engines.openvino.executable import COPY_TO
 from xrt.engines.ort import Ort
-from xrt.engines.ort.executable import BIND_FROM
 from xrt.errors import InputError, RunFailed
-from xrt.graph import Function
 from xrt.passes import infer_shapes
 from xrt.testing.corpus.entry import graph, i64, node
 
 ENGINES = ["openvino", "tvm", "iree"]
-CONTEXT = CompileContext(threads=2)
-PAIR = graph(
-    {"x": "float32[N,4]", "z": "float32[N,4]"},
-    {"y": "float32[N,4]", "s": "float32[N,1]"},
-    node("Tanh", "x", "a"),
-    node("Mul", "a z", "y"),
-    node("ReduceSum", "y k", "s"),
-    constants={"k": i64([1])},
+PAIR = infer_shapes(
+    graph(
+        {"x": "float32[N,4]", "z": "float32[N,4]"},
+        {"y": "float32[N,4]", "s": "float32[N,1]"},
+        *(node("Tanh", "x", "a"), node("Mul", "a z", "y"), node("ReduceSum", "y k", "s")),
+        constants={"k": i64([1])},
+    )
 )
 SIZES = (5, 1, 300, 5, 17)
 
@@ -47,13 +43,10 @@ def check(results: Any, expected: list[Any]) -> None:
         np.testing.assert_allclose(result, right, rtol=1e-4, atol=1e-5)
 
 
-def compiled(name: str, function: Function = PAIR) -> Executable:
-    engine, ready = registry.create(name), infer_shapes(function)
+def compiled(name: str) -> Executable:
+    engine = registry.create(name)
     assert engine.supports_dynamic_shapes
-    assert [engine.why_not(n, ready) for n in ready.nodes] == [None] * len(ready.nodes)
-    executable = engine.compile(ready, CONTEXT)
-    executable.prepare()
-    return executable
+    return written.compiled(engine, PAIR, is_supported=True)
 
 
 @pytest.fixture(params=ENGINES)
@@ -62,20 +55,14 @@ def executable(request: pytest.FixtureRequest) -> Executable:
 
 
 @pytest.mark.slow
-def test_every_size_is_served(executable: Executable) -> None:
-    calls: list[Callable[..., Any]] = [lambda *inputs: executable.run(inputs), executable.fast_call()]
+def test_every_size_is_served_and_results_stay(executable: Executable) -> None:
+    runs = []
     for rows in SIZES:
         inputs, expected = make(rows, rows)
-        for call in calls:
-            check(call(*inputs), expected)
-        check(executable.run([np.asfortranarray(value) for value in inputs]), expected)
-
-
-@pytest.mark.slow
-def test_results_stay_when_another_size_runs(executable: Executable) -> None:
-    first = executable.run(make(5)[0])
-    executable.run(make(300)[0])
-    check(first, make(5)[1])
+        runs += [(executable.run(values), expected) for values in (inputs, [*map(np.asfortranarray, inputs)])]
+        runs.append((executable.fast_call()(*inputs), expected))
+    for results, expected in runs:
+        check(results, expected)
 
 
 @pytest.mark.slow
@@ -118,9 +105,8 @@ def test_threads_run_different_sizes(executable: Executable) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_saved_one_serves_every_size(name: str, tmp_path: Path) -> None:
-    engine, ready = registry.create(name), infer_shapes(PAIR)
-    context = replace(CONTEXT, workdir=tmp_path)
-    loaded = engine.load(memoryview(bytes(engine.save(compiled(name), context))), ready, context)
+    engine, context = registry.create(name), replace(written.CONTEXT, workdir=tmp_path)
+    loaded = engine.load(memoryview(bytes(engine.save(compiled(name), context))), PAIR, context)
     loaded.prepare()
     for rows in SIZES:
         check(loaded.run(make(rows)[0]), make(rows)[1])
@@ -133,47 +119,29 @@ def test_what_has_no_elements_is_refused(name: str) -> None:
         compiled(name).run(make(0)[0])
 
 
-@dataclass(frozen=True)
-class Filling:
-    """An engine, and how many columns it takes for its library to be given the buffer."""
-
-    engine: GraphCompiler
-    large: int
-
-    def compiled(self, columns: int) -> Executable:
-        """Return what computes the larger of each number and zero, and its negative."""
-        type_ = f"float32[2,{columns}]"
-        nodes = [node("Relu", "x", "y"), node("Neg", "x", "z")]
-        result = graph({"x": type_}, {"y": type_, "z": type_}, *nodes, opset=21)
-        executable = self.engine.compile(result, CompileContext(threads=2))
-        executable.prepare()
-        return executable
+@pytest.fixture(params=[Ort(), OpenVino()], ids=["ort", "openvino"])
+def filling(request: pytest.FixtureRequest) -> Executable:
+    """What computes the larger of each number and zero, and its negative."""
+    type_ = "float32[2,3]"
+    nodes = node("Relu", "x", "y"), node("Neg", "x", "z")
+    return written.compiled(request.param, graph({"x": type_}, {"y": type_, "z": type_}, *nodes, opset=21))
 
 
-FILLING = pytest.mark.parametrize("filling", [Filling(Ort(), BIND_FROM), Filling(OpenVino(), COPY_TO)], ids=["ort", "openvino"])
-
-
-def drawn(columns: int) -> Any:
-    return np.random.default_rng(0).standard_normal((2, columns)).astype(np.float32)
-
-
-@FILLING
 @pytest.mark.parametrize("buffer", [np.empty((2, 3)), np.empty((1, 3), np.float32), np.empty(6, np.float32)])
-def test_a_buffer_of_another_type_or_shape_is_refused(filling: Filling, buffer: np.ndarray[Any, Any]) -> None:
+def test_a_buffer_of_another_type_or_shape_is_refused(filling: Executable, buffer: np.ndarray[Any, Any]) -> None:
     with pytest.raises(InputError) as error:
-        filling.compiled(3).run([drawn(3)], RunOptions(out=[buffer, None]))
+        filling.run([np.ones((2, 3), np.float32)], RunOptions(out=[buffer, None]))
     assert str(error.value) == (
         f"a buffer given in out= is {buffer.dtype}{list(buffer.shape)}, and the output is float32[2, 3]; "
         "give one just like it, or None"
     )
 
 
-@FILLING
-def test_a_closed_executable_says_so_and_leaves_its_results(filling: Filling) -> None:
-    executable, x = filling.compiled(3), drawn(3)
-    y, z = executable.run([x])
-    executable.close()
+def test_a_closed_executable_says_so_and_leaves_its_results(filling: Executable) -> None:
+    x = np.float32([[1, -2, 3], [-4, 5, -6]])
+    y, z = filling.run([x])
+    filling.close()
     assert np.array_equal(y, np.maximum(x, 0))
     for options in (RunOptions(), RunOptions(out=[y, z])):
         with pytest.raises(RunFailed, match="the executable is closed"):
-            executable.run([x], options)
+            filling.run([x], options)

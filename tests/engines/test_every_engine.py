@@ -12,9 +12,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.engines import written
 from tests.engines.written import function, node, one, resident, tensor
 from tools.known_failures import list_known_issues
-from xrt.engines import CompileContext, Executable, RunOptions
+from xrt.engines import RunOptions
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.errors import CompileRefused, DeviceError
@@ -23,17 +24,13 @@ from xrt.passes import infer_shapes
 from xrt.testing.cases import node_cases
 from xrt.testing.corpus import CORPUS
 
-CONTEXT = CompileContext(threads=2)
 
-
-def compiled(engine: str, f: Function) -> Executable:
-    executable = registry.create(engine).compile(infer_shapes(f), CONTEXT)
-    executable.prepare()
-    return executable
+def compiled(engine: str, f: Function) -> Any:
+    return written.compiled(registry.create(engine), infer_shapes(f))
 
 
 @cache
-def negation(engine: str) -> Executable:
+def negation(engine: str) -> Any:
     return compiled(engine, one("Neg", tensor(4, 6)))
 
 
@@ -58,17 +55,14 @@ def test_a_stream_on_the_cpu_is_refused(engine: str) -> None:
 
 
 @cache
-def indexing(engine: str) -> Executable:
+def indexing(engine: str) -> Any:
     integers = DType.INT64
     inputs = {"x": tensor(4), "i": tensor(3, dtype=integers), "u": tensor(3), "m": tensor(2, 3)}
     inputs |= {"t": tensor(1, 2, dtype=integers), "v": tensor(1)}
     nodes = [
-        node("Gather", "x i", "a"),
-        node("GatherElements", "x i", "b"),
-        node("GatherND", "m t", "c"),
-        node("ScatterElements", "x i u", "d"),
+        *(node("Gather", "x i", "a"), node("GatherElements", "x i", "b"), node("GatherND", "m t", "c")),
+        *(node("ScatterElements", "x i u", "d"), node("ScatterND", "m t v", "e")),
     ]
-    nodes.append(node("ScatterND", "m t v", "e"))
     return compiled(engine, function(*nodes, inputs=inputs, outputs=tuple("abcde")))
 
 
@@ -151,6 +145,11 @@ def list_reasons() -> Iterator[Any]:
         yield engine, one("Identity", texts, output=texts), f"'x0' is string, {reason}"
     for engine in ("tvm", "xla", "iree"):
         yield engine, one("Relu", rows, output=rows), "the shape of 'x0' is not known before the run"
+    body = function(node("Relu", "x", "z"), inputs={}, outputs={"z": tensor(2)})
+    choice, flag = node("If", "c", "y", then_branch=body, else_branch=body), tensor(dtype=DType.BOOL)
+    choice = function(choice, inputs={"c": flag, "x": tensor(2)}, outputs={"y": tensor(2)})
+    for engine, name in (("tvm", "TVM"), ("iree", "IREE")):
+        yield engine, choice, f"If has a body, and XRT exports only straight-line code to {name}"
     for engine, moment in (("tvm", "as a constant"), ("xla", "while it compiles")):
         reason = f"{engine.upper()} needs the 'shape' of Reshape {moment}, and here it is known only at run time"
         yield engine, one("Reshape", tensor(4), integers, output=tensor(2, 2)), reason
@@ -188,14 +187,10 @@ def test_what_an_engine_does_not_support_has_a_reason(engine: str, f: Function, 
     assert registry.create(engine).why_not(f.nodes[0], f) == reason
 
 
+STATISTICS = {"x": tensor(1, 2), **dict.fromkeys("sbmv", tensor(2))}
 UNREAD = [
-    ("tvm", Node("Dropout", ("x",), ("y", "mask")), {"x": tensor(2)}, 18),
-    (
-        "xla",
-        Node("BatchNormalization", ("x", *"sbmv"), ("y", "m2", "v2")),
-        {"x": tensor(1, 2), **dict.fromkeys("sbmv", tensor(2))},
-        9,
-    ),
+    ("tvm", node("Dropout", "x", "y mask"), {"x": tensor(2)}, 18),
+    ("xla", node("BatchNormalization", "x s b m v", "y m2 v2"), STATISTICS, 9),
 ]
 
 

@@ -160,8 +160,7 @@ def test_a_call_of_known_shapes_waits_for_nobody() -> None:
             assert going_on.wait(300)
         return ready(function)
 
-    relu = function("x", "y", node("Relu", "x", "y")).replace(inputs=(Value("x", TensorType(F32, ("n",))),))
-    by_shapes = ByShapes(relu, made)
+    by_shapes = ByShapes(RELU, made)
     old, new = np.ones(1, np.float32), np.ones(2, np.float32)
     by_shapes.run([old])
     with ThreadPoolExecutor(2) as pool:
@@ -175,23 +174,21 @@ def test_a_call_of_known_shapes_waits_for_nobody() -> None:
         assert slow.result(300)[0].tolist() == [1, 1]
 
 
-def test_only_the_first_sets_of_shapes_have_tapes() -> None:
+RELU = function("x", "y", node("Relu", "x", "y")).replace(inputs=(Value("x", TensorType(F32, ("n",))),))
+
+
+@pytest.mark.parametrize(
+    ("serves_all", "most", "sizes", "compiled_sizes"),
+    [(lambda: ready(RELU), 3, (1, 2, 3, 4, 5, 6, 1, 4), [1, 2, 3]), (None, 2, (1, 2, 1, 3, 1, 2), [1, 2, 3, 2])],
+    ids=["the first", "the last, where nothing serves every shape"],
+)
+def test_so_many_sets_of_shapes_have_tapes(serves_all: Any, most: int, sizes: tuple[int, ...], compiled_sizes: list[int]) -> None:
     """A value that grows in every call would else cost a preparation in every call."""
     compiled: list[Any] = []
-    relu = function("x", "y", node("Relu", "x", "y")).replace(inputs=(Value("x", TensorType(F32, ("n",))),))
-    by_shapes = ByShapes(relu, lambda f: compiled.append(f) or ready(f), lambda: ready(relu), most=3)
-    for size in (1, 2, 3, 4, 5, 6, 1, 4):
+    by_shapes = ByShapes(RELU, lambda f: compiled.append(f) or ready(f), serves_all, most)
+    for size in sizes:
         assert by_shapes.run([np.full(size, -1, np.float32)])[0].tolist() == [0] * size
-    assert [f.inputs[0].type.shape for f in compiled] == [(1,), (2,), (3,)]
-
-
-def test_the_last_sets_of_shapes_have_tapes_where_nothing_serves_every_shape() -> None:
-    compiled: list[Any] = []
-    relu = function("x", "y", node("Relu", "x", "y")).replace(inputs=(Value("x", TensorType(F32, ("n",))),))
-    by_shapes = ByShapes(relu, lambda f: compiled.append(f) or ready(f), most=2)
-    for size in (1, 2, 1, 3, 1, 2):
-        by_shapes.run([np.ones(size, np.float32)])
-    assert [f.inputs[0].type.shape for f in compiled] == [(1,), (2,), (3,), (2,)]
+    assert [f.inputs[0].type.shape[0] for f in compiled] == compiled_sizes
 
 
 def test_a_shape_that_only_another_kernel_knows() -> None:

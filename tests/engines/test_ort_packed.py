@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,19 @@ import numpy as np
 import pytest
 
 import xrt
-from tests.engines.test_ort import F32, function, node
+from tests.engines import written
+from tests.engines.written import node, tensor
 from xrt.cache import CompileCache, open_disk_tier
 from xrt.engines.ort import saving
 from xrt.errors import CacheWarning
 from xrt.formats.bundle import KIND
 from xrt.formats.container import Container
-from xrt.graph import Constant, DType, Function, TensorType, Value
+from xrt.graph import Constant, DType, Function
 from xrt.models import sample_inputs
+from xrt.testing.running import run_outputs
 
 N = 64
-SQUARE = TensorType(F32, (N, N))
+function = partial(written.function, opset=21)
 
 
 def weights(count: int, *shape: int) -> list[np.ndarray]:
@@ -36,32 +39,30 @@ def products() -> Function:
         *(node("Transpose", "w", "t"), node("Mul", "f t", "y")),
     ]
     constants = {"u": u, "v": v, "w": w, "table": table, "row": u[0], "rows": np.arange(N)[::-1].copy()}
-    return function({"x": SQUARE}, ["y"], nodes, constants)
+    return function(*nodes, inputs={"x": tensor(N, N)}, constants=constants)
 
 
 def branches() -> Function:
     """Return an If whose bodies have a weight each, of which one is also the model's."""
     u, v = weights(2, N, N)
-    bodies = [
-        Function((), (Value(y, SQUARE),), (node("MatMul", "x w", y),), {"w": Constant(w)}, {"": 21}, name=name)
-        for name, w, y in zip("ab", (u, v), "pq", strict=True)
-    ]
-    nodes = [
-        node("If", "c", "y").with_attributes(then_branch=bodies[0], else_branch=bodies[1]),
-        node("MatMul", "x u", "z"),
-    ]
-    return function({"x": SQUARE, "c": TensorType(DType.BOOL, ())}, ["y", "z"], nodes, {"u": u})
+    then, other = (
+        function(node("MatMul", "x w", name), inputs={}, outputs={name: tensor(N, N)}, constants={"w": w})
+        for name, w in (("p", u), ("q", v))
+    )
+    nodes = node("If", "c", "y", then_branch=then, else_branch=other), node("MatMul", "x u", "z")
+    inputs = {"x": tensor(N, N), "c": tensor(dtype=DType.BOOL)}
+    return function(*nodes, inputs=inputs, outputs=("y", "z"), constants={"u": u})
 
 
 def convolutions() -> Function:
     """Return convolutions, whose weights the optimizer lays out otherwise, and then an LSTM."""
-    image = TensorType(F32, (1, 8, 16, 16))
     (k, m), (r, s) = weights(2, 8, 8, 3, 3), weights(2, 1, 64, 16)
     nodes = [
         *(node("Conv", "x k", "a", pads=[1, 1, 1, 1]), node("Relu", "a", "b"), node("Conv", "b m", "d", pads=[1, 1, 1, 1])),
         *(node("Reshape", "d shape", "e"), node("LSTM", "e r s", "y", hidden_size=16)),
     ]
-    return function({"x": image}, ["y"], nodes, {"k": k, "m": m, "r": r, "s": s, "shape": np.array([128, 1, 16])})
+    constants = {"k": k, "m": m, "r": r, "s": s, "shape": np.array([128, 1, 16])}
+    return function(*nodes, inputs={"x": tensor(1, 8, 16, 16)}, constants=constants)
 
 
 def quantized() -> Function:
@@ -69,9 +70,14 @@ def quantized() -> Function:
     nodes = [
         node("DynamicQuantizeLinear", "x", "q s z"),
         node("MatMulInteger", "q w z", "m"),
-        node("Cast", "m", "y", to=F32.onnx),
+        node("Cast", "m", "y", to=DType.FLOAT32.onnx),
     ]
-    return function({"x": SQUARE}, ["y"], nodes, {"w": (w * 100).astype(np.int8)})
+    return function(*nodes, inputs={"x": tensor(N, N)}, constants={"w": (w * 100).astype(np.int8)})
+
+
+def one_product() -> Function:
+    """Return a product by 2.1 MB of weights."""
+    return function(node("MatMul", "x w", "y"), inputs={"x": tensor(1, 512)}, constants={"w": weights(1, 512, 1024)[0]})
 
 
 MODELS = {"products": products, "branches": branches, "convolutions": convolutions, "quantized": quantized}
@@ -93,19 +99,15 @@ def save(model: Function, path: Path, cache: CompileCache | None = None) -> tupl
     inputs = sample_inputs(model, seed=3)
     with xrt.XRTModule(model, "ort", strict=True, threads=1, cache=cache or CompileCache(), fold_constants=False) as module:
         module.save(path, **inputs)
-        return inputs, as_list(module(**inputs))
-
-
-def as_list(results: Any) -> list[np.ndarray]:
-    return list(results) if isinstance(results, tuple) else [results]
+        return inputs, run_outputs(module(**inputs), model)
 
 
 def load_and_run(path: Path, inputs: dict[str, Any], **options: Any) -> tuple[list[np.ndarray], bool]:
     """Return what a loaded bundle makes of the inputs, and whether the library mapped the weights."""
     with xrt.load(path, strict=True, cache=CompileCache(), **options) as module:
-        results = as_list(module(**inputs))
+        results = module(**inputs)
         (executable,) = module.specialization.program().executables
-        return results, not executable.files  # type: ignore[attr-defined]
+        return list(results) if isinstance(results, tuple) else [results], not executable.files  # type: ignore[attr-defined]
 
 
 @pytest.mark.usefixtures("all_mapped", "two_cores")
@@ -121,8 +123,7 @@ def test_a_bundle_with_packed_weights_gives_the_same_bits(name: str, threads: in
 
 @pytest.mark.usefixtures("all_mapped")
 def test_mapped_weights_are_not_private_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = function({"x": TensorType(F32, (1, 512))}, ["y"], [node("MatMul", "x w", "y")], {"w": weights(1, 512, 1024)[0]})
-    inputs, _ = save(model, path)
+    inputs, _ = save(one_product(), path)
     sizes: list[int] = []
     shared = 0
     for maps in (True, False):
@@ -188,10 +189,9 @@ def test_what_the_library_cannot_pack_or_map_it_packs_by_itself(path: Path, monk
 @pytest.mark.usefixtures("all_mapped")
 def test_the_disk_cache_has_no_packed_weights_and_a_bundle_made_of_it_has(path: Path, tmp_path: Path) -> None:
     """One process reads an entry of the cache at a time, mostly; a bundle is for replicas."""
-    model = function({"x": TensorType(F32, (1, 512))}, ["y"], [node("MatMul", "x w", "y")], {"w": weights(1, 512, 1024)[0]})
     for _ in range(2):
         cache = CompileCache(disk=open_disk_tier(directory=tmp_path / "cache"))
-        inputs, expected = save(model, path, cache)
+        inputs, expected = save(one_product(), path, cache)
         entries = [entry for entry in (tmp_path / "cache").rglob("*.xrt") if entry.parent.parent.name == "entries"]
         assert sum(entry.stat().st_size for entry in entries) < 100_000
     assert cache.statistics.disk.hits == 1
@@ -216,5 +216,5 @@ def test_a_damaged_packed_weight_is_not_used(path: Path) -> None:
     path.write_bytes(data)
     with xrt.load(path, cache=CompileCache()) as module:
         with pytest.warns(CacheWarning, match="the checksum of its section 'compiled:"):
-            results = as_list(module(**inputs))
-        np.testing.assert_allclose(results[0], expected[0], rtol=1e-5, atol=1e-6)
+            result = module(**inputs)
+        np.testing.assert_allclose(result, expected[0], rtol=1e-5, atol=1e-6)

@@ -134,32 +134,22 @@ def ask(inputs: Mapping[str, str], node: Node, output: str = "", constants: Mapp
 
 
 @pytest.mark.parametrize(
-    ("inputs", "made", "constants"),
-    [
-        ({"x": "N,3"}, node("Relu", "x", "y"), {}),
-        ({"x": "N,3", "z": "N,3"}, node("Add", "x z", "y"), {}),
-        ({"x": "N,3", "z": "1,3"}, node("Add", "x z", "y"), {}),
-        ({"x": "N,3", "z": "3"}, node("Mul", "x z", "y"), {}),
-        ({"x": "N,3", "z": "3,4"}, node("MatMul", "x z", "y"), {}),
-        ({"x": "B,N,3", "z": "B,3,N"}, node("MatMul", "x z", "y"), {}),
-        ({"x": "N,3", "z": "4,3", "c": "4"}, node("Gemm", "x z c", "y", transB=1), {}),
-        ({"x": "N,3", "z": "N,2"}, node("Concat", "x z", "y", axis=1), {}),
-        ({"x": "N,4"}, node("Reshape", "x k", "y"), {"k": i64([0, 2, 2])}),
-        ({"x": "N,3"}, node("Slice", "x a b c", "y"), {"a": i64([0]), "b": i64([2]), "c": i64([1])}),
-        ({"x": "N,M"}, node("Softmax", "x", "y", axis=0), {}),
-        ({"x": "N,M"}, node("ReduceSum", "x k", "y"), {"k": i64([1])}),
-        ({"x": "N,M"}, node("Transpose", "x", "y", perm=[1, 0]), {}),
-        ({"x": "N,3,8,8", "w": "4,3,3,3"}, node("Conv", "x w", "y"), {}),
-    ],
-    ids=str,
-)
-def test_the_same_at_every_size(inputs: Any, made: Node, constants: Any) -> None:
-    assert ask(inputs, made, constants=constants) is None
-
-
-@pytest.mark.parametrize(
     ("inputs", "made", "constants", "reason"),
     [
+        ({"x": "N,3"}, node("Relu", "x", "y"), {}, None),
+        ({"x": "N,3", "z": "N,3"}, node("Add", "x z", "y"), {}, None),
+        ({"x": "N,3", "z": "1,3"}, node("Add", "x z", "y"), {}, None),
+        ({"x": "N,3", "z": "3"}, node("Mul", "x z", "y"), {}, None),
+        ({"x": "N,3", "z": "3,4"}, node("MatMul", "x z", "y"), {}, None),
+        ({"x": "B,N,3", "z": "B,3,N"}, node("MatMul", "x z", "y"), {}, None),
+        ({"x": "N,3", "z": "4,3", "c": "4"}, node("Gemm", "x z c", "y", transB=1), {}, None),
+        ({"x": "N,3", "z": "N,2"}, node("Concat", "x z", "y", axis=1), {}, None),
+        ({"x": "N,4"}, node("Reshape", "x k", "y"), {"k": i64([0, 2, 2])}, None),
+        ({"x": "N,3"}, node("Slice", "x a b c", "y"), {"a": i64([0]), "b": i64([2]), "c": i64([1])}, None),
+        ({"x": "N,M"}, node("Softmax", "x", "y", axis=0), {}, None),
+        ({"x": "N,M"}, node("ReduceSum", "x k", "y"), {"k": i64([1])}, None),
+        ({"x": "N,M"}, node("Transpose", "x", "y", perm=[1, 0]), {}, None),
+        ({"x": "N,3,8,8", "w": "4,3,3,3"}, node("Conv", "x w", "y"), {}, None),
         ({"x": "N,3", "z": "M,3"}, node("Add", "x z", "y"), {}, LATER),
         ({"x": "?,3"}, node("Relu", "x", "y"), {}, LATER),
         ({"x": "N,3", "z": "M,3"}, node("Concat", "x z", "y", axis=0), {}, LATER),
@@ -173,10 +163,9 @@ def test_the_same_at_every_size(inputs: Any, made: Node, constants: Any) -> None
     ],
     ids=str,
 )
-def test_not_the_same_at_every_size(inputs: Any, made: Node, constants: Any, reason: str) -> None:
+def test_what_is_the_same_at_every_size(inputs: Any, made: Node, constants: Any, reason: str | None) -> None:
     text = ask(inputs, made, constants=constants)
-    assert text is not None
-    assert reason in text
+    assert text is None if reason is None else reason in str(text)
 
 
 def test_a_declared_extent_that_does_not_follow_is_not_believed() -> None:
@@ -184,10 +173,6 @@ def test_a_declared_extent_that_does_not_follow_is_not_believed() -> None:
     assert ask({"x": "N,M"}, node("ReduceSum", "x k", "y", keepdims=0), "N", constants) is None
     reason = ask({"x": "N,M"}, node("ReduceSum", "x k", "y", keepdims=0), "M", constants)
     assert reason == "the extents that the model declares for this ReduceSum do not follow from those of its inputs"
-
-
-def test_operators_that_were_not_tried_are_not_taken() -> None:
-    function = infer_shapes(graph({"x": "float32[N]"}, {"y": "float32[N]"}, node("Relu", "x", "y")))
+    function, fixed = (infer_shapes(one("Relu", tensor(extent), output=tensor(extent))) for extent in ("N", 3))
     assert why_not_at_every_size(function.nodes[0], function, {"Neg"}) == "Relu is not computed with symbolic dims"
-    fixed = infer_shapes(graph({"x": "float32[3]"}, {"y": "float32[3]"}, node("Relu", "x", "y")))
     assert not has_symbolic_dims(fixed.nodes[0], fixed)

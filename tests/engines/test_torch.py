@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engines.written import Array, function, one, tensor
+from tests.engines import written
+from tests.engines.written import Array, function, node, one, tensor
 from xrt import XRTModule
-from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
+from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.engines.torch import Torch
 from xrt.engines.torch.executable import call_within
-from xrt.engines.toy import Toy
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.graph.node import DOMAIN, OpaqueCall, Tagged
@@ -27,28 +28,17 @@ TORCH = Torch()
 INT = DType.INT64
 
 
-def compiled(f: Function, threads: int = 2, engine: GraphCompiler = TORCH) -> Executable:
-    executable = engine.compile(f, CompileContext(threads=threads))
-    executable.prepare()
-    return executable
-
-
-def run(f: Function, *inputs: Array, options: RunOptions = RunOptions()) -> list[Array]:
-    return list(compiled(f).run([np.asarray(x) for x in inputs], options))
-
-
-def why(f: Function) -> str:
-    return TORCH.why_not(f.nodes[-1], f) or ""
+compiled, run, why = (partial(helper, TORCH) for helper in (written.compiled, written.run, written.why))
 
 
 # ---------------------------------------------------------------------- reasons
 
 
 def test_what_is_not_computed_inside_of_a_body_is_the_reason() -> None:
-    then = function(Node("NoSuch", ("x",), ("a",)), inputs={}, outputs={"a": tensor(2)})
-    other = function(Node("Neg", ("x",), ("b",)), inputs={}, outputs={"b": tensor(2)})
-    node = Node("If", ("c",), ("y",), read_attributes({"then_branch": then, "else_branch": other}))
-    f = function(node, inputs={"c": tensor(dtype=DType.BOOL), "x": tensor(2)}, outputs={"y": tensor(2)})
+    then = function(node("NoSuch", "x", "a"), inputs={}, outputs={"a": tensor(2)})
+    other = function(node("Neg", "x", "b"), inputs={}, outputs={"b": tensor(2)})
+    choice = node("If", "c", "y", then_branch=then, else_branch=other)
+    f = function(choice, inputs={"c": tensor(dtype=DType.BOOL), "x": tensor(2)}, outputs={"y": tensor(2)})
     assert why(f) == "its body 'main' holds node 'a' (NoSuch): NoSuch is not an operator of opset 18"
 
 
@@ -97,14 +87,9 @@ def test_whole_numbers_divided_by_zero_and_by_minus_one_end_no_process(op: str, 
 
 
 def opaque(call: OpaqueCall, *types: TensorType, outputs: tuple[TensorType | None, ...]) -> Function:
-    names = [f"x{k}" for k in range(len(types))]
-    node = Node(call.op_type, tuple(names), tuple(f"y{k}" for k in range(len(outputs))), read_attributes(call.attributes), DOMAIN)
-    return Function(
-        tuple(Value(name, type_) for name, type_ in zip(names, types, strict=True)),
-        tuple(Value(f"y{k}", type_) for k, type_ in enumerate(outputs)),
-        (node,),
-        opsets={"": 18, DOMAIN: 1},
-    )
+    inputs, results = ({f"{letter}{k}": type_ for k, type_ in enumerate(many)} for letter, many in (("x", types), ("y", outputs)))
+    opaque_node = Node(call.op_type, tuple(inputs), tuple(results), read_attributes(call.attributes), DOMAIN)
+    return function(opaque_node, inputs=inputs, outputs=results).replace(opsets={"": 18, DOMAIN: 1})
 
 
 def test_an_opaque_call_with_several_results_numbers_and_types() -> None:
@@ -129,13 +114,8 @@ def test_complex_numbers_pass_between_opaque_calls() -> None:
 def test_an_opaque_call_reads_its_inputs_in_the_order_of_their_elements() -> None:
     """A transposed tensor is a view within a region, and some operators read the memory as it lies."""
     call = OpaqueCall("aten::as_strided.default", (Tagged("tensor", 0), [6], [1]))
-    node = Node(call.op_type, ("a",), ("y",), read_attributes(call.attributes), DOMAIN)
-    f = Function(
-        (Value("x", tensor(2, 3)),),
-        (Value("y", tensor(6)),),
-        (Node("Transpose", ("x",), ("a",)), node),
-        opsets={"": 18, DOMAIN: 1},
-    )
+    f = opaque(call, tensor(3, 2), outputs=(tensor(6),))
+    f = f.replace(inputs=(Value("x", tensor(2, 3)),), nodes=(node("Transpose", "x", "x0"), *f.nodes))
     assert run(f, np.arange(6, dtype=np.float32).reshape(2, 3))[0].tolist() == [0, 3, 1, 4, 2, 5]
 
 
@@ -186,17 +166,15 @@ def layer(op: str, *, constant: bool, states: bool = True, **attributes: Any) ->
         "r": (directions, GATES[op] * HIDDEN, HIDDEN),
         "b": (directions, 2 * GATES[op] * HIDDEN),
     }
-    state = (BATCH, directions, HIDDEN) if first else (directions, BATCH, HIDDEN)
-    shapes |= dict.fromkeys((["h0", "c0"] if op == "LSTM" else ["h0"]) if states else [], state)
+    names = (["h0", "c0"] if op == "LSTM" else ["h0"]) if states else []
+    shapes |= dict.fromkeys(names, (BATCH, directions, HIDDEN) if first else (directions, BATCH, HIDDEN))
     values = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-    constants = {name: Constant(values.pop(name)) for name in ("w", "r", "b")} if constant else {}
-    inputs = tuple(Value(name, TensorType(DType.FLOAT32, value.shape)) for name, value in values.items())
+    constants = {name: values.pop(name) for name in ("w", "r", "b")} if constant else {}
     outputs = ("y", "h", "c") if op == "LSTM" else ("y", "h")
-    operands = ("x", "w", "r", "b", "", *(name for name in ("h0", "c0") if name in shapes))
-    node = Node(op, operands, outputs, read_attributes({"hidden_size": HIDDEN, **attributes}))
-    unknown = TensorType(DType.FLOAT32, None)
-    results = tuple(Value(name, unknown) for name in outputs)
-    return Function(inputs, results, (node,), constants, {"": 22}), list(values.values())
+    recurrent = node(op, f"x w r b - {' '.join(names)}", " ".join(outputs), hidden_size=HIDDEN, **attributes)
+    results = dict.fromkeys(outputs, TensorType(DType.FLOAT32, None))
+    inputs = {name: tensor(*value.shape) for name, value in values.items()}
+    return function(recurrent, inputs=inputs, outputs=results, constants=constants, opset=22), list(values.values())
 
 
 def list_layers() -> Iterator[Any]:
@@ -214,7 +192,7 @@ def test_results_are_those_of_the_reference(op: str, attributes: dict[str, Any],
     for states in (False, True):
         function, inputs = layer(op, constant=constant, states=states, **attributes)
         executable = compiled(function)
-        expected = compiled(function, engine=Toy()).run(inputs)
+        expected = evaluate(function, inputs)
         for _ in range(2):
             for got, due in zip(executable.run(inputs), expected, strict=True):
                 np.testing.assert_allclose(got, due, rtol=1e-5, atol=1e-5)
@@ -343,21 +321,18 @@ def test_a_result_of_another_type_than_declared_fails(call: OpaqueCall, declared
 
 
 def test_a_constant_of_a_body_is_not_returned_as_it_is() -> None:
-    ones = np.ones(3, np.float32)
-    then = function(Node("Identity", ("k",), ("a",)), inputs={}, outputs={"a": tensor(3)}, constants={"k": ones})
-    constant = Node("Constant", (), ("b",), read_attributes({"value": Constant(ones)}))
-    other = function(constant, inputs={}, outputs={"b": tensor(3)})
-    node = Node("If", ("c",), ("y",), read_attributes({"then_branch": then, "else_branch": other}))
-    choice = function(node, inputs={"c": tensor(dtype=DType.BOOL)}, outputs={"y": tensor(3)})
+    ones, flag = np.ones(3, np.float32), tensor(dtype=DType.BOOL)
+    then = function(node("Identity", "k", "a"), inputs={}, outputs={"a": tensor(3)}, constants={"k": ones})
+    other = function(node("Constant", "", "b", value=Constant(ones)), inputs={}, outputs={"b": tensor(3)})
+    choice = function(node("If", "c", "y", then_branch=then, else_branch=other), inputs={"c": flag}, outputs={"y": tensor(3)})
     body = function(
-        Node("Identity", ("c",), ("d",)),
-        Node("Identity", ("k",), ("t",)),
-        inputs={"i": tensor(dtype=INT), "c": tensor(dtype=DType.BOOL), "s": tensor(3)},
-        outputs={"d": tensor(dtype=DType.BOOL), "t": tensor(3)},
+        *(node("Identity", "c", "d"), node("Identity", "k", "t")),
+        inputs={"i": tensor(dtype=INT), "c": flag, "s": tensor(3)},
+        outputs={"d": flag, "t": tensor(3)},
         constants={"k": ones},
     )
-    node = Node("Loop", ("n", "", "x"), ("y",), read_attributes({"body": body}))
-    loop = function(node, inputs={"n": tensor(dtype=INT)}, outputs={"y": tensor(3)}, constants={"x": 0 * ones})
+    turns = node("Loop", "n - x", "y", body=body)
+    loop = function(turns, inputs={"n": tensor(dtype=INT)}, outputs={"y": tensor(3)}, constants={"x": 0 * ones})
     for f, value in ((choice, True), (choice, False), (loop, 2)):
         executable = compiled(f)
         (y,) = executable.run([np.array(value)])
@@ -366,13 +341,6 @@ def test_a_constant_of_a_body_is_not_returned_as_it_is() -> None:
 
 
 # ---------------------------------------------------------------------- settings of the caller
-
-
-@pytest.fixture
-def double_by_default() -> Iterator[Callable[[], None]]:
-    before = torch.get_default_dtype()
-    yield lambda: torch.set_default_dtype(torch.float64)
-    torch.set_default_dtype(before)
 
 
 @pytest.mark.parametrize(
@@ -397,9 +365,13 @@ def test_modes_of_the_caller_change_nothing(f: Function, mode: Callable[[], Abst
     assert y.dtype == expected.dtype and np.array_equal(y, expected)
 
 
-def test_the_default_type_of_the_caller_changes_nothing(double_by_default: Callable[[], None]) -> None:
-    double_by_default()
-    (y,) = run(one("ConstantOfShape", tensor(1, dtype=INT), output=tensor(2)), np.array([2]))
+def test_the_default_type_of_the_caller_changes_nothing() -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        (y,) = run(one("ConstantOfShape", tensor(1, dtype=INT), output=tensor(2)), np.array([2]))
+    finally:
+        torch.set_default_dtype(before)
     assert y.dtype == np.float32
 
 

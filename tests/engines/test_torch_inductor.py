@@ -5,35 +5,32 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.conformance.sample import join
+from tests.conformance.sample import list_models, run_together
+from tests.engines import written
 from tests.engines.test_forked import status_of
 from tests.engines.test_torch import INT, TORCH
-from tests.engines.written import Array, function, one, tensor
-from xrt import passes
+from tests.engines.written import Array, function, node, one, tensor
 from xrt.engines import CompileContext, Executable
 from xrt.engines.contract import registry
 from xrt.engines.torch import Torch
 from xrt.engines.torch.inductor import why_no_compiler
 from xrt.errors import CompileRefused, OptionError
-from xrt.graph import Constant, DType, Function, Node, TensorType
-from xrt.graph.node import list_names, rename_function
+from xrt.graph import DType, Function, TensorType
 from xrt.processes import list_descendants
-from xrt.testing.cases import ConformanceCase, node_cases
+from xrt.testing import ResultWord
 
 INDUCTOR = Torch("inductor")
 
 
-def why(f: Function) -> str:
-    return INDUCTOR.why_not(f.nodes[-1], f) or ""
+why = partial(written.why, INDUCTOR)
 
 
 def test_the_mode_is_an_option() -> None:
@@ -99,22 +96,22 @@ WEIGHTS = np.random.default_rng(0).standard_normal((256, 96)).astype(np.float32)
 
 def region() -> Function:
     nodes = (
-        Node("MatMul", ("x", "w"), ("a",)),
-        Node("Erf", ("a",), ("e",)),
-        Node("Mul", ("a", "e"), ("g",)),
-        Node("Softmax", ("g",), ("y",)),
-        Node("Identity", ("x",), ("same",)),
-        Node("Identity", ("w",), ("weights",)),
-        Node("Reciprocal", ("x",), ("r",)),
+        node("MatMul", "x w", "a"),
+        node("Erf", "a", "e"),
+        node("Mul", "a e", "g"),
+        node("Softmax", "g", "y"),
+        node("Identity", "x", "same"),
+        node("Identity", "w", "weights"),
+        node("Reciprocal", "x", "r"),
     )
-    wide = tensor("N", 96)
-    f = function(
+    wide, rows = tensor("N", 96), tensor("N", 256)
+    return function(
         *nodes,
-        inputs={"x": tensor("N", 256)},
-        outputs={"y": wide, "same": tensor("N", 256), "weights": tensor(256, 96), "r": tensor("N", 256)},
+        inputs={"x": rows},
+        outputs={"y": wide, "same": rows, "weights": tensor(256, 96), "r": rows},
         constants={"w": WEIGHTS},
+        types=dict.fromkeys("aeg", wide),
     )
-    return f.replace(types=dict.fromkeys("aeg", wide))
 
 
 @pytest.fixture(scope="module")
@@ -143,12 +140,10 @@ def check(executable: Executable, x: Array) -> None:
 
 
 Compiled = tuple[Executable, CompileContext]
-whole = [pytest.mark.full]
 
 
+@pytest.mark.full
 class TestCompiled:
-    pytestmark = whole
-
     @pytest.mark.parametrize("rows", [0, 1, 2, 3, 64])
     def test_one_library_serves_all_sizes(self, compiled: Compiled, rows: int) -> None:
         check(compiled[0], given(rows))
@@ -193,67 +188,10 @@ class TestCompiled:
 
 # ---------------------------------------------------------------------- tests of onnx, many in one library
 
-AT_ONCE = 80
-"""Cases in one library: it takes minutes to make, and more than ten seconds of that whatever is in it."""
-
-
-def prepare(case: ConformanceCase) -> Function | None:
-    """Return what Inductor takes of a case, its whole numbers constant where it only takes it so; None where it takes it not."""
-    if any(not isinstance(value, np.ndarray) for value in case.inputs):
-        return None
-    f = passes.infer_shapes(case.function).replace(aliases=())
-    numbers = {
-        v.name: Constant(x) for v, x in zip(f.inputs, case.inputs, strict=True) if x.dtype == np.int64 and x.size <= 8 and v.name
-    }
-    fixed = f.replace(inputs=tuple(v for v in f.inputs if v.name not in numbers), constants={**f.constants, **numbers})
-    for form in (f, passes.infer_shapes(fixed)):
-        if form.inputs and all(INDUCTOR.why_not(node, form) is None for node in form.nodes):
-            return form
-    return None
-
-
-def sample() -> list[tuple[ConformanceCase, Function]]:
-    """Return a case of each set of operators: its first that Inductor takes."""
-    chosen: dict[tuple[str, ...], tuple[ConformanceCase, Function]] = {}
-    for case in node_cases():
-        if case.operators not in chosen and (f := prepare(case)) is not None:
-            chosen[case.operators] = case, f
-    return [*chosen.values()]
-
-
-def merge(functions: Sequence[Function]) -> Function:
-    """Join Functions side by side, with a prefix for the names of each."""
-    prefixed = []
-    for i, part in enumerate(functions):
-        names = {name: f"g{i}_{name}" for name in list_names(part) if name}
-        prefixed.append(rename_function(part, names, names))
-    return join(prefixed)
-
-
-def find_wrong(cases: Sequence[tuple[ConformanceCase, Function]]) -> list[str]:
-    """Return the names of cases that fail, with what is wrong; those of a library that is not made are tried in halves."""
-    try:
-        executable = INDUCTOR.compile(passes.infer_shapes(merge([f for _, f in cases])), CompileContext(threads=2))
-    except CompileRefused as refused:
-        if len(cases) == 1:
-            return [f"{cases[0][0].name}: {refused}"]
-        return [wrong for half in (cases[::2], cases[1::2]) for wrong in find_wrong(half)]
-    values = [{v.name: x for v, x in zip(c.function.inputs, c.inputs, strict=True)} for c, _ in cases]
-    results = list(executable.run([value[v.name].copy() for value, (_, f) in zip(values, cases, strict=True) for v in f.inputs]))
-    executable.close()
-    wrong = []
-    for case, f in cases:
-        compared = case.judge(results[: len(f.outputs)])
-        del results[: len(f.outputs)]
-        wrong += [] if compared else [f"{case.name}: {compared}"]
-    return wrong
-
 
 @pytest.mark.full
-def test_a_sample_of_the_tests_of_onnx() -> None:
-    groups: defaultdict[Any, list[tuple[ConformanceCase, Function]]] = defaultdict(list)
-    for case, f in sample():
-        groups[tuple(sorted(f.opsets.items()))].append((case, f))
-    parts = [cases[i : i + AT_ONCE] for cases in groups.values() for i in range(0, len(cases), AT_ONCE)]
-    assert sum(map(len, parts)) >= 170
-    assert [wrong for part in parts for wrong in find_wrong(part)] == []
+def test_each_operator_is_right_in_a_library_of_many() -> None:
+    """A library takes minutes to make, and more than ten seconds of that whatever is in it: 80 operators share one."""
+    outcomes = [outcome for cases in list_models((INDUCTOR,), most=80) for outcome in run_together(INDUCTOR, cases)]
+    assert [str(outcome) for outcome in outcomes if outcome.word is ResultWord.FAILED] == []
+    assert sum(outcome.word is ResultWord.PASSED for outcome in outcomes) >= 120

@@ -15,26 +15,23 @@ from tests.devices.worlds import TOY, same, traffic, world
 from xrt.cache import CompileCache
 from xrt.engines.toy.devices import find_shape_values
 from xrt.errors import PlanError
-from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value, read_attributes
 from xrt.testing import node_cases
+from xrt.testing.corpus.entry import graph, node, sequence
 from xrt.testing.running import make_module
 from xrt.testing.simulated import simulate_devices
 
 
 def test_an_element_of_a_sequence_is_returned_as_a_copy() -> None:
-    kind = TensorType(DType.FLOAT32, (3,))
-    nodes = (Node("SequenceAt", ("s", "first"), ("y",)),)
-    first = {"first": Constant(np.array(0))}
-    function = Function((Value("s", SequenceType(kind)),), (Value("y", kind),), nodes, first, {"": 18})
+    inputs = {"s": sequence("float32[3]")}
+    function = graph(inputs, {"y": "float32[3]"}, node("SequenceAt", "s first", "y"), constants={"first": np.array(0)})
     with world("late") as devices:
         element = devices.up(numbers(3))
         assert devices.module(function)([element]) is not element
 
 
 def test_an_output_that_is_left_out_is_no_input_of_a_later_node() -> None:
-    kind, half = TensorType(DType.FLOAT32, (4,)), TensorType(DType.FLOAT32, (2,))
-    nodes = (Node("Split", ("x",), ("", "b"), read_attributes({"num_outputs": 2})), Node("Clip", ("b", "", "most"), ("y",)))
-    function = Function((Value("x", kind),), (Value("y", half),), nodes, {"most": Constant(np.float32(1))}, {"": 18})
+    nodes = node("Split", "x", "- b", num_outputs=2), node("Clip", "b - most", "y")
+    function = graph({"x": "float32[4]"}, {"y": "float32[2]"}, *nodes, constants={"most": np.float32(1)})
     with world("late") as devices:
         same(devices, devices.module(function)(np.float32([7, 8, 0, 3])), np.float32([0, 1]))
 

@@ -13,25 +13,31 @@ import tvm
 
 import xrt
 from tests.devices.models import Net, numbers
-from tests.devices.worlds import World, traffic
+from tests.devices.worlds import World, listed, traffic
 from tests.engines.emulated_cuda import run_child
 from tests.engines.emulated_cuda.device import EmulatedDevice
 from tests.engines.emulated_cuda.models import MODELS
+from xrt import ops
+from xrt.builder.tracing import trace
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext
 from xrt.engines.tvm import Tvm, cuda
 from xrt.engines.tvm.export import import_function
 from xrt.engines.tvm.target import make_target
 from xrt.errors import CompileRefused, PlanError
+from xrt.formats.onnx.inference import node_types
 from xrt.graph import Function
 from xrt.passes import infer_shapes
+from xrt.testing.generate import rename_values
 from xrt.testing.simulated import simulate_devices
 
-ops = xrt.ops
+
+def traced(build: Any, *inputs: Any) -> Function:
+    return infer_shapes(trace(build, *inputs, inference=node_types))
 
 
-def traced(model: xrt.Graph, *inputs: Any) -> Function:
-    return infer_shapes(model.trace(*inputs))
+def top(x: Any) -> Any:
+    return ops.TopK(x, np.array([2], "int64"))
 
 
 def built(function: Function, architecture: str = "sm_90") -> cuda.DeviceProgram:
@@ -39,13 +45,8 @@ def built(function: Function, architecture: str = "sm_90") -> cuda.DeviceProgram
     return cuda.build(imported.module, imported.weights, cuda.make_target(architecture, make_target(None, 3)), 3)
 
 
-def flat(name: str) -> tuple[Any, ...]:
-    model, inputs = MODELS[name]
-    return model, *inputs
-
-
 def source(name: str) -> str:
-    return cuda.list_kernel_sources(built(traced(*flat(name))))
+    return cuda.list_kernel_sources(built(MODELS[name][0]))
 
 
 def kernels(text: str) -> list[str]:
@@ -56,29 +57,15 @@ def kernels(text: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_chain_is_one_kernel_of_cudas_own_functions() -> None:
-    text = source("chain")
-    assert len(kernels(text)) == 1 and "tanhf(" in text and "threadIdx.x" in text
-
-
-class Named(xrt.Graph):
-    def build(self, x: Any) -> Any:
-        return ops.Neg(x)
-
-
-def test_names_that_are_not_cs_stay_out_of_the_source() -> None:
-    function = traced(Named(), numbers(2, 3))
-    old = function.inputs[0].name
-    (node,) = function.nodes
-    function = function.replace(
-        inputs=(replace(function.inputs[0], name="gpu_0/conv1-w"),), nodes=(replace(node, inputs=("gpu_0/conv1-w",)),), types={}
-    )
-    assert old != "gpu_0/conv1-w" and "gpu_0" not in cuda.list_kernel_sources(built(infer_shapes(function)))
+def test_a_chain_is_one_kernel_of_cudas_own_functions_without_names_that_are_not_cs() -> None:
+    function = rename_values(MODELS["chain"][0], {"x": "gpu_0/conv1-w"})
+    text = cuda.list_kernel_sources(built(function))
+    assert len(kernels(text)) == 1 and "tanhf(" in text and "threadIdx.x" in text and "gpu_0" not in text
 
 
 def test_tvms_own_compiler_is_in_its_place_again() -> None:
     before = tvm.get_global_func("tvm_callback_cuda_compile")
-    built(traced(*flat("chain")))
+    built(MODELS["chain"][0])
     with pytest.raises(CompileRefused, match=r"^not today$"), cuda.use_nvrtc(refuse):
         tvm.get_global_func("tvm_callback_cuda_compile")("source")
     assert tvm.get_global_func("tvm_callback_cuda_compile").same_as(before)
@@ -110,51 +97,37 @@ def test_what_nvrtc_refuses_is_reported() -> None:
         cuda.binary("", "sm_1")
 
 
-class Halved(xrt.Graph):
-    def build(self, x: Any) -> Any:
-        return ops.Softmax(ops.Max(ops.Cast(x, to=10), ops.Cast(ops.Neg(x), to=10)), axis=-1)
-
-
 @pytest.mark.slow
 def test_narrow_floats_compile_with_cudas_headers() -> None:
-    text = cuda.list_kernel_sources(built(traced(Halved(), numbers(3, 40))))
+    halved = traced(lambda x: ops.Softmax(ops.Max(ops.Cast(x, to=10), ops.Cast(-x, to=10)), axis=-1), numbers(3, 40))
+    text = cuda.list_kernel_sources(built(halved))
     assert "#include <cuda_fp16.h>" in text and cuda.binary(text, "sm_90")[:4] == ELF
 
 
 # ---------------------------------------------------------------------- what is taken
 
 
-class Sorted(xrt.Graph):
-    def build(self, x: Any) -> Any:
-        return ops.TopK(x, np.array([2], "int64"))
-
-
-class Sums(xrt.Graph):
-    def build(self, x: Any) -> Any:
-        return ops.CumSum(x, np.array(0, "int64"))
-
-
-def why_not(model: xrt.Graph, *inputs: Any, device: str = "cuda", engine: Tvm = Tvm()) -> list[str | None]:
-    function = traced(model, *inputs)
-    return [engine.why_not(replace(node, device=device), function) for node in function.nodes]
+def why_not(function: Function, device: str = "cuda") -> list[str | None]:
+    return [Tvm().why_not(replace(node, device=device), function) for node in function.nodes]
 
 
 @pytest.mark.slow
 def test_what_the_schedules_cannot_do_is_a_reason() -> None:
-    (reason,) = why_not(Sorted(), numbers(4, 8))
+    x = numbers(4, 8)
+    (reason,) = why_not(traced(top, x))
     assert reason == (
         "TVM cannot take this TopK on CUDA: TVM's schedule takes working memory that follows no stream, "
         "as those that sort and scan do"
     )
-    assert why_not(Sorted(), numbers(4, 8), device="cpu") == [None]
-    (reason,) = why_not(Sums(), numbers(4, 8))
+    assert why_not(traced(top, x), device="cpu") == [None]
+    (reason,) = why_not(traced(lambda x: ops.CumSum(x, np.array(0, "int64")), x))
     assert reason is not None and reason.startswith("TVM cannot take this CumSum on CUDA: ")
 
 
 @pytest.mark.slow
 def test_what_serves_the_cpu_serves_the_device() -> None:
     for name in ("net", "convolution", "moved"):
-        assert set(why_not(*flat(name))) == {None}
+        assert set(why_not(MODELS[name][0])) == {None}
 
 
 def test_a_plan_needs_no_gpu() -> None:
@@ -162,14 +135,14 @@ def test_a_plan_needs_no_gpu() -> None:
     plan = m.plan_for(numbers(3, 4), numbers(4, 5))
     assert [launch.engine for launch in plan.launches] == ["tvm"] and "; device cuda:0" in str(plan)
     with pytest.raises(PlanError, match="follows no stream"):
-        xrt.XRTModule(Sorted(), "tvm", "cuda", strict=True, cache=CompileCache()).plan_for(numbers(4, 8))
+        xrt.XRTModule(traced(top, numbers(4, 8)), "tvm", "cuda", strict=True, cache=CompileCache()).plan_for(numbers(4, 8))
 
 
 def test_a_device_without_addresses_is_refused() -> None:
     with simulate_devices():
         context = CompileContext(device="cuda:0", accelerator=xrt.runtime.device("cuda"))
         with pytest.raises(CompileRefused, match=r"^TVM needs memory of cuda:0 at addresses, and is given none$"):
-            Tvm().compile(traced(*flat("chain")), context)
+            Tvm().compile(MODELS["chain"][0], context)
 
 
 def test_a_runtime_that_does_not_load_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +153,7 @@ def test_a_runtime_that_does_not_load_is_reported(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(ctypes, "CDLL", fails)
     context = CompileContext(device="cuda:0", accelerator=EmulatedDevice())
     with pytest.raises(CompileRefused, match=r"^TVM's runtime for CUDA does not load: libcuda.so.1: .*; it needs the driver"):
-        Tvm().compile(traced(*flat("chain")), context)
+        Tvm().compile(MODELS["chain"][0], context)
     monkeypatch.setattr(cuda, "package_lib_paths", list)
     with pytest.raises(CompileRefused, match=r"^this build of TVM has no runtime for CUDA: there is no libtvm_runtime_cuda.so"):
         cuda.load_runtime()
@@ -218,21 +191,16 @@ class TestEmulated:
         assert found["misplaced"] == [""]
 
     def test_without_a_stream_the_call_waits_and_closed_it_refuses(self, found: dict[str, Any]) -> None:
-        assert found["alone"] == [1, "the executable of 'Chain' is closed"]
+        assert found["alone"] == [1, "the executable of 'chain' is closed"]
 
 
 # ---------------------------------------------------------------------- a GPU
 
 
-def close_to_toys(world: World, results: Any, model: xrt.Graph, inputs: Any) -> None:
+def close_to_toys(world: World, results: Any, model: Function, inputs: Any) -> None:
     expected = xrt.XRTModule(model, "toy")(*inputs)
-    pairs = zip(_listed(world.down(results)), _listed(expected), strict=True)
-    for got, want in pairs:
+    for got, want in zip(listed(world.down(results)), listed(expected), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
-
-
-def _listed(values: Any) -> list[Any]:
-    return list(values) if isinstance(values, tuple | list) else [values]
 
 
 @pytest.mark.cuda
@@ -269,11 +237,7 @@ class TestOnCuda:
 
     @pytest.mark.parametrize("dtype", ["float16", "float64", "int32", "bool"])
     def test_element_types_cross(self, dtype: str) -> None:
-        class Twice(xrt.Graph):
-            def build(self, x: Any) -> Any:
-                return ops.Concat(x, x, axis=0)
-
         x = (numbers(3, 4) > 0).astype(dtype)
         world = World(None)
-        m = world.module(Twice(), "tvm", strict=True)
+        m = world.module(traced(lambda x: ops.Concat(x, x, axis=0), x), "tvm", strict=True)
         np.testing.assert_array_equal(world.down(m(world.up(x))), np.concatenate([x, x]))

@@ -6,31 +6,23 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
 
-from tests.engines.written import Array, function, one, tensor
-from xrt.engines import CompileContext, Executable, RunOptions
+from tests.engines import written
+from tests.engines.written import CONTEXT, Array, function, node, one, tensor
 from xrt.engines.xla import Xla
 from xrt.errors import CompileRefused, RunFailed
-from xrt.graph import DType, Function, Node, TensorType, read_attributes
+from xrt.graph import DType
 from xrt.testing.suite import EngineSuite
 
 XLA = Xla()
-CONTEXT = CompileContext(threads=2)
 INT = DType.INT64
 
 
-def compiled(f: Function, threads: int = 2) -> Executable:
-    executable = XLA.compile(f, CompileContext(threads=threads))
-    executable.prepare()
-    return executable
-
-
-def run(f: Function, *inputs: Array, options: RunOptions = RunOptions()) -> list[Array]:
-    return list(compiled(f).run(inputs, options))
+compiled, run, why = (partial(helper, XLA) for helper in (written.compiled, written.run, written.why))
 
 
 def placed(size: int, dtype: str = "float32", offset: int = 0) -> Array:
@@ -39,10 +31,6 @@ def placed(size: int, dtype: str = "float32", offset: int = 0) -> Array:
     raw = np.zeros(nbytes + 128, np.uint8)
     start = -raw.ctypes.data % 64 + offset
     return raw[start : start + nbytes].view(dtype)
-
-
-def why(f: Function) -> str:
-    return XLA.why_not(f.nodes[-1], f) or ""
 
 
 # ---------------------------------------------------------------------- reasons
@@ -68,39 +56,33 @@ def test_products_are_of_full_precision() -> None:
 def test_what_was_rounded_stays_rounded(dtype: str, big: int, ops: str) -> None:
     """XLA would make one sum of the two constants, or keep float16 in float32."""
     type_, (first, second) = tensor(1, dtype=DType.parse(dtype)), ops.split()
-    nodes = Node(first, ("x", "big"), ("s",)), Node(second, ("s", "big"), ("y",))
+    nodes = node(first, "x big", "s"), node(second, "s big", "y")
     f = function(*nodes, inputs={"x": type_}, outputs={"y": type_}, constants={"big": np.array([big], dtype)})
-    x = np.array([0.25], dtype)
-    assert run(f, x)[0].tolist() == [0]
+    assert run(f, np.array([0.25], dtype))[0].tolist() == [0]
 
 
 def test_constants_in_sums_do_not_break_a_chain() -> None:
-    nodes = [Node("Add" if k % 2 else "Mul", (f"v{k}", "c"), (f"v{k + 1}",)) for k in range(20)]
+    nodes = [node("Add" if k % 2 else "Mul", f"v{k} c", f"v{k + 1}") for k in range(20)]
     constants = {"c": np.array(1.5, np.float32)}
-    executable: Any = compiled(function(*nodes, inputs={"v0": tensor(64, 64)}, outputs=("v20",), constants=constants))
+    executable = compiled(function(*nodes, inputs={"v0": tensor(64, 64)}, outputs=("v20",), constants=constants))
     assert executable.program.code.hlo_modules()[0].to_string().count(" fusion(") == 1
 
 
 @pytest.mark.slow
 def test_softmax_of_a_large_product() -> None:
     """XLA computes the product twice, once rounded and once within an FMA: the greatest is not itself then."""
-    nodes = Node("Mul", ("x", "third"), ("m",)), Node("Softmax", ("m",), ("y",))
-    third = np.array(1 / 3, np.float32)
+    nodes, third = (node("Mul", "x third", "m"), node("Softmax", "m", "y")), np.array(1 / 3, np.float32)
     f = function(*nodes, inputs={"x": tensor(2, 8)}, outputs={"y": tensor(2, 8)}, constants={"third": third})
     x = np.repeat(np.array([[1e10], [7.7e11]], np.float32), 8, axis=1)
     assert run(f, x)[0].tolist() == [[0.125] * 8] * 2
 
 
-# ---------------------------------------------------------------------- what is known while it is traced
-
-
 @pytest.mark.slow
 def test_aligned_weights_are_held_once_and_others_are_reported() -> None:
+    square = tensor(64, 64)
     for offset, copied in ((0, 0), (16, 64 * 64 * 4)):
         w = placed(64 * 64, offset=offset).reshape(64, 64)
-        f = function(
-            Node("Add", ("x", "w"), ("y",)), inputs={"x": tensor(64, 64)}, outputs={"y": tensor(64, 64)}, constants={"w": w}
-        )
+        f = function(node("Add", "x w", "y"), inputs={"x": square}, outputs={"y": square}, constants={"w": w})
         uses = {use.name: use.nbytes for use in compiled(f).memory() or ()}
         assert uses.get("copied weights", 0) == copied
 
@@ -110,7 +92,7 @@ def test_aligned_weights_are_held_once_and_others_are_reported() -> None:
 
 @pytest.mark.parametrize("size", [4, 100_000])
 def test_an_updated_input_may_be_computed_into_and_is_never_spoilt(size: int) -> None:
-    f = function(Node("Add", ("x", "x"), ("y",)), inputs={"x": tensor(size)}, outputs={"y": tensor(size)}, aliases=(("x", "y"),))
+    f = function(node("Add", "x x", "y"), inputs={"x": tensor(size)}, outputs={"y": tensor(size)}, aliases=(("x", "y"),))
     executable = compiled(f)
     for offset in (0, 4):
         x = placed(size, offset=offset)
@@ -122,7 +104,7 @@ def test_an_updated_input_may_be_computed_into_and_is_never_spoilt(size: int) ->
 @pytest.mark.parametrize(("size", "is_moved"), [(1000, False), (100_000, True)])
 def test_a_large_input_is_handed_over_where_the_library_reads_it_in_place(size: int, is_moved: bool) -> None:
     """Elsewhere XLA would copy it in a thread of its own, and compute in another one while the caller waits."""
-    executable: Any = compiled(one("Neg", tensor(size), output=tensor(size)))
+    executable = compiled(one("Neg", tensor(size), output=tensor(size)))
     passed, call = [], executable.program.call
     executable.program = replace(executable.program, call=lambda x, *others: passed.append(x) or call(x, *others))
     for offset in (0, 16):
@@ -217,67 +199,52 @@ def test_nothing_of_the_users_jax_is_changed_or_started() -> None:
 def test_what_the_user_has_set_does_not_change_a_result() -> None:
     import jax
 
-    f = function(
-        Node("Add", ("x", "n"), ("y",)),
-        inputs={"x": tensor(2, 2, dtype=INT), "n": tensor(2, dtype=INT)},
-        outputs={"y": tensor(2, 2, dtype=INT)},
-    )
-    x, n = np.full((2, 2), 2**40), np.arange(2)
+    wide, row = tensor(2, 2, dtype=INT), tensor(2, dtype=INT)
+    f, x, n = one("Add", wide, row, output=wide), np.full((2, 2), 2**40), np.arange(2)
     with jax.enable_x64(False), jax.numpy_rank_promotion("raise"), jax.disable_jit(True), jax.debug_nans(True):
         assert np.array_equal(run(f, x, n)[0], x + n)
         assert np.isnan(run(one("Sqrt", tensor(1), output=tensor(1)), np.array([-1], np.float32))[0]).all()
 
 
-BOOL = TensorType(DType.BOOL, ())
+BOOL = tensor(dtype=DType.BOOL)
 
 
 def test_branches_of_two_shapes_are_declined() -> None:
-    then = function(Node("Relu", ("x",), ("a",)), inputs={}, outputs={"a": tensor(2)})
-    other = function(Node("ReduceSum", ("x",), ("b",)), inputs={}, outputs={"b": tensor(1)})
-    node = Node("If", ("c",), ("y",), read_attributes({"then_branch": then, "else_branch": other}))
-    f = function(node, inputs={"c": BOOL, "x": tensor(2)}, outputs={"y": None})
-    assert why(f).startswith("XLA cannot take this If: ")
-
-
-def doubling(condition: str = "c") -> Function:
-    """A body that doubles what it carries and scans its square; it goes on as ``condition`` says."""
-    nodes = [
-        Node("Identity", (condition,), ("go",)),
-        Node("Add", ("v", "v"), ("w",)),
-        Node("Mul", ("w", "w"), ("q",)),
-        Node("Less", ("w", "limit"), ("low",)),
-        Node("Squeeze", ("low",), ("flag",)),
-    ]
-    return function(
-        *nodes,
-        inputs={"i": tensor(dtype=INT), "c": BOOL, "v": tensor(1)},
-        outputs={"go": BOOL, "w": tensor(1), "q": tensor(1)},
-        constants={"limit": np.array([10], np.float32)},
-    )
+    then = function(node("Relu", "x", "a"), inputs={}, outputs={"a": tensor(2)})
+    other = function(node("ReduceSum", "x", "b"), inputs={}, outputs={"b": tensor(1)})
+    choice = node("If", "c", "y", then_branch=then, else_branch=other)
+    assert why(function(choice, inputs={"c": BOOL, "x": tensor(2)})).startswith("XLA cannot take this If: ")
 
 
 def test_a_loop_whose_scan_is_as_long_as_the_run_says_is_declined() -> None:
-    node = Node("Loop", ("m", "", "x"), ("y", "squares"), read_attributes({"body": doubling()}))
-    f = function(node, inputs={"m": tensor(dtype=INT), "x": tensor(1)}, outputs={"y": tensor(1), "squares": None})
+    body = function(
+        *(node("Identity", "c", "go"), node("Add", "v v", "w"), node("Mul", "w w", "q")),
+        inputs={"i": tensor(dtype=INT), "c": BOOL, "v": tensor(1)},
+        outputs={"go": BOOL, "w": tensor(1), "q": tensor(1)},
+    )
+    f = function(
+        node("Loop", "m - x", "y squares", body=body),
+        inputs={"m": tensor(dtype=INT), "x": tensor(1)},
+        outputs={"y": tensor(1), "squares": None},
+    )
     assert why(f) == "Loop scans as many results as only the run shows, and XLA has no such shape"
 
 
 @pytest.mark.parametrize("captured", ["o0", "i0", "x"])
 def test_a_body_may_capture_a_value_of_any_name(captured: str) -> None:
-    branch = function(Node("Relu", (captured,), ("a",)), inputs={}, outputs={"a": tensor(2)})
-    node = Node("If", ("c",), ("y",), read_attributes({"then_branch": branch, "else_branch": branch}))
-    assert why(function(node, inputs={"c": BOOL, captured: tensor(2)}, outputs={"y": tensor(2)})) == ""
+    branch = function(node("Relu", captured, "a"), inputs={}, outputs={"a": tensor(2)})
+    choice = node("If", "c", "y", then_branch=branch, else_branch=branch)
+    assert why(function(choice, inputs={"c": BOOL, captured: tensor(2)}, outputs={"y": tensor(2)})) == ""
 
 
 def test_a_short_loop_may_change_shapes() -> None:
     inner = function(
-        Node("Identity", ("c",), ("go",)),
-        Node("Concat", ("v", "x"), ("w",), read_attributes({"axis": 0})),
+        *(node("Identity", "c", "go"), node("Concat", "v x", "w", axis=0)),
         inputs={"i": tensor(dtype=INT), "c": BOOL, "v": None},
         outputs={"go": BOOL, "w": None},
     )
-    node = Node("Loop", ("m", "", "x"), ("y",), read_attributes({"body": inner}))
-    f = function(node, inputs={"x": tensor(1)}, outputs={"y": tensor(4)}, constants={"m": np.array(3)})
+    loop = node("Loop", "m - x", "y", body=inner)
+    f = function(loop, inputs={"x": tensor(1)}, outputs={"y": tensor(4)}, constants={"m": np.array(3)})
     assert why(f) == ""
     assert run(f, np.array([7], np.float32))[0].tolist() == [7] * 4
 

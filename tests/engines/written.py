@@ -1,4 +1,4 @@
-"""Functions as the tests of engines write them, and what the process holds in memory."""
+"""Functions as the tests of engines write them, one engine that compiles and runs them, and the memory of the process."""
 
 from __future__ import annotations
 
@@ -9,26 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
+from xrt.engines import CompileContext, GraphCompiler, RunOptions
+from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, read_attributes
+from xrt.testing.corpus.entry import node
 
-__all__ = ["Array", "function", "node", "one", "resident", "tensor"]
+__all__ = ["CONTEXT", "Array", "compiled", "function", "node", "one", "resident", "run", "tensor", "why"]
 
 Array = np.ndarray[Any, Any]
+CONTEXT = CompileContext(threads=2)
 
 
 def tensor(*shape: int | str | None, dtype: DType = DType.FLOAT32) -> TensorType:
     return TensorType(dtype, shape)
 
 
-def node(op: str, inputs: str, outputs: str, **attributes: Any) -> Node:
-    """Return a node from names with blanks between them."""
-    return Node(op, tuple(inputs.split()), tuple(outputs.split()), read_attributes(attributes))
-
-
 def function(
     *nodes: Node,
-    inputs: Mapping[str, TensorType | None],
-    outputs: Mapping[str, TensorType | None] | Sequence[str] = ("y",),
+    inputs: Mapping[str, Type | None],
+    outputs: Mapping[str, Type | None] | Sequence[str] = ("y",),
     constants: Mapping[str, Array] | None = None,
     opset: int = 18,
     types: Mapping[str, TensorType] | None = None,
@@ -52,6 +50,25 @@ def one(op_type: str, *shapes: TensorType, output: TensorType | None = None, ops
     names = [f"x{k}" for k in range(len(shapes))]
     single = Node(op_type, tuple(names), ("y",), read_attributes(attributes))
     return function(single, inputs=dict(zip(names, shapes, strict=True)), outputs={"y": output}, opset=opset)
+
+
+def why(engine: GraphCompiler, f: Function) -> str:
+    """Return why the engine does not support the last node; empty if it does."""
+    return engine.why_not(f.nodes[-1], f) or ""
+
+
+def compiled(engine: GraphCompiler, f: Function, context: CompileContext = CONTEXT, *, is_supported: bool = False) -> Any:
+    """Return the executable, prepared; with ``is_supported``, demand that the engine claims every node."""
+    assert not is_supported or [engine.why_not(n, f) for n in f.nodes] == [None] * len(f.nodes)
+    executable = engine.compile(f, context)
+    executable.prepare()
+    return executable
+
+
+def run(
+    engine: GraphCompiler, f: Function, *inputs: Any, options: RunOptions = RunOptions(), is_supported: bool = False
+) -> list[Any]:
+    return list(compiled(engine, f, is_supported=is_supported).run(inputs, options))
 
 
 def resident() -> int:

@@ -18,7 +18,8 @@ from tests.engines.emulated_cuda.device import EmulatedDevice
 from tests.engines.emulated_cuda.models import MODELS
 from xrt.engines import CompileContext, RunOptions
 from xrt.engines.tvm import Tvm, cuda
-from xrt.passes import infer_shapes
+from xrt.graph import Function
+from xrt.testing.running import run_outputs
 
 STREAM = 4660
 compiled: list[str] = []
@@ -41,8 +42,8 @@ def main(folder: Path) -> None:
     sys.stdout.write(json.dumps(results))
 
 
-def made(model: xrt.Graph, inputs: Any, device: EmulatedDevice) -> Any:
-    executable = Tvm().compile(infer_shapes(model.trace(*inputs)), context(device))
+def made(function: Function, device: EmulatedDevice) -> Any:
+    executable = Tvm().compile(function, context(device))
     executable.prepare()
     return executable
 
@@ -51,11 +52,11 @@ def context(device: EmulatedDevice, workdir: Path | None = None) -> CompileConte
     return CompileContext(device="cuda:0", accelerator=device, workdir=workdir)
 
 
-def outcome(model: xrt.Graph, inputs: Any, engine: str) -> dict[str, Any]:
+def outcome(model: Function, inputs: Any, engine: str) -> dict[str, Any]:
     """Return how far results lie from an engine's on the CPU, and whether any is memory of another."""
     device = EmulatedDevice()
     items = [device.upload(array) for array in inputs]
-    executable = made(model, inputs, device)
+    executable = made(model, device)
     results = executable.run(items, RunOptions(stream=STREAM))
     expected = reference(model, inputs, engine)
     apart = all(not np.shares_memory(a, b) for k, a in enumerate(results) for b in [*items, *results[:k]])
@@ -66,10 +67,9 @@ def outcome(model: xrt.Graph, inputs: Any, engine: str) -> dict[str, Any]:
     }
 
 
-def reference(model: xrt.Graph, inputs: Any, engine: str = TOY) -> list[Any]:
+def reference(model: Function, inputs: Any, engine: str = TOY) -> list[Any]:
     with np.errstate(all="ignore"):
-        expected = xrt.XRTModule(model, engine)(*inputs)
-    return list(expected) if isinstance(expected, tuple | list) else [expected]
+        return run_outputs(xrt.XRTModule(model, engine)(*inputs), model)
 
 
 def differs(got: Any, want: Any) -> str:
@@ -84,12 +84,11 @@ def saved() -> dict[str, Any]:
     """Save an executable, and run what is loaded: without a compile."""
     model, inputs = MODELS["net"]
     device, engine = EmulatedDevice(), Tvm()
-    function = infer_shapes(model.trace(*inputs))
     with tempfile.TemporaryDirectory() as workdir:
-        data = engine.save(made(model, inputs, device), context(device, Path(workdir)))
+        data = engine.save(made(model, device), context(device, Path(workdir)))
     before = len(compiled)
     with tempfile.TemporaryDirectory() as workdir:
-        executable = engine.load(memoryview(data), function, context(device, Path(workdir)))
+        executable = engine.load(memoryview(data), model, context(device, Path(workdir)))
         executable.prepare()
     results = executable.run([device.upload(array) for array in inputs], RunOptions(stream=STREAM))
     worst = [differs(*pair) for pair in zip(results, reference(model, inputs), strict=True)]
@@ -100,7 +99,7 @@ def misplaced() -> list[str]:
     """Hand over arrays that lie at odd addresses, or not in order."""
     model, (x, w) = MODELS["product"]
     device = EmulatedDevice()
-    executable = made(model, (x, w), device)
+    executable = made(model, device)
     odd = device.upload(x, gap=4), device.upload(np.ascontiguousarray(w.T)).T
     (result,) = executable.run(odd, RunOptions(stream=STREAM))
     return [differs(result, reference(model, (x, w))[0])]
@@ -110,7 +109,7 @@ def alone() -> list[Any]:
     """Return how often a run without a stream of the caller's waits, and what a closed executable says."""
     model, inputs = MODELS["chain"]
     device = EmulatedDevice()
-    executable, items = made(model, inputs, device), [device.upload(array) for array in inputs]
+    executable, items = made(model, device), [device.upload(array) for array in inputs]
     before = device.waits
     executable.run(items)
     waits = device.waits - before
