@@ -13,11 +13,12 @@ from onnx import parser
 from xrt import XRTModule
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.formats.onnx import load
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
+from xrt.graph import Constant, DType, Function, TensorType
 from xrt.module.programs import optimize
 from xrt.passes import drop_dead_nodes, fold_constants, infer_shapes, shape_inference
 from xrt.passes.contents import PROPAGATED, Contents, propagate
 from xrt.passes.extents import Extent
+from xrt.testing.corpus.entry import graph, node
 from xrt.testing.strategies import functions, make_random_inputs
 
 
@@ -173,10 +174,8 @@ def test_equal_names_are_no_reason_to_take_a_number_for_known() -> None:
 
 
 def test_a_node_of_a_control_edge_is_followed_and_stays() -> None:
-    first = Node("Shape", ("x",), ("s",), name="first")
-    nodes = (first, Node("ConstantOfShape", ("s",), ("y",), control=("first",)))
-    function = Function((Value("x", TensorType(DType.FLOAT32, (2, 3))),), (Value("y"),), nodes, opsets={"": 18})
-    inferred = infer_shapes(function)
+    nodes = node("Shape", "x", "s", name="first"), node("ConstantOfShape", "s", "y", control=("first",))
+    inferred = infer_shapes(graph({"x": "float32[2,3]"}, {"y": None}, *nodes))
     assert str(inferred.outputs[0].type) == "float32[2,3]"
     assert ops(fold_constants(inferred, evaluate)) == ["Shape", "ConstantOfShape"]
 
@@ -189,28 +188,19 @@ def case(op: str, *inputs: Any, opset: int = 18, outputs: int = 1, **attributes:
 
 
 I = np.array  # noqa: E741
+BINARY_INTEGERS = ("Add", "Sub", "Mul", "Div", "Min", "Max", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual")
+UNARY_INTEGERS = ("Neg", "Abs", "Identity", "ReduceProd", "ReduceSum", "ReduceMax", "ReduceMin", "Transpose", "Size", "Shape")
+REALS = np.array([1.5, -1.5, 2.0], np.float32)
 CASES = [
-    *(
-        case(op, A, B)
-        for op in ("Add", "Sub", "Mul", "Div", "Min", "Max", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual")
-    ),
+    *(case(op, A, B) for op in BINARY_INTEGERS),
     *(case(op, A.astype(np.float32), B.astype(np.float32)) for op in ("Add", "Sub", "Mul", "Div")),
-    *(
-        case(op, A)
-        for op in ("Neg", "Abs", "Identity", "ReduceProd", "ReduceSum", "ReduceMax", "ReduceMin", "Transpose", "Size", "Shape")
-    ),
-    case("Min", A, B, np.array(1)),
-    case("Mod", A, B),
-    case("Mod", A, B, fmod=1),
-    case("Add", A, np.array(3)),
-    case("Not", FLAGS),
-    case("And", FLAGS, np.array([True, False])),
-    case("Or", FLAGS, np.array([True, False])),
+    *(case(op, A) for op in UNARY_INTEGERS),
+    *(case("Min", A, B, np.array(1)), case("Mod", A, B), case("Mod", A, B, fmod=1), case("Add", A, np.array(3))),
+    *(case("Not", FLAGS), *(case(op, FLAGS, np.array([True, False])) for op in ("And", "Or"))),
     case("Where", FLAGS, A, np.array(9)),
-    *(case(op, np.array([1.5, -1.5, 2.0], np.float32)) for op in ("Floor", "Ceil")),
+    *(case(op, REALS) for op in ("Floor", "Ceil")),
     *(case("Cast", A, to=to) for to in (1, 6, 7, 9, 11)),
-    case("Cast", np.array([1.9, -1.9], np.float32), to=7),
-    case("Cast", np.array([1 << 40]), to=6),
+    *(case("Cast", np.array([1.9, -1.9], np.float32), to=7), case("Cast", np.array([1 << 40]), to=6)),
     case("Shape", A, start=-1),
     case("Gather", A, np.array(-1)),
     case("Gather", A, np.array([[0, 1]]), axis=1),
@@ -220,26 +210,17 @@ CASES = [
     case("Slice", A, I([5]), I([9]), I([0])),
     case("Slice", A, I([-5]), I([-(1 << 63)]), I([0]), I([-1])),
     case("Slice", A, opset=9, starts=[0, 1], ends=[1, 2], axes=[1, 0]),
-    case("Squeeze", A[:1], I([0])),
-    case("Squeeze", A[:1, :1]),
-    case("Squeeze", A[:1], opset=11, axes=[0]),
-    case("Unsqueeze", A, I([0, -1])),
-    case("Unsqueeze", A, opset=11, axes=[1]),
-    case("Reshape", A, I([0, -1])),
-    case("Reshape", A, I([4])),
-    case("Expand", A[:1], I([2, 1])),
+    *(case("Squeeze", A[:1], I([0])), case("Squeeze", A[:1, :1]), case("Squeeze", A[:1], opset=11, axes=[0])),
+    *(case("Unsqueeze", A, I([0, -1])), case("Unsqueeze", A, opset=11, axes=[1])),
+    *(case("Reshape", A, I([0, -1])), case("Reshape", A, I([4])), case("Expand", A[:1], I([2, 1])), case("Tile", A, I([1, 3]))),
     case("ConstantOfShape", I([2, 3]), value=I([7])),
-    case("Tile", A, I([1, 3])),
     case("Transpose", np.arange(6).reshape(1, 2, 3), perm=[2, 0, 1]),
-    case("Concat", A, B, axis=1),
-    case("Concat", A[0], B[0], A[1], axis=-1),
+    *(case("Concat", A, B, axis=1), case("Concat", A[0], B[0], A[1], axis=-1)),
     case("Split", np.arange(5), outputs=2, num_outputs=2),
     case("Split", np.arange(5), I([2, 3]), outputs=2),
     case("Split", np.arange(6), opset=11, outputs=2, split=[2, 4]),
-    case("ReduceProd", A, I([1]), keepdims=0),
-    case("ReduceProd", A, opset=13, axes=[0]),
-    case("ReduceSum", A, noop_with_empty_axes=1),
-    case("ReduceSum", A, I([0])),
+    *(case("ReduceProd", A, I([1]), keepdims=0), case("ReduceProd", A, opset=13, axes=[0])),
+    *(case("ReduceSum", A, noop_with_empty_axes=1), case("ReduceSum", A, I([0]))),
 ]
 
 
@@ -255,13 +236,12 @@ def test_a_backward_slice_from_before_the_axis_has_its_first_element(engine: str
 
 @pytest.mark.parametrize(("op", "inputs", "attributes", "opset", "outputs"), CASES)
 def test_what_is_known_is_what_the_reference_computes(op: str, inputs: Any, attributes: Any, opset: int, outputs: int) -> None:
-    names = tuple(f"i{k}" for k in range(len(inputs)))
-    results = tuple(f"o{k}" for k in range(outputs))
-    node = Node(op, names, results, read_attributes(attributes))
+    arrays = {f"i{k}": array for k, array in enumerate(inputs)}
+    results = [f"o{k}" for k in range(outputs)]
+    single = node(op, " ".join(arrays), " ".join(results), **attributes)
     constants = [Constant(array) for array in inputs]
-    result = propagate(node, [Contents.of(constant) for constant in constants], [constant.type for constant in constants])
-    constants_by_name = dict(zip(names, constants, strict=True))
-    function = infer_shapes(Function((), tuple(map(Value, results)), (node,), constants_by_name, {"": opset}))
+    result = propagate(single, [Contents.of(constant) for constant in constants], [constant.type for constant in constants])
+    function = infer_shapes(graph({}, dict.fromkeys(results), single, constants=arrays, opset=opset))
     assert result is not None
     for contents, expected in zip(result, evaluate(function, []), strict=True):
         constant = contents.constant()
@@ -294,7 +274,7 @@ PARTLY: list[tuple[str, list[Any], list[Any]]] = [
 def test_names_and_unknown_elements(op: str, inputs: list[Any], expected: list[Any]) -> None:
     contents = [Contents(DType.INT64, np.array(elements, object)) for elements in inputs]
     type_ = TensorType(DType.INT64, (len(expected),))
-    result = propagate(Node(op, ("a", "b"), ("c",)), contents, [type_, type_])
+    result = propagate(node(op, "a b", "c"), contents, [type_, type_])
     assert result[0].elements.tolist() == expected
 
 
@@ -305,16 +285,14 @@ def test_integer_arithmetic_is_the_references(data: st.DataObject) -> None:
     op = data.draw(st.sampled_from(["Add", "Sub", "Mul", "Div", "Mod", "Min", "Max"]))
     numbers = st.lists(st.one_of(st.integers(-9, 9), st.integers(-(2**63), 2**63 - 1)), min_size=3, max_size=3)
     a, b = (np.array(data.draw(numbers), np.int64) for _ in "ab")
-    constants = {"a": Constant(a), "b": Constant(b)}
-    node = Node(op, ("a", "b"), ("c",))
-    result = propagate(node, [Contents.of(c) for c in constants.values()], [c.type for c in constants.values()])
+    constants, single = [Constant(a), Constant(b)], node(op, "a b", "c")
+    result = propagate(single, [Contents.of(c) for c in constants], [c.type for c in constants])
     if result is None or result[0] is None:
         assert op in ("Div", "Mod")
         assert not b.all()
         return
-    function = infer_shapes(Function((), (Value("c"),), (node,), constants, {"": 18}))
-    expected = evaluate(function, [])[0]
-    np.testing.assert_array_equal(result[0].elements.astype(np.int64), expected)
+    function = infer_shapes(graph({}, {"c": None}, single, constants={"a": a, "b": b}))
+    np.testing.assert_array_equal(result[0].elements.astype(np.int64), evaluate(function, [])[0])
 
 
 @pytest.mark.slow

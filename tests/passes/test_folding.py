@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.formats.onnx import load, to_model
-from xrt.graph import Constant, Function, Node, Value, read_attributes
+from xrt.graph import Constant, Function, Value
 from xrt.graph.verify import verify
 from xrt.module.programs import optimize
 from xrt.passes import fold_constants, infer_shapes, inline_constant_control_flow, simplification
@@ -23,22 +23,23 @@ from xrt.testing.strategies import functions, make_random_inputs
 
 
 class Evaluator:
-    """The reference, and what it was asked."""
+    """The reference, and what it was asked; or one that always gives the same answer, or raises it."""
 
-    def __init__(self) -> None:
+    def __init__(self, answer: Any = None) -> None:
+        self.answer = answer
         self.asked: list[str] = []
 
-    def __call__(self, function: Function, inputs: list[Any]) -> list[Any]:
+    def __call__(self, function: Function, inputs: list[Any]) -> Any:
         assert not function.inputs
         assert not inputs
         assert not function.captures
         self.asked += [node.op for node in function.nodes]
-        return [np.asarray(value) if isinstance(value, np.generic) else value for value in run(function, [])]
-
-
-def run(function: Function, inputs: list[Any]) -> list[Any]:
-    named = dict(zip((value.name for value in function.inputs), inputs, strict=True))
-    return list(ReferenceEvaluator(to_model(function)).run(None, named))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        if self.answer is not None:
+            return self.answer
+        results = ReferenceEvaluator(to_model(function)).run(None, {})
+        return [np.asarray(value) if isinstance(value, np.generic) else value for value in results]
 
 
 def read(text: str, **constants: np.ndarray) -> Function:
@@ -85,12 +86,9 @@ def test_constants_that_others_read_or_that_nobody_ever_read_stay() -> None:
 
 def test_constant_nodes_need_no_evaluator() -> None:
     evaluator = Evaluator()
-    value = Constant(
-        np.zeros(simplification.LARGEST_BYTES // 8 + 1)
-    )  # larger than what would be computed, but it is there already
-    node = Node("Constant", (), ("k",), read_attributes({"value": value}))
-    function = Function((), (Value("k"),), (node,), opsets={"": 18})
-    folded = fold_constants(function, evaluator)
+    # Larger than what would be computed, but it is there already.
+    value = Constant(np.zeros(simplification.LARGEST_BYTES // 8 + 1))
+    folded = fold_constants(graph({}, {"k": None}, node("Constant", "", "k", value=value)), evaluator)
     assert folded.constants["k"] is value
     assert not evaluator.asked
 
@@ -116,17 +114,14 @@ def left_alone(function: Function) -> list[str]:
 def test_what_is_random_or_unknown() -> None:
     assert not left_alone(read("() => (float[2] y) { y = RandomNormal<shape=[2]>() }"))
     assert not left_alone(read("(float[2] k) => (float[2] y) { y = com.acme.Foo(k) }", k=TWO))
-    assert not left_alone(
-        read("(float[2] k, float r, bool t) => (float[2] y) { y = Dropout(k, r, t) }", k=TWO, r=np.float32(0.5), t=np.True_)
-    )
+    dropout = "(float[2] k, float r, bool t) => (float[2] y) { y = Dropout(k, r, t) }"
+    assert not left_alone(read(dropout, k=TWO, r=np.float32(0.5), t=np.True_))
+    assert not left_alone(read("(float[2] k) => (seq(float[2]) y) { y = SequenceConstruct(k) }", k=TWO))
 
 
 def test_what_is_part_of_a_control_edge() -> None:
-    first = Node("Neg", ("k",), ("a",), name="first")
-    function = Function(
-        (), (Value("a"), Value("b")), (first, Node("Exp", ("k",), ("b",), control=("first",))), {"k": Constant(TWO)}, {"": 18}
-    )
-    assert not left_alone(function)
+    nodes = node("Neg", "k", "a", name="first"), node("Exp", "k", "b", control=("first",))
+    assert not left_alone(graph({}, {"a": None, "b": None}, *nodes, constants={"k": TWO}))
 
 
 @pytest.mark.slow
@@ -142,9 +137,8 @@ def test_what_would_be_too_large() -> None:
 @pytest.mark.parametrize("value", [None, np.array([7], np.int64), np.array([True]), np.array([-0.0], np.float16)])
 @pytest.mark.parametrize("shape", [[], [0, 3], [2, 3]])
 def test_a_constant_of_a_shape_is_what_the_evaluator_gives(shape: list[int], value: np.ndarray | None) -> None:
-    attributes = {} if value is None else {"value": value}
-    node = Node("ConstantOfShape", ("s",), ("y",), read_attributes(attributes))
-    function = infer_shapes(Function((), (Value("y"),), (node,), {"s": Constant(np.array(shape, np.int64))}, {"": 20}))
+    filled = node("ConstantOfShape", "s", "y", **({} if value is None else {"value": value}))
+    function = infer_shapes(graph({}, {"y": None}, filled, constants={"s": np.array(shape, np.int64)}, opset=20))
     evaluator = Evaluator()
     assert fold_constants(function, evaluator).constants["y"] == Constant(evaluate(function, [])[0])
     assert not evaluator.asked
@@ -162,40 +156,15 @@ def test_what_the_data_decide_is_computed_where_it_cannot_be_large(monkeypatch: 
     assert not left_alone(function)
 
 
-def test_sequences_are_no_constants() -> None:
-    assert not left_alone(read("(float[2] k) => (seq(float[2]) y) { y = SequenceConstruct(k) }", k=TWO))
-
-
-class Answering:
-    """An evaluator that always gives the same answer, or raises it."""
-
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
-
-    def __call__(self, function: Function, inputs: list[Any]) -> Any:
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
+FLOAT64, LONGER, DEEPER = TWO.astype(np.float64), np.zeros(3, np.float32), np.zeros((2, 1), np.float32)
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [
-        ValueError("cannot"),
-        MemoryError(),
-        [],
-        [None],
-        [[TWO]],
-        [TWO, TWO],
-        [TWO.astype(np.float64)],
-        [np.zeros(3, np.float32)],
-        [np.zeros((2, 1), np.float32)],
-    ],
-    ids=repr,
+    "answer", [ValueError("cannot"), MemoryError(), [], [None], [[TWO]], [TWO, TWO], [FLOAT64], [LONGER], [DEEPER]], ids=repr
 )
 def test_an_evaluation_that_fails_or_gives_something_else(answer: Any) -> None:
     function = infer_shapes(read("(float[2] k) => (float[2] y) { y = Neg(k) }", k=TWO))
-    assert fold_constants(function, Answering(answer)) is function
+    assert fold_constants(function, Evaluator(answer)) is function
 
 
 # ---------------------------------------------------------------------------------------------- bodies
@@ -241,8 +210,8 @@ def test_a_loop_is_folded_where_it_is_known_to_end_soon() -> None:
 
 def test_a_loop_without_a_limit() -> None:
     function = loop(3)
-    node = Node("Loop", ("", *function.nodes[0].inputs[1:]), ("y",), function.nodes[0].attributes)
-    assert not left_alone(function.replace(nodes=(node,)))
+    (turns,) = function.nodes
+    assert not left_alone(function.replace(nodes=(replace(turns, inputs=("", *turns.inputs[1:])),)))
 
 
 def test_a_large_value_inside_of_a_body() -> None:
@@ -285,12 +254,9 @@ def inlined(function: Function) -> Function:
     return result
 
 
-def one_if(then: Function, other: Function, outputs: str = "y", **fields: Any) -> Function:
-    constants = {"yes": fields.pop("condition", TRUE)}
-    branches = {"then_branch": then, "else_branch": other}
-    return graph(
-        {"x": F3}, dict.fromkeys(outputs.split(), F3), node("If", "yes", outputs, **fields, **branches), constants=constants
-    )
+def one_if(then: Function, other: Function, outputs: str = "y", condition: Any = TRUE, **fields: Any) -> Function:
+    choice = node("If", "yes", outputs, then_branch=then, else_branch=other, **fields)
+    return graph({"x": F3}, dict.fromkeys(outputs.split(), F3), choice, constants={"yes": condition})
 
 
 NEG = body({}, {"t": F3}, node("Neg", "x", "t"))
@@ -346,9 +312,8 @@ def test_names_stay_where_they_are_free_and_are_numbered_where_they_are_not() ->
 
 
 def test_results_that_no_node_makes_are_copied() -> None:
-    then = Function(
-        (), (Value("x"), Value("k"), Value("t"), Value("t")), (Node("Neg", ("x",), ("t",)),), {"k": Constant(X)}, {"": 18}
-    )
+    then = body({}, {"x": None, "k": None, "t": None}, node("Neg", "x", "t"), constants={"k": X})
+    then = then.replace(outputs=(*then.outputs, Value("t")))
     function = one_if(then, then, outputs="a b c d")
     result = inlined(function)
     assert ops(result) == ["Identity", "Identity", "Neg", "Identity"]
@@ -356,21 +321,21 @@ def test_results_that_no_node_makes_are_copied() -> None:
 
 
 def test_a_sequence_that_identity_cannot_copy_keeps_its_if() -> None:
-    model = Function((), (Value("s", sequence(F3)),), opsets={"": 13})
     for opset, expected in ((13, ["If"]), (18, ["Identity"])):
-        branch = model.replace(opsets={"": opset})
+        branch = body({}, {"s": sequence(F3)}, opset=opset)
         choice = node("If", "yes", "y", then_branch=branch, else_branch=branch)
         function = graph({"s": sequence(F3)}, {"y": sequence(F3)}, choice, constants={"yes": TRUE}, opset=opset)
         assert ops(inline_constant_control_flow(function)) == expected
 
 
 def test_an_if_with_control_edges_stays() -> None:
-    waiting = replace(one_if(EXP, EXP, name="choice").nodes[0], control=("before",))
-    first = (node("Abs", "x", "a", name="before"), waiting)
-    awaited = (one_if(EXP, EXP, name="choice").nodes[0], node("Sqrt", "x", "b", name="behind", control=("choice",)))
-    for nodes in (first, awaited):
-        function = one_if(EXP, EXP, name="choice").replace(nodes=nodes)
-        assert inline_constant_control_flow(function) is function
+    function = one_if(EXP, EXP, name="choice")
+    (choice,) = function.nodes
+    waiting = node("Abs", "x", "a", name="before"), replace(choice, control=("before",))
+    awaited = choice, node("Sqrt", "x", "b", name="behind", control=("choice",))
+    for nodes in (waiting, awaited):
+        changed = function.replace(nodes=nodes)
+        assert inline_constant_control_flow(changed) is changed
 
 
 def test_inlined_nodes_run_on_the_device_of_the_if() -> None:
@@ -398,11 +363,11 @@ def test_models_with_control_flow_compute_the_same(entry: Any, fold: bool) -> No
 @given(functions())
 @settings(max_examples=60, deadline=None)
 def test_generated_functions_compute_the_same_in_a_branch_that_is_taken(function: Function) -> None:
-    results = tuple(Value(f"result_{i}", value.type) for i, value in enumerate(function.outputs))
+    results = {f"result_{i}": value.type for i, value in enumerate(function.outputs)}
     branch = function.replace(inputs=(), aliases=())
-    choice = node("If", "yes", " ".join(value.name for value in results), then_branch=branch, else_branch=branch)
-    wrapped = Function(function.inputs, results, (choice,), {"yes": Constant(TRUE)}, function.opsets)
-    result = inline_constant_control_flow(wrapped)
+    choice = node("If", "yes", " ".join(results), then_branch=branch, else_branch=branch)
+    wrapped = graph({v.name: v.type for v in function.inputs}, results, choice, constants={"yes": TRUE})
+    result = inline_constant_control_flow(wrapped.replace(opsets=function.opsets))
     assert all("yes" not in inner.inputs for inner in result.nodes)
     with np.errstate(all="ignore"):
         assert_same(function, result, list(make_random_inputs(function, 0)))

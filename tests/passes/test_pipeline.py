@@ -12,19 +12,18 @@ from onnx import parser
 
 import xrt
 from xrt import XRTModule
-from xrt.engines.contract import registry
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.errors import InputError
 from xrt.formats.onnx import load, upgrade_opset, why_not_upgradable
 from xrt.formats.text import parse
-from xrt.graph import Constant, DType, Function, Node, OptionalType, SequenceType, TensorType, Value, read_attributes
+from xrt.graph import Constant, DType, Function, Node, OptionalType, SequenceType, TensorType
 from xrt.operators import rewrite_nodes
 from xrt.operators.decompositions import DECOMPOSITIONS, write_decomposition
 from xrt.passes import bind_dims, drop_dead_nodes, find_decomposition, fold_constants, infer_shapes, optimize, specialize
 from xrt.testing.cases import node_cases
-from xrt.testing.corpus import CORPUS
+from xrt.testing.corpus import CORPUS, entry
+from xrt.testing.corpus.entry import body, node, tensor
 from xrt.testing.strategies import functions
-from xrt.verify.execution import run_alone
 
 TWO = """function main(x: float32[2]) -> (y: float32[2]) {
   opset ai.onnx 18
@@ -43,39 +42,35 @@ def test_constants_are_folded_and_dead_nodes_removed() -> None:
 
 
 def old(*nodes: Node, opset: int = 9) -> Function:
-    x = Value("x", TensorType(DType.FLOAT32, (2, 3)))
-    return infer_shapes(Function((x,), (Value("y"),), nodes, {"s": Constant(np.array([3, 2]))}, {"": opset}))
+    return infer_shapes(entry.graph({"x": "float32[2,3]"}, {"y": None}, *nodes, constants={"s": np.array([3, 2])}, opset=opset))
 
 
 def test_attributes_become_inputs_and_numbers_stay() -> None:
     f = old(
-        Node("Clip", ("x",), ("c",), read_attributes({"min": 0.0, "max": 1.5})),
-        Node("Unsqueeze", ("c",), ("u",), read_attributes({"axes": [0]})),
-        Node("ReduceSum", ("u",), ("r",), read_attributes({"axes": [2], "keepdims": 0})),
-        Node("Relu", ("r",), ("y",), name="last"),
+        node("Clip", "x", "c", min=0.0, max=1.5),
+        node("Unsqueeze", "c", "u", axes=[0]),
+        node("ReduceSum", "u", "r", axes=[2], keepdims=0),
+        node("Relu", "r", "y", name="last"),
     )
     newer = upgrade_opset(f, 18)
     assert newer.opset() == 18 and newer.nodes[-1] == f.nodes[-1]
     assert not any(node.attr("axes") for node in newer.nodes)
     x = np.array([[-1, 1, 4], [2, 0, 0.5]], np.float32)
-    toy = registry.create("toy")
-    assert np.array_equal(run_alone(toy, newer, [x])[0], run_alone(toy, f, [x])[0])
-    assert run_alone(toy, newer, [x])[0].tolist() == [[2.5, 2.0]]
+    assert evaluate(newer, [x])[0].tolist() == evaluate(f, [x])[0].tolist() == [[2.5, 2.0]]
 
 
 @pytest.mark.parametrize("given", [{}, {"min": 1.0}, {"max": 1.0}], ids=["no bound", "lower", "upper"])
 def test_a_bound_that_is_left_out_keeps_its_default(given: dict[str, float]) -> None:
-    f = old(Node("Clip", ("x",), ("y",), read_attributes(given)))
+    f = old(node("Clip", "x", "y", **given))
     x = np.array([[np.inf, -np.inf, 3], [0, 1, 2]], np.float32)
     most = np.finfo(np.float32).max
     want = np.clip(x, given.get("min", -most), given.get("max", most))
-    toy = registry.create("toy")
     for function in (f, upgrade_opset(f, 18)):
-        np.testing.assert_array_equal(run_alone(toy, function, [x])[0], want)
+        np.testing.assert_array_equal(evaluate(function, [x])[0], want)
 
 
 def test_what_is_new_enough_stays_itself() -> None:
-    f = old(Node("Relu", ("x",), ("y",)), opset=20)
+    f = old(node("Relu", "x", "y"), opset=20)
     assert upgrade_opset(f, 18) is f
     assert why_not_upgradable(f.nodes[0], f, 18) is None
 
@@ -87,43 +82,40 @@ def test_a_function_without_onnx_operators_imports_them() -> None:
 
 
 def test_what_cannot_be_raised_has_a_reason() -> None:
-    f = old(Node("Scatter", ("x", "s", "s"), ("y",), name="n"))
+    f = old(node("Scatter", "x s s", "y", name="n"))
     reason = why_not_upgradable(f.nodes[0], f, 18)
     assert reason is not None and reason.startswith("node 'n' (Scatter) cannot be brought from opset 9 to 18: ")
 
 
 def test_the_nodes_of_a_body_are_raised_too() -> None:
-    sum_ = Node("ReduceSum", ("x",), ("s",), read_attributes({"axes": [0], "keepdims": 0}))
-    body = Function((), (Value("s"),), (sum_,), opsets={"": 12})
-    node = Node("If", ("c",), ("y",), read_attributes({"then_branch": body, "else_branch": body}), name="n")
-    inputs = (Value("x", TensorType(DType.FLOAT32, (2, 3))), Value("c", TensorType(DType.BOOL, ())))
-    f = infer_shapes(Function(inputs, (Value("y"),), (node,), opsets={"": 12}))
+    branch = body({}, {"s": None}, node("ReduceSum", "x", "s", axes=[0], keepdims=0), opset=12)
+    choice = node("If", "c", "y", then_branch=branch, else_branch=branch, name="n")
+    f = infer_shapes(entry.graph({"x": "float32[2,3]", "c": "bool[]"}, {"y": None}, choice, opset=12))
     assert why_not_upgradable(f.nodes[0], f, 13) == "node 'n' (If) cannot be brought from opset 12 to 13: it has a body"
-    f = infer_shapes(f.replace(nodes=(node.map_bodies(lambda b: b.replace(opsets={"": 11})),), opsets={"": 11}))
+    f = infer_shapes(f.replace(nodes=(choice.map_bodies(lambda b: b.replace(opsets={"": 11})),), opsets={"": 11}))
     newer = upgrade_opset(f, 12)
     assert [part.opset() for part in (newer, *newer.nodes[0].bodies)] == [12, 12, 12]
 
 
-F = TensorType(DType.FLOAT32, (2,))
+F = tensor("float32[2]")
 
 
-def graph(*nodes: Node, outputs: tuple[str, ...] = ("y",), **changes: object) -> Function:
-    return Function((Value("x", F),), tuple(map(Value, outputs)), nodes, opsets={"": 17, "com.acme": 1}).replace(**changes)
+def graph(*nodes: Node, outputs: str = "y", **changes: object) -> Function:
+    function = entry.graph({"x": F, "c": "bool[]"}, dict.fromkeys(outputs.split()), *nodes)
+    return function.replace(opsets={"": 17, "com.acme": 1}).replace(**changes)
 
 
 def names(function: Function) -> list[str]:
     return [node.name for node in function.nodes]
 
 
-KEPT = Node("Relu", ("x",), ("y",), name="kept")
+KEPT = node("Relu", "x", "y", name="kept")
 
 
 def test_nodes_constants_and_types_that_nothing_needs_go() -> None:
     function = graph(
         KEPT,
-        Node("Add", ("x", "k"), ("a",), name="dead"),
-        Node("Neg", ("a",), ("b",), name="deader"),
-        Node("RandomNormal", (), ("r",), read_attributes({"shape": [2]}), name="random"),
+        *(node("Add", "x k", "a"), node("Neg", "a", "b"), node("RandomNormal", "", "r", shape=[2])),
         constants={"k": Constant(np.ones(2, np.float32)), "unused": Constant(np.ones(1))},
         types={"a": F, "b": F, "nowhere": F},
     )
@@ -133,54 +125,40 @@ def test_nodes_constants_and_types_that_nothing_needs_go() -> None:
 
 
 def test_inputs_and_outputs_stay() -> None:
-    function = graph(inputs=(Value("x", F), Value("unused", F)), outputs=("x", "k"), constants={"k": Constant(np.ones(1))})
+    function = graph(outputs="x k", constants={"k": Constant(np.ones(1))})
     assert drop_dead_nodes(function) is function
 
 
 def test_a_node_with_one_output_in_use_stays_whole() -> None:
-    function = graph(
-        Node("Split", ("x",), ("a", "y", "c"), read_attributes({"num_outputs": 3}), name="s"), types={"a": F, "c": F}
-    )
+    function = graph(node("Split", "x", "a y b", num_outputs=3), types={"a": F, "b": F})
     assert drop_dead_nodes(function) is function
 
 
 def test_an_operator_of_another_domain_may_have_an_effect() -> None:
-    function = graph(
-        KEPT,
-        Node("Neg", ("x",), ("a",), name="fed"),
-        Node("Log", ("a",), ("b",), domain="com.acme", name="effect"),
-        types={"a": F},
-    )
+    function = graph(KEPT, node("Neg", "x", "a"), node("Log", "a", "b", domain="com.acme"), types={"a": F})
     assert drop_dead_nodes(function) is function
 
 
 def test_so_may_one_inside_of_a_body() -> None:
-    def body(domain: str) -> Function:
-        node = Node("Neg", ("x",), ("b",), domain=domain)
-        return Function((), (Value("b"),), (node,), opsets={"": 17, "com.acme": 1})
-
-    def branches(domain: str) -> Node:
-        return Node("If", ("c",), ("z",), read_attributes({"then_branch": body(""), "else_branch": body(domain)}), name="if")
-
-    inputs = (Value("x", F), Value("c", TensorType(DType.BOOL, ())))
-    assert names(drop_dead_nodes(graph(KEPT, branches("com.acme"), inputs=inputs))) == ["kept", "if"]
-    assert names(drop_dead_nodes(graph(KEPT, branches(""), inputs=inputs))) == ["kept"]
+    for domain, kept in (("com.acme", ["kept", "if"]), ("", ["kept"])):
+        plain, other = (
+            body({}, {"b": None}, node("Neg", "x", "b", domain=each)).replace(opsets={"": 17, "com.acme": 1})
+            for each in ("", domain)
+        )
+        function = graph(KEPT, node("If", "c", "z", then_branch=plain, else_branch=other, name="if"))
+        assert names(drop_dead_nodes(function)) == kept
 
 
 def test_what_a_node_must_run_after_stays() -> None:
-    first = Node("Neg", ("x",), ("a",), name="first")
-    after = Node("Relu", ("x",), ("y",), name="after", control=("first",))
-    assert names(drop_dead_nodes(graph(first, after, Node("Abs", ("x",), ("q",), name="dead")))) == ["first", "after"]
+    first, after = node("Neg", "x", "a", name="first"), node("Relu", "x", "y", name="after", control=("first",))
+    assert names(drop_dead_nodes(graph(first, after, node("Abs", "x", "q")))) == ["first", "after"]
 
 
 def test_a_body_that_needs_less_captures_less() -> None:
-    dead = Node("Neg", ("big",), ("d",), name="dead")
-    body = Function((), (Value("b"),), (Node("Relu", ("x",), ("b",), name="live"), dead), opsets={"": 17}, types={"d": F})
-    node = Node("If", ("c",), ("y",), read_attributes({"then_branch": body, "else_branch": body}), name="if")
-    function = graph(
-        Node("Exp", ("x",), ("big",), name="big"), node, inputs=(Value("x", F), Value("c", TensorType(DType.BOOL, ())))
-    )
-    dropped = drop_dead_nodes(function)
+    nodes = node("Relu", "x", "b", name="live"), node("Neg", "big", "d", name="dead")
+    branch = body({}, {"b": None}, *nodes, opset=17).replace(types={"d": F})
+    choice = node("If", "c", "y", then_branch=branch, else_branch=branch, name="if")
+    dropped = drop_dead_nodes(graph(node("Exp", "x", "big", name="big"), choice))
     assert names(dropped) == ["if"]
     assert [names(body) for body in dropped.nodes[0].bodies] == [["live"], ["live"]]
     assert dropped.nodes[0].captures == ("x",)
@@ -223,18 +201,12 @@ def test_a_name_takes_its_number_everywhere() -> None:
     }
 
 
-def test_no_shapes_is_inference() -> None:
-    assert specialize(TWO_DIMS, {}) == infer_shapes(TWO_DIMS)
-
-
 def test_names_can_be_bound_by_themselves() -> None:
     assert text(bind_dims(TWO_DIMS, {"N": 2, "other": 9}))["y"] == "float32[2,M,?]"
 
 
 def test_a_rank_that_was_not_known() -> None:
-    function = read("(float x) => (float y) { y = Relu(x) }").replace(
-        inputs=(Value("x", TensorType(DType.FLOAT32)),), outputs=(Value("y"),)
-    )
+    function = entry.graph({"x": TensorType(DType.FLOAT32)}, {"y": None}, node("Relu", "x", "y"))
     assert text(specialize(function, {"x": (4, 0)})) == {"x": "float32[4,0]", "y": "float32[4,0]"}
 
 
@@ -267,9 +239,8 @@ def test_shapes_that_do_not_fit() -> None:
 
 
 def test_an_input_that_is_no_tensor() -> None:
-    tensor = TensorType(DType.FLOAT32, ("N",))
-    for type_ in (SequenceType(tensor), OptionalType(tensor)):
-        function = Function((Value("s", type_),), (Value("s"),), opsets={"": 17})
+    for type_ in (SequenceType(tensor("float32[N]")), OptionalType(tensor("float32[N]"))):
+        function = entry.graph({"s": type_}, {"s": None})
         assert refused(function, {"s": (2,)}) == f"input 's' is {type_}, which has no shape; the shape [2] was given for it"
 
 
@@ -316,41 +287,32 @@ def test_a_decomposition_computes_what_its_operator_does(operator: str) -> None:
 
 def one(op: str, *inputs: Any, opset: int = 24, **attributes: Any) -> Function:
     """A node of arrays, the first of which is the input."""
-    names = [f"i{k}" for k in range(len(inputs))]
-    first = TensorType(DType.of(inputs[0]), inputs[0].shape)
-    return infer_shapes(
-        Function(
-            (Value("i0", first),),
-            (Value("y"),),
-            (Node(op, tuple(names), ("y",), read_attributes(attributes)),),
-            {name: Constant(np.asarray(array)) for name, array in zip(names[1:], inputs[1:], strict=True)},
-            {"": opset},
-        )
-    )
+    arrays = {f"i{k}": array for k, array in enumerate(inputs)}
+    x = {"i0": TensorType(DType.of(arrays["i0"]), arrays.pop("i0").shape)}
+    names = " ".join([*x, *arrays])
+    return infer_shapes(entry.graph(x, {"y": None}, node(op, names, "y", **attributes), constants=arrays, opset=opset))
 
 
-@pytest.mark.parametrize("power", [1, 2, 3])
-def test_a_global_norm_is_decomposed(power: int) -> None:
-    x = np.linspace(-2, 2, 24, dtype=np.float32).reshape(1, 2, 3, 4)
-    function = one("GlobalLpPool", x, p=power)
-    lowered = rewrite_nodes(function, write_decomposition)
-    assert {node.op for node in lowered.nodes} <= {"Abs", "Pow", "ReduceSum", "ReduceL2"}
-    np.testing.assert_allclose(evaluate(lowered, [x])[0], evaluate(function, [x])[0], rtol=1e-5)
+X = np.linspace(-2, 2, 24, dtype=np.float32).reshape(1, 2, 3, 4)
+BY_RULE: dict[str, tuple[Function, set[str]]] = {
+    **{f"norm {p}": (one("GlobalLpPool", X, p=p), {"Abs", "Pow", "ReduceSum", "ReduceL2"}) for p in (1, 2, 3)},
+    "equality of truth values": (one("Equal", X > 0, X > 1), {"Xor", "Not"}),
+}
 
 
-def test_equality_of_truth_values_is_decomposed() -> None:
-    x, y = np.array([True, False, True]), np.array([True, True, False])
-    lowered = rewrite_nodes(one("Equal", x, y), write_decomposition)
-    assert [node.op for node in lowered.nodes] == ["Xor", "Not"]
-    np.testing.assert_array_equal(evaluate(lowered, [x])[0], x == y)
+@pytest.mark.parametrize("case", BY_RULE)
+def test_what_no_node_test_shows_is_decomposed(case: str) -> None:
+    function, operators = BY_RULE[case]
+    lowered, inputs = rewrite_nodes(function, write_decomposition), [X if case.startswith("norm") else X > 0]
+    assert {node.op for node in lowered.nodes} <= operators
+    np.testing.assert_allclose(evaluate(lowered, inputs)[0], evaluate(function, inputs)[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("engine", ["toy", "ort", "openvino"])
 def test_quick_gelu_runs_by_a_kernel_or_its_decomposition(engine: str) -> None:
     x = np.linspace(-3, 3, 12, dtype=np.float32).reshape(3, 4)
-    node = Node("QuickGelu", ("x",), ("y",), domain="com.microsoft")
-    types = TensorType(DType.FLOAT32, (3, 4))
-    function = Function((Value("x", types),), (Value("y", types),), (node,), opsets={"": 20, "com.microsoft": 1})
+    type_, gelu = "float32[3,4]", node("QuickGelu", "x", "y", domain="com.microsoft")
+    function = entry.graph({"x": type_}, {"y": type_}, gelu).replace(opsets={"": 20, "com.microsoft": 1})
     module = XRTModule(function, engine=engine, strict=True)
     np.testing.assert_allclose(module(x), x / (1 + np.exp(-1.702 * x)), rtol=1e-5, atol=1e-6)
     gradient = evaluate(xrt.gradient(function), [x])[1]

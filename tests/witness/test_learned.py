@@ -16,7 +16,8 @@ import scipy.special
 from xrt.comparison import compare_all
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.formats.onnx import to_model
-from xrt.graph import DType, Function, MapType, Node, TensorType, Type, Value, read_attributes
+from xrt.graph import DType, Function, MapType, TensorType, Type
+from xrt.testing.corpus.entry import graph, node
 
 Array = np.ndarray[Any, Any]
 Formula = Callable[..., Any]
@@ -43,12 +44,10 @@ def case(
     formula: Formula | None = None,
 ) -> Case:
     """Return the case of a node with those inputs; ``type_`` is that of an input that is no tensor."""
-    names = tuple(f"x{i}" for i in range(len(inputs)))
+    types = {f"x{i}": type_ or TensorType(DType.of(value), value.shape) for i, value in enumerate(inputs)}
     outputs = ("y0", "y1") if op.endswith("Classifier") else ("y0",)
-    node = Node(op, names, outputs, read_attributes(dict(attributes or {})), "ai.onnx.ml", "node")
-    types = [type_ or TensorType(DType.of(value), value.shape) for value in inputs]
-    function = Function(tuple(map(Value, names, types)), tuple(map(Value, outputs)), (node,), opsets={"": 21, "ai.onnx.ml": ml})
-    return Case(function, tuple(inputs), formula)
+    single = node(op, " ".join(types), " ".join(outputs), domain="ai.onnx.ml", name="node", **(attributes or {}))
+    return Case(graph(types, dict.fromkeys(outputs), single, opset=21, ml=ml), tuple(inputs), formula)
 
 
 GENERATOR = np.random.default_rng(4231761253)
