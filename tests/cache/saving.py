@@ -24,8 +24,10 @@ from xrt.cache import CompileCache, DiskTier, Store
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.engines.contract import registry
 from xrt.errors import CacheWarning, CompileRefused
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.graph import Function, Node
 from xrt.module import XRTModule
+from xrt.passes import infer_shapes
+from xrt.testing.corpus.entry import graph, node
 
 BULK = 200_000
 """Bytes of an entry, so that writing one takes a while."""
@@ -95,12 +97,9 @@ class Saving(GraphCompiler):
 
 def chain(length: int = 6) -> Function:
     """A chain of additions, each of another constant, so that regions of one node have signatures of their own."""
-    type_ = TensorType(DType.FLOAT32, (4,))
-    nodes = tuple(Node("Add", (f"v{i}", f"c{i}"), (f"v{i + 1}",)) for i in range(length))
-    constants = {f"c{i}": Constant(np.full(4, i, np.float32)) for i in range(length)}
-    types = {f"v{i}": type_ for i in range(1, length)}
-    ends = (Value("v0", type_),), (Value(f"v{length}", type_),)
-    return Function(*ends, nodes, constants, {"": 18}, types=types)
+    nodes = [node("Add", f"v{i} c{i}", f"v{i + 1}") for i in range(length)]
+    constants = {f"c{i}": np.full(4, i, np.float32) for i in range(length)}
+    return infer_shapes(graph({"v0": "float32[4]"}, {f"v{length}": "float32[4]"}, *nodes, constants=constants))
 
 
 def module(engine: GraphCompiler, directory: Path, function: Function | None = None, limit: int = 10**9) -> XRTModule:

@@ -21,8 +21,11 @@ ROOT = Path(__file__).parents[2]
 
 
 class Counting(Executable):
-    def __init__(self) -> None:
+    """Counts how often it is closed, and says how many threads it keeps."""
+
+    def __init__(self, threads: int = 0) -> None:
         self.closed = 0
+        self.idle_threads = threads
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         if self.closed:
@@ -184,43 +187,28 @@ def test_the_pools_of_sessions_are_bounded() -> None:
     assert closed <= first + THREADS
 
 
-class Threaded(Executable):
-    """Says that it keeps threads, and whether it was closed."""
-
-    def __init__(self, threads: int) -> None:
-        self.idle_threads = threads
-        self.is_closed = False
-
-    def run(self, inputs: object, options: object = None) -> list[object]:
-        return []
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
 def test_what_keeps_threads_leaves_the_cache_first() -> None:
     cache = CompileCache()
-    free, half, more, huge = Threaded(0), Threaded(THREADS // 2), Threaded(THREADS), Threaded(2 * THREADS)
+    free, half, more, huge = map(Counting, (0, THREADS // 2, THREADS, 2 * THREADS))
 
-    def put(name: str, executable: Threaded) -> None:
+    def put(name: str, executable: Counting) -> None:
         cache.lease(signature(name), lambda: executable).release()
 
-    for name, executable in {"free": free, "half": half, "other": Threaded(THREADS // 2)}.items():
+    for name, executable in {"free": free, "half": half, "other": Counting(THREADS // 2)}.items():
         put(name, executable)
     assert cache.statistics.evictions == 0
     put("more", more)
     assert wait_until_closed(60)
-    assert (free.is_closed, half.is_closed, more.is_closed, cache.statistics.size) == (False, True, False, 2)
+    assert (free.closed, half.closed, more.closed, cache.statistics.size) == (0, 1, 0, 2)
     put("huge", huge)
     assert wait_until_closed(60)
-    assert (free.is_closed, more.is_closed, huge.is_closed, cache.statistics.evictions) == (False, True, False, 3)
+    assert (free.closed, more.closed, huge.closed, cache.statistics.evictions) == (0, 1, 0, 3)
 
 
 def test_what_is_in_use_lives_on() -> None:
-    cache = CompileCache()
-    used = Threaded(THREADS)
+    cache, used = CompileCache(), Counting(THREADS)
     lease = cache.lease(signature("used"), lambda: used)
-    cache.lease(signature("next"), lambda: Threaded(THREADS)).release()
-    assert not used.is_closed
+    cache.lease(signature("next"), lambda: Counting(THREADS)).release()
+    assert not used.closed
     lease.release()
-    assert used.is_closed
+    assert used.closed

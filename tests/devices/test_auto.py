@@ -57,9 +57,7 @@ class OnCpu(Late):
 
 class _Late(Executable):
     def __init__(self, inner: Executable, seconds: float, accelerator: Accelerator | None) -> None:
-        self.inner = inner
-        self.seconds = seconds
-        self.on_host = accelerator is None
+        self.inner, self.seconds, self.on_host = inner, seconds, accelerator is None
 
     def prepare(self) -> None:
         self.inner.prepare()
@@ -87,19 +85,13 @@ def _sleep_on_device(seconds: float, x: Any) -> Any:
     return apply("late", compute, (x,)) if isinstance(x, SimulatedArray) else x.copy()
 
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = [pytest.mark.sample(3), pytest.mark.usefixtures("here")]
 NEVER = "9900%"
 """What no plan becomes slower by, however busy the machine is."""
 X = numbers(2, 3)
 PAIR = chain("Exp", "Cos")
 RIGHT = np.cos(np.exp(X))
 SLOW_EXP, SLOW_COS = Late(slow="Exp"), Late(slow="Cos", seconds=0.005)
-
-
-@pytest.fixture(autouse=True)
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure in this process: the start of a worker takes longer than all that is measured."""
-    monkeypatch.setattr("xrt.placement.autotune.choose_runner", lambda engine, limits: LocalRunner(engine))
 
 
 def module(simulation: World, *engines: Any, where: str = "cuda", **options: Any) -> xrt.XRTModule:
@@ -123,14 +115,10 @@ def test_a_mixture_wins_on_a_device_by_the_time_of_the_device(order: str) -> Non
         assert m.tuned is not None and m.tuned.how == "measured"
         single = next(candidate for candidate in m.tuned.race.contenders if candidate.is_single)
         assert single.seconds is not None and single.seconds > 0.003, "a call that is timed is waited for"
-        assert all(cost.seconds > 0.003 for cost in _whole_costs(m))
+        whole = [plan.plan.launches[0] for plan in m.tuned.race.contenders if len(plan.plan.launches) == 1]
+        costs = [m.tuned.table.region(ProfilingRequest.of(launch).key, launch.engine) for launch in whole]
+        assert all(cost.seconds > 0.003 for cost in costs)
         assert "placed by measurement" in str(m.explain())
-
-
-def _whole_costs(m: xrt.XRTModule) -> list[Any]:
-    assert m.tuned is not None
-    whole = [plan.plan.launches[0] for plan in m.tuned.race.contenders if len(plan.plan.launches) == 1]
-    return [m.tuned.table.region(ProfilingRequest.of(launch).key, launch.engine) for launch in whole]
 
 
 @pytest.mark.slow
@@ -167,15 +155,11 @@ def test_an_engine_that_does_not_run_there_is_left_out_with_its_reason() -> None
     with world("late") as devices, pytest.warns(PlacementWarning, match="engine 'on_cpu' is left out") as caught:
         m = module(devices, OnCpu(), TOY)
         m(X)
-    assert [str(warning.message) for warning in caught] == ["engine 'on_cpu' is left out: it runs on cpu, and not on cuda"]
+        with pytest.raises(OptionError, match=r"^no engine is left for"):
+            module(devices, OnCpu())
+    assert str(caught[0].message) == "engine 'on_cpu' is left out: it runs on cpu, and not on cuda"
     assert m.explain().left_out == ("engine 'on_cpu' is left out: it runs on cpu, and not on cuda",)
     assert m.engines == (TOY,)
-
-
-@pytest.mark.full
-def test_nobody_is_left() -> None:
-    with world("late") as devices, pytest.warns(PlacementWarning), pytest.raises(OptionError, match=r"^no engine is left for"):
-        module(devices, OnCpu())
 
 
 @pytest.mark.full
@@ -250,26 +234,14 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 
 
 @pytest.mark.full
-def test_the_commands_take_a_device(command: Command) -> None:
-    requests = ("--device", "cuda", "--engines", f"{TOY},toy", "--budget", "40s")
-    with world("eager"):
-        assert json.loads(command("tune", "m.onnx", *requests, "--json"))["how"] == "measured"
-        command("lock", "m.onnx", *requests, "--gate", "1s", "-o", "m.lock")
-        check = ("check", "m.lock", "--budget", "1s", "--max-regress", NEVER, "--json")
-        assert json.loads(command(*check))["differs"] == []
-
-
-APART = ("--pin", f"Exp={TOY}", "--pin", "Cos=ort", "--devices", f"{TOY}=cuda:1,ort=cpu")
-
-
-@pytest.mark.full
 def test_the_commands_take_a_device_for_each_engine(command: Command) -> None:
+    apart = ("--pin", f"Exp={TOY}", "--pin", "Cos=ort", "--devices", f"{TOY}=cuda:1,ort=cpu", "--budget", "40s")
     with world("eager") as devices:
         assert devices.machine is not None
-        document = json.loads(command("tune", "m.onnx", "--engines", f"{TOY},ort", *APART, "--budget", "40s", "--json"))
+        document = json.loads(command("tune", "m.onnx", "--engines", f"{TOY},ort", *apart, "--json"))
         (won,) = [item for item in document["contenders"] if item["verdict"] == "won"]
         assert (document["how"], [region["engine"] for region in won["plan"]]) == ("measured", [TOY, "ort"])
-        command("lock", "m.onnx", "--engines", f"{TOY},ort", *APART, "--budget", "40s", "--gate", "1s", "-o", "m.lock")
+        command("lock", "m.onnx", "--engines", f"{TOY},ort", *apart, "--gate", "1s", "-o", "m.lock")
         lock = read_placement("m.lock")
         assert {name: device for name, device in lock.options.items() if "device" in name} == {
             "device": "cpu",
@@ -279,6 +251,8 @@ def test_the_commands_take_a_device_for_each_engine(command: Command) -> None:
         check = ("check", "m.lock", "--budget", "1s", "--max-regress", NEVER, "--json")
         assert json.loads(command(*check))["differs"] == []
         assert devices.machine.kernels.count("exp") > 10
+        whole = ("--device", "cuda", "--engines", f"{TOY},toy", "--budget", "40s")
+        assert json.loads(command("tune", "m.onnx", *whole, "--json"))["how"] == "measured"
 
 
 # ---------------------------------------------------------------------- in a worker

@@ -7,11 +7,11 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
 import xrt
 from tests.devices.worlds import TOY, World, world
+from xrt.comparison import BIT_EQUAL, compare_all
 from xrt.engines import CompileContext
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.engines.toy import Toy
@@ -22,6 +22,7 @@ from xrt.passes import drop_dead_nodes, infer_shapes
 from xrt.runtime import on_device
 from xrt.testing.fault_injection import RecordingEngine
 from xrt.testing.generate import make_random_inputs, make_seeded_function
+from xrt.testing.running import run_outputs
 from xrt.verify.execution import compile_alone, run_regions
 
 pytestmark = pytest.mark.slow
@@ -46,23 +47,15 @@ def right(function: Function, inputs: Sequence[Any]) -> list[Any]:
     return evaluate(function.replace(aliases=()), copies(inputs))
 
 
-def same(devices: World, results: Any, expected: Sequence[Any], what: str) -> None:
-    listed = list(results) if isinstance(results, tuple) else [results]
-    for mine, theirs in zip(listed, expected, strict=True):
-        _same(devices, mine, theirs, what)
+def down(devices: World, value: Any) -> Any:
+    return value if value is None else devices.down(value)
 
 
-def _same(devices: World, mine: Any, theirs: Any, what: str) -> None:
-    if isinstance(theirs, list):
-        assert len(mine) == len(theirs), what
-        for item, other in zip(mine, theirs, strict=True):
-            _same(devices, item, other, what)
-    elif theirs is None:
-        assert mine is None, what
-    else:
-        got = devices.down(mine)
-        assert got.dtype == theirs.dtype, what
-        np.testing.assert_array_equal(got, theirs, err_msg=what)
+def same(devices: World, results: Any, function: Function, inputs: Sequence[Any], what: str) -> None:
+    """Demand the reference's results, bit for bit."""
+    listed = [down(devices, value) for value in run_outputs(results, function)]
+    comparison = compare_all(listed, right(function, inputs), BIT_EQUAL)
+    assert comparison, f"{what}: {comparison.message}\n{function}"
 
 
 def is_held(function: Function) -> bool:
@@ -86,7 +79,7 @@ def test_cut_law(first: int) -> None:
                     return right(piece, data)
 
             results = run_regions(function.replace(aliases=()), labels, copies(inputs), run)
-            same(devices, tuple(results), right(function, inputs), f"seed {seed}, cut by {labels}\n{function}")
+            same(devices, results if len(results) > 1 else results[0], function, inputs, f"seed {seed}, cut by {labels}")
 
 
 @GRAPHS
@@ -99,7 +92,7 @@ def test_fallback_law(first: int) -> None:
                 warnings.simplefilter("ignore")  # that something falls back is the matter
                 devices = {HERE.spec: "cuda:1" if seed % 4 == 0 else "cuda", THERE.spec: "cpu"}
                 m = simulation.module(function, [HERE, THERE], home, devices=devices, strict=True)
-                same(simulation, m(*copies(inputs)), right(function, inputs), f"seed {seed} at {home}\n{m.plan}")
+                same(simulation, m(*copies(inputs)), function, inputs, f"seed {seed} at {home}\n{m.plan}")
 
 
 @GRAPHS
@@ -117,7 +110,7 @@ def test_mixture_law(first: int) -> None:
             home = "cuda" if is_held(function) else "cpu"
             m = simulation.module(function, [HERE, THERE], home, devices=devices, strict=True, pins=pins, check=1.0)
             for _ in range(2):
-                same(simulation, m(*copies(inputs)), right(function, inputs), f"seed {seed}\n{m.plan}")
+                same(simulation, m(*copies(inputs)), function, inputs, f"seed {seed}\n{m.plan}")
             assert len(m.plan.launches) <= 1 or m.plan.copies or len({launch.device for launch in m.plan.launches}) == 1
 
 
@@ -127,6 +120,7 @@ def test_a_plan_that_is_not_all_toys_is_the_cpus_too() -> None:
         with world(ORDERS[seed % 3]) as devices, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             m = devices.module(function, ["ort", TOY], "cpu", devices={"ort": "cpu", "toy": "cuda"}, minimum_nodes=1)
-            expected = xrt.XRTModule(function, ["ort", TOY])(*copies(inputs))
-            listed = list(expected) if isinstance(expected, tuple) else [expected]
-            same(devices, m(*copies(inputs)), listed, f"seed {seed}\n{m.plan}")
+            expected = run_outputs(xrt.XRTModule(function, ["ort", TOY])(*copies(inputs)), function)
+            results = [down(devices, value) for value in run_outputs(m(*copies(inputs)), function)]
+            comparison = compare_all(results, expected, BIT_EQUAL)
+            assert comparison, f"seed {seed}: {comparison.message}\n{m.plan}"

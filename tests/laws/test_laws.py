@@ -16,23 +16,26 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
+from tests.passes.test_padding import run_padded
 from xrt.cache import CompileCache, make_signature
 from xrt.comparison import BIT_EQUAL, Comparison, Tolerance, compare_all, tolerance_for
 from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
-from xrt.errors import FallbackWarning, PlanError, RunFailed, XRTError
+from xrt.errors import FallbackWarning, RunFailed, XRTError
 from xrt.formats import onnx
 from xrt.formats.text import parse, to_text
-from xrt.graph import Constant, DType, Function, Node, State, TensorType, Value, declare_states, list_states
+from xrt.graph import DType, Function, State, TensorType, Value, declare_states, list_states
 from xrt.module.sizes import round_up
 from xrt.module.state import StatefulFunction
 from xrt.partition import Pin, partition
 from xrt.passes import infer_shapes
 from xrt.passes.padding import PaddedFunction, pad_dims
 from xrt.testing.corpus import CORPUS, find_entry
+from xrt.testing.corpus.entry import graph, node
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
-from xrt.testing.running import as_planned, make_module
+from xrt.testing.generate import make_seeded_function
+from xrt.testing.running import as_planned, make_module, pin_nodes, run_outputs
 from xrt.testing.strategies import EVERYTHING, Form, functions, make_random_inputs
 from xrt.verify.comparison import find_ambiguity
 from xrt.verify.execution import run_alone
@@ -60,20 +63,12 @@ def living(draw: st.DrawFn, form: Form = EVERYTHING) -> Function:
 @st.composite
 def pins(draw: st.DrawFn, function: Function, engines: Sequence[GraphCompiler]) -> tuple[Pin, ...]:
     """Return a strategy for pins that put every node on some engine of the list."""
-    homes: dict[str, list[str]] = {}
-    for node in function.nodes:
-        homes.setdefault(engines[draw(st.integers(0, len(engines) - 1))].spec, []).append(node.name)
-    return tuple(Pin(tuple(names), spec, "name") for spec, names in homes.items())
+    return pin_nodes(engines, {node.name: draw(st.integers(0, len(engines) - 1)) for node in function.nodes})
 
 
 def on_toy(function: Function, inputs: Sequence[Any]) -> list[Any]:
     """Run the whole function on toy."""
     return run_alone(registry.create(REFERENCE), function, inputs)
-
-
-def outputs_of(results: Any, function: Function) -> list[Any]:
-    """Return what a module returned as a list."""
-    return [results] if len(function.outputs) == 1 else list(results)
 
 
 def same_bits(results: Sequence[Any], function: Function, seed: int) -> Comparison:
@@ -133,7 +128,7 @@ def test_a_declined_node_carries_what_the_engine_said(function):
 
 @pytest.mark.filterwarnings("ignore::xrt.errors.FallbackWarning")
 def test_a_refusal_at_compile_becomes_the_reason():
-    function = next(f for f in _drawn() if len(f.nodes) > 2)
+    function = next(f for f in map(make_seeded_function, range(50)) if len(f.nodes) > 2)
     faulty = FaultyEngine(where="compile", how="refuse")
     with make_module(function, [faulty, "toy"]) as module:
         module(*make_random_inputs(function, 0))
@@ -142,58 +137,24 @@ def test_a_refusal_at_compile_becomes_the_reason():
     assert all("set to refuse" in text for text in reasons.values())
 
 
-def _drawn():
-    from xrt.testing.generate import make_seeded_function
-
-    return (make_seeded_function(seed) for seed in range(50))
-
-
-def test_strictly_the_error_lists_every_node_and_why():
-    function = next(f for f in _drawn() if len({n.op for n in f.nodes}) > 3)
-    with pytest.raises(PlanError) as caught, make_module(function, [RecordingEngine(takes="none")]) as module:
-        module(*make_random_inputs(function, 0))
-    for node in function.nodes:
-        assert repr(node.name) in str(caught.value)
-    assert "it is set to take none" in str(caught.value)
-
-
-NAMES = [e.name for e in CORPUS]
-
-
-@pytest.mark.slow
-@bounded
-@given(function=functions(), inferred=st.booleans())
-def test_text(function, inferred):
-    function = infer_shapes(function) if inferred else function
+def check_round_trips(function: Function) -> None:
     assert parse(to_text(function)) == function
-
-
-@pytest.mark.slow
-@bounded
-@given(function=functions(), inferred=st.booleans())
-def test_onnx(function, inferred):
-    function = infer_shapes(function) if inferred else function
     again = onnx.load(onnx.to_model(function).SerializeToString())
     assert again == function
     assert again.fingerprint == function.fingerprint
+    assert pickle.loads(pickle.dumps(function)) == function
 
 
 @pytest.mark.slow
 @bounded
-@given(function=functions())
-def test_pickle(function):
-    assert pickle.loads(pickle.dumps(function)) == function
+@given(function=functions(), inferred=st.booleans())
+def test_a_function_comes_back_equal_from_text_onnx_and_pickle(function, inferred):
+    check_round_trips(infer_shapes(function) if inferred else function)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_corpus_as_text(name):
-    assert parse(to_text(find_entry(name).function)) == find_entry(name).function
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_corpus_as_onnx(name):
-    function = find_entry(name).function
-    assert onnx.load(onnx.to_model(function).SerializeToString()) == function
+@pytest.mark.parametrize("name", [e.name for e in CORPUS])
+def test_an_entry_of_the_corpus_comes_back_equal(name):
+    check_round_trips(find_entry(name).function)
 
 
 BEFORE_THE_RUN = [("why_not", "refuse"), ("compile", "refuse"), ("compile", "raise"), ("prepare", "raise")]
@@ -208,7 +169,7 @@ ANYWHERE = [*BEFORE_THE_RUN, ("run", "raise"), ("run", "missing")]
 def test_what_fails_goes_to_toy(where, how, data, nth):
     function = data.draw(functions()).replace(aliases=())  # a call that updates in place is not repeated
     with make_module(function, [FaultyEngine(where=where, how=how, nth=nth), REFERENCE], strict=False) as module:
-        result = same_bits(outputs_of(module(*make_random_inputs(function, 1)), function), function, 1)
+        result = same_bits(run_outputs(module(*make_random_inputs(function, 1)), function), function, 1)
     assert result, result.message
 
 
@@ -237,10 +198,9 @@ def test_corpus_alternates_between_doubles(name, parity):
     entry = find_entry(name)
     engines = [RecordingEngine(mark="even"), RecordingEngine(mark="odd")]
     nodes = as_planned(entry.function).nodes
-    homes = {e.spec: tuple(n.name for i, n in enumerate(nodes) if i % 2 == (k ^ parity)) for k, e in enumerate(engines)}
-    pins = [Pin(names, spec, "name") for spec, names in homes.items() if names]
+    pins = pin_nodes(engines, {node.name: (place + parity) % 2 for place, node in enumerate(nodes)})
     with make_module(entry.function, engines, pins=pins) as module:
-        result = entry.judge(outputs_of(module(*entry.make_inputs()), entry.function))
+        result = entry.judge(run_outputs(module(*entry.make_inputs()), entry.function))
         if len(nodes) > 1:
             assert len(module.plan.launches) > 1, "a mixture counts only if it is one"
     assert result, result.message
@@ -265,19 +225,6 @@ def test_equal_regions_of_one_model_share_an_executable():
     assert engine.journal.count("run") == 2
 
 
-def test_closed_once_when_the_cache_lets_go():
-    first, engine, cache = find_entry("engines_alternate"), RecordingEngine(), CompileCache()
-    module = make_module(first.function, [engine], cache=cache)
-    module(*first.make_inputs())
-    module.close()
-    assert engine.journal.count("close") == 0, "the cache still holds it"
-    cache.clear()
-    assert engine.journal.count("close") == 1
-    module.close()
-    cache.clear()
-    assert engine.journal.count("close") == 1
-
-
 OPEN = Form(aliases=False, symbolic=False, empty=False)
 DIM_NAMES = {3: "N", 2: "M"}
 
@@ -297,21 +244,20 @@ def opened(draw: st.DrawFn, form: Form = OPEN) -> Function:
 def test_sums_that_are_exact_are_equal_to_the_last_bit() -> None:
     """Sums of small integers are exact in any order: products and masks give the same bits."""
     nodes = (
-        Node("MatMul", ("x", "weight"), ("wide",)),
-        Node("Transpose", ("wide",), ("turned",)).with_attributes(perm=[1, 0]),
-        Node("MatMul", ("turned", "wide"), ("square",)),
-        Node("ReduceSum", ("wide", "axes"), ("sum",)).with_attributes(keepdims=0),
-        Node("Add", ("square", "sum"), ("y",)),
+        node("MatMul", "x weight", "wide"),
+        node("Transpose", "wide", "turned", perm=[1, 0]),
+        node("MatMul", "turned wide", "square"),
+        node("ReduceSum", "wide axes", "sum", keepdims=0),
+        node("Add", "square sum", "y"),
     )
     rng = np.random.default_rng(5)
-    constants = {"weight": Constant(rng.integers(-9, 9, (33, 17)).astype("float32")), "axes": Constant(np.array([0]))}
-    x = Value("x", TensorType(DType.FLOAT32, ("N", 33)))
-    function = infer_shapes(Function((x,), (Value("y"),), nodes, constants, opsets={"": 20}))
+    constants = {"weight": rng.integers(-9, 9, (33, 17)).astype("float32"), "axes": np.array([0])}
+    function = infer_shapes(graph({"x": "float32[N,33]"}, {"y": None}, *nodes, constants=constants, opset=20))
     padded = pad_dims(function)
     assert padded.fed == ("N",)
     for size in range(1, 70, 4):
         values = [rng.integers(-9, 9, (size, 33)).astype("float32")]
-        result = run_padded(function, padded, values, {"N": size}, {"N": round_up(size)})
+        result = run_padded(padded, values, {"N": size}, {"N": round_up(size)})
         assert compare_all(result, on_toy(function, values), BIT_EQUAL)
 
 
@@ -319,20 +265,6 @@ def quarters(function: Function, seed: int, sizes: dict[str, int]) -> list[Any]:
     """Return inputs whose sums and products are exact."""
     values = make_random_inputs(function, seed, sizes)
     return [np.rint(value * 4) / value.dtype.type(4) if value.dtype.kind == "f" else value for value in values]
-
-
-def run_padded(
-    function: Function, padded: PaddedFunction, values: list[Any], sizes: dict[str, int], larger: dict[str, int]
-) -> Any:
-    """Return what the padded form gives, cut."""
-    whole = {name: larger[name] if name in padded.dims else size for name, size in sizes.items()}
-    results = []
-    for value, declared in zip(values, function.inputs, strict=True):
-        filled = np.zeros([whole.get(d, d) for d in declared.type.shape], value.dtype)
-        filled[tuple(map(slice, value.shape))] = value
-        results.append(filled)
-    fed = [np.array(sizes[name], np.int64) for name in padded.fed]
-    return padded.cut(on_toy(padded.function, [*results, *fed]), sizes, whole)
 
 
 def close_for(function: Function, padded: PaddedFunction) -> Tolerance:
@@ -358,7 +290,7 @@ def test_padded_begins_with_exact(function, n, m, more):
         except XRTError:
             continue  # a size that the model cannot have
         if padded.allows(sizes, sizes) and padded.allows(sizes, larger):
-            difference = compare_all(run_padded(function, padded, values, sizes, larger), expected, close_for(function, padded))
+            difference = compare_all(run_padded(padded, values, sizes, larger), expected, close_for(function, padded))
             assert difference, difference.message
 
 
@@ -471,30 +403,27 @@ def test_what_is_generated_has_state_of_several_kinds():
     assert counts["states"] >= 20 and counts["several"] >= 3, counts
 
 
-def leaky(shape=(2, 3), dtype=DType.FLOAT32, alpha=0.1, opset=18, added=1.0, op="LeakyRelu") -> Function:
-    type_ = TensorType(dtype, shape)
-    nodes = (
-        Node(op, ("x",), ("h",), name="first").with_attributes(alpha=alpha),
-        Node("Add", ("h", "c"), ("y",), name="second"),
-    )
-    constants = {"c": Constant(np.array([added], dtype.numpy))}
-    return Function((Value("x", type_),), (Value("y", type_),), nodes, constants, {"": opset})
+def leaky(shape="2,3", dtype="float32", alpha=0.1, opset=18, added=1.0, op="LeakyRelu", second: Any = None) -> Function:
+    type_ = f"{dtype}[{shape}]"
+    nodes = node(op, "x", "h", name="first", alpha=alpha), node("Add", "h c", "y", name="second")
+    nodes = nodes if second is None else (nodes[0], replace(nodes[1], **second))
+    return graph({"x": type_}, {"y": type_}, *nodes, constants={"c": np.array([added], dtype)}, opset=opset)
 
 
 CHANGES = {
     "operator": leaky(op="Elu"),
     "attribute": leaky(alpha=0.2),
-    "shape": leaky(shape=(3, 2)),
-    "rank": leaky(shape=(2, 3, 1)),
-    "element type": leaky(dtype=DType.FLOAT64),
+    "shape": leaky(shape="3,2"),
+    "rank": leaky(shape="2,3,1"),
+    "element type": leaky(dtype="float64"),
     "opset": leaky(opset=19),
     "bytes of a constant": leaky(added=2.0),
     "sign of a zero": leaky(added=-0.0),
-    "symbolic extent": leaky(shape=("N", 3)),
+    "symbolic extent": leaky(shape="N,3"),
     "alias": leaky().replace(aliases=(("x", "y"),)),
     "output more": leaky().replace(outputs=(*leaky().outputs, Value("h", TensorType(DType.FLOAT32, (2, 3))))),
-    "control edge": leaky().replace(nodes=(leaky().nodes[0], replace(leaky().nodes[1], control=("first",)))),
-    "device of a node": leaky().replace(nodes=(leaky().nodes[0], replace(leaky().nodes[1], device="cuda:1"))),
+    "control edge": leaky(second={"control": ("first",)}),
+    "device of a node": leaky(second={"device": "cuda:1"}),
 }
 
 
@@ -526,21 +455,17 @@ Newer.__qualname__ = Versioned.__qualname__  # the class of tomorrow bears the s
 
 
 @pytest.mark.parametrize(
-    ("ingredient", "one", "other"),
+    ("ingredient", "engine", "context"),
     [
-        ("engine", (RecordingEngine(), CompileContext()), (RecordingEngine(takes="Add"), CompileContext())),
-        ("version", (Versioned(), CompileContext()), (Newer(), CompileContext())),
-        ("threads", (RecordingEngine(), CompileContext(threads=1)), (RecordingEngine(), CompileContext(threads=2))),
-        ("device", (RecordingEngine(), CompileContext()), (RecordingEngine(), CompileContext(device="cuda:0"))),
-        (
-            "options",
-            (RecordingEngine(), CompileContext()),
-            (RecordingEngine(), CompileContext(ExecutionOptions(precision="fp16"))),
-        ),
+        ("engine", Versioned(takes="Add"), CompileContext()),
+        ("version", Newer(), CompileContext()),
+        ("threads", Versioned(), CompileContext(threads=2)),
+        ("device", Versioned(), CompileContext(device="cuda:0")),
+        ("options", Versioned(), CompileContext(ExecutionOptions(precision="fp16"))),
     ],
 )
-def test_another_engine_or_context_is_another_signature(ingredient, one, other):
-    mine, theirs = make_signature(leaky(), *one), make_signature(leaky(), *other)
+def test_another_engine_or_context_is_another_signature(ingredient, engine, context):
+    mine, theirs = make_signature(leaky(), Versioned(), CompileContext()), make_signature(leaky(), engine, context)
     assert mine.key != theirs.key
     assert mine.difference(theirs) == (ingredient,)
 

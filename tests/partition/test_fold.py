@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -245,39 +244,23 @@ def test_the_implicit_engine_is_reported() -> None:
     assert "all (fallback)" in str(plan)
 
 
-def asked(homes: dict[str, str], **more: Any) -> Plan:
-    return plan_from_assignment(chain("RGB"), palette(), homes, **more)
-
-
 GOOD = {"n0": "red", "n1": "green", "n2": "all"}
+MISPLACED = [
+    ({"n0": "red"}, {}, "node 'n1' (Green) has no home; name an engine for each of the 3 nodes"),
+    ({**GOOD, "n1": "gren"}, {},
+     "node 'n1' is assigned to 'gren', which is not in the list of engines: red, green, all. Did you mean 'green'?"),
+    ({**GOOD, "n1": "red"}, {}, "node 'n1' (Green) is assigned to 'red', which does not take it: no kernel for Green"),
+    (GOOD, {"n0": 1}, "node 'n1' (Green) is in no group; give each node a group, or leave groups out"),
+    (GOOD, {"n0": 1, "n1": 1, "n2": 2}, "nodes 'n0', 'n1' are one group, but not of one engine and one device; a region is"),
+    ({**GOOD, "n0": "all"}, {"n0": 1, "n1": 2, "n2": 1},
+     "2 groups wait for each other in a cycle; cut one of them where another stands between"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("homes", "more", "message"),
-    [
-        ({"n0": "red"}, {}, "node 'n1' (Green) has no home; name an engine for each of the 3 nodes"),
-        (
-            {**GOOD, "n1": "gren"},
-            {},
-            "node 'n1' is assigned to 'gren', which is not in the list of engines: red, green, all. Did you mean 'green'?",
-        ),
-        ({**GOOD, "n1": "red"}, {}, "node 'n1' (Green) is assigned to 'red', which does not take it: no kernel for Green"),
-        (GOOD, {"groups": {"n0": 1}}, "node 'n1' (Green) is in no group; give each node a group, or leave groups out"),
-        (
-            GOOD,
-            {"groups": {"n0": 1, "n1": 1, "n2": 2}},
-            "nodes 'n0', 'n1' are one group, but not of one engine and one device; a region is",
-        ),
-        (
-            {**GOOD, "n0": "all"},
-            {"groups": {"n0": 1, "n1": 2, "n2": 1}},
-            "2 groups wait for each other in a cycle; cut one of them where another stands between",
-        ),
-    ],
-)
-def test_what_cannot_be_placed_is_reported(homes: dict[str, str], more: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("homes", "groups", "message"), MISPLACED)
+def test_what_cannot_be_placed_is_reported(homes: dict[str, str], groups: dict[str, int], message: str) -> None:
     with pytest.raises(PlanError) as caught:
-        asked(homes, **more)
+        plan_from_assignment(chain("RGB"), palette(), homes, groups=groups or None)
     assert str(caught.value) == message
 
 

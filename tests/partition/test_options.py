@@ -52,9 +52,6 @@ def test_impossible_pins(text: str, message: str) -> None:
     with pytest.raises(OptionError) as caught:
         Pin.parse(text)
     assert str(caught.value) == message
-
-
-def test_a_pin_goes_by_operator_or_by_name() -> None:
     with pytest.raises(OptionError, match=r"^a pin goes by 'operator' or by 'name'; got 'type'$"):
         Pin(("Conv",), "ort", "type")  # type: ignore[arg-type]  # the mistake under test
 
@@ -74,6 +71,7 @@ def test_pins_as_text(text: str, pin: Pin) -> None:
     assert Pin.parse(text) == pin
     assert Pin.parse(str(pin)) == pin
     assert ClusteringOptions(pins=(text,)).pins == ClusteringOptions(pins=pin).pins == ClusteringOptions(pins=text).pins == (pin,)
+    assert str(ClusteringOptions(2, 9, (text,))) == f"minimum_nodes=2, maximum_nodes=9, pin '{pin}'"
 
 
 def test_patterns_match_the_whole_and_take_brackets_as_they_are() -> None:
@@ -93,35 +91,43 @@ def test_matching_is_matches_for_many(patterns: tuple[str, ...]) -> None:
     assert set(pin.match(subjects)) == {subject for subject in subjects if pin.matches(subject)}
 
 
-def test_options_as_text() -> None:
-    assert str(ClusteringOptions()) == ""
-    assert str(ClusteringOptions(2, 9, ("Conv=ort",))) == "minimum_nodes=2, maximum_nodes=9, pin 'Conv=ort'"
-
-
 # ------------------------------------------------------------------ pins at work
 
 
-def test_a_forcing_pin_leaves_no_other_engine_and_says_so() -> None:
-    plan = partition(chain("RRGR"), palette(), ClusteringOptions(pins="Red=green"))
-    assert regions(plan) == {("green", frozenset({"n0", "n1", "n2", "n3"}))}
-    assert [r.text for r in plan.reasons] == ["pinned to green by 'Red=green'"] * 2 + ["no kernel for Green"] + [
-        "pinned to green by 'Red=green'"
-    ]
+PINNED, NO_GREEN, NO_BLUE = "pinned to green by 'Red=green'", "no kernel for Green", "no kernel for Blue"
+AT_WORK: dict[str, tuple[str, dict[str, Any], list[tuple[str, str]], list[str]]] = {
+    "a forcing pin leaves no other engine": (
+        "RRGR", {"pins": "Red=green"}, [("green", "n0 n1 n2 n3")], [PINNED, PINNED, NO_GREEN, PINNED]
+    ),
+    "a forbidding pin leaves the others": (
+        "RG", {"pins": ["Red!=red", "name:n1!=green"]}, [("green", "n0"), ("all", "n1")],
+        ["kept from red by 'Red!=red'", NO_GREEN, "kept from green by 'name:n1!=green'"],
+    ),
+    "the last forcing pin holds": (
+        "RRR", {"pins": ["*=all", "name:n1=green"]}, [("all", "n0"), ("green", "n1"), ("all", "n2")],
+        [*["pinned to all by '*=all'"] * 2, "pinned to green by 'name:n1=green'", *["pinned to all by '*=all'"] * 2],
+    ),
+    "a small cluster goes to the next engine": (
+        "GRG", {"minimum_nodes": 2}, [("green", "n0 n1 n2")],
+        [NO_GREEN, "its cluster of 1 node is smaller than minimum_nodes=2", NO_GREEN],
+    ),
+    "a small cluster stays where no further engine takes it": (
+        "B", {"minimum_nodes": 5}, [("all", "n0")], [NO_BLUE, NO_BLUE]
+    ),
+    "a dissolved cluster may dissolve again": (
+        "BRB", {"minimum_nodes": 3}, [("all", "n0 n1 n2")],
+        [NO_BLUE, NO_BLUE, *["its cluster of 1 node is smaller than minimum_nodes=3"] * 2, NO_BLUE, NO_BLUE],
+    ),
+}  # fmt: skip
 
 
-def test_a_forbidding_pin_leaves_the_others() -> None:
-    plan = partition(chain("RG"), palette(), ClusteringOptions(pins=["Red!=red", "name:n1!=green"]))
-    assert regions(plan) == {("green", frozenset({"n0"})), ("all", frozenset({"n1"}))}
-    assert [str(r) for r in plan.reasons] == [
-        "'n0' (Red) is not on red: kept from red by 'Red!=red'",
-        "'n1' (Green) is not on red: no kernel for Green",
-        "'n1' (Green) is not on green: kept from green by 'name:n1!=green'",
-    ]
-
-
-def test_the_last_forcing_pin_holds() -> None:
-    plan = partition(chain("RRR"), palette(), ClusteringOptions(pins=["*=all", "name:n1=green"]))
-    assert regions(plan) == {("all", frozenset({"n0"})), ("green", frozenset({"n1"})), ("all", frozenset({"n2"}))}
+@pytest.mark.parametrize("case", AT_WORK)
+def test_pins_and_sizes_decide_and_say_so(case: str) -> None:
+    letters, options, expected, reasons = AT_WORK[case]
+    plan = partition(chain(letters), palette(), ClusteringOptions(**options))
+    assert regions(plan) == {(name, frozenset(nodes.split())) for name, nodes in expected}
+    assert [reason.text for reason in plan.reasons] == reasons
+    assert all(str(r).startswith(f"'{r.node}' ({r.op}) is not on {r.engine}: ") for r in plan.reasons)
 
 
 def test_a_pin_by_spec_and_one_by_name_of_two_engines() -> None:
@@ -133,27 +139,19 @@ def test_a_pin_by_spec_and_one_by_name_of_two_engines() -> None:
     assert regions(partition(chain("R"), engines, ClusteringOptions(pins="Red!=red"))) == {("all", frozenset({"n0"}))}
 
 
-@pytest.mark.parametrize(
-    ("pins", "kind", "text"),
-    [
-        (
-            "Red=gren",
-            OptionError,
-            "pin 'Red=gren' names engine 'gren', which is not in the list: all, green, red. Did you mean 'green'?",
-        ),
-        ("name:n00=red", PlanError, "pin 'name:n00=red' matches no node of function 'main'. Did you mean 'n0'?"),
-        ("Red2d=red", PlanError, "pin 'Red2d=red' matches no node of function 'main'. Did you mean 'Red'?"),
-        (
-            ["Green=red", "Red=red"],
-            PlanError,
-            (
-                "'Green=red' cannot be kept: no engine is left for 1 of 2 nodes; change the pin, or list an engine that takes "
-                "them:\n  'n1' (Green): red: no kernel for Green; green: pinned to red by 'Green=red'; all: pinned to red by "
-                "'Green=red'"
-            ),
-        ),
-    ],
-)
+CANNOT_HOLD = [
+    ("Red=gren", OptionError,
+     "pin 'Red=gren' names engine 'gren', which is not in the list: all, green, red. Did you mean 'green'?"),
+    ("name:n00=red", PlanError, "pin 'name:n00=red' matches no node of function 'main'. Did you mean 'n0'?"),
+    ("Red2d=red", PlanError, "pin 'Red2d=red' matches no node of function 'main'. Did you mean 'Red'?"),
+    (["Green=red", "Red=red"], PlanError, (
+        "'Green=red' cannot be kept: no engine is left for 1 of 2 nodes; change the pin, or list an engine that takes "
+        "them:\n  'n1' (Green): red: no kernel for Green; green: pinned to red by 'Green=red'; all: pinned to red by "
+        "'Green=red'")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("pins", "kind", "text"), CANNOT_HOLD)
 def test_a_pin_that_cannot_hold(pins: Any, kind: type[Exception], text: str) -> None:
     with pytest.raises(kind) as caught:
         partition(chain("RG"), palette(), ClusteringOptions(pins=pins))
@@ -161,23 +159,6 @@ def test_a_pin_that_cannot_hold(pins: Any, kind: type[Exception], text: str) -> 
 
 
 # ------------------------------------------------------------------ sizes at work
-
-
-def test_a_small_cluster_goes_to_the_next_engine_with_a_reason() -> None:
-    plan = partition(chain("GRG"), palette(), ClusteringOptions(minimum_nodes=2))
-    assert regions(plan) == {("green", frozenset({"n0", "n1", "n2"}))}
-    assert str(plan.reasons[1]) == "'n1' (Red) is not on red: its cluster of 1 node is smaller than minimum_nodes=2"
-
-
-def test_a_small_cluster_stays_where_no_further_engine_takes_it() -> None:
-    plan = partition(chain("B"), palette(), ClusteringOptions(minimum_nodes=5))
-    assert regions(plan) == {("all", frozenset({"n0"}))}
-
-
-def test_a_dissolved_cluster_may_dissolve_again() -> None:
-    plan = partition(chain("BRB"), palette(), ClusteringOptions(minimum_nodes=3))
-    assert regions(plan) == {("all", frozenset({"n0", "n1", "n2"}))}
-    assert [r.text for r in plan.reasons if r.node == "n1"] == ["its cluster of 1 node is smaller than minimum_nodes=3"] * 2
 
 
 def test_large_clusters_are_cut_evenly() -> None:
@@ -324,13 +305,10 @@ def test_an_engine_that_misbehaves_declines(answer: Any, reason: str) -> None:
 
 
 def test_an_engine_is_not_asked_about_a_device_that_it_does_not_run_on() -> None:
-    graph = function([node("Red", "x", "y", name="n", device="cuda:1")], "y")
-    plan = partition(graph, [Broken(ValueError("asked")), engine("all")])
-    assert [r.text for r in plan.reasons] == ["the node runs on cuda:1; engine 'broken' runs on cpu"]
-
-
-def test_nodes_without_a_device_run_where_the_module_does() -> None:
-    plan = partition(chain("R"), [Broken(None), engine("all")], device="cuda")
-    assert [r.text for r in plan.reasons] == ["the node runs on cuda; engine 'broken' runs on cpu"]
+    """Nodes without a device run where the module does."""
+    elsewhere = function([node("Red", "x", "y", name="n", device="cuda:1")], "y")
+    for graph, device, name in ((elsewhere, "cpu", "cuda:1"), (chain("R"), "cuda", "cuda")):
+        plan = partition(graph, [Broken(ValueError("asked")), engine("all")], device=device)
+        assert [r.text for r in plan.reasons] == [f"the node runs on {name}; engine 'broken' runs on cpu"]
     with pytest.raises(PlanError, match=r"broken: the node runs on cuda; engine 'broken' runs on cpu"):
         partition(chain("R"), [Broken(None)], device="cuda")

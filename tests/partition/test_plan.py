@@ -7,17 +7,20 @@ from typing import Any
 
 import pytest
 
+from tests.module.test_faults import chain as operator_chain
 from tests.partition.drawn import chain, engine, function, node, palette, regions
 from xrt import XRTModule
 from xrt.engines import create
 from xrt.errors import BundleError, OptionError, PlanError
 from xrt.formats.protobuf import read_plan, write_plan
-from xrt.graph import DType, Function, Node, TensorType, Value, read_attributes
+from xrt.graph import Function
 from xrt.models import load_light
 from xrt.module.explain import Explanation, RegionReport
 from xrt.partition import ClusteringOptions, Plan, Reason, partition
 from xrt.partition.partitioner import MEASURED_REASON, plan_from_assignment
-from xrt.partition.plan import group, group_reasons, list_some
+from xrt.partition.plan import group_reasons
+from xrt.testing.corpus import entry
+from xrt.testing.corpus.entry import body, graph
 
 GOLDEN = """\
 plan: 5 nodes in 3 regions on red, green, all (fallback)
@@ -112,11 +115,9 @@ def test_strict_lists_every_node_that_nobody_takes() -> None:
 
 
 def test_the_reference_engine_is_no_advice_for_a_domain_that_onnx_does_not_describe() -> None:
-    value = TensorType(DType.FLOAT32, (2,))
-    node = Node("Twice", ("x",), ("y",), domain="my.domain", name="n0")
-    custom = Function((Value("x", value),), (Value("y", value),), (node,), opsets={"my.domain": 1})
+    custom = graph({"x": "float32[2]"}, {"y": "float32[2]"}, entry.node("Twice", "x", "y", domain="my.domain", name="n0"))
     with pytest.raises(PlanError) as caught:
-        partition(custom, palette()[:1], strict=True)
+        partition(custom.replace(opsets={"my.domain": 1}), palette()[:1], strict=True)
     assert str(caught.value) == (
         "no engine of the list (red) takes 1 of 1 node; list an engine that takes them:\n"
         "  'n0' (my.domain.Twice): red: no kernel for my.domain.Twice"
@@ -145,11 +146,6 @@ def test_impossible_lists_of_engines(engines: list[str], implicit: str | None, t
     assert str(caught.value) == text
 
 
-def test_equal_things_stand_together_where_the_first_stood() -> None:
-    assert [tuple(item) for item in group("abacab", str)] == [("a", "a", "a"), ("b",), ("c",), ("b",)]
-    assert list_some(["a", "b", "c", "d", "e", "f"]) == "a, b, c, d and 2 more"
-
-
 def test_a_plan_prints_an_equal_reason_once_and_regions_of_the_same_operators_too() -> None:
     text = str(partition(chain("RGRGRGRG"), palette()[:2]))
     assert text[text.index("reasons:") :] == (
@@ -165,10 +161,7 @@ def test_reasons_that_differ_or_are_two_keep_a_line_each() -> None:
 
 
 def test_an_explanation_groups_them_too() -> None:
-    value = TensorType(DType.FLOAT32, (2, 3))
-    nodes = [Node(op, (f"v{n}",), (f"v{n + 1}",), name=f"n{n}") for n, op in enumerate(["Relu", "Sin"] * 4)]
-    model = Function((Value("v0", value),), (Value("v8", value),), tuple(nodes), opsets={"": 20})
-    text = str(XRTModule(model, engine="ort", pins=["Sin=toy"]).explain())
+    text = str(XRTModule(operator_chain(*["Relu", "Sin"] * 4), engine="ort", pins=["Sin=toy"]).explain())
     assert "  4 nodes not on ort: pinned to toy by 'Sin=toy' (n1, n3, n5, n7)\n" in f"{text}\n"
     assert "on toy: the same operators as xrt_toy_1" in text
     assert "(4; node by node in .reasons):" in text
@@ -203,20 +196,16 @@ def test_a_remark_that_many_regions_share_is_printed_once() -> None:
     assert f"on x, 4 regions: {remark} (r0, r1, r2, r3)" in text.splitlines()
 
 
-F2 = TensorType(DType.FLOAT32, (2,))
-
-
 def sample() -> Function:
     """Control edges, a device, a body that captures, and an alias."""
-    branch = Function((), (Value("u", F2),), (Node("Neg", ("t",), ("u",)),), opsets={"": 20})
-    other = Function((), (Value("v", F2),), (Node("Abs", ("t",), ("v",)),), opsets={"": 20})
+    then, other = (body({}, {name: "float32[2]"}, entry.node(op, "t", name)) for op, name in (("Neg", "u"), ("Abs", "v")))
     nodes = (
-        Node("Mul", ("x", "x"), ("t",), name="first", device="cpu"),
-        Node("Add", ("t", "x"), ("s",), name="second", control=("first",)),
-        Node("If", ("c",), ("y",), read_attributes({"then_branch": branch, "else_branch": other}), name="third"),
+        replace(entry.node("Mul", "x x", "t", name="first"), device="cpu"),
+        entry.node("Add", "t x", "s", name="second", control=("first",)),
+        entry.node("If", "c", "y", name="third", then_branch=then, else_branch=other),
     )
-    inputs = (Value("x", F2), Value("c", TensorType(DType.BOOL, ())))
-    return Function(inputs, (Value("y", F2), Value("s", F2)), nodes, {}, {"": 20}, aliases=(("x", "s"),), metadata={"k": "v"})
+    ends = {"x": "float32[2]", "c": "bool[]"}, {"y": "float32[2]", "s": "float32[2]"}
+    return graph(*ends, *nodes, aliases=(("x", "s"),)).replace(metadata={"k": "v"})
 
 
 def plans() -> list[Plan]:

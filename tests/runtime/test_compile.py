@@ -21,14 +21,15 @@ from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.engines.contract import registry
 from xrt.errors import CompileFailed, CompileRefused, FallbackWarning
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.graph import Function, Node
 from xrt.partition import Plan, partition
 from xrt.partition.partitioner import map_nodes_to_engines
 from xrt.runtime import Program, Refusal, compile_plan
-from xrt.runtime.compile import TRIALS, describe_patterns, find_culprits
+from xrt.runtime.compile import TRIALS, find_culprits
+from xrt.testing.corpus.entry import graph, node, tensor
 from xrt.testing.fault_injection import RecordingEngine
 
-F32 = TensorType(DType.FLOAT32, (3,))
+F32 = tensor("float32[3]")
 
 
 class Adding(Executable):
@@ -101,13 +102,11 @@ def planned(*amounts: float, of: Sequence[GraphCompiler] = (Free(), OneAtATime()
     """Additions in a row, on the two engines in turn: as many regions as amounts."""
     names = ["x", *(f"some_{i}_{amount}" for i, amount in enumerate(amounts))]
     nodes = [
-        Node("Add", (names[i], f"w{i}"), (names[i + 1],), domain="other" if i % 2 else "", name=f"n{i}")
-        for i in range(len(amounts))
+        node("Add", f"{names[i]} w{i}", names[i + 1], domain="other" if i % 2 else "", name=f"n{i}") for i in range(len(amounts))
     ]
-    weights = {f"w{i}": Constant(np.full(3, amount, "float32")) for i, amount in enumerate(amounts)}
-    types = dict.fromkeys(names[1:-1], F32)
-    function = Function((Value("x", F32),), (Value(names[-1], F32),), tuple(nodes), weights, {"": 20, "other": 1}, types=types)
-    return partition(function, of)
+    weights = {f"w{i}": np.full(3, amount, "float32") for i, amount in enumerate(amounts)}
+    function = graph({"x": F32}, {names[-1]: F32}, *nodes, constants=weights)
+    return partition(function.replace(opsets={"": 20, "other": 1}, types=dict.fromkeys(names[1:-1], F32)), of)
 
 
 ENGINES: dict[str, GraphCompiler] = {"free": Free(), "one_at_a_time": OneAtATime()}
@@ -245,7 +244,7 @@ def test_progress_counts_the_regions(threads: int) -> None:
 
 def test_a_module_tells_its_progress() -> None:
     results: list[tuple[int, int]] = []
-    relu = Function((Value("x", F32),), (Value("y", F32),), (Node("Relu", ("x",), ("y",)),), opsets={"": 20})
+    relu = graph({"x": F32}, {"y": F32}, node("Relu", "x", "y"))
     with xrt.XRTModule(relu, engine="toy", cache=CompileCache(), progress=lambda *step: results.append(step)) as module:
         module(np.ones(3, "float32"))
         module(np.ones(3, "float32"))
@@ -382,16 +381,3 @@ def test_where_too_many_are_to_blame_what_is_known_to_compile_stays() -> None:
     blamed = find_culprits(list(range(64)), lambda places: not any(place >= 32 for place in places))
     assert set(range(32, 64)) <= set(blamed)
     assert len(blamed) < 64
-
-
-@pytest.mark.parametrize(("size", "second", "alike"), [((), 1, True), ((), 2, False), ((100,), 2, True)])
-def test_small_constants_are_part_of_a_pattern(size: tuple[int, ...], second: float, alike: bool) -> None:
-    names = ["x", *"abcd", "y"]
-    nodes = [
-        Node("Abs" if n % 2 == 0 else "Mul", (names[n], *(["v" if n == 1 else "w"] * (n % 2))), (names[n + 1],)) for n in range(5)
-    ]
-    constants = {name: Constant(np.full(size, value, "float32")) for name, value in (("v", 1), ("w", second))}
-    types = dict.fromkeys(names[1:-1], TensorType(DType.FLOAT32, (100,)))
-    ends = ((Value(name, types["a"]),) for name in ("x", "y"))
-    patterns = describe_patterns(Function(*ends, tuple(nodes), constants, {"": 20}, types=types))
-    assert (patterns[1] == patterns[3]) is alike

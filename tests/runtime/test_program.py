@@ -20,7 +20,7 @@ from xrt.errors import InputError
 from xrt.graph import Constant, DType, Function, Node, OptionalType, SequenceType, TensorType, Value
 from xrt.partition import partition
 from xrt.runtime import Program, compile_plan, inputs
-from xrt.runtime.profile import HOST, Moment, Profile, Recorder, make_trace
+from xrt.runtime.profile import HOST, Moment, Profile, Recorder
 
 F32 = TensorType(DType.FLOAT32, (3,))
 
@@ -66,8 +66,7 @@ class Second(First):
 
 def made(function: Function, cache: CompileCache | None = None) -> Program:
     engines = (First(), Second())
-    plan = partition(function, engines)
-    program = compile_plan(plan, {e.spec: e for e in engines}, CompileContext(), cache or CompileCache())
+    program = compile_plan(partition(function, engines), {e.spec: e for e in engines}, CompileContext(), cache or CompileCache())
     assert isinstance(program, Program)
     return program
 
@@ -181,6 +180,10 @@ def zeros(*shape: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
     return np.zeros(shape, dtype)
 
 
+WIDE = zeros(2, 3, dtype="float64")
+NO_TYPE = "input 'x' must be float32[N,3]; arrays of NumPy type datetime64[s] have no ONNX element type; convert the array first"
+
+
 @pytest.mark.parametrize(
     ("args", "named", "text"),
     [
@@ -192,25 +195,10 @@ def zeros(*shape: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
         ((zeros(2, 4), zeros(2)), {}, "input 'x' must be float32[N,3]; got shape [2, 4]: axis 1 is 4, not 3"),
         ((zeros(2), zeros(2)), {}, "input 'x' must have rank 2 (float32[N,3]); got rank 1, shape [2]"),
         ((zeros(2, 3), zeros(4)), {}, "dimension 'N' is 2 in input 'x' and 4 in input 'y'; equal names are equal sizes"),
-        (
-            (zeros(2, 3, dtype="float64"), zeros(2)),
-            {},
-            "input 'x' must be float32; got float64; convert it with .astype('float32')",
-        ),
-        (
-            ([[1.0, 2, 3]], zeros(1)),
-            {},
-            "input 'x' must be a NumPy array; got a list; convert it with np.asarray(..., dtype=...)",
-        ),
+        ((WIDE, zeros(2)), {}, "input 'x' must be float32; got float64; convert it with .astype('float32')"),
+        (([[1.0]], zeros(1)), {}, "input 'x' must be a NumPy array; got a list; convert it with np.asarray(..., dtype=...)"),
         ((1.0, zeros(1)), {}, "input 'x' (float32[N,3]) must be a NumPy array; a Python float is taken for a 0-d input only"),
-        (
-            (np.zeros((1, 3), "datetime64[s]"), zeros(1)),
-            {},
-            (
-                "input 'x' must be float32[N,3]; arrays of NumPy type datetime64[s] have no ONNX element type; "
-                "convert the array first"
-            ),
-        ),
+        ((zeros(1, 3, dtype="datetime64[s]"), zeros(1)), {}, NO_TYPE),
     ],
 )
 def test_what_does_not_fit_is_named(args: Any, named: Any, text: str) -> None:
@@ -306,7 +294,6 @@ def test_small_floats_of_pytorch_share_their_memory() -> None:
 
 
 PROFILED = RunOptions(profile=True)
-MAIN, OTHER = (1, "MainThread"), (2, "other")
 
 
 def test_a_call_holds_its_regions_and_each_has_its_engine(tmp_path: Path) -> None:
@@ -340,32 +327,11 @@ def test_each_thread_has_a_track(tmp_path: Path) -> None:
     assert [e["args"]["name"] for e in data if e["name"] == "process_name"] == [HOST]
 
 
-def test_a_copy_is_an_event_of_its_device() -> None:
-    moments = [
-        Moment("r", "toy", "cuda:0", MAIN, 2.0, 2.5),
-        Moment("copy x to cuda:0", "copy", "cuda:0", MAIN, 1.5, 1.75, (("from", HOST), ("to", "cuda:0"), ("bytes", 12))),
-        Moment("call", "call", HOST, MAIN, 1.0, 3.0),
-        Moment("call", "call", HOST, OTHER, 1.25, 1.5),
-    ]
-    trace = make_trace(moments, {"tool": "xrt"})
-    assert trace["otherData"] == {"tool": "xrt"}
-    assert [e["args"] for e in trace["traceEvents"] if e["name"] == "process_name"] == [{"name": HOST}, {"name": "cuda:0"}]
-    complete = [e for e in trace["traceEvents"] if e["ph"] == "X"]
-    assert [(e["name"], e["ts"], e["dur"], e["pid"], e["tid"]) for e in complete] == [
-        ("call", 0.0, 2e6, 1, 1),
-        ("call", 250000.0, 250000.0, 1, 2),
-        ("copy x to cuda:0", 500000.0, 250000.0, 2, 3),
-        ("r", 1e6, 5e5, 2, 3),
-    ]
-    assert complete[2]["args"] == {"from": HOST, "to": "cuda:0", "bytes": 12}
-
-
 def test_rounding_keeps_events_within_each_other(tmp_path: Path) -> None:
-    third = 1 / 3
-    moments = tuple(Moment(f"{n}", "toy", HOST, MAIN, 7.0 + third * 1e-8 * n, 7.0 + third * 1e-8 * (n + 1)) for n in range(500))
-    Profile((), moments=(*moments, Moment("call", "call", HOST, MAIN, moments[0].began, moments[-1].ended))).to_trace(
-        tmp_path / "t.json"
-    )
+    ends = [7.0 + 1e-8 / 3 * n for n in range(501)]
+    moments = [Moment(f"{n}", "toy", HOST, (1, "MainThread"), ends[n], ends[n + 1]) for n in range(500)]
+    moments.append(Moment("call", "call", HOST, (1, "MainThread"), ends[0], ends[-1]))
+    Profile((), moments=tuple(moments)).to_trace(tmp_path / "t.json")
     assert len(read_trace(tmp_path / "t.json")) == 501
 
 

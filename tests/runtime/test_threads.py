@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,12 +20,12 @@ from xrt.engines import OpTable, blas_limit
 from xrt.engines.toolkit.blas import BlasLibrary, BlasThreads, find_blas
 from xrt.engines.toy import Toy
 from xrt.errors import BudgetWarning, OptionError
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.graph import Function, Node
 from xrt.runtime import available_cores, default_budget, resolve_thread_budget, set_default_budget
 from xrt.runtime.threads import read_cpu_quotas
+from xrt.testing.corpus.entry import graph, node
 
-F32 = TensorType(DType.FLOAT32, (2, 3))
-RELU = Function((Value("x", F32),), (Value("y", F32),), (Node("Relu", ("x",), ("y",)),), opsets={"": 20})
+RELU = graph({"x": "float32[2,3]"}, {"y": "float32[2,3]"}, node("Relu", "x", "y"))
 X = np.ones((2, 3), "float32")
 
 
@@ -52,21 +53,19 @@ GROUPS = [
     ("1:cpu:/job\n", {"cpu/job/cpu.cfs_quota_us": "-1", "cpu/job/cpu.cfs_period_us": "100000"}, []),
     ("0::/a\n", {"a/cpu.max": "nonsense"}, []),
     ("", {}, []),
+    (None, {}, []),  # a system without control groups
 ]
 
 
 @pytest.mark.parametrize(("own", "files", "cores"), GROUPS)
-def test_quotas_of_control_groups(tmp_path: Path, own: str, files: dict[str, str], cores: list[float]) -> None:
-    (tmp_path / "own").write_text(own)
+def test_quotas_of_control_groups(tmp_path: Path, own: str | None, files: dict[str, str], cores: list[float]) -> None:
+    if own is not None:
+        (tmp_path / "own").write_text(own)
     for name, text in files.items():
         path = tmp_path / "groups" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert list(read_cpu_quotas(tmp_path / "groups", tmp_path / "own")) == cores
-
-
-def test_a_system_without_control_groups_has_no_quota(tmp_path: Path) -> None:
-    assert list(read_cpu_quotas(tmp_path / "none", tmp_path / "none")) == []
 
 
 def test_a_quota_of_a_part_of_a_core_is_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,12 +195,8 @@ def test_the_library_of_numpy_is_found_and_follows() -> None:
 @pytest.mark.parametrize("threads", [1, None])
 def test_toy_holds_blas_to_one_thread(threads: int | None) -> None:
     """BLAS's own threads would spin on after a product; toy's products are cut into parts for threads that sleep."""
-    spying = Function(
-        (Value("x", F32),),
-        (Value("y", TensorType(DType.INT64, ())),),
-        (Node("Threads", ("x",), ("y",), domain="spy"),),
-        opsets={"": 20, "spy": 1},
-    )
+    spying = graph({"x": "float32[2,3]"}, {"y": "int64[]"}, node("Threads", "x", "y", domain="spy"))
+    spying = spying.replace(opsets={"": 20, "spy": 1})
     before = find_blas().threads
     with xrt.XRTModule(spying, Spy(), strict=True, threads=threads) as module:
         assert module(X) == 1
@@ -252,18 +247,12 @@ def test_modules_of_different_budgets_have_their_own_threads() -> None:
     assert ran(BUDGETS).splitlines() == ["[0, 1, 3]", "[0, 1, 3]", "3"]
 
 
-SQUARE = TensorType(DType.FLOAT32, (256, 256))
-
-
 def alternating() -> Function:
     """Products and Tanh in turn."""
     names = ["x", *(f"v{i}" for i in range(6))]
-    nodes = [
-        Node("Tanh", (names[i],), (names[i + 1],)) if i % 2 else Node("MatMul", (names[i], "w"), (names[i + 1],))
-        for i in range(6)
-    ]
-    weight = Constant(np.full((256, 256), 1 / 256, "float32"))
-    return Function((Value("x", SQUARE),), (Value(names[-1], SQUARE),), tuple(nodes), {"w": weight}, {"": 20})
+    nodes = [node("Tanh", a, b) if i % 2 else node("MatMul", f"{a} w", b) for i, (a, b) in enumerate(pairwise(names))]
+    weight = np.full((256, 256), 1 / 256, "float32")
+    return graph({"x": "float32[256,256]"}, {names[-1]: "float32[256,256]"}, *nodes, constants={"w": weight})
 
 
 MIXTURES: list[tuple[list[str], list[str]]] = [

@@ -9,30 +9,26 @@ import numpy as np
 import pytest
 
 from xrt.errors import CompileFailed, CompileRefused, OptionError
-from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.graph import Function
 from xrt.testing import ResultWord, conform
+from xrt.testing.corpus.entry import graph, node
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 from xrt.testing.running import alternate_engines, make_alternating_program
 
 RELU = "test_single_relu_model"
-TYPE = TensorType(DType.FLOAT32, (2,))
 
 
 def chain(*operators: str) -> Function:
     """x -> a0 -> a1 -> ...; the last is the output."""
     names = ["x", *(f"a{i}" for i in range(len(operators)))]
-    nodes = tuple(Node(op, (names[i],), (names[i + 1],), name=names[i + 1]) for i, op in enumerate(operators))
-    return Function((Value("x", TYPE),), (Value(names[-1], TYPE),), nodes, opsets={"": 18})
+    nodes = [node(op, names[i], names[i + 1]) for i, op in enumerate(operators)]
+    return graph({"x": "float32[2]"}, {names[-1]: "float32[2]"}, *nodes)
 
 
 def branches() -> Function:
     """Two nodes read x, and one reads both."""
-    nodes = (
-        Node("Relu", ("x",), ("l",), name="l"),
-        Node("Neg", ("x",), ("r",), name="r"),
-        Node("Add", ("l", "r"), ("y",), name="y"),
-    )
-    return Function((Value("x", TYPE),), (Value("y", TYPE),), nodes, opsets={"": 18})
+    nodes = node("Relu", "x", "l"), node("Neg", "x", "r"), node("Add", "l r", "y")
+    return graph({"x": "float32[2]"}, {"y": "float32[2]"}, *nodes)
 
 
 @dataclass(frozen=True)
@@ -81,9 +77,11 @@ def test_the_first_engine_follows_a_node_on_the_last_resort():
     assert [launch.engine.partition("{")[0] for launch in plan.launches] == ["recording", "picky", "recording"]
 
 
-def test_what_nobody_takes_is_declined_with_every_reason():
+def test_what_nobody_takes_or_all_refuse_is_declined_with_every_reason():
     with pytest.raises(CompileRefused, match=r"Neg: second.*; recording.*"):
         alternate_engines(chain("Relu", "Neg"), (RecordingEngine(takes="Relu"), Second(takes="Abs")), 0)
+    with pytest.raises(CompileRefused, match="no Relu after all"):
+        make_alternating_program(chain("Relu"), [np.zeros(2, np.float32)], (RefusesRelu(), Second(takes="Neg")))
 
 
 def test_what_is_refused_at_compile_the_other_takes():
@@ -92,11 +90,6 @@ def test_what_is_refused_at_compile_the_other_takes():
     assert [launch.engine.partition("{")[0] for launch in program.plan.launches] == ["second", "picky", "second"]
     np.testing.assert_array_equal(program.run([x])[0], [0, 0])
     program.close()
-
-
-def test_what_all_refuse_is_declined():
-    with pytest.raises(CompileRefused, match="no Relu after all"):
-        make_alternating_program(chain("Relu"), [np.zeros(2, np.float32)], (RefusesRelu(), Second(takes="Neg")))
 
 
 def test_a_failure_to_compile_is_no_refusal():
@@ -110,8 +103,7 @@ def test_symbolic_dims_are_bound_where_an_engine_wants_them():
         name: ClassVar[str] = "fixed"
         supports_dynamic_shapes: ClassVar[bool] = False
 
-    type_ = TensorType(DType.FLOAT32, ("n",))
-    symbolic = chain("Relu", "Neg").replace(inputs=(Value("x", type_),), outputs=(Value("a1", type_),))
+    symbolic = graph({"x": "float32[n]"}, {"y": "float32[n]"}, node("Relu", "x", "a"), node("Neg", "a", "y"))
     program = make_alternating_program(symbolic, [np.zeros(5, np.float32)], (Second(), Fixed()))
     assert {launch.function.inputs[0].type.shape for launch in program.plan.launches} == {(5,)}
 
@@ -133,13 +125,14 @@ def test_one_round_that_fails_is_a_failure():
     assert outcome.word is ResultWord.FAILED
 
 
-def test_one_engine_has_nobody_to_alternate_with():
-    with pytest.raises(OptionError, match="nodes alternate between two engines or more; list another"):
-        conform("toy", RELU, groups=["simple"], alternate=True)
-
-
-def test_alternation_and_symbolic_dims_exclude_each_other():
-    with pytest.raises(
-        OptionError, match=r"^opening='every' compiles a case on one engine at a time, and alternate=True on several"
-    ):
-        conform(BOTH, RELU, groups=["simple"], alternate=True, opening="every")
+@pytest.mark.parametrize(
+    ("engines", "options", "message"),
+    [
+        ("toy", {}, "nodes alternate between two engines or more; list another"),
+        (BOTH, {"opening": "every"}, "^opening='every' compiles a case on one engine at a time, and alternate=True on several"),
+    ],
+    ids=["one engine", "symbolic dims"],
+)
+def test_what_cannot_alternate_is_refused(engines, options, message):
+    with pytest.raises(OptionError, match=message):
+        conform(engines, RELU, groups=["simple"], alternate=True, **options)

@@ -26,31 +26,16 @@ from xrt.verify import Verdict
 from xrt.verify.deviations import find_special_values
 from xrt.verify.execution import expose_all_values
 
-ALL = (
-    Deviation("nan"),
-    Deviation("infinity"),
-    Deviation("denormal"),
-    Deviation("float16"),
-    Deviation("integer"),
-    Deviation("empty"),
-)
+ALL = tuple(map(Deviation, ("nan", "infinity", "denormal", "float16", "integer", "empty")))
 
 
 def _lose(array: Any) -> Any:
-    return (
-        np.full_like(array, np.nan)
-        if array.dtype.kind == "f"
-        else np.full_like(array, 1 << 30)
-        if array.dtype.kind == "i"
-        else ~array
-    )
+    if array.dtype.kind == "f":
+        return np.full_like(array, np.nan)
+    return np.full_like(array, 1 << 30) if array.dtype.kind == "i" else ~array
 
 
-def _drop(array: Any) -> Any:
-    return array.reshape(-1)[:0]
-
-
-FAULTS: dict[str, Callable[[Any], Any]] = {"lose": _lose, "drop": _drop}
+FAULTS: dict[str, Callable[[Any], Any]] = {"lose": _lose, "drop": lambda array: array.reshape(-1)[:0]}
 
 
 @dataclass(frozen=True)
@@ -139,18 +124,12 @@ def _fails(test: Callable[[str], None], name: str) -> bool:
     return False
 
 
-def test_a_changed_input_is_excused_by_nothing() -> None:
+def test_a_changed_input_or_an_engine_that_ran_nothing_excuses_nothing() -> None:
     (case,) = node_cases("test_relu")
     x = case.inputs[0].copy()
     x[0, 0, 0] = np.nan
-    outcome = run_case(replace(case, inputs=(x,), expected=(np.maximum(x, 0),)), run_single(Declaring()))
+    outcome = run_case(replace(case, inputs=(x.copy(),), expected=(np.maximum(x, 0),)), run_single(Declaring()))
     assert (outcome.word, outcome.reason.partition(" ")[0]) == (ResultWord.FAILED, "input")
-
-
-def test_an_engine_that_ran_nothing_excuses_nothing() -> None:
-    (case,) = node_cases("test_relu")
-    x = case.inputs[0].copy()
-    x[0, 0, 0] = np.nan
     special = replace(case, inputs=(x,), expected=(np.zeros_like(x),))
     assert run_case(special, run_list([Planted(takes="Relu")])).word is ResultWord.GAP
     assert run_case(special, run_list([Planted(takes="Neg"), registry.create("toy")])).word is ResultWord.FAILED

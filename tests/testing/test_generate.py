@@ -98,9 +98,6 @@ def test_a_form_keeps_out_what_it_says(form, absent):
 def test_a_family_alone():
     operators = {node.op for seed in range(60) for node in make_seeded_function(seed, Form(("product",), control=False)).nodes}
     assert operators == {"MatMul", "Gemm"}
-
-
-def test_an_unknown_family_is_refused():
     with pytest.raises(InputError, match=r"^there is no family of recipes 'convolution'; there are elementwise, reduction, "):
         Form(("convolution",))
 
@@ -151,19 +148,13 @@ def test_seeded_choices_need_no_hypothesis():
     assert "'pytest'" not in loaded
 
 
-ONE = find_entry("two_branches_and_a_join")
-
-
-def test_its_version_may_raise():
+def test_it_misbehaves_at_the_nth_call_alone():
+    one = find_entry("two_branches_and_a_join")
+    executable = compile_alone(FaultyEngine(how="value", nth=2), one.function, one.inputs)
+    assert [bool(one.judge(executable.run(one.make_inputs()))) for _ in range(3)] == [True, False, True]
     with pytest.raises(RuntimeError, match="in version"):
         FaultyEngine(where="version").version()
     assert FaultyEngine().version().startswith("faulty of ")
-
-
-def test_it_misbehaves_at_the_nth_call_alone():
-    executable = compile_alone(FaultyEngine(how="value", nth=2), ONE.function, ONE.inputs)
-    judged = [bool(ONE.judge(executable.run(ONE.make_inputs()))) for _ in range(3)]
-    assert judged == [True, False, True]
 
 
 def test_what_cannot_misbehave_so_is_refused():
@@ -171,22 +162,19 @@ def test_what_cannot_misbehave_so_is_refused():
         FaultyEngine(where="close", how="nan")
 
 
-def test_the_recording_engine_counts():
-    engine = RecordingEngine()
-    executable = compile_alone(engine, ONE.function, ONE.inputs)
+def test_the_recording_engine_counts_and_takes_what_it_is_set_to_take():
+    engine, one = RecordingEngine(), find_entry("two_branches_and_a_join")
+    executable = compile_alone(engine, one.function, one.inputs)
     for _ in range(3):
-        assert ONE.judge(executable.run(ONE.make_inputs()))
+        assert one.judge(executable.run(one.make_inputs()))
     executable.close()
     counted = [engine.journal.count(word) for word in ("why_not", "compile", "prepare", "run", "close")]
-    assert counted == [len(ONE.function.nodes), 1, 1, 3, 1]
-    assert [f.fingerprint for f in engine.journal.compiled] == [infer_shapes(ONE.function).fingerprint]
+    assert counted == [len(one.function.nodes), 1, 1, 3, 1]
+    assert [f.fingerprint for f in engine.journal.compiled] == [infer_shapes(one.function).fingerprint]
     engine.journal.clear()
     assert engine.journal.count("run") == 0
-
-
-def test_it_takes_what_it_is_set_to_take():
     with pytest.raises(CompileRefused, match=r"^Neg: it is set to take Relu\|T\*, and Neg is none of these$"):
-        run_alone(RecordingEngine(takes="Relu|T*"), ONE.function, ONE.make_inputs())
+        run_alone(RecordingEngine(takes="Relu|T*"), one.function, one.make_inputs())
 
 
 def test_their_options_make_their_spec():
