@@ -93,6 +93,12 @@ DIFFERENT: dict[str, tuple[Any, Any, Any, str]] = {
     "an absent value": (None, floats(1), None, "y is absent; a ndarray was expected"),
     "a value where none was expected": ([floats(1)], None, None, "y is a list; it must be absent"),
     "other keys": ({"a": floats(1)}, {"b": floats(1)}, None, "y has the keys ['a']; ['b'] were expected"),
+    "a value of a dictionary": (
+        [{"a": 1.0}],
+        [{"a": 1.5}],
+        None,
+        "y[0]['a'] differs in 1 of 1 elements; at worst y[0]['a'] is 1.0, 1.5 was expected",
+    ),
     "no dictionary": ([], {}, None, "y is a list; it must be a dictionary"),
 }
 

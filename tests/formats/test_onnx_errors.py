@@ -1,4 +1,4 @@
-"""Every bad model is one clear error that names the file."""
+"""Every bad model, and every damaged one, is one clear error that names the file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, helper, numpy_helper, parser
+from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 from tests.malformed_inputs import malicious
 from xrt.errors import ModelError
@@ -25,14 +25,11 @@ def message(source: object) -> str:
     return str(caught.value)
 
 
-def model(text: str, head: str = HEAD) -> ModelProto:
+def parse_model(text: str, head: str = HEAD) -> ModelProto:
     return parser.parse_model(f"{head} g {text}")
 
 
-RELU = model("(float[2,3] x) => (float[2,3] y) { y = Relu(x) }")
-
-
-# ---------------------------------------------------------------------------------------------- files
+RELU = parse_model("(float[2,3] x) => (float[2,3] y) { y = Relu(x) }")
 
 
 @pytest.mark.parametrize(
@@ -92,11 +89,8 @@ def test_every_truncation_is_a_model_error() -> None:
             load(data[:size])
 
 
-# ---------------------------------------------------------------------------------------------- structure
-
-
 def with_opsets(opsets: str, ir_version: int = 8) -> ModelProto:
-    return model("(float x) => (float y) { y = Relu(x) }", f"<ir_version: {ir_version}, opset_import: [{opsets}]>")
+    return parse_model("(float x) => (float y) { y = Relu(x) }", f"<ir_version: {ir_version}, opset_import: [{opsets}]>")
 
 
 BRANCHES = (
@@ -106,7 +100,7 @@ BRANCHES = (
 
 
 def branches(other: str) -> ModelProto:
-    return model(BRANCHES.format(then="a = Relu(x)", other=other))
+    return parse_model(BRANCHES.format(then="a = Relu(x)", other=other))
 
 
 NEWEST, UNDEFINED = onnx.defs.onnx_opset_version(), "which no input, initialiser or node defines."
@@ -136,38 +130,35 @@ NEWEST, UNDEFINED = onnx.defs.onnx_opset_version(), "which no input, initialiser
             "node 'y' (Relu) is of domain ai.onnx, whose opset the model does not import (it imports: com.acme 1)",
         ),
         (
-            model("(float x) => (float y) { y = com.acme.Relu(x) }"),
+            parse_model("(float x) => (float y) { y = com.acme.Relu(x) }"),
             "node 'y' (Relu) is of domain com.acme, whose opset the model does not import (it imports: ai.onnx 17)",
         ),
         (
-            model("(float x) => (float y) { y = Rellu(x) }"),
+            parse_model("(float x) => (float y) { y = Rellu(x) }"),
             "node 'y' (Rellu): Rellu is not an operator of ai.onnx at opset 17. Did you mean 'Relu'?",
         ),
         (
-            model("(float x) => (float y) { y = Gelu(x) }"),
+            parse_model("(float x) => (float y) { y = Gelu(x) }"),
             "node 'y' (Gelu): Gelu came with opset 20 of ai.onnx; the graph is at opset 17",
         ),
         (
-            model("(float x) => (float y) { [a] a = Add(x, b)  [b] b = Relu(a)  [y] y = Neg(b) }"),
+            parse_model("(float x) => (float y) { [a] a = Add(x, b)  [b] b = Relu(a)  [y] y = Neg(b) }"),
             "the graph has a cycle of 2 node(s): b (Relu) -> a (Add) -> b (Relu); a function must be acyclic",
         ),
         (
-            model("(float x_input) => (float y) { [n] y = Relu(x_imput) }"),
+            parse_model("(float x_input) => (float y) { [n] y = Relu(x_imput) }"),
             f"node 'n' (Relu) reads value 'x_imput', {UNDEFINED} Did you mean 'x_input'?",
         ),
-        (
-            model("(float x) => (float nowhere) { [n] y = Relu(x) }"),
-            f"graph 'g' returns value 'nowhere', {UNDEFINED}",
-        ),
+        (parse_model("(float x) => (float nowhere) { [n] y = Relu(x) }"), f"graph 'g' returns value 'nowhere', {UNDEFINED}"),
         (branches("[inner] b = Relu(zzz)"), f"node 'inner' (Relu) reads value 'zzz', {UNDEFINED}"),
         (branches("q = Relu(x)"), f"body 'e' of node 'if' (If) returns value 'b', {UNDEFINED}"),
         (branches("[inner] b = Relu(a)"), f"node 'inner' (Relu) reads value 'a', {UNDEFINED}"),
         (
-            model("(float x) => (float y) { [m] y = Relu(x)  [n] y = Neg(x) }"),
+            parse_model("(float x) => (float y) { [m] y = Relu(x)  [n] y = Neg(x) }"),
             "value 'y' of function 'g' is defined twice: by node 'n' (Neg) and by another node; every value has one definition",
         ),
         (
-            model("(float x) => (float y) { y = SimplifiedLayerNormalization(x) }"),
+            parse_model("(float x) => (float y) { y = SimplifiedLayerNormalization(x) }"),
             "node 'y' (SimplifiedLayerNormalization) needs two inputs and an output",
         ),
     ],
@@ -177,18 +168,14 @@ def test_a_model_that_violates_a_rule(source: ModelProto, reason: str) -> None:
 
 
 def normalization(**attributes: Any) -> ModelProto:
-    source = model("(float x, float s) => (float y) { y = SimplifiedLayerNormalization(x, s) }")
+    source = parse_model("(float x, float s) => (float y) { y = SimplifiedLayerNormalization(x, s) }")
     source.graph.node[0].attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
     return source
 
 
 @pytest.mark.parametrize(
     ("attributes", "values"),
-    [
-        ({"axis": [1]}, "(1,) and 1e-05"),
-        ({"axis": -(2**62)}, f"{-(2**62)} and 1e-05"),
-        ({"epsilon": "small"}, "-1 and 'small'"),
-    ],
+    [({"axis": [1]}, "(1,) and 1e-05"), ({"axis": -(2**62)}, f"{-(2**62)} and 1e-05"), ({"epsilon": "small"}, "-1 and 'small'")],
 )
 def test_attributes_of_a_normalization_that_onnx_does_not_describe(attributes: dict[str, Any], values: str) -> None:
     assert message(normalization(**attributes)) == (
@@ -203,7 +190,7 @@ def changed(change: Callable[[ModelProto], Any], source: ModelProto = RELU) -> M
     return copy
 
 
-LEAKY = model("(float x) => (float y) { [n] y = LeakyRelu<alpha = 1.0>(x) }")
+LEAKY = parse_model("(float x) => (float y) { [n] y = LeakyRelu<alpha = 1.0>(x) }")
 ZERO, UNNAMED = numpy_helper.from_array(np.zeros(1), "w"), numpy_helper.from_array(np.zeros(1))
 
 
@@ -244,13 +231,24 @@ def test_a_message_that_is_not_well_formed(source: ModelProto, reason: str) -> N
     assert message(source) == f"cannot load the given ModelProto: {reason}"
 
 
-def test_a_recursive_local_function() -> None:
-    text = """<ir_version: 8, opset_import: ["": 17, "loc": 1]> g (float x) => (float y) { y = loc.f(x) }
-    <domain: "loc", opset_import: ["": 17, "loc": 1]> f (a) => (b) { b = loc.f(a) }"""
-    assert message(parser.parse_model(text)) == (
-        "cannot load the given ModelProto: its model-local functions cannot be inlined: "
-        "loc.f is recursive, by way of 1 function(s)"
+def call_local(body: str, opsets: str, imports: str = "", shape: str = "[4]") -> ModelProto:
+    """Return a model that calls a local function of that body and of those opsets."""
+    return parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 17, "loc": 1{imports}]> g (float{shape} x) => (float{shape} z) {{ z = loc.f(x) }}'
+        f'<domain: "loc", opset_import: [{opsets}]> f (a) => (b) {{ {body} }}'
     )
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (call_local("b = loc.f(a)", '"": 17, "loc": 1'), " cannot be inlined: loc.f is recursive, by way of 1 function(s)"),
+        (call_local("b = Gelu(a)", '"": 20'), " cannot be inlined: No Previous Version of Gelu exists"),
+        (call_local("b = c.Foo(a)", '"c": 2', ', "c": 1'), " loc.f cannot be inlined: they import other opsets than the model"),
+    ],
+)
+def test_local_functions_that_cannot_be_inlined(source: ModelProto, reason: str) -> None:
+    assert message(source) == f"cannot load the given ModelProto: its model-local functions{reason}"
 
 
 def test_local_functions_that_would_make_too_many_nodes() -> None:
@@ -267,3 +265,135 @@ def test_local_functions_in_a_long_line() -> None:
     )
     text = f'<ir_version: 8, opset_import: ["": 17, "loc": 1]> g (float x) => (float y) {{ y = loc.f0(x) }}\n{bodies}'
     assert message(parser.parse_model(text)).endswith("more than 200 call one another in a line, from loc.f99 on")
+
+
+def with_weight(tensor: TensorProto) -> ModelProto:
+    tensor.name = "w"
+    return changed(lambda whole: whole.graph.initializer.append(tensor))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "reason"),
+    [
+        (
+            TensorProto(data_type=1, dims=[2, 3], raw_data=bytes(20)),
+            "is float32[2,3], which takes 24 bytes, but its data is 20 bytes",
+        ),
+        (
+            TensorProto(data_type=1, dims=[1 << 40], raw_data=bytes(4)),
+            "is float32[1099511627776], which takes 4398046511104 bytes, but its data is 4 bytes",
+        ),
+        (
+            TensorProto(data_type=1, dims=[1 << 62, 1 << 62], float_data=[1.0]),
+            (
+                f"is float32[{1 << 62},{1 << 62}], and its data does not fit: "
+                f"cannot reshape array of size 1 into shape ({1 << 62},{1 << 62})"
+            ),
+        ),
+        (
+            TensorProto(data_type=1, dims=[3]),
+            "is float32[3], and its data does not fit: cannot reshape array of size 0 into shape (3,)",
+        ),
+        (TensorProto(data_type=22, dims=[3], int32_data=[1] * 9), "is int4[3], which takes 2 bytes, but its data is 9 bytes"),
+        (TensorProto(data_type=22, dims=[3], raw_data=b"\0"), "is int4[3], which takes 2 bytes, but its data is 1 bytes"),
+        (
+            TensorProto(data_type=14, dims=[2], float_data=[1, 2]),
+            "is complex64[2], and its data does not fit: cannot reshape array of size 1 into shape (2,)",
+        ),
+        (TensorProto(data_type=8, dims=[2], raw_data=b"ab"), "holds strings as raw bytes; ONNX stores them in string_data only"),
+        (TensorProto(data_type=1, dims=[-1], raw_data=b""), "has a negative extent in its shape [-1]"),
+        (TensorProto(dims=[1], raw_data=b"\0"), "has no element type"),
+        (TensorProto(data_type=99, dims=[1]), ": element type 99 is not one of ONNX's that XRT knows (1 to 28)"),
+        (
+            TensorProto(data_type=1, dims=[1], segment=TensorProto.Segment(begin=0, end=1)),
+            "is a segment of a larger tensor, which ONNX has never defined how to join",
+        ),
+    ],
+)
+def test_a_tensor_whose_data_does_not_fit_its_header(tensor: TensorProto, reason: str) -> None:
+    gap = "" if reason.startswith(":") else " "
+    assert message(with_weight(tensor)) == f"cannot load the given ModelProto: initialiser 'w'{gap}{reason}"
+
+
+def test_an_empty_tensor_of_an_impossible_shape() -> None:
+    tensor = TensorProto(data_type=1, dims=[0, 1 << 62, 1 << 62])
+    assert message(with_weight(tensor)).startswith(
+        f"cannot load the given ModelProto: initialiser 'w' is float32[0,{1 << 62},{1 << 62}], and its data does not fit: "
+    )
+
+
+def sparse(dims: list[int], indices: np.ndarray, values: int = 1) -> ModelProto:
+    whole = changed(lambda whole: None)
+    entry = whole.graph.sparse_initializer.add(dims=dims)
+    entry.values.CopyFrom(numpy_helper.from_array(np.ones(values, np.float32), "w"))
+    entry.indices.CopyFrom(numpy_helper.from_array(indices))
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (
+            sparse([1 << 20, 1 << 20], np.array([0])),
+            "is sparse and would take 4398046511104 bytes as a dense tensor, too many for the size of its data",
+        ),
+        (sparse([2, 2], np.array([4])), "is sparse, and one of its indices lies outside of its shape [2, 2]"),
+        (sparse([2, 2], np.array([[0, 2]])), "is sparse, and one of its indices lies outside of its shape [2, 2]"),
+        (sparse([2, 2], np.array([-1])), "is sparse, and one of its indices lies outside of its shape [2, 2]"),
+        (
+            sparse([2, 2], np.array([0, 1])),
+            "is sparse with 1 values of rank 2; its indices must be int64[1] or int64[1,2], not int64[2]",
+        ),
+    ],
+)
+def test_a_sparse_tensor_that_is_not_one(given: ModelProto, reason: str) -> None:
+    assert message(given) == f"cannot load the given ModelProto: initialiser 'w' {reason}"
+
+
+@pytest.mark.slow
+def test_among_very_many_nodes_the_nearest_name_is_not_looked_for() -> None:
+    nodes = [helper.make_node("Relu", [f"v{i}"], [f"v{i + 1}"]) for i in range(10_000)]
+    nodes.append(helper.make_node("Relu", ["v0_"], ["y"], name="n"))
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("v0", 1, [1])], [helper.make_tensor_value_info("y", 1, [1])]
+    )
+    assert message(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)) == (
+        "cannot load the given ModelProto: node 'n' (Relu) reads value 'v0_', which no input, initialiser or node defines."
+    )
+
+
+NOT_TEXT = b"\xff\xfe"
+
+
+@pytest.mark.parametrize(
+    ("place", "what"),
+    [
+        (b"the_op", "the operator or domain of node 'the_node' (b'\\xff\\xfee_op')"),
+        (b"the_domain", "the operator or domain of node 'the_node' (the_op)"),
+        (b"the_input", "the name of a value or node"),
+        (b"the_output", "the name of a value or node"),
+        (b"the_node", "the name of a value or node"),
+        (b"the_graph", "the name of a graph"),
+        (b"the_x", "the name of a value"),
+        (b"the_extent", "the name of an extent"),
+        (b"the_weight", "the name of an initialiser"),
+        (b"the_attribute", "the name of an attribute of node 'the_node' (the_op)"),
+        (b"the_doc", "the documentation"),
+        (b"the_import", "the domain of an opset import"),
+        (b"the_key", "a key of the metadata"),
+        (b"the_value", "a value of the metadata"),
+    ],
+)
+def test_text_that_is_not_utf8(place: bytes, what: str) -> None:
+    node = helper.make_node("the_op", ["the_input"], ["the_output"], name="the_node", domain="the_domain", the_attribute=1)
+    outputs = [helper.make_tensor_value_info("y", 1, ["the_extent"])]
+    inputs = [helper.make_tensor_value_info("the_x", 1, [])]
+    graph = helper.make_graph(
+        [node], "the_graph", inputs, outputs, [numpy_helper.from_array(np.zeros(1), "the_weight")], doc_string="the_doc"
+    )
+    whole = helper.make_model(graph, opset_imports=[helper.make_opsetid("the_domain", 1), helper.make_opsetid("the_import", 1)])
+    whole.metadata_props.add(key="the_key", value="the_value")
+    data = whole.SerializeToString()
+    broken = data.replace(place, NOT_TEXT + place[len(NOT_TEXT) :], 1)  # where it stands first
+    assert message(broken).startswith(f"cannot load the given bytes: {what}")
+    assert "is not UTF-8 text: b'" in message(broken)

@@ -96,9 +96,6 @@ def test_an_empty_file_serves_an_empty_tensor(tmp_path: Path) -> None:
     assert load(tmp_path / "m.onnx").constants["w"].shape == (0, 3)
 
 
-# ---------------------------------------------------------------------------------------------- refused
-
-
 def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> memoryview:
         raise PermissionError(13, "Permission denied")
@@ -247,9 +244,6 @@ def test_functions_of_the_model_are_inlined_next_to_large_weights(tmp_path: Path
     assert [node.op for node in load(data).nodes] == [node.op for node in plainly(data).nodes]
 
 
-# ---------------------------------------------------------------------------------------------- what only protobuf understands
-
-
 def bytes_field(number: int, content: bytes) -> bytes:
     return encode(number << 3 | 2) + encode(len(content)) + content
 
@@ -297,9 +291,6 @@ def test_external_data_next_to_raw_data_is_external(tmp_path: Path, everything_i
     (tmp_path / "w.bin").write_bytes(np.full(8, 5, np.float32).tobytes())
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
     assert load(tmp_path / "m.onnx").constants["w"].array.tolist() == [5] * 8
-
-
-# ---------------------------------------------------------------------------------------------- damage
 
 
 def outcome(read: Callable[[], Function]) -> Any:

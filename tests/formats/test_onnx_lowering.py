@@ -53,9 +53,6 @@ def run(model: ModelProto, **inputs: np.ndarray) -> list[np.ndarray]:
 X = np.linspace(-3, 3, 16, dtype=np.float32).reshape(4, 4)
 
 
-# ---------------------------------------------------------------------------------------------- the lowest versions
-
-
 def test_each_operator_decides_by_the_version_that_gave_it_its_meaning() -> None:
     relu = graph(Node("Relu", ("x",), ("y",)))
     model = lowest_model(relu)
@@ -64,14 +61,18 @@ def test_each_operator_decides_by_the_version_that_gave_it_its_meaning() -> None
     assert opsets(lowest_model(relu.replace(opsets={"": 13}))) == {"": 13}
 
 
+def choose(op: str, opset: int, type_: TensorType = F4) -> Function:
+    """Return an If whose branches both have one node of that operator."""
+    body = Function((), (Value("b", type_),), (Node(op, ("x",), ("b",), name="inner"),), opsets={"": opset}, name="b")
+    node = Node("If", ("c",), ("y",), name="if").with_attributes(then_branch=body, else_branch=body)
+    return graph(node, opset=opset, inputs=(Value("x", type_), Value("c", BOOL)), outputs=(Value("y", type_),))
+
+
 def test_bodies_count() -> None:
-    body = Function((), (Value("b", F4),), (Node("Gelu", ("x",), ("b",)),), opsets={"": 21})
-    node = Node("If", ("c",), ("y",), read_attributes({"then_branch": body, "else_branch": body}))
-    function = graph(node, opset=21, inputs=(Value("x", F4), Value("c", BOOL)))
-    assert opsets(lowest_model(function.replace(nodes=(node,)))) == {"": 21}  # If itself
-    assert lowest_opset(node, function) == 21
-    older = node.map_bodies(lambda b: b.replace(opsets={"": 20}))
-    assert opsets(lowest_model(function.replace(nodes=(older,), opsets={"": 20}))) == {"": 20}  # Gelu in the body
+    function = choose("Gelu", 21)
+    assert opsets(lowest_model(function)) == {"": 21}  # If itself
+    assert lowest_opset(function.nodes[0], function) == 21
+    assert opsets(lowest_model(choose("Gelu", 20))) == {"": 20}  # Gelu in the body
 
 
 def test_other_domains() -> None:
@@ -92,9 +93,6 @@ def test_an_engine_gets_no_docs_metadata_devices_or_control_edges() -> None:
     assert not model.graph.doc_string
     assert not any(node.metadata_props for node in model.graph.node)
     assert model.ir_version == 7
-
-
-# ---------------------------------------------------------------------------------------------- limits
 
 
 def test_a_limit_that_holds_changes_nothing() -> None:
@@ -121,13 +119,7 @@ HALF, LONG = TensorType(DType.FLOAT16, (4, 4)), TensorType(DType.FLOAT32, (1 << 
     ("op", "type_", "opset", "limit", "reason"),
     [
         ("Gelu", F4, 20, 19, "No Previous Version of Gelu exists"),
-        (
-            "Celu",
-            HALF,
-            28,
-            27,
-            "DataType (10) of Input or Output of operator 'Celu' is unallowed for Opset Version 27.",
-        ),
+        ("Celu", HALF, 28, 27, "DataType (10) of Input or Output of operator 'Celu' is unallowed for Opset Version 27."),
         ("Celu", None, 28, 27, "the types of its inputs are not known; infer shapes first"),
         ("Celu", LONG, 28, 27, "its inputs are too long for onnx's converter"),
     ],
@@ -137,9 +129,6 @@ def test_an_operator_that_cannot_be_converted(op: str, type_: Type | None, opset
     assert refused(function, limit) == (
         f"node 'n' ({op}) took its meaning at opset {opset}; the limit is {limit}, and it cannot be converted: {reason}"
     )
-
-
-# ---------------------------------------------------------------------------------------------- conversions
 
 
 def test_a_conversion_keeps_names_and_meaning() -> None:
@@ -203,23 +192,16 @@ def test_a_conversion_looks_at_small_constants() -> None:
 
 
 def test_an_operator_inside_of_a_body_is_converted_too() -> None:
-    def body(name: str) -> Function:
-        return Function((), (Value(name, F4),), (Node("Celu", ("x",), (name,), name="celu"),), opsets={"": 28}, name=name)
-
-    node = Node("If", ("c",), ("y",), read_attributes({"then_branch": body("t"), "else_branch": body("e")}), name="if")
-    function = graph(node, inputs=(Value("x", F4), Value("c", BOOL)))
+    function = choose("Celu", 28)
     model = lowest_model(function, max_opset=20)
     assert opsets(model) == {"": 19}  # of If; that of Celu is 12
-    assert why_not_downgradable(node, function, 20) is None
+    assert why_not_downgradable(function.nodes[0], function, 20) is None
     expected = run(lowest_model(function), x=X, c=np.array(True))[0]
     np.testing.assert_allclose(run(model, x=X, c=np.array(True))[0], expected)
 
 
 def test_control_flow_that_is_too_new_for_what_flows_through_it() -> None:
-    two = TensorType(DType.UINT2, (4,))
-    body = Function((), (Value("b", two),), (Node("Identity", ("x",), ("b",)),), opsets={"": 25}, name="b")
-    node = Node("If", ("c",), ("y",), read_attributes({"then_branch": body, "else_branch": body}), name="if")
-    function = graph(node, opset=25, inputs=(Value("x", two), Value("c", BOOL)), outputs=(Value("y", two),))
+    function = choose("Identity", 25, TensorType(DType.UINT2, (4,)))
     assert refused(function, 24) == (
         "node 'if' (If) took its meaning at opset 25; the limit is 24, and it "
         "cannot be converted: opset 24 does not take tensor(uint2)"
@@ -228,13 +210,7 @@ def test_control_flow_that_is_too_new_for_what_flows_through_it() -> None:
 
 
 def test_a_reason_inside_of_a_body() -> None:
-    body = Function((), (Value("b", F4),), (Node("Gelu", ("x",), ("b",), name="inner"),), opsets={"": 20}, name="b")
-    node = Node("If", ("c",), ("y",), read_attributes({"then_branch": body, "else_branch": body}), name="if")
-    function = graph(node, opset=20, inputs=(Value("x", F4), Value("c", BOOL)))
-    assert refused(function, 19).startswith("node 'inner' (Gelu) took its meaning at opset 20; the limit is 19")
-
-
-# ---------------------------------------------------------------------------------------------- what ONNX does not allow
+    assert refused(choose("Gelu", 20), 19).startswith("node 'inner' (Gelu) took its meaning at opset 20; the limit is 19")
 
 
 def test_a_repeated_output_goes_through_an_identity() -> None:
@@ -265,9 +241,6 @@ def test_a_body_that_returns_a_value_from_outside() -> None:
     model = lowest_model(function)
     np.testing.assert_array_equal(run(model, x=X, c=np.array(True))[0], X)
     np.testing.assert_array_equal(run(model, x=X, c=np.array(False))[0], np.ones((4, 4)))
-
-
-# ---------------------------------------------------------------------------------------------- weights by reference
 
 
 WEIGHTS = {

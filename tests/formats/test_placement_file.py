@@ -82,9 +82,6 @@ def test_odd_names_come_back(name: str, odd: str) -> None:
     assert loads(dumps(lock)) == lock
 
 
-# ---------------------------------------------------------------------- what is refused
-
-
 def alter(document: PlacementFile, change: Callable[[dict[str, Any]], object]) -> str:
     facts = json.loads(dumps(document))
     change(facts)
@@ -125,9 +122,7 @@ WRONG_COSTS = [
     [*((LOCK, *row) for row in WRONG_LOCKS), *((COSTS, *row) for row in WRONG_COSTS)],
     ids=[shown for _, _, shown in (*WRONG_LOCKS, *WRONG_COSTS)],
 )
-def test_a_defect_is_named(
-    document: PlacementFile, change: Callable[[dict[str, Any]], object], position: str, shown: str
-) -> None:
+def test_a_defect_is_named(document: PlacementFile, change: Any, position: str, shown: str) -> None:
     with pytest.raises(PlacementFileError) as caught:
         loads(alter(document, change))
     assert caught.value.position == position
@@ -167,9 +162,6 @@ def test_a_name_that_is_there_twice_is_found_among_many() -> None:
     names = "".join(f'"{number}": 1, ' for number in range(100_000))
     with pytest.raises(PlacementFileError, match=r"^it has '99999' twice; was it merged by hand\?$"):
         loads(f'{{{names}"99999": 1}}')
-
-
-# ---------------------------------------------------------------------- files
 
 
 UNREADABLE = [

@@ -14,8 +14,6 @@ from grpc_tools import protoc
 from xrt.errors import BundleError
 from xrt.formats import xrt_pb2
 from xrt.formats.protobuf import read_plan, write_plan
-from xrt.graph import Function, TensorType, Value
-from xrt.graph.types import DType
 from xrt.partition import ClusteringOptions
 from xrt.partition.options import Pin
 from xrt.partition.plan import Reason
@@ -59,14 +57,6 @@ def test_every_message_call_and_field_is_commented(path: Path) -> None:
 @pytest.mark.parametrize("cls", [ClusteringOptions, Reason, Pin])
 def test_a_message_has_the_fields_of_what_it_writes_down(cls: Any) -> None:
     assert {field.name for field in getattr(xrt_pb2, cls.__name__).DESCRIPTOR.fields} == {field.name for field in fields(cls)}
-
-
-def test_a_function_is_where_the_message_has_a_model() -> None:
-    function = Function(
-        (Value("x", TensorType(DType.FLOAT32, ("n", 2))),), (Value("x", TensorType(DType.FLOAT32, ("n", 2))),), opsets={"": 20}
-    )
-    launch = {"name": "xrt_toy_0", "engine": "toy", "nodes": ("a", "b"), "function": function}
-    assert read_plan(write_plan({"launches": [launch]}))["launches"] == (launch,)
 
 
 def test_an_absent_field_is_none_and_an_empty_one_is_not() -> None:

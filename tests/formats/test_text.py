@@ -14,22 +14,10 @@ from tests.graph.tracing import F32, trace
 from xrt import ops
 from xrt.errors import ModelError
 from xrt.formats.text import parse, to_dot, to_text
-from xrt.graph import (
-    Constant,
-    DType,
-    Function,
-    MapType,
-    Node,
-    OptionalType,
-    SequenceType,
-    TensorType,
-    Value,
-    read_attributes,
-)
+from xrt.graph import Constant, DType, Function, MapType, Node, OptionalType, SequenceType, TensorType, Value, read_attributes
 from xrt.graph.printer import RESERVED
 from xrt.models import load_light
-
-# ---------------------------------------------------------------------- what it looks like
+from xrt.testing.corpus.entry import body, graph, node
 
 
 def test_a_function_reads_well() -> None:
@@ -97,8 +85,6 @@ def test_comments_spaces_and_trailing_commas() -> None:
     node = Node("Relu", ("x",), ("y",), read_attributes({"alpha": 1.0, "axes": [1, 2]}))
     assert parse(text) == Function((Value("x", TensorType(DType.FLOAT32, (2,))),), (Value("y"),), (node,), name="f")
 
-
-# ---------------------------------------------------------------------- round trips
 
 names = st.one_of(
     st.sampled_from([*sorted(RESERVED), "inf", "nan", "ai.onnx", "1", "a:0", "?", "N"]), st.text(min_size=1, max_size=6)
@@ -177,9 +163,6 @@ def test_a_function_that_is_a_plan_of_launches() -> None:
     assert "add_1 = xrt::Launch(x) {" in text
     assert '    engine = "ort{a=1}",' in text
     assert parse(text) == function
-
-
-# ---------------------------------------------------------------------- bad text
 
 
 @pytest.mark.parametrize(
@@ -273,25 +256,22 @@ def test_hostile_text_is_refused_quickly(text: str, message: str) -> None:
     assert time.process_time() - start < 60  # seconds: a bound on blow-up, not a measurement
 
 
-F2 = TensorType(DType.FLOAT32, (2,))
-
-
-def body(name: str, *nodes: Node, output: str) -> Function:
-    return Function((), (Value(output, F2),), nodes, opsets={"": 20}, name=name)
+F2 = "float32[2]"
 
 
 def sample() -> Function:
     """A value read twice, a constant, a captured value, a control edge, and names that need quoting."""
-    branch = body("then", Node("Neg", ("t",), ("u",)), output="u")
-    other = body("else", Node("Abs", ("t",), ("v",)), output="v")
+    name = 'a "quoted" \\ name'
+    then = body({}, {"u": F2}, node("Neg", "t", "u")).replace(name="then")
+    other = body({}, {"v": F2}, node("Abs", "t", "v")).replace(name="else")
     nodes = (
-        Node("Mul", ("x", "x"), ("t",), name='a "quoted" \\ name'),
-        Node("Add", ("t", "w"), ("s",), name="add", control=('a "quoted" \\ name',)),
-        Node("If", ("c",), ("y",), read_attributes({"then_branch": branch, "else_branch": other}), name="if"),
+        node("Mul", "x x", "t", name=name),
+        node("Add", "t w", "s", name="add", control=(name,)),
+        node("If", "c", "y", name="if", then_branch=then, else_branch=other),
     )
-    inputs = (Value("x", F2), Value("c", TensorType(DType.BOOL, ())))
-    constants = {"w": Constant(np.ones(2, np.float32))}
-    return Function(inputs, (Value("y", F2), Value("s"), Value("y", F2)), nodes, constants, {"": 20}, name="sample")
+    function = graph({"x": F2, "c": "bool[]"}, {"y": F2}, *nodes, constants={"w": np.ones(2, np.float32)})
+    y = function.outputs[0]
+    return function.replace(name="sample", outputs=(y, Value("s"), y))
 
 
 DOT = r"""digraph {

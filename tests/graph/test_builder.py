@@ -16,6 +16,7 @@ from xrt.builder.tracing import Graph
 from xrt.errors import ModelError
 from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value
 from xrt.graph.verify import verify
+from xrt.testing.corpus.entry import body, node
 
 
 class Affine(Graph):
@@ -25,9 +26,6 @@ class Affine(Graph):
 
     def build(self, x: Any) -> Any:
         return ops.Relu(x @ self.weight + self.bias)
-
-
-# ---------------------------------------------------------------------- graphs
 
 
 def test_a_graph_is_traced_with_types_or_arrays() -> None:
@@ -111,9 +109,6 @@ def test_a_graph_without_build() -> None:
         Graph().trace(F32)
 
 
-# ---------------------------------------------------------------------- constants
-
-
 def test_constants_are_shared_by_value_when_small_and_by_identity_when_large() -> None:
     large = np.ones(1000, np.float32)
     function = trace(lambda x: (x * 2 + 2) * large + large + large.copy(), TensorType(DType.FLOAT32, (1000,)))
@@ -133,9 +128,6 @@ def test_a_writeable_array_is_copied_a_read_only_one_is_not() -> None:
 def test_unused_constants_are_left_out() -> None:
     function = trace(lambda x: (current("").constant(np.ones(3)), x)[1], F32)
     assert function.constants == {}
-
-
-# ---------------------------------------------------------------------- the builder without a class
 
 
 def test_an_explicit_builder() -> None:
@@ -186,9 +178,6 @@ def test_device_and_scope() -> None:
     assert nodes["Neg"].name == "late/neg_1"
 
 
-# ---------------------------------------------------------------------- aliases
-
-
 def test_an_update_is_an_alias_and_its_value_an_output() -> None:
     class Counter(Graph):
         def build(self, state: Any, x: Any, named: bool) -> Any:
@@ -218,9 +207,6 @@ def test_an_update_is_an_alias_and_its_value_an_output() -> None:
 def test_updates_that_are_refused(build: Any, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         trace(build, F32)
-
-
-# ---------------------------------------------------------------------- parts
 
 
 def test_a_graph_used_in_another() -> None:
@@ -284,9 +270,6 @@ def test_functions_that_cannot_be_recorded(change: dict[str, Any], inputs: int, 
         trace(lambda a: inline(inner, *[a] * inputs), F32)
 
 
-# ---------------------------------------------------------------------- where a tensor belongs
-
-
 def test_a_tensor_of_another_graph_is_refused() -> None:
     results: list[Tensor] = []
     trace(lambda x: (results.append(x), x)[1], F32, name="first")
@@ -326,9 +309,6 @@ def test_an_error_leaves_no_trace_behind() -> None:
         trace(lambda x: ops.Relu(x, x), F32)
     with pytest.raises(ModelError, match="none is being traced"):
         ops.Relu(1.0)
-
-
-# ---------------------------------------------------------------------- types
 
 
 def test_values_that_are_no_tensors() -> None:
@@ -397,10 +377,10 @@ def test_outputs_of_a_body_are_computed_in_it() -> None:
         return ops.If(x.sum() > 0, then_branch=lambda: (x, x, 1.0), else_branch=lambda: (y := -x, y, 2.0))
 
     function = trace(build, F32)
-    for body in function.nodes[-1].bodies:
-        names = [value.name for value in body.outputs]
+    for inner in function.nodes[-1].bodies:
+        names = [value.name for value in inner.outputs]
         assert len(set(names)) == 3
-        assert all(body.producer(name) for name in names)
+        assert all(inner.producer(name) for name in names)
     np.testing.assert_array_equal(compute(function, X)[1], X)
 
 
@@ -501,17 +481,16 @@ def test_sequence_map() -> None:
     np.testing.assert_array_equal(second, -X)
 
 
+def branch(**changes: Any) -> Function:
+    return body({}, {"r": F32}, node("Relu", "x", "r"), opset=26).replace(name="then", **changes)
+
+
 def test_a_function_as_a_body() -> None:
-    then = Function((), (Value("r", F32),), (Node("Relu", ("x",), ("r",)),), opsets={"": 26}, name="then")
-    other = Function((), (Value("r", F32),), (Node("Neg", ("x",), ("r",)),), opsets={"": 26}, name="other")
-    function = trace(lambda x: ops.If(x.sum() > 0, then_branch=then, else_branch=other), F32)
+    other = branch(nodes=(node("Neg", "x", "r"),))
+    function = trace(lambda x: ops.If(x.sum() > 0, then_branch=branch(), else_branch=other), F32)
     bodies = function.nodes[-1].bodies
     assert {body.outputs[0].name for body in bodies} == {"r", "r_1"}  # no name stands for two values
     np.testing.assert_array_equal(compute(function, -X)[0], X)
-
-
-def branch(**changes: Any) -> Function:
-    return Function((), (Value("r", F32),), (Node("Relu", ("x",), ("r",)),), opsets={"": 26}, name="then").replace(**changes)
 
 
 @pytest.mark.parametrize(
@@ -555,7 +534,7 @@ def branch(**changes: Any) -> Function:
             "of 1 inputs; the operator gives it 0",
         ),
         (
-            lambda x: ops.If(True, then_branch=branch(nodes=(Node("Relu", ("xx",), ("r",)),)), else_branch=branch()),
+            lambda x: ops.If(True, then_branch=branch(nodes=(node("Relu", "xx", "r"),)), else_branch=branch()),
             "then_branch reads 'xx', which neither it nor the graph defines. Did you mean 'x'?",
         ),
         (lambda x: ops.If(True, then_branch=branch(opsets={"": 9}), else_branch=branch()), "'then' imports ai.onnx at version 9"),

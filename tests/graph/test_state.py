@@ -6,32 +6,21 @@ from typing import Any
 
 import pytest
 
+from tests.exact_errors import raises_exactly
 from xrt.errors import ModelError
 from xrt.formats import onnx
 from xrt.formats.text import parse
-from xrt.graph import DType, Function, Node, SequenceType, State, TensorType, Value, declare_states, list_states
+from xrt.graph import Function, State, Value, declare_states, list_states
 from xrt.graph.verify import verify
-
-F32 = TensorType(DType.FLOAT32, (2,))
-
-
-def value(name: str, *shape: Any) -> Value:
-    return Value(name, TensorType(DType.FLOAT32, shape))
+from xrt.testing.corpus.entry import graph, node, sequence, tensor
 
 
 def function(**changes: Any) -> Function:
     """Return h and past, each with its next value, beside x and y."""
-    nodes = (
-        Node("Add", ("x", "h"), ("y",)),
-        Node("Relu", ("y",), ("h_next",)),
-        Node("Concat", ("past", "x"), ("present",), ()).with_attributes(axis=0),
-    )
-    return Function(
-        (value("x", 2), value("h", 2), value("past", "p")),
-        (value("y", 2), value("h_next", 2), value("present", "p + 2")),
-        nodes,
-        opsets={"": 20},
-    ).replace(**changes)
+    nodes = node("Add", "x h", "y"), node("Relu", "y", "h_next"), node("Concat", "past x", "present", axis=0)
+    inputs = {"x": "float32[2]", "h": "float32[2]", "past": "float32[p]"}
+    outputs = {"y": "float32[2]", "h_next": "float32[2]", "present": "float32[p + 2]"}
+    return graph(inputs, outputs, *nodes, opset=20).replace(**changes)
 
 
 BOTH = (State("h", "h_next", -1), State("past", "present"))
@@ -78,9 +67,8 @@ FORM = (
     "text", ["[", "3", '["h"]', '[["h"]]', '[["h", 3]]', '[["h", "h_next", "0"]]', '[["h", "h_next", true]]', '[["h","a",1,2]]']
 )
 def test_metadata_of_another_form_is_refused(text: str) -> None:
-    with pytest.raises(ModelError) as caught:
+    with raises_exactly(ModelError, FORM.format(text)):
         list_states(function(metadata={"xrt.state": text}))
-    assert str(caught.value) == FORM.format(text)
 
 
 REFUSED = {
@@ -98,19 +86,15 @@ REFUSED = {
         [State("h", "long")],
         "state 'h' is float32[2], but 'long', its next value, is float32[3]; they must be of one type",
     ),
-    "no tensor": (
-        [State("h", "list")],
-        "state 'h' is float32[2] and becomes 'list', seq(float32[2]); a state is a tensor",
-    ),
+    "no tensor": ([State("h", "list")], "state 'h' is float32[2] and becomes 'list', seq(float32[2]); a state is a tensor"),
 }
 
 
 @pytest.mark.parametrize(("states", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_is_no_state_is_refused(states: list[State], message: str) -> None:
-    nodes = (Node("Opaque", ("h",), ("long", "list"), domain="com.acme"),)
-    more = (value("long", 3), Value("list", SequenceType(F32)))
-    graph = function()
-    graph = graph.replace(nodes=graph.nodes + nodes, outputs=graph.outputs + more, opsets={"": 20, "com.acme": 1})
-    with pytest.raises(ModelError) as caught:
-        declare_states(graph, states)
-    assert str(caught.value) == f"function 'main' is not valid: {message}"
+    opaque = node("Opaque", "h", "long list", domain="com.acme")
+    more = Value("long", tensor("float32[3]")), Value("list", sequence("float32[2]"))
+    base = function()
+    base = base.replace(nodes=(*base.nodes, opaque), outputs=(*base.outputs, *more), opsets={"": 20, "com.acme": 1})
+    with raises_exactly(ModelError, f"function 'main' is not valid: {message}"):
+        declare_states(base, states)
