@@ -11,7 +11,8 @@ import xrt
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.engines.contract import registry
 from xrt.errors import CompileRefused
-from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.graph import DType, Function, Node, TensorType
+from xrt.testing.corpus.entry import graph, node
 
 ENGINES = ["toy", "ort", "tvm", ["tvm", "ort"]]
 
@@ -22,17 +23,15 @@ class Affine(xrt.Graph):
 
 
 def relu(shape: tuple[Any, ...] = (2, 3)) -> Function:
-    return Function(
-        (Value("x", TensorType(DType.FLOAT32, shape)),), (Value("y"),), (Node("Relu", ("x",), ("y",)),), opsets={"": 14}
-    )
+    type_ = TensorType(DType.FLOAT32, shape)
+    return graph({"x": type_}, {"y": type_}, node("Relu", "x", "y"), opset=14)
 
 
-def chain(*ops: str, **fields: Any) -> Function:
-    """x -> op -> h0 -> op -> h1 ... -> y"""
-    names = ["x", *(f"h{i}" for i in range(len(ops) - 1)), "y"]
-    nodes = tuple(Node(op, (names[i],), (names[i + 1],), name=f"node{i}") for i, op in enumerate(ops))
-    type_ = TensorType(DType.FLOAT32, (2, 3))
-    return Function((Value("x", type_),), (Value("y", type_),), nodes, opsets={"": 20}, **fields)
+def chain(*ops: str, aliases: Any = ()) -> Function:
+    """Return x -> op -> v1 -> op -> v2 ... -> y, of nodes n0, n1, ..."""
+    names = ["x", *(f"v{i}" for i in range(1, len(ops))), "y"]
+    nodes = [node(op, names[i], names[i + 1], name=f"n{i}") for i, op in enumerate(ops)]
+    return graph({"x": "float32[2,3]"}, {"y": "float32[2,3]"}, *nodes, opset=20, aliases=aliases)
 
 
 X = np.array([[-1, 0, 1], [2, -3, 4]], "float32")
@@ -58,16 +57,14 @@ class Picky(GraphCompiler):
 
 def recurrent(batch: Any = "batch") -> Function:
     """Return h_next = tanh(x + h), of a batch that inputs settle."""
-    type_ = TensorType(DType.FLOAT32, (batch, 3))
-    nodes = (Node("Add", ("x", "h"), ("sum",)), Node("Tanh", ("sum",), ("h_next",)))
-    ends = (Value("x", type_), Value("h", type_)), (Value("sum", type_), Value("h_next", type_))
-    return Function(*ends, nodes, opsets={"": 20}, aliases=(("h", "h_next"),), name="recurrent")
+    ends = [dict.fromkeys(names, f"float32[{batch},3]") for names in (("x", "h"), ("sum", "h_next"))]
+    nodes = node("Add", "x h", "sum"), node("Tanh", "sum", "h_next")
+    return graph(*ends, *nodes, opset=20, aliases=(("h", "h_next"),)).replace(name="recurrent")
 
 
 def token_sums() -> Function:
     """Return a model that adds ``x`` to its state, which is updated in place, and picks the columns ``ids`` of it."""
-    state = TensorType(DType.FLOAT32, (1, 3))
-    inputs = Value("ids", TensorType(DType.INT64, (1,))), Value("x", state), Value("h", state)
-    outputs = Value("y", TensorType(DType.FLOAT32, (1, 1))), Value("h_next", state)
-    nodes = Node("Add", ("h", "x"), ("h_next",)), Node("Gather", ("h_next", "ids"), ("y",)).with_attributes(axis=1)
-    return Function(inputs, outputs, nodes, opsets={"": 20}, aliases=(("h", "h_next"),))
+    inputs = {"ids": "int64[1]", "x": "float32[1,3]", "h": "float32[1,3]"}
+    outputs = {"y": "float32[1,1]", "h_next": "float32[1,3]"}
+    nodes = node("Add", "h x", "h_next"), node("Gather", "h_next ids", "y", axis=1)
+    return graph(inputs, outputs, *nodes, opset=20, aliases=(("h", "h_next"),))

@@ -18,7 +18,7 @@ from xrt.engines.contract.options import Precision
 from xrt.graph import Function
 from xrt.placement.engine_list import list_available_engines
 
-pytestmark = [pytest.mark.usefixtures("here"), pytest.mark.sample(3)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("here"), pytest.mark.sample(3)]
 
 PAIR = chain("Exp", "Cos")
 RIGHT = np.cos(np.exp(X))
@@ -47,7 +47,6 @@ class Rounding(Uneven):
         return LossyExecutable(inner, "0.002") if precision == "bf16" else inner
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("slow_in", "chosen"), [("bf16", "rounding{precision=fp32, slow_in=bf16}"), ("fp32", "rounding{slow_in=fp32}")]
 )
@@ -65,7 +64,6 @@ def test_the_faster_of_both_forms_is_chosen_and_kept(slow_in: str, chosen: str, 
     assert bool(np.abs(result - RIGHT).max() > 1e-4) is not is_exact
 
 
-@pytest.mark.slow
 def test_an_engine_that_offers_a_precision_by_another_spec_takes_part_in_both(tmp_path: Path) -> None:
     engine = Lossy(lowered="0.001")
     lower = engine.lower_precision("bf16")
@@ -75,7 +73,6 @@ def test_an_engine_that_offers_a_precision_by_another_spec_takes_part_in_both(tm
         assert "no engine of the list computes in bf16" not in str(m.explain())
 
 
-@pytest.mark.slow
 def test_one_form_takes_part_where_no_precision_is_allowed(tmp_path: Path) -> None:
     with xrt.XRTModule(PAIR, [Rounding(), "auto"], cache=tmp_path, threads=1, strict=True) as m:
         assert m.engines == ("rounding",)
@@ -108,7 +105,6 @@ def test_openvino_in_fp32_computes_so_whatever_is_allowed() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_a_bundle_of_both_forms_loads(tmp_path: Path) -> None:
     """Its list has engines that do not honor the precision, which it allows and does not demand."""
     with xrt.XRTModule(PAIR, ["openvino", "toy", "auto"], cache=tmp_path / "cache", threads=1, precision="bf16", budget=1) as m:

@@ -14,21 +14,23 @@ import pytest
 
 import xrt
 from tests.module.small_models import relu
-from tests.module.test_faults import T, X, chain
+from tests.module.test_faults import X, chain
 from tests.placement.uneven import Uneven
 from tests.verify.wrong import Wrong
 from xrt.engines.contract import registry
 from xrt.engines.contract.registry import EngineStatus
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.errors import EngineUnavailable, FallbackWarning, InputError, OptionError, PlacementWarning, UnknownEngine
-from xrt.graph import Constant, DType, Function, TensorType, Value
+from xrt.graph import DType, Function, TensorType, Value
 from xrt.partition.partitioner import map_nodes_to_engines
+from xrt.testing.corpus.entry import graph
 
 pytestmark = [pytest.mark.usefixtures("here"), pytest.mark.sample(3)]
 
 SLOW_EXP, SLOW_COS = Uneven(slow="Exp"), Uneven(slow="Cos")
 PAIR = chain("Exp", "Cos")
 RIGHT = np.cos(np.exp(X))
+TYPE = "float32[2,3]"
 
 
 def automatic(cache: Path, *engines: Any, function: Function = PAIR, **options: Any) -> xrt.XRTModule:
@@ -43,9 +45,7 @@ def test_the_budget_covers_the_constructor(tmp_path: Path, monkeypatch: pytest.M
         assert m.tuned is not None and m.tuned.spent >= 5.0
 
 
-def test_a_wrong_engine_is_not_served_although_there_was_no_time_to_compare(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_engine_is_not_served_where_there_was_no_time_to_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference computes nothing before the search ends."""
     has_ended = threading.Event()
 
@@ -170,8 +170,7 @@ def test_what_is_fetched_is_computed_where_it_is_without(tmp_path: Path) -> None
 @pytest.mark.parametrize("outputs", [("x",), ("c",), ("x", "c")])
 def test_a_function_without_nodes_needs_no_measurement(outputs: tuple[str, ...], tmp_path: Path) -> None:
     values = {"x": X, "c": np.ones_like(X)}
-    inputs, constants = (Value("x", T),), {"c": Constant(values["c"])}
-    function = Function(inputs, tuple(Value(name, T) for name in outputs), (), constants=constants, opsets={"": 20})
+    function = graph({"x": TYPE}, dict.fromkeys(outputs, TYPE), constants={"c": values["c"]})
     with automatic(tmp_path, SLOW_EXP, SLOW_COS, function=function) as m:
         results = m(X)
         for result, name in zip(results if len(outputs) > 1 else (results,), outputs, strict=True):

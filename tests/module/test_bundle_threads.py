@@ -16,20 +16,21 @@ from tests.module.test_bundle import perceptron
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, GraphCompiler
 from xrt.errors import BundleError, FallbackWarning
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.graph import Function
 from xrt.runtime import set_budget_source
+from xrt.testing.corpus.entry import graph, node
 from xrt.testing.fault_injection import RecordingEngine
 
+pytestmark = pytest.mark.slow
 ENGINES = ["ort", "openvino", "iree", "tvm", "xla", "torch{mode=eager}"]
 X = np.random.default_rng(1).standard_normal((256, 128)).astype(np.float32)
 
 
 def wide() -> Function:
     """Return a perceptron that is large enough for engines to share its loops among threads."""
-    type_ = TensorType(DType.FLOAT32, (256, 128))
-    weight = Constant(np.random.default_rng(0).standard_normal((128, 128)).astype(np.float32))
-    nodes = (Node("MatMul", ("x", "w"), ("a",)), Node("Tanh", ("a",), ("b",)), Node("Softmax", ("b",), ("y",)))
-    return Function((Value("x", type_),), (Value("y", type_),), nodes, {"w": weight}, {"": 18})
+    weights = {"w": np.random.default_rng(0).standard_normal((128, 128)).astype(np.float32)}
+    nodes = node("MatMul", "x w", "a"), node("Tanh", "a", "b"), node("Softmax", "b", "y")
+    return graph({"x": "float32[256,128]"}, {"y": "float32[256,128]"}, *nodes, constants=weights)
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +59,6 @@ def save(path: Path, engine: str, threads: int | None) -> np.ndarray:
         return np.asarray(module(X))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_one_bundle_serves_every_budget(engine: str, path: Path) -> None:
     """Strictly: nothing is compiled, and the results are the same."""
@@ -70,7 +70,6 @@ def test_one_bundle_serves_every_budget(engine: str, path: Path) -> None:
             assert "its compiled form comes from the bundle" in str(loaded.explain())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ort", "openvino", "iree"])
 def test_a_form_without_threads_serves_more_than_it_was_saved_with(engine: str, path: Path) -> None:
     expected = save(path, engine, 1)
@@ -78,7 +77,6 @@ def test_a_form_without_threads_serves_more_than_it_was_saved_with(engine: str, 
         np.testing.assert_allclose(loaded(X), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["tvm", "xla"])
 def test_loops_that_are_not_shared_are_compiled_again_for_more_threads(engine: str, path: Path) -> None:
     expected = save(path, engine, 1)
@@ -97,7 +95,6 @@ def test_an_engine_is_taken_to_depend_on_its_threads() -> None:
     assert not engine.serves_threads(2, 1)
 
 
-@pytest.mark.slow
 def test_a_loaded_session_has_as_many_threads_as_the_budget(path: Path) -> None:
     """Of the process: those that ONNX Runtime has started when the module is loaded and has run."""
     save(path, "ort", 2)
@@ -118,7 +115,6 @@ print(counts)
     assert completed.stdout == "[0, 1, 3]\n"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_openvino_computes_with_the_threads_of_the_load(threads: int) -> None:
     engine, context, other = xrt.engines.create("openvino"), CompileContext(threads=threads), CompileContext(threads=3 - threads)
@@ -128,7 +124,6 @@ def test_openvino_computes_with_the_threads_of_the_load(threads: int) -> None:
         assert models[0].get_property(name) == models[1].get_property(name)
 
 
-@pytest.mark.slow
 def test_without_a_number_the_bundle_has_that_of_its_module(path: Path) -> None:
     save(path, "ort", 2)
     assert xrt.load(path).threads == 2

@@ -17,6 +17,7 @@ import pytest
 
 import xrt
 from tests.cache.saving import chain
+from tests.exact_errors import raises_exactly
 from xrt.cache import CompileCache
 from xrt.engines.contract import registry
 from xrt.errors import BundleError, ModelError
@@ -90,38 +91,36 @@ def test_what_cannot_be_pickled_says_what_to_do(tmp_path: Path) -> None:
         pickle.dumps(xrt.XRTModule(locked, "toy"))
     with pytest.raises(TypeError, match="this module cannot be pickled, since its options cannot: "):
         pickle.dumps(xrt.XRTModule(chain(), "toy", progress=lambda done, count: None))
-    with pytest.raises(TypeError) as caught:
+    with raises_exactly(
+        TypeError, f"a module with a CompileCache of its own cannot be pickled; give cache= a directory. {advice}"
+    ):
         pickle.dumps(xrt.XRTModule(chain(), "toy", cache=CompileCache()))
-    assert str(caught.value) == f"a module with a CompileCache of its own cannot be pickled; give cache= a directory. {advice}"
     copy.deepcopy(xrt.XRTModule(chain(), "toy", cache=CompileCache()))
     xrt.XRTModule(chain(), "toy").save(tmp_path / "m.xrt")
     for again in (pickle.dumps, copy.deepcopy):
-        with pytest.raises(TypeError) as caught:
+        with raises_exactly(
+            TypeError, "a module from a bundle cannot be pickled or copied; xrt.load the bundle again where it is needed"
+        ):
             again(xrt.load(tmp_path / "m.xrt"))
-        assert str(caught.value) == (
-            "a module from a bundle cannot be pickled or copied; xrt.load the bundle again where it is needed"
-        )
 
 
 def test_files_of_another_kind_get_the_next_step(tmp_path: Path) -> None:
     bundle = tmp_path / "m.xrt"
     xrt.XRTModule(chain(), "toy").save(bundle)
-    with pytest.raises(ModelError) as caught:
+    with raises_exactly(ModelError, f"'{bundle}' is a bundle, which has engines and plans of its own: call xrt.load('{bundle}')"):
         xrt.XRTModule(str(bundle), engine="toy")
-    assert str(caught.value) == (f"'{bundle}' is a bundle, which has engines and plans of its own: call xrt.load('{bundle}')")
     model = as_path(tmp_path)
-    with pytest.raises(BundleError) as failed:
-        xrt.load(model)
-    assert str(failed.value) == (
+    with raises_exactly(
+        BundleError,
         f"'{model}' is no bundle but, by its name, an ONNX model: xrt.XRTModule('{model}', engine=...) runs a model, and its "
-        f"save() writes a bundle"
-    )
+        f"save() writes a bundle",
+    ):
+        xrt.load(model)
     for suffix in (".pt", ".pth"):
         path = tmp_path / f"m{suffix}"
         path.write_bytes(b"PK\3\4")
-        with pytest.raises(ModelError) as caught:
+        with raises_exactly(ModelError, f"'{path}' is a file of PyTorch's by its name, and no ONNX: {EXPORTING}"):
             xrt.XRTModule(path, engine="toy")
-        assert str(caught.value) == f"'{path}' is a file of PyTorch's by its name, and no ONNX: {EXPORTING}"
         with pytest.raises(BundleError, match="is a file of PyTorch's by its name"):
             xrt.load(path)
 
@@ -131,7 +130,6 @@ def test_a_module_of_torch_gets_the_next_step() -> None:
     base = type("Module", (), {"__module__": "torch.nn.modules.module", "graph": None})
     net = types.new_class("Net", (base,))
     was_there = "torch" in sys.modules
-    with pytest.raises(ModelError) as caught:
+    with raises_exactly(ModelError, f"a model of PyTorch's is exported first: {EXPORTING}"):
         xrt.XRTModule(net(), engine="toy")
-    assert str(caught.value) == f"a model of PyTorch's is exported first: {EXPORTING}"
     assert ("torch" in sys.modules) == was_there

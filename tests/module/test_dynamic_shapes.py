@@ -11,21 +11,21 @@ import pytest
 
 import xrt
 from xrt.cache import CompileCache, open_disk_tier
-from xrt.engines import CompileContext, Executable, GraphCompiler
-from xrt.engines.contract import registry
-from xrt.engines.toolkit.reference_evaluator import REFERENCE
+from xrt.engines import CompileContext, Executable
 from xrt.errors import InputError, OptionError
 from xrt.formats import onnx
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.partition.partitioner import map_nodes_to_engines
+from xrt.testing.corpus.entry import graph, node
+from xrt.testing.fault_injection import RecordingEngine
 
-OPEN = TensorType(DType.FLOAT32, ("N", 3))
-NODES = (Node("Relu", ("x",), ("a",), name="relu"), Node("Neg", ("a",), ("y",), name="neg"))
-MODEL = Function((Value("x", OPEN),), (Value("y", OPEN),), NODES, opsets={"": 20}, name="model")
+OPEN = {"x": "float32[N,3]"}, {"y": "float32[N,3]"}
+NODES = node("Relu", "x", "a", name="relu"), node("Neg", "a", "y", name="neg")
+MODEL = graph(*OPEN, *NODES, opset=20).replace(name="model")
 
 
 @dataclass(frozen=True)
-class Flexible(GraphCompiler):
+class Flexible(RecordingEngine):
     """The reference; it can do with symbolic dims, as far as it is told."""
 
     name: ClassVar[str] = "flexible"
@@ -41,17 +41,14 @@ class Flexible(GraphCompiler):
         is_open = not all(getattr(function.get_type(name), "is_static", False) for name in node.inputs)
         if node.op == self.declines and is_open:
             return f"it needs sizes for {node.op}"
-        return registry.create(REFERENCE).why_not(node, function)
+        return super().why_not(node, function)
 
     def why_not_dynamic(self, function: Function) -> str | None:
         return "it is twice as quick at fixed sizes" if self.slow else None
 
-    def version(self) -> str:
-        return "1"
-
     def compile(self, function: Function, context: CompileContext) -> Executable:
         self.compiled.append(function)
-        return registry.create(REFERENCE).compile(function, context)
+        return super().compile(function, context)
 
 
 @dataclass(frozen=True)
@@ -121,9 +118,7 @@ def test_an_input_that_never_has_elements_is_no_size(compiled: list[Function]) -
     ],
 )
 @pytest.mark.filterwarnings("ignore::xrt.errors.FallbackWarning")
-def test_what_speaks_against_it(
-    engine: Flexible, options: Any, compiles: int, reason: str | None, compiled: list[Function]
-) -> None:
+def test_what_speaks_against_it(engine: Flexible, options: Any, compiles: int, reason: Any, compiled: list[Function]) -> None:
     with make(engine, **options) as module:
         for rows in (5, 1, 700, 5):
             placed = call(module, rows)
@@ -150,10 +145,8 @@ def test_the_reference_in_the_list_counts_as_behind_it(compiled: list[Function])
 
 @pytest.mark.filterwarnings("ignore::xrt.errors.FallbackWarning")
 def test_what_it_never_takes_speaks_against_nothing(compiled: list[Function]) -> None:
-    graph = MODEL.replace(
-        nodes=(NODES[0], Node("NonZero", ("a",), ("z",), name="z"), NODES[1]), outputs=(*MODEL.outputs, Value("z"))
-    )
-    with xrt.XRTModule(graph, [NoNonZero()], cache=CompileCache()) as module:
+    model = graph(OPEN[0], {**OPEN[1], "z": "int64[2,?]"}, NODES[0], node("NonZero", "a", "z", name="z"), NODES[1])
+    with xrt.XRTModule(model, [NoNonZero()], cache=CompileCache()) as module:
         for rows in (5, 6, 7):
             module(np.ones((rows, 3), "float32"))
     assert len(compiled) == 2

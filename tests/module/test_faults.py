@@ -11,26 +11,21 @@ import numpy as np
 import pytest
 
 import xrt
+from tests.module.small_models import chain
 from tests.verify.wrong import Wrong, long_model, numbers
 from xrt.cache import CompileCache
 from xrt.errors import FallbackWarning, InputError, OptionError, RunFailed
-from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.graph import Function
+from xrt.testing.corpus.entry import graph, node
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 
 pytestmark = pytest.mark.sample(4)
 
-T = TensorType(DType.FLOAT32, (2, 3))
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
 OPS = ("Abs", "Neg", "Exp", "Cos", "Sqrt")
 RIGHT = np.sqrt(np.cos(np.exp(-np.abs(X))))
 PLACES = ("Abs", "Exp", "Sqrt", "*")
 """The first region, one in the middle, the last, and all in one region."""
-
-
-def chain(*ops: str, aliases: Any = ()) -> Function:
-    names = ["x", *(f"v{i}" for i in range(1, len(ops))), "y"]
-    nodes = tuple(Node(op, (names[i],), (names[i + 1],), name=f"n{i}") for i, op in enumerate(ops))
-    return Function((Value("x", T),), (Value("y", T),), nodes, opsets={"": 20}, aliases=aliases)
 
 
 def module(*engines: Any, function: Function | None = None, **options: Any) -> xrt.XRTModule:
@@ -101,13 +96,7 @@ def test_a_prepared_call_that_fails_is_made_again_and_the_next_goes_straight_on(
 
 
 def test_what_fails_everywhere_is_not_blamed_on_an_engine() -> None:
-    index = Value("i", TensorType(DType.INT64, (1,)))
-    gather = Function(
-        (Value("x", T), index),
-        (Value("y", TensorType(DType.FLOAT32, (1, 3))),),
-        (Node("Gather", ("x", "i"), ("y",)),),
-        opsets={"": 20},
-    )
+    gather = graph({"x": "float32[2,3]", "i": "int64[1]"}, {"y": "float32[1,3]"}, node("Gather", "x i", "y"))
     with module("ort", "toy", function=gather) as m:
         for _ in range(2):
             with pytest.raises(RunFailed, match="xrt_ort_0") as caught:
@@ -208,7 +197,7 @@ def test_a_wrong_kernel_in_a_long_model_is_quarantined() -> None:
 
 
 def test_what_does_not_give_the_same_twice_is_not_checked() -> None:
-    random = Function((Value("x", T),), (Value("y", T),), (Node("RandomNormalLike", ("x",), ("y",), name="r"),), opsets={"": 20})
+    random = graph({"x": "float32[2,3]"}, {"y": "float32[2,3]"}, node("RandomNormalLike", "x", "y", name="r"))
     with module("toy", function=random, check="first") as m:
         m(X)
         assert "not checked: node 'r' (RandomNormalLike) does not give the same twice" in str(m.explain())

@@ -19,20 +19,21 @@ import numpy as np
 import pytest
 
 import xrt
-from tests.hanging import HANGS, PATIENCE, Announcing, end_limits_at_hangs, wait_until
+from tests.hanging import HANGS, PATIENCE, Announcing, end_limits_at_hangs, is_running, wait_until
 from tests.module.test_faults import RIGHT, X, chain, lines, module
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, ExecutionOptions, RunOptions
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.shared_values import put_values, read_values
 from xrt.errors import CompileFailed, EngineError, FallbackWarning, OptionError, RunFailed
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.graph import Function
 from xrt.processes.ipc import SharedBuffer, receive
 from xrt.processes.spawn import kill, list_descendants
-from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
+from xrt.testing.corpus.entry import graph, node
+from xrt.testing.fault_injection import FaultyEngine, ObservedExecutable, RecordingEngine
 from xrt.worker.isolated_engine import IsolatedEngine, RemoteExecutable, WorkerLimits
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = [pytest.mark.slow, pytest.mark.sample(3)]
 
 ENDS: dict[str, tuple[dict[str, Any], str]] = {
     "hang": ({"time_limit": 600}, "it gave no answer within 600 s, and its process was killed"),
@@ -52,7 +53,6 @@ def isolated(engine: FaultyEngine, behind: str, **options: Any) -> xrt.XRTModule
     return module(engine, behind, isolate=xrt.Isolation("faulty", run=True, **limits), **options)
 
 
-@pytest.mark.slow
 @pytest.mark.sample(18)
 @pytest.mark.parametrize("place", ["Abs", "Exp", "Sqrt"])
 @pytest.mark.parametrize("how", list(ENDS))
@@ -72,9 +72,8 @@ def test_the_call_completes_whatever_the_worker_does(where: Any, how: Any, place
     assert "\n" not in line
 
 
-@pytest.mark.slow
 @pytest.mark.sample(6)
-@pytest.mark.parametrize("how", ["kill", *(pytest.param(how, marks=pytest.mark.slow) for how in ("hang", "memory"))])
+@pytest.mark.parametrize("how", list(ENDS))
 @pytest.mark.parametrize("where", ["compile", "run"])
 def test_an_end_of_the_worker_is_one_error_where_the_module_is_strict(where: Any, how: Any) -> None:
     options, text = ENDS[how]
@@ -85,7 +84,6 @@ def test_an_end_of_the_worker_is_one_error_where_the_module_is_strict(where: Any
     assert str(caught.value).startswith(f"engine {m.engines[0]!r} failed to {where} xrt_faulty_1: {text}")
 
 
-@pytest.mark.slow
 def test_regions_that_did_no_harm_are_compiled_again_in_the_next_worker() -> None:
     """The second worker counts its runs from one again, so that it outlives the call in which the first one died."""
     with isolated(FaultyEngine(how="kill", nth=3, takes="Abs|Exp"), "ort", function=chain("Abs", "Neg", "Exp")) as m:
@@ -120,7 +118,6 @@ def test_no_request_reaches_the_executable_of_another_region(request_: str) -> N
         engine.close()
 
 
-@pytest.mark.slow
 def test_a_worker_closes_an_executable_that_its_user_only_drops() -> None:
     """A worker may serve many modules: executables of those that are gone must not fill its memory."""
     before = {*list_descendants(os.getpid())}
@@ -136,32 +133,22 @@ def test_a_worker_closes_an_executable_that_its_user_only_drops() -> None:
         engine.close()
 
 
-# ---------------------------------------------------------------------- what a worker computes
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("runs", [False, True])
 def test_it_computes_the_same_in_a_worker(runs: bool) -> None:
-    weights = Constant(np.random.default_rng(0).standard_normal((3, 1000)).astype(np.float32))
-    product = Function(
-        (Value("x", TensorType(DType.FLOAT32, ("n", 3))),),
-        (Value("y", None),),
-        (Node("MatMul", ("x", "w"), ("h",)), Node("Add", ("h", "h"), ("y",))),
-        {"w": weights},
-        {"": 20},
-    )
+    weights = np.random.default_rng(0).standard_normal((3, 1000)).astype(np.float32)
+    nodes = node("MatMul", "x w", "h"), node("Add", "h h", "y")
+    product = graph({"x": "float32[n,3]"}, {"y": "float32[n,1000]"}, *nodes, constants={"w": weights})
     with module("ort", function=product, isolate=xrt.Isolation(run=runs)) as m:
         for rows in (2, 5):
             x = np.random.default_rng(rows).standard_normal((rows, 3)).astype(np.float32)
-            np.testing.assert_allclose(m(x), 2 * (x @ weights.array), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(m(x), 2 * (x @ weights), rtol=1e-4, atol=1e-5)
             buffer = np.empty((rows, 1000), np.float32)
             assert m(x, out=buffer) is buffer
-            np.testing.assert_allclose(buffer, 2 * (x @ weights.array), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(buffer, 2 * (x @ weights), rtol=1e-4, atol=1e-5)
         output = "compiles and runs" if runs else "compiles"
         assert f"  {output} in a process of its own" in str(m.explain()).splitlines()
 
 
-@pytest.mark.slow
 def test_a_compiled_form_that_comes_back_is_that_of_an_engine_that_is_not_isolated() -> None:
     cache = CompileCache()
     with module("ort", isolate="ort", cache=cache) as m, module("ort", cache=cache) as plain:
@@ -206,10 +193,6 @@ def test_values_of_every_kind_pass() -> None:
     assert [result[5][0].tolist(), result[5][1][0].tolist(), result[6]] == [[0, 1, 2], [True], None]
 
 
-# ---------------------------------------------------------------------- nothing is left over
-
-
-@pytest.mark.slow
 def test_the_worker_ends_with_its_module() -> None:
     before = {*list_descendants(os.getpid())}
     with isolated(FaultyEngine(nth=9), "ort") as m:
@@ -243,15 +226,6 @@ def process_that(then: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
         yield process, int(process.stdout.readline())
 
 
-def is_running(process: int) -> bool:
-    """Whether there is such a process that has not ended; one that nobody has waited for yet has no command."""
-    try:
-        return bool(Path(f"/proc/{process}/cmdline").read_bytes())
-    except FileNotFoundError:
-        return False
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("then", ["", "import os; os.kill(os.getpid(), 9)", "m(X)"])
 def test_the_worker_ends_with_the_process(then: str, hangs: Path) -> None:
     """It leaves, it is killed, or it is killed while the worker hangs."""
@@ -276,7 +250,6 @@ class Starting(FaultyEngine):
         return super().compile(function, context)
 
 
-@pytest.mark.slow
 def test_what_a_worker_has_started_ends_with_it(hangs: Path) -> None:
     with (
         module(Starting(), "ort", isolate=xrt.Isolation("starting", time_limit=600)) as m,
@@ -287,7 +260,6 @@ def test_what_a_worker_has_started_ends_with_it(hangs: Path) -> None:
     wait_until(lambda: not is_running(started))
 
 
-@pytest.mark.slow
 def test_a_limit_ends_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the clock, which other tests leave out: a limit that ends sooner than the hang begins has the same words."""
     monkeypatch.setattr("xrt.processes.client.receive", receive)
@@ -306,22 +278,17 @@ class Waiting(RecordingEngine):
     name: ClassVar[str] = "waiting"
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
-        return _Waiting(super().compile(function, context))
+        return _Waiting(super().compile(function, context), self.journal)
 
 
-class _Waiting(Executable):
-    def __init__(self, inner: Executable) -> None:
-        self.prepare = inner.prepare  # type: ignore[method-assign]  # nothing to add
-        self._run = inner.run
-
+class _Waiting(ObservedExecutable):
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         if not np.any(inputs[0]):
             for pipe in ("begun", "ends"):
                 Path(os.environ[HANGS]).with_name(pipe).open("rb" if pipe == "ends" else "wb").close()
-        return self._run(inputs, options)
+        return super().run(inputs, options)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("without_finalizers")
 def test_a_call_after_an_interrupted_one_has_an_answer_of_its_own(hangs: Path) -> None:
     """The interrupt comes while the worker computes, whose answer nobody has waited for."""
@@ -341,9 +308,6 @@ def test_a_call_after_an_interrupted_one_has_an_answer_of_its_own(hangs: Path) -
             m(0 * X)
         other.join()
         np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
-
-
-# ---------------------------------------------------------------------- what cannot be
 
 
 @pytest.mark.parametrize(

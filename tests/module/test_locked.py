@@ -86,9 +86,7 @@ def test_the_same_lock_gives_the_same_plan_without_measuring(
         ),
     ],
 )
-def test_a_lock_of_something_else_says_what_differs_and_measures(
-    lock: PlacementFile, path: Path, changed: dict[str, Any], told: str
-) -> None:
+def test_another_lock_says_what_differs_and_measures(lock: PlacementFile, path: Path, changed: dict[str, Any], told: str) -> None:
     write_placement(lock.replace(**changed), path)
     begins = rf"^the lock '{path}' does not hold: .*{told}"
     with xrt.XRTModule(chain(*OPS), ENGINES, lock=path, budget=60, cache=CompileCache()) as module:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,11 +15,14 @@ import pytest
 
 import xrt
 from xrt.cache import CompileCache
-from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions, peak_of_values
+from xrt.engines import CompileContext, Executable, peak_of_values
 from xrt.engines.contract import registry
 from xrt.formats import onnx
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.graph import DType, Function, Node, TensorType
 from xrt.module.explain import Memory
+from xrt.passes import infer_shapes
+from xrt.testing.corpus.entry import graph, node
+from xrt.testing.fault_injection import ObservedExecutable, RecordingEngine
 
 N = 512
 F32 = TensorType(DType.FLOAT32, (N, N))
@@ -30,39 +32,28 @@ def products(count: int, *, same: bool = False) -> Function:
     """x -> product with a weight of its own -> tanh -> ... ; with ``same`` all with one weight."""
     rng = np.random.default_rng(0)
     nodes: list[Node] = []
-    weights: dict[str, Constant] = {}
+    weights: dict[str, Any] = {}
     for i in range(count):
         name = "w" if same else f"w{i}"
-        weights.setdefault(name, Constant(rng.standard_normal((N, N)).astype(np.float32) / 32))
-        nodes += [Node("MatMul", (f"x{i}", name), (f"m{i}",)), Node("Tanh", (f"m{i}",), (f"x{i + 1}",))]
-    types = {name: F32 for node in nodes for name in node.outputs}
-    return Function((Value("x0", F32),), (Value(f"x{count}", F32),), tuple(nodes), weights, {"": 21}, types=types)
+        weights.setdefault(name, rng.standard_normal((N, N)).astype(np.float32) / 32)
+        nodes += [node("MatMul", f"x{i} {name}", f"m{i}"), node("Tanh", f"m{i}", f"x{i + 1}")]
+    return infer_shapes(graph({"x0": F32}, {f"x{count}": F32}, *nodes, constants=weights))
 
 
 WEIGHT = N * N * 4
 
 
-class Silent(Executable):
-    """Says nothing of its memory."""
-
-    def __init__(self, inner: Executable) -> None:
-        self.inner = inner
-
-    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        return self.inner.run(inputs, options)
+class Silent(ObservedExecutable):
+    def memory(self) -> None:
+        """Say nothing."""
 
 
 @dataclass(frozen=True)
-class Reticent(GraphCompiler):
+class Reticent(RecordingEngine):
     name: ClassVar[str] = "reticent"
 
-    def why_not(self, node: Node, function: Function) -> str | None:
-        return None
-
     def compile(self, function: Function, context: CompileContext) -> Executable:
-        inner = registry.create("toy").compile(function, context)
-        inner.prepare()
-        return Silent(inner)
+        return Silent(super().compile(function, context), self.journal)
 
 
 def test_before_the_compile_the_plan_is_reported_and_nothing_is_compiled() -> None:
@@ -164,11 +155,9 @@ def read_resident_bytes() -> int:
 @pytest.mark.slow
 def test_tvm_frees_its_workspace_when_it_is_closed() -> None:
     """TVM's pool would hold it for a later call that needs as much, which never comes if each executable has another size."""
-    type_ = TensorType(DType.FLOAT32, (4096, 4096))
-    names = ("x", "a", "b", "c", "y")
-    pairs = zip(("Softmax", "Transpose") * 2, pairwise(names), strict=True)
-    nodes = tuple(Node(op, (source,), (target,)) for op, (source, target) in pairs)
-    function = Function((Value("x", type_),), (Value("y", type_),), nodes, opsets={"": 21}, types=dict.fromkeys(names, type_))
+    pairs = pairwise(("x", "a", "b", "c", "y"))
+    nodes = [node(op, *ends) for op, ends in zip(("Softmax", "Transpose") * 2, pairs, strict=True)]
+    function = infer_shapes(graph({"x": "float32[4096,4096]"}, {"y": "float32[4096,4096]"}, *nodes))
     executable = registry.create("tvm").compile(function, CompileContext(threads=1))
     (use,) = executable.memory() or ()
     assert use.nbytes is not None and use.nbytes >= 4 * 4096**2
@@ -181,16 +170,11 @@ def test_tvm_frees_its_workspace_when_it_is_closed() -> None:
 
 
 def test_the_peak_of_values() -> None:
-    def node(op: str, inputs: str, output: str) -> Node:
-        return Node(op, tuple(inputs.split()), (output,))
-
-    nodes = (node("Neg", "x", "a"), node("Neg", "a", "b"), node("Add", "a b", "c"), node("Neg", "c", "y"))
-    value = Value("x", F32)
-    types = dict.fromkeys("abc", F32)
-    function = Function((value,), (Value("y", F32),), nodes, opsets={"": 21}, types=types)
+    nodes = node("Neg", "x", "a"), node("Neg", "a", "b"), node("Add", "a b", "c"), node("Neg", "c", "y")
+    function = infer_shapes(graph({"x": F32}, {"y": F32}, *nodes))
     assert peak_of_values(function) == 3 * WEIGHT  # a, b and c at the sum; the output is the caller's
     assert peak_of_values(function.replace(types={})) is None
-    assert peak_of_values(Function((value,), (value,), (), opsets={"": 21})) == 0
+    assert peak_of_values(graph({"x": F32}, {"x": F32})) == 0
 
 
 @pytest.mark.slow

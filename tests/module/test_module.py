@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 import traceback
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -16,30 +16,20 @@ import pytest
 from onnx import parser
 
 import xrt
+from tests.exact_errors import raises_exactly
 from tests.module.small_models import ENGINES, Affine, Picky, X, chain, relu
-from xrt import XRTModule
+from xrt import XRTModule, errors
 from xrt.cache import CompileCache
 from xrt.comparison import compare, tolerance_for
-from xrt.engines import RunOptions, names
+from xrt.engines import RunOptions
 from xrt.engines.contract.spec import list_options
-from xrt.errors import (
-    CompileRefused,
-    DeviceError,
-    FallbackWarning,
-    InputError,
-    ModelError,
-    OptionError,
-    PlanError,
-    UnknownEngine,
-    XRTError,
-)
 from xrt.formats import onnx, text
 from xrt.formats.onnx import load
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.graph import Function
 from xrt.models import light_models, load_light, sample_inputs
-from xrt.module.engines import DEFAULT_ENGINES
 from xrt.module.keywords import ModuleKeywords
 from xrt.module.options import OWNERS
+from xrt.testing.corpus.entry import graph, node
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
@@ -66,9 +56,8 @@ def test_onnx_comes_as_path_bytes_and_message(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_model_is_named(model: Any, text: str) -> None:
-    with pytest.raises(ModelError) as caught:
+    with raises_exactly(errors.ModelError, text):
         xrt.XRTModule(model, engine="toy")
-    assert str(caught.value) == text
 
 
 def test_a_graph_is_traced_once_per_signature() -> None:
@@ -87,21 +76,23 @@ def test_a_graph_is_traced_once_per_signature() -> None:
 
 def test_inner_values_are_fetched_by_name() -> None:
     m = xrt.XRTModule(chain("Neg", "Relu"), engine="toy")
-    result = m(X, fetch=["h0", "y", "x"])
-    assert list(result) == ["h0", "y", "x"] == list(m(X, fetch=np.array(["h0", "y", "x"])))
-    np.testing.assert_array_equal(result["h0"], -X)
+    result = m(X, fetch=["v1", "y", "x"])
+    assert list(result) == ["v1", "y", "x"] == list(m(X, fetch=np.array(["v1", "y", "x"])))
+    np.testing.assert_array_equal(result["v1"], -X)
     assert not np.shares_memory(result["x"], X)
     assert [v.name for v in m.outputs] == ["y"]
-    with pytest.raises(InputError, match=r"^fetch asks for 'h7', which is no value of the model\.$"):
-        m(X, fetch=["h7"])
-    with pytest.raises(InputError, match=r"^fetch must be a list of value names; got the string 'h0'; pass fetch=\['h0'\]$"):
-        m(X, fetch="h0")
+    with pytest.raises(errors.InputError, match=r"^fetch asks for 'v7', which is no value of the model\.$"):
+        m(X, fetch=["v7"])
+    with pytest.raises(
+        errors.InputError, match=r"^fetch must be a list of value names; got the string 'v1'; pass fetch=\['v1'\]$"
+    ):
+        m(X, fetch="v1")
 
 
 BATCHES = "function main(x: float32[n,3]) -> (y: float32[n,3]) {\n opset ai.onnx 18\n y = Relu(x)\n}"
 
 
-def message(kind: type[XRTError], do: Callable[[], object]) -> str:
+def message(kind: type[errors.XRTError], do: Callable[[], object]) -> str:
     with pytest.raises(kind) as caught:
         do()
     return str(caught.value)
@@ -121,11 +112,6 @@ def test_there_are_few_keywords_and_the_signature_shows_each() -> None:
     assert len(KEYWORDS) <= 20
 
 
-def test_each_keyword_is_accepted_with_its_default() -> None:
-    results: dict[str, Any] = {item.name: item.default for item in KEYWORDS}
-    np.testing.assert_array_equal(xrt.XRTModule(relu(), **results)(X), np.maximum(X, 0))
-
-
 @pytest.mark.parametrize("owner", OWNERS, ids=lambda owner: owner.__name__)
 def test_each_option_says_what_it_means(owner: type) -> None:
     lost = [entry.name for entry in list_options(owner) if not entry.meaning]
@@ -134,17 +120,17 @@ def test_each_option_says_what_it_means(owner: type) -> None:
 
 def test_a_pin_by_a_misspelt_operator_names_the_nearest() -> None:
     m = xrt.XRTModule(relu(), engine=["ort", "toy"], pins=["Relu2d=ort"])
-    text = message(PlanError, lambda: m(X))
+    text = message(errors.PlanError, lambda: m(X))
     assert text == f"pin 'Relu2d=ort' matches no node of function {relu().name!r}. Did you mean 'Relu'?"
 
 
 def test_engines_in_one_text_have_to_be_a_list() -> None:
-    text = message(OptionError, lambda: xrt.XRTModule(relu(), "ort,tvm{opt_level=2}"))
+    text = message(errors.OptionError, lambda: xrt.XRTModule(relu(), "ort,tvm{opt_level=2}"))
     assert text == "'ort,tvm{opt_level=2}' names 2 engines, and one is due; pass a list: ['ort', 'tvm{opt_level=2}']"
 
 
 def test_the_spec_that_an_error_recommends_is_a_spec() -> None:
-    text = message(OptionError, lambda: xrt.XRTModule(relu(), "tvm{opt_level=2"))
+    text = message(errors.OptionError, lambda: xrt.XRTModule(relu(), "tvm{opt_level=2"))
     recommended = text.rpartition(" reads like ")[2].strip("'")
     assert xrt.XRTModule(relu(), recommended).engines[0] == recommended
 
@@ -153,13 +139,13 @@ def test_one_dict_of_inputs_by_name_is_taken_as_keywords() -> None:
     m = xrt.XRTModule(relu(), engine="toy")
     (name,) = (value.name for value in m.inputs)
     np.testing.assert_array_equal(m({name: X}), np.maximum(X, 0))
-    text = message(InputError, lambda: m({"image": X}))
+    text = message(errors.InputError, lambda: m({"image": X}))
     assert text == f"the model has no input 'image'. The model takes 1 input ({name})"
 
 
 def test_an_array_of_objects_is_called_one() -> None:
     m = xrt.XRTModule(text.parse(BATCHES), engine="toy")
-    said = message(InputError, lambda: m(np.array([[1, 2, 3]], dtype=object)))
+    said = message(errors.InputError, lambda: m(np.array([[1, 2, 3]], dtype=object)))
     assert said == "input 'x' must be float32; got dtype object, whose first element is int; convert it with .astype('float32')"
 
 
@@ -172,17 +158,9 @@ TOLD = "node {result!r} (Div): needs inputs 'A' and 'B' of the same type; 'e' is
 OTHER = "else_branch = f () => (float[3] b) { b = Exp(x) }>"
 MODELS = {
     "the graph": ("e = Exp(x)  " + MIXED.format(result="y"), TOLD.format(result="y")),
-    "a branch": (
-        "y = If(p) <then_branch = t () => (float[3] a) { e = Exp(x)  " + MIXED.format(result="a") + " }, " + OTHER,
-        "in body 't' of node 'y': " + TOLD.format(result="a"),
-    ),
     "a branch that reads from outside": (
         "e = Exp(x)  s = ReduceSum(k)  y = If(p) <then_branch = t () => (float[3] a) { a = Div(e, s) }, " + OTHER,
         "in body 't' of node 'y': " + TOLD.format(result="a"),
-    ),
-    "branches of two types": (
-        "y = If(p) <then_branch = t () => (a) { a = Exp(x) }, else_branch = f () => (b) { b = Shape(x) }>",
-        "node 'y' (If): the branches must give one type as output 1; 'a' is float32[3] and 'b' is int64[1]",
     ),
 }
 
@@ -192,9 +170,8 @@ MODELS = {
 def test_a_model_of_inconsistent_types_is_refused(text: str, message: str, fold: bool) -> None:
     head = '<ir_version: 8, opset_import: ["": 13]> g (float[3] x, int64[3] k, bool p) => (float[3] y)'
     model = parser.parse_model(f"{head} {{ {text} }}")
-    with pytest.raises(ModelError) as caught:
+    with raises_exactly(errors.ModelError, f"function 'g' is not valid: {message}"):
         XRTModule(load(model), engine="toy", fold_constants=fold)
-    assert str(caught.value) == f"function 'g' is not valid: {message}"
 
 
 PACKAGE = str(Path(xrt.__file__).parent)
@@ -217,14 +194,14 @@ def frames_of_xrt(error: BaseException) -> list[str]:
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_an_error_shows_at_most_two_frames_of_xrt(name: str) -> None:
-    with pytest.raises(XRTError) as caught:
+    with pytest.raises(errors.XRTError) as caught:
         MISTAKES[name]()
     assert 1 <= len(frames_of_xrt(caught.value)) <= 2
 
 
 def test_all_frames_are_shown_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XRT_TRACEBACK", "full")
-    with pytest.raises(XRTError) as caught:
+    with pytest.raises(errors.XRTError) as caught:
         MISTAKES["call"]()
     assert len(frames_of_xrt(caught.value)) > 2
 
@@ -249,72 +226,60 @@ def test_engines_and_the_mixture_agree(name: str) -> None:
 
 def test_what_nobody_named_takes_goes_to_the_reference_with_one_warning() -> None:
     m = xrt.XRTModule(chain("Relu", "Neg"), engine=Picky())
-    with pytest.warns(FallbackWarning) as caught:
+    with pytest.warns(errors.FallbackWarning) as caught:
         m(X)
-        m(X, fetch=["h0"])
+        m(X, fetch=["v1"])
     assert [Path(w.filename).name for w in caught] == ["test_module.py"], "a warning points at the caller's line"
     (message,) = [str(w.message) for w in caught]
     assert message == (
-        "1 node runs on the reference engine 'toy', as no engine of the list supports it: 'node1': "
+        "1 node runs on the reference engine 'toy', as no engine of the list supports it: 'n1': "
         "Neg is not among Relu. m.explain() lists it; name 'toy' "
         "in the list to accept it, or pass strict=True to refuse it"
     )
-    assert "node1" in str(m.explain())
+    assert "n1" in str(m.explain())
     assert "Neg is not among Relu" in str(m.explain())
 
 
 def test_the_warning_counts_what_was_refused_too() -> None:
     m = xrt.XRTModule(chain("Relu", "Neg", "Exp"), engine=Picky(takes="Relu|Exp", refuses="Exp"))
-    with pytest.warns(FallbackWarning) as caught:
+    with pytest.warns(errors.FallbackWarning) as caught:
         m(X)
     refused, counted = (str(warning.message) for warning in caught)
-    assert refused == "picky cannot compile node2; node 'node2' placed on another engine"
+    assert refused == "picky cannot compile n2; node 'n2' placed on another engine"
     assert counted == (
         "2 nodes run on the reference engine 'toy', as no engine of the list supports them, such as "
-        "'node1': Neg is not among Relu|Exp. m.explain() lists them; "
+        "'n1': Neg is not among Relu|Exp. m.explain() lists them; "
         "name 'toy' in the list to accept it, or pass strict=True to refuse it"
     )
 
 
-def test_naming_the_reference_accepts_it_in_silence() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        xrt.XRTModule(chain("Relu", "Neg"), engine=[Picky(), "toy"])(X)
-
-
 def test_a_refusal_that_nobody_can_take_over_is_the_cause_of_the_error() -> None:
-    with pytest.raises(PlanError) as caught:
+    with pytest.raises(errors.PlanError) as caught:
         xrt.XRTModule(chain("Relu"), engine=Picky(refuses="Relu"), strict=True)(X)
-    assert isinstance(caught.value.__cause__, CompileRefused)
+    assert isinstance(caught.value.__cause__, errors.CompileRefused)
 
 
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"engine": "ort2"}, UnknownEngine, "Did you mean 'ort'?"),
-        ({"engine": []}, OptionError, "the list of engines is empty; name at least one, such as engine='toy'"),
-        ({"engine": ["toy", "toy"]}, OptionError, "engine 'toy' stands twice in the list ['toy', 'toy']; list each once"),
-        ({"engine": 5}, OptionError, "an engine is a name, a spec or a GraphCompiler instance; got int 5"),
-        ({"minimum_node": 2}, OptionError, "XRTModule has no option 'minimum_node'. Did you mean 'minimum_nodes'?"),
-        ({"engin": "ort"}, OptionError, "XRTModule has no option 'engin'. Did you mean 'engine'?"),
-        ({"device": "gpu"}, DeviceError, "unknown device 'gpu'; a device is 'cpu', 'cuda' or 'cuda:N'."),
-        ({"precision": "fp16", "engine": "toy"}, OptionError, "engine 'toy' does not honour precision='fp16'"),
+        ({"engine": "ort2"}, errors.UnknownEngine, "Did you mean 'ort'?"),
+        ({"engine": []}, errors.OptionError, "the list of engines is empty; name at least one, such as engine='toy'"),
+        ({"engine": ["toy", "toy"]}, errors.OptionError, "engine 'toy' stands twice in the list ['toy', 'toy']; list each once"),
+        ({"engine": 5}, errors.OptionError, "an engine is a name, a spec or a GraphCompiler instance; got int 5"),
+        ({"minimum_node": 2}, errors.OptionError, "XRTModule has no option 'minimum_node'. Did you mean 'minimum_nodes'?"),
+        ({"engin": "ort"}, errors.OptionError, "XRTModule has no option 'engin'. Did you mean 'engine'?"),
+        ({"device": "gpu"}, errors.DeviceError, "unknown device 'gpu'; a device is 'cpu', 'cuda' or 'cuda:N'."),
+        ({"precision": "fp16", "engine": "toy"}, errors.OptionError, "engine 'toy' does not honour precision='fp16'"),
     ],
 )
 def test_an_option_that_cannot_be_is_named(options: Any, error: type[Exception], text: str) -> None:
-    with pytest.raises(error) as caught:
+    with pytest.raises(error, match=re.escape(text)):
         xrt.XRTModule(relu(), **{"engine": "toy", **options})
-    assert text in str(caught.value)
 
 
 def test_a_device_that_no_listed_engine_runs_on_is_refused() -> None:
-    with pytest.raises(DeviceError, match=r"^no engine of the list runs on device 'cuda': picky runs on cpu$"):
+    with pytest.raises(errors.DeviceError, match=r"^no engine of the list runs on device 'cuda': picky runs on cpu$"):
         xrt.XRTModule(relu(), engine=Picky(), device="cuda")
-
-
-def test_a_model_that_breaks_a_rule_is_refused() -> None:
-    with pytest.raises(ModelError, match="Did you mean"):
-        xrt.XRTModule(Function((Value("x"),), (Value("y"),), (Node("Relo", ("x",), ("y",)),), opsets={"": 14}), engine="toy")
 
 
 def test_a_closed_module_says_so_and_leaves_others_alone() -> None:
@@ -324,7 +289,7 @@ def test_a_closed_module_says_so_and_leaves_others_alone() -> None:
     other = xrt.XRTModule(relu(), engine="toy", cache=cache)
     np.testing.assert_array_equal(other(X), np.maximum(X, 0))
     for use in (lambda: m(X), m.compile, lambda: m.save("closed.xrt")):
-        with pytest.raises(InputError, match=r"^the module is closed; make a new XRTModule$"):
+        with pytest.raises(errors.InputError, match=r"^the module is closed; make a new XRTModule$"):
             use()
 
 
@@ -332,21 +297,23 @@ def test_buffers_given_twice_are_refused() -> None:
     buffer = np.empty((2, 3), "float32")
     with (
         xrt.XRTModule(relu(), engine="toy") as m,
-        pytest.raises(InputError, match=r"^out= is given twice, as an argument and in options; give"),
+        pytest.raises(errors.InputError, match=r"^out= is given twice, as an argument and in options; give"),
     ):
         m(X, out=buffer, options=RunOptions(out=[buffer]))
 
 
 def test_a_stream_on_cpu_is_refused() -> None:
-    with pytest.raises(DeviceError, match=r"^a stream was passed for a run on the CPU, which has no streams; pass stream=None$"):
+    with pytest.raises(
+        errors.DeviceError, match=r"^a stream was passed for a run on the CPU, which has no streams; pass stream=None$"
+    ):
         xrt.XRTModule(relu(), engine="toy")(X, options=RunOptions(stream=object()))
 
 
 def test_compile_without_examples_needs_types_that_tell_enough() -> None:
     assert len(xrt.XRTModule(relu(), engine="toy").compile().launches) == 1
-    with pytest.raises(InputError, match="the graph is traced for its inputs"):
+    with pytest.raises(errors.InputError, match="the graph is traced for its inputs"):
         xrt.XRTModule(Affine(), engine="toy").compile()
-    with pytest.raises(InputError, match="engine 'picky' needs every extent fixed"):
+    with pytest.raises(errors.InputError, match="engine 'picky' needs every extent fixed"):
         xrt.XRTModule(relu(("N", 3)), engine=[Picky(), "toy"]).compile()
 
 
@@ -374,43 +341,37 @@ def test_stages_are_dumped_as_text_onnx_and_dot(tmp_path: Path) -> None:
     np.testing.assert_array_equal(xrt.XRTModule(tmp_path / "xrt_toy_1.onnx", engine="toy")(X), -X)
 
 
+FOLDED = graph(
+    {"x": "float32[2,3]"},
+    {"y": "float32[2,3]"},
+    node("Neg", "w", "v", name="minus"),
+    node("Add", "x v", "y", name="plus"),
+    constants={"w": X},
+)
+
+
 def test_constants_are_folded_unless_asked_not_to() -> None:
-    function = Function(
-        (Value("x", TensorType(DType.FLOAT32, (2, 3))),),
-        (Value("y"),),
-        (Node("Neg", ("w",), ("v",)), Node("Add", ("x", "v"), ("y",))),
-        {"w": Constant(X)},
-        {"": 14},
-    )
-    folded, saved = (xrt.XRTModule(function, engine="toy", fold_constants=fold) for fold in (True, False))
+    folded, saved = (xrt.XRTModule(FOLDED, engine="toy", fold_constants=fold) for fold in (True, False))
     np.testing.assert_array_equal(folded(X), saved(X))
     assert [len(m.plan.launches[0].nodes) for m in (folded, saved)] == [1, 2]
 
 
 def test_a_pin_on_a_node_that_was_folded_is_no_mistake() -> None:
-    function = Function(
-        (Value("x", TensorType(DType.FLOAT32, (2, 3))),),
-        (Value("y"),),
-        (Node("Neg", ("w",), ("v",), name="minus"), Node("Add", ("x", "v"), ("y",), name="plus")),
-        {"w": Constant(X)},
-        {"": 14},
-    )
-    pinned = xrt.XRTModule(function, engine="toy", pins=["name:minus=toy"])
+    pinned = xrt.XRTModule(FOLDED, engine="toy", pins=["name:minus=toy"])
     np.testing.assert_array_equal(pinned(X), np.zeros((2, 3)))
     output = "pin name:minus=toy holds nothing: its nodes were computed ahead of time, or no output needs them"
     assert str(pinned.explain()).splitlines()[-1] == output
     assert pinned.explain().to_dict()["idle_pins"] == ("name:minus=toy",)
-    with pytest.raises(PlanError, match="pin 'name:minos=toy' matches no node"):
-        xrt.XRTModule(function, engine="toy", pins=["name:minos=toy"])(X)
+    with pytest.raises(errors.PlanError, match="pin 'name:minos=toy' matches no node"):
+        xrt.XRTModule(FOLDED, engine="toy", pins=["name:minos=toy"])(X)
 
 
 CHOSEN = "is the default: the first installed of ort, openvino, torch, xla, toy that supports the whole model"
 
 
-def atan(dtype=DType.FLOAT64):
+def atan() -> Function:
     """ONNX Runtime and OpenVINO support it in float32 alone."""
-    x, y = (Value(name, TensorType(dtype, (2, 3))) for name in "xy")
-    return Function((x,), (y,), (Node("Atan", ("x",), ("y",)),), opsets={"": 14})
+    return graph({"x": "float64[2,3]"}, {"y": "float64[2,3]"}, node("Atan", "x", "y"))
 
 
 class Atan(xrt.Graph):
@@ -443,7 +404,7 @@ def test_a_graph_is_decided_by_the_types_of_its_first_call():
 
 
 def test_options_that_need_a_named_engine_say_so():
-    with pytest.raises(OptionError, match="pass engine='auto'"):
+    with pytest.raises(errors.OptionError, match="pass engine='auto'"):
         xrt.XRTModule(relu(), max_error=0.01)
 
 
@@ -465,7 +426,3 @@ def test_libraries_of_engines_behind_the_chosen_one_are_not_imported():
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "['onnxruntime']\n", run.stderr
-
-
-def test_every_default_engine_is_registered():
-    assert set(DEFAULT_ENGINES) <= set(names())

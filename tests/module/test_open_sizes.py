@@ -15,40 +15,32 @@ import pytest
 import xrt
 from tests.module.small_models import relu
 from xrt.cache import CompileCache
-from xrt.engines import CompileContext, Executable, GraphCompiler
-from xrt.engines.contract import registry
-from xrt.engines.toolkit.reference_evaluator import REFERENCE
+from xrt.engines import CompileContext, Executable
 from xrt.errors import LockError, SignatureWarning
 from xrt.formats.placement_file import dumps, loads
-from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.graph import Function
 from xrt.module.lockfile import lock_module
 from xrt.partition.partitioner import map_nodes_to_engines, plan_from_assignment
 from xrt.placement import TuningResult
 from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest
 from xrt.processes.background import begin
+from xrt.testing.corpus.entry import graph, node
+from xrt.testing.fault_injection import RecordingEngine
 
 PATIENCE = 60.0
 MODEL = relu(("N", 3))
 
 
 @dataclass(frozen=True)
-class Static(GraphCompiler):
+class Static(RecordingEngine):
     """The reference, for one size at a time; a compile waits until it may go on."""
 
     name: ClassVar[str] = "static"
     may_compile: ClassVar[threading.Event] = threading.Event()
 
-    label: str = "small"
-
-    def why_not(self, node: Node, function: Function) -> str | None:
-        return registry.create(REFERENCE).why_not(node, function)
-
-    def version(self) -> str:
-        return "1"
-
     def compile(self, function: Function, context: CompileContext) -> Executable:
         assert self.may_compile.wait(PATIENCE)
-        return registry.create(REFERENCE).compile(function, context)
+        return super().compile(function, context)
 
 
 @dataclass(frozen=True)
@@ -59,7 +51,7 @@ class Dynamic(Static):
     supports_dynamic_shapes: ClassVar[bool] = True
 
 
-SMALL, LARGE, DYNAMIC = Static("small"), Static("large"), Dynamic("all")
+SMALL, LARGE, DYNAMIC = Static(), Static(mark="large"), Dynamic()
 
 
 @dataclass
@@ -198,9 +190,9 @@ def test_other_threads_call_during_a_search(searches: Searches) -> None:
 
 @pytest.mark.parametrize("names", [("a", "b"), ("a", "a")])
 def test_several_dims(names: tuple[str, str], searches: Searches) -> None:
-    inputs = tuple(Value(name, TensorType(DType.FLOAT32, (dim, 3))) for name, dim in zip("xy", names, strict=True))
-    nodes = tuple(Node("Relu", (name,), (f"{name}_out",)) for name in "xy")
-    function = Function(inputs, (Value("x_out"), Value("y_out")), nodes, opsets={"": 20})
+    inputs = {name: f"float32[{dim},3]" for name, dim in zip("xy", names, strict=True)}
+    outputs = {f"{name}_out": type_ for name, type_ in inputs.items()}
+    function = graph(inputs, outputs, node("Relu", "x", "x_out"), node("Relu", "y", "y_out"))
     with xrt.XRTModule(function, [SMALL, LARGE, "auto"], cache=CompileCache()) as module:
         for more in (0, 3):
             first, other = (np.ones((rows + more, 3), "float32") for rows in (7, 7 if names == ("a", "a") else 9))
@@ -239,7 +231,7 @@ def test_a_lock_holds_for_all_sizes(searches: Searches) -> None:
 def test_a_lock_of_another_model_does_not_hold() -> None:
     with make() as module:
         written = lock_module(module, [np.ones((5, 3), "float32")], {}, 0.1)
-    other = Function(MODEL.inputs, (Value("y"),), (Node("Relu", ("x",), ("z",)), Node("Relu", ("z",), ("y",))), opsets={"": 14})
+    other = MODEL.replace(nodes=(node("Relu", "x", "z"), node("Relu", "z", "y")))
     module = xrt.XRTModule(other, [SMALL, LARGE, "auto"], cache=CompileCache(), lock=written, strict=True)
     with module, pytest.raises(LockError, match=r"does not hold: .*the number of nodes was 1 and is 2"):
         module(np.ones((5, 3), "float32"))

@@ -17,17 +17,20 @@ import numpy as np
 import pytest
 
 import xrt
+from tests.exact_errors import raises_exactly
 from tests.module.small_models import recurrent, token_sums
 from xrt import ops
 from xrt.cache import CompileCache
 from xrt.engines import RunOptions
 from xrt.errors import DeviceError, InputError, ModelError, RunFailed
 from xrt.formats import onnx
-from xrt.graph import DType, Function, Node, State, TensorType, Value, list_states
+from xrt.graph import DType, Function, State, TensorType, list_states
+from xrt.testing.corpus.entry import graph, node
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 
 X = np.array([[1, 2, 3]], "float32")
 F32 = DType.FLOAT32
+ROW = "float32[1,3]"
 
 
 class Sums(xrt.Graph):
@@ -96,11 +99,11 @@ def test_a_new_state_is_filled_with_its_number() -> None:
 
 def test_sizes_come_from_the_inputs_of_the_first_call() -> None:
     session = xrt.XRTModule(recurrent(), engine="toy").new_session()
-    with pytest.raises(InputError) as caught:
+    with raises_exactly(
+        InputError,
+        "state 'h' is float32[batch,3], whose extent 'batch' is known only in a call; call m.new_session(sizes={'batch': ...})",
+    ):
         session.state["h"]
-    assert str(caught.value) == (
-        "state 'h' is float32[batch,3], whose extent 'batch' is known only in a call; call m.new_session(sizes={'batch': ...})"
-    )
     session(np.ones((4, 3), "float32"))
     assert session.state["h"].shape == (4, 3)
     assert xrt.XRTModule(recurrent(), engine="toy").new_session(sizes={"batch": 2}).state["h"].shape == (2, 3)
@@ -135,8 +138,7 @@ def test_state_is_saved_and_restored(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.INT4, DType.BOOL, DType.FLOAT16, DType.UINT64])
 def test_every_element_type_is_saved(dtype: DType, tmp_path: Path) -> None:
     type_ = TensorType(dtype, (2, 3))
-    ends = (Value("h", type_),), (Value("y", type_),)
-    function = Function(*ends, (Node("Identity", ("h",), ("y",)),), opsets={"": 21}, aliases=(("h", "y"),))
+    function = graph({"h": type_}, {"y": type_}, node("Identity", "h", "y"), opset=21, aliases=(("h", "y"),))
     session = xrt.XRTModule(function, engine="toy").new_session()
     session.state["h"] = np.arange(6).reshape(2, 3).astype(dtype.numpy)
     session.save(tmp_path / "s")
@@ -150,9 +152,8 @@ def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "s"
     xrt.XRTModule(sums(), engine="toy").new_session().save(path)
     session = xrt.XRTModule(recurrent(1), engine="toy").new_session()
-    with pytest.raises(InputError) as caught:
+    with raises_exactly(InputError, f"{str(path)!r} holds the state of another model; restore it where it was saved"):
         session.restore(path)
-    assert str(caught.value) == f"{str(path)!r} holds the state of another model; restore it where it was saved"
 
 
 @pytest.mark.parametrize("damage", [b"", b"nothing", 20, 130, -3])
@@ -194,30 +195,29 @@ REFUSED = {
 @pytest.mark.parametrize(("use", "message"), REFUSED.values(), ids=REFUSED)
 def test_bad_use_is_one_clear_error(use: Any, message: str) -> None:
     session = xrt.XRTModule(sums(), engine="toy").new_session()
-    with pytest.raises(InputError) as caught:
+    with raises_exactly(InputError, message):
         use(session)
-    assert str(caught.value) == message
     np.testing.assert_array_equal(session(X), X)
 
 
 def test_a_graph_with_state_is_called_by_sessions() -> None:
     m = xrt.XRTModule(Sums(), engine="toy")
-    with pytest.raises(InputError) as caught:
+    with raises_exactly(
+        InputError, "the graph 'Sums' keeps state ('total', 'seen'); call a session: s = m.new_session(), then s(...)"
+    ):
         m(X)
-    assert str(caught.value) == "the graph 'Sums' keeps state ('total', 'seen'); call a session: s = m.new_session(), then s(...)"
-    with pytest.raises(InputError) as caught:
+    with raises_exactly(InputError, "the graph is traced for the inputs of a call, and there was none; call the session first"):
         dict(m.new_session().state)
-    assert str(caught.value) == "the graph is traced for the inputs of a call, and there was none; call the session first"
 
 
 def test_a_model_without_state_makes_no_session() -> None:
     function = recurrent().replace(aliases=())
-    with pytest.raises(InputError) as caught:
-        xrt.XRTModule(function, engine="toy").new_session()
-    assert str(caught.value) == (
+    with raises_exactly(
+        InputError,
         "the model 'recurrent' has no state; declare it by self.state(...) in an xrt.Graph, by xrt.stateful(model), or by the "
-        "metadata 'xrt.state'"
-    )
+        "metadata 'xrt.state'",
+    ):
+        xrt.XRTModule(function, engine="toy").new_session()
 
 
 @pytest.mark.parametrize(
@@ -228,12 +228,8 @@ def test_a_model_without_state_makes_no_session() -> None:
     ],
 )
 def test_sizes_are_checked(sizes: Any, message: str) -> None:
-    with pytest.raises(InputError) as caught:
+    with raises_exactly(InputError, message):
         xrt.XRTModule(recurrent(), engine="toy").new_session(sizes)
-    assert str(caught.value) == message
-
-
-# ---------------------------------------------------------------------- threads and failures
 
 
 BUSY = (
@@ -256,9 +252,8 @@ def test_a_session_in_use_refuses_other_uses() -> None:
     }
     with session.borrow() as state:
         for what, use in uses.items():
-            with pytest.raises(InputError) as caught:
+            with raises_exactly(InputError, BUSY.format(what)):
                 use()
-            assert str(caught.value) == BUSY.format(what)
         np.testing.assert_array_equal(state["total"], X)
     np.testing.assert_array_equal(session(X), 2 * X)
 
@@ -279,24 +274,19 @@ def test_sessions_of_one_module_run_in_many_threads(engine: Any) -> None:
 
 def test_a_failure_after_a_write_in_place_loses_that_state_and_says_so() -> None:
     """The first region writes the state in place, then the second one fails."""
-    faulty = FaultyEngine(takes="Exp", nth=2)
-    type_ = TensorType(F32, (1, 3))
-    nodes = (Node("Add", ("h", "x"), ("h_next",)), Node("Exp", ("h_next",), ("y",)))
-    ends = (Value("x", type_), Value("h", type_)), (Value("y", type_), Value("h_next", type_))
-    function = Function(*ends, nodes, opsets={"": 20}, aliases=(("h", "h_next"),))
-    m = xrt.XRTModule(function, engine=[faulty, "toy"], strict=True)
+    nodes = node("Add", "h x", "h_next"), node("Exp", "h_next", "y")
+    function = graph({"x": ROW, "h": ROW}, {"y": ROW, "h_next": ROW}, *nodes, aliases=(("h", "h_next"),))
+    m = xrt.XRTModule(function, engine=[FaultyEngine(takes="Exp", nth=2), "toy"], strict=True)
     session, other = m.new_session(), m.new_session()
     other(X)
     with pytest.raises(RunFailed) as failed:
         session(X)
     assert failed.value.updated == ("h",)
     lost = "the state 'h' may have been written in part by a call that failed or was interrupted"
-    with pytest.raises(InputError) as caught:
+    with raises_exactly(InputError, f"{lost}; call session.reset(), session.restore(path), or set the state"):
         session(X)
-    assert str(caught.value) == f"{lost}; call session.reset(), session.restore(path), or set the state"
-    with pytest.raises(InputError) as caught:
+    with raises_exactly(InputError, f"{lost}; there is nothing to save"):
         session.save("s")
-    assert str(caught.value) == f"{lost}; there is nothing to save"
     session.state["h"] = 3 * X
     np.testing.assert_allclose(session(X), np.exp(4 * X), rtol=1e-6)
     np.testing.assert_allclose(other(X), np.exp(2 * X), rtol=1e-6)
@@ -343,10 +333,10 @@ class InterruptedEngine(RecordingEngine):
 
 def interruptible() -> tuple[InterruptedEngine, xrt.Session]:
     """A session with two states. The engine runs between the updates in place of the two."""
-    engine, type_ = InterruptedEngine(), TensorType(F32, (1, 3))
-    nodes = (Node("Add", ("a", "x"), ("a_next",)), Node("Exp", ("a_next",), ("e",)), Node("Add", ("b", "e"), ("b_next",)))
-    ends = tuple(Value(n, type_) for n in ("x", "a", "b")), tuple(Value(n, type_) for n in ("e", "a_next", "b_next"))
-    function = Function(*ends, nodes, opsets={"": 20}, aliases=(("a", "a_next"), ("b", "b_next")))
+    engine = InterruptedEngine()
+    nodes = node("Add", "a x", "a_next"), node("Exp", "a_next", "e"), node("Add", "b e", "b_next")
+    ends = dict.fromkeys(("x", "a", "b"), ROW), dict.fromkeys(("e", "a_next", "b_next"), ROW)
+    function = graph(*ends, *nodes, aliases=(("a", "a_next"), ("b", "b_next")))
     return engine, xrt.XRTModule(function, engine=[engine, "toy"], strict=True, cache=CompileCache()).new_session()
 
 
@@ -382,9 +372,8 @@ def test_a_second_ctrl_c_loses_the_state_and_the_next_use_says_so(tmp_path: Path
         "there is nothing to save": lambda: session.save(tmp_path / "other"),
     }
     for advice, use in uses.items():
-        with pytest.raises(InputError) as caught:
+        with raises_exactly(InputError, f"{lost}; {advice}"):
             use()
-        assert str(caught.value) == f"{lost}; {advice}"
     session.state["a"] = X
     with pytest.raises(InputError, match=r"^the state 'b' may have been written in part"):
         session(X)
@@ -455,10 +444,8 @@ def test_a_compile_that_is_interrupted_loses_nothing() -> None:
                 press()
             return super().compile(function, context)
 
-    type_ = TensorType(F32, (1, 3))
-    ends = (Value("x", type_), Value("h", type_)), (Value("h_next", type_),)
-    nodes = (Node("Add", ("h", "x"), ("sum",)), Node("Exp", ("sum",), ("h_next",)))
-    function = Function(*ends, nodes, opsets={"": 20}, aliases=(("h", "h_next"),))
+    nodes = node("Add", "h x", "sum"), node("Exp", "sum", "h_next")
+    function = graph({"x": ROW, "h": ROW}, {"h_next": ROW}, *nodes, aliases=(("h", "h_next"),))
     session = xrt.XRTModule(function, engine=[Interrupted(), "toy"], strict=True, cache=CompileCache()).new_session()
     session.state["h"] = X
     with pytest.raises(KeyboardInterrupt):
@@ -486,18 +473,17 @@ def test_a_worker_that_dies_loses_the_step_and_not_the_state() -> None:
 
 
 def test_a_session_takes_no_buffers() -> None:
-    with xrt.XRTModule(sums(), engine="toy") as module, pytest.raises(InputError) as caught:
+    with (
+        xrt.XRTModule(sums(), engine="toy") as module,
+        raises_exactly(InputError, "a session keeps some of the outputs: options.out must be None; copy what the call returns"),
+    ):
         module.new_session()(X, options=xrt.RunOptions(out=(None,)))
-    assert str(caught.value) == "a session keeps some of the outputs: options.out must be None; copy what the call returns"
 
 
 def cache(past: str, present: str) -> Function:
-    nodes = (Node("Concat", (past, "x"), (present,)).with_attributes(axis=0), Node("ReduceSum", (present,), ("y",)))
-    ends = (
-        (Value("x", TensorType(F32, (1, 3))), Value(past, TensorType(F32, ("n", 3)))),
-        (Value("y"), Value(present, TensorType(F32, ("m", 3)))),
-    )
-    return Function(*ends, nodes, opsets={"": 20}, name="decoder")
+    nodes = node("Concat", f"{past} x", present, axis=0), node("ReduceSum", present, "y")
+    ends = {"x": "float32[1,3]", past: "float32[n,3]"}, {"y": "float32[1,1]", present: "float32[m,3]"}
+    return graph(*ends, *nodes).replace(name="decoder")
 
 
 NAMES = [
@@ -523,14 +509,12 @@ def test_names_of_exporters_are_paired(past: str, present: str, caplog: pytest.L
 
 def test_pairs_are_given_where_names_tell_nothing() -> None:
     assert list_states(xrt.stateful(cache("a", "b"), {"a": "b"})) == (State("a", "b"),)
-    with pytest.raises(ModelError) as caught:
+    with raises_exactly(ModelError, "no input of 'decoder' is named past* (x, a); give the pairs: xrt.stateful(model, {...})"):
         xrt.stateful(cache("a", "b"))
-    assert str(caught.value) == "no input of 'decoder' is named past* (x, a); give the pairs: xrt.stateful(model, {...})"
-    with pytest.raises(ModelError) as caught:
+    with raises_exactly(
+        ModelError, "input 'past_0' has no partner among the outputs present*_0 (there are: present_1); give the pairs"
+    ):
         xrt.stateful(cache("past_0", "present_1"))
-    assert str(caught.value) == (
-        "input 'past_0' has no partner among the outputs present*_0 (there are: present_1); give the pairs"
-    )
 
 
 def test_metadata_declares_the_state_of_an_onnx_model() -> None:

@@ -12,7 +12,8 @@ from xrt.builder import Builder, Tensor
 from xrt.builder.record_op import apply, emit
 from xrt.errors import InputError, ModelError, OptionError
 from xrt.formats.onnx.inference import node_types
-from xrt.graph import DType, Function, Node, TensorType, Value, list_states
+from xrt.graph import DType, Function, Node, TensorType, list_states
+from xrt.testing.corpus.entry import graph, node
 
 HEADS, WIDTH, LAYERS, VOCABULARY = 4, 6, 2, 30
 HIDDEN = HEADS * WIDTH
@@ -166,30 +167,25 @@ def test_the_state_is_declared() -> None:
             session(np.array([[1] * 5]))
 
 
-def value(name: str, *shape: Any) -> Value:
-    return Value(name, TensorType(DType.FLOAT32, shape))
-
-
-def cache_with(*nodes: Node, outputs: tuple[str, ...] = ()) -> Function:
-    concat = Node("Concat", ("past", "x"), ("present",)).with_attributes(axis=0)
-    ends = (value("x", "s", 2), value("past", "p", 2)), (*(Value(name) for name in outputs), Value("present"))
-    return Function(*ends, (concat, *nodes), opsets={"": 20})
+def cache_with(*nodes: Node, **outputs: str) -> Function:
+    ends = {"x": "float32[s,2]", "past": "float32[p,2]"}, {**outputs, "present": "float32[n,2]"}
+    return graph(*ends, node("Concat", "past x", "present", axis=0), *nodes)
 
 
 @pytest.mark.parametrize(
     ("model", "message"),
     [
         (
-            cache_with(Node("ReduceMax", ("past",), ("y",), name="peak"), outputs=("y",)),
+            cache_with(node("ReduceMax", "past", "y", name="peak"), y="float32[1,1]"),
             "'past' is read by node 'peak' \\(ReduceMax\\)",
         ),
-        (cache_with(Node("Relu", ("present",), ("y",)), outputs=("y",)), "output 'y' is as long as the caches"),
+        (cache_with(node("Relu", "present", "y"), y="float32[n,2]"), "output 'y' is as long as the caches"),
         (
-            cache_with(Node("NonZero", ("present",), ("y",), name="places"), outputs=("y",)),
+            cache_with(node("NonZero", "present", "y", name="places"), y="int64[2,?]"),
             "node 'places' \\(NonZero\\): there is no rule",
         ),
         (
-            Function((value("past", 2),), (Value("present"),), (Node("Relu", ("past",), ("present",)),), opsets={"": 20}),
+            graph({"past": "float32[2]"}, {"present": "float32[2]"}, node("Relu", "past", "present")),
             "no state of 'main' grows by a Concat",
         ),
     ],

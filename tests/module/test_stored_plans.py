@@ -12,29 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import helper
 
 from tests.module.small_models import relu
 from xrt import XRTModule, models
 from xrt.cache import CompileCache, open_disk_tier
 from xrt.engines import CompileContext, create
 from xrt.errors import BundleError, CacheWarning, FallbackWarning, InputError, ModelError, PlanError
+from xrt.formats import program_record as records
 from xrt.formats.container import Container
 from xrt.formats.onnx import save
-from xrt.formats.program_record import (
-    IN_RECORD,
-    KIND,
-    MOST_PROGRAMS,
-    MOST_SECTIONS,
-    ProgramRecord,
-    StoredLaunch,
-    StoredProgram,
-    StoredWeight,
-    merge,
-    parse,
-)
 from xrt.graph import Constant, DType, Function, TensorType, Value
 from xrt.graph.deferred_function import DeferredFunction
 from xrt.module import stored_plans
@@ -42,6 +29,7 @@ from xrt.module.explain import explain
 from xrt.partition import partition
 from xrt.placement.engine_list import EngineList
 from xrt.runtime import compile_plan
+from xrt.testing.corpus.entry import graph, node
 
 ENGINES = ("ort", "openvino")
 ROOT = Path(__file__).parents[2]
@@ -84,9 +72,13 @@ def inputs(seed: int = 0) -> list[np.ndarray[Any, Any]]:
     return list(models.sample_inputs(network(), seed).values())
 
 
+def open_cache(folder: Path) -> CompileCache:
+    return CompileCache(disk=open_disk_tier(directory=folder))
+
+
 def module(path: Path, engine: Any = "ort", **options: Any) -> XRTModule:
     """Return a module on a cache of its own over the directory, as another process has one."""
-    return XRTModule(path, engine=engine, cache=CompileCache(disk=open_disk_tier(directory=path.parent / "cache")), **options)
+    return XRTModule(path, engine=engine, cache=open_cache(path.parent / "cache"), **options)
 
 
 def files(path: Path) -> list[Path]:
@@ -103,9 +95,6 @@ def uses_plan(m: XRTModule, *given: np.ndarray[Any, Any]) -> bool:
         patch.setattr("xrt.partition.partition", lambda *args, **options: plans.append(real(*args, **options)) or plans[-1])
         m(*(given or inputs()))
     return not plans
-
-
-# ---------------------------------------------------------------------- what is not done again
 
 
 @pytest.mark.slow
@@ -154,9 +143,6 @@ def test_a_call_of_a_new_process_does_not_load_onnx(path: Path) -> None:
         completed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     loaded = json.loads(completed.stdout)
     assert not {"onnx", "google"} & {*loaded}
-
-
-# ---------------------------------------------------------------------- what makes a plan an old one
 
 
 @pytest.mark.slow
@@ -233,9 +219,6 @@ def test_a_model_that_changes_while_it_is_used_is_an_error_that_says_so(path: Pa
             ask()
 
 
-# ---------------------------------------------------------------------- what is kept of which file
-
-
 @pytest.mark.slow
 def test_a_plan_is_not_kept_under_the_name_of_another_file(tmp_path: Path) -> None:
     for version, scale in (("v1", 1.0), ("v2", 2.0)):
@@ -244,11 +227,11 @@ def test_a_plan_is_not_kept_under_the_name_of_another_file(tmp_path: Path) -> No
     (tmp_path / "current").symlink_to("v1")
     path = tmp_path / "current" / "model.onnx"
     cache = tmp_path / "cache"
-    first = XRTModule(path, engine="ort", cache=CompileCache(disk=open_disk_tier(directory=cache)))
+    first = XRTModule(path, engine="ort", cache=open_cache(cache))
     (tmp_path / "current").unlink()
     (tmp_path / "current").symlink_to("v2")
     first(*inputs())
-    second = XRTModule(path, engine="ort", cache=CompileCache(disk=open_disk_tier(directory=cache)))
+    second = XRTModule(path, engine="ort", cache=open_cache(cache))
     np.testing.assert_array_equal(second(*inputs()), XRTModule(scaled(2.0), engine="ort")(*inputs()))
 
 
@@ -290,12 +273,8 @@ def test_a_link_that_changes_before_the_first_call_keeps_no_plan(linked: Path, t
 
 def of_unknown_rank(path: Path) -> np.ndarray[Any, Any]:
     """Write a model whose input and output have an element type and no shape, and return an input for it."""
-    name, rank = "x", [1.0] * 64
-    weight = helper.make_tensor("w", onnx.TensorProto.FLOAT, [64], rank)
-    ends = [helper.make_tensor_value_info(end, onnx.TensorProto.FLOAT, None) for end in (name, "y")]
-    nodes = [helper.make_node("Mul", [name, "w"], ["a"]), helper.make_node("Relu", ["a"], ["y"])]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [weight])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    type_, nodes = TensorType(DType.FLOAT32), (node("Mul", "x w", "a"), node("Relu", "a", "y"))
+    save(graph({"x": type_}, {"y": type_}, *nodes, constants={"w": np.ones(64, np.float32)}), path)
     return np.ones((2, 64), np.float32)
 
 
@@ -322,22 +301,22 @@ def free_batch(path: Path) -> None:
 
 
 def test_weights_of_plans_that_are_not_kept_go_with_them() -> None:
-    def make(key: int, *digests: str) -> ProgramRecord:
-        weights = tuple(StoredWeight(digest, IN_RECORD, 0, 4) for digest in digests)
-        launch = StoredLaunch("a", "ort", ("n",), (), "f", "0", (), (), (), weights)
-        program = StoredProgram((), (), (launch,), key=((key,),))
-        return ProgramRecord((), (), (program,), (("m", (1,)),), sections=dict.fromkeys(digests, b"1234"))
+    def make(key: int, *digests: str) -> records.ProgramRecord:
+        weights = tuple(records.StoredWeight(digest, records.IN_RECORD, 0, 4) for digest in digests)
+        launch = records.StoredLaunch("a", "ort", ("n",), (), "f", "0", (), (), (), weights)
+        program = records.StoredProgram((), (), (launch,), key=((key,),))
+        return records.ProgramRecord((), (), (program,), (("m", (1,)),), sections=dict.fromkeys(digests, b"1234"))
 
     saved = None
-    for key in range(MOST_PROGRAMS + 3):
-        saved = merge(saved, make(key, f"{key:02}", "shared"))
+    for key in range(records.MOST_PROGRAMS + 3):
+        saved = records.merge(saved, make(key, f"{key:02}", "shared"))
         assert saved is not None
-    assert len(saved.programs) == MOST_PROGRAMS
-    assert set(saved.sections) == {"shared", *(f"{key:02}" for key in range(3, MOST_PROGRAMS + 3))}
-    large = make(99, "large")._replace(sections={"large": bytes(MOST_SECTIONS - 6)})
-    saved = merge(saved, large)
+    assert len(saved.programs) == records.MOST_PROGRAMS
+    assert set(saved.sections) == {"shared", *(f"{key:02}" for key in range(3, records.MOST_PROGRAMS + 3))}
+    large = make(99, "large")._replace(sections={"large": bytes(records.MOST_SECTIONS - 6)})
+    saved = records.merge(saved, large)
     assert [program.key for program in saved.programs] == [((99,),)]
-    assert merge(saved, make(1, "more")._replace(sections={"more": bytes(MOST_SECTIONS + 1)})) is None
+    assert records.merge(saved, make(1, "more")._replace(sections={"more": bytes(records.MOST_SECTIONS + 1)})) is None
 
 
 def test_no_warning_where_the_model_is_gone_by_the_first_call(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -346,9 +325,6 @@ def test_no_warning_where_the_model_is_gone_by_the_first_call(path: Path, caplog
     with caplog.at_level("INFO", "xrt"):
         m(*inputs())  # warnings are errors in these tests
     assert "are not kept" in caplog.text
-
-
-# ---------------------------------------------------------------------- files that change later
 
 
 def replace_file(path: Path) -> None:
@@ -373,7 +349,7 @@ def test_a_file_that_changes_before_the_first_call_gives_no_wrong_numbers(
     untouched = tmp_path / "untouched.onnx"
     shutil.copy(path, untouched)
     expected = module(path, engine)(*inputs())
-    cache = CompileCache(disk=open_disk_tier(directory=tmp_path / "cache"))
+    cache = open_cache(tmp_path / "cache")
     m = XRTModule(path, engine=engine, cache=cache)
     change(path)
     if engine == "ort":  # which reads weights from the model's file
@@ -435,9 +411,6 @@ def tmp_entries(path: Path) -> Path:
     return path.parent / "cache" / "xrt-cache" / "entries"
 
 
-# ---------------------------------------------------------------------- files
-
-
 @pytest.mark.parametrize("at", [0, 100, -1])
 def test_a_damaged_plan_counts_as_none_and_is_reported_once(path: Path, at: int) -> None:
     expected = module(path)(*inputs())
@@ -460,15 +433,15 @@ def test_a_plan_without_its_executable_is_compiled_again(path: Path) -> None:
 
 def test_a_text_that_holds_no_plans_is_refused(path: Path) -> None:
     module(path)(*inputs())
-    text = bytes(Container.open(files(path)[0], KIND).section("record"))
-    assert parse(text) is not None
+    text = bytes(Container.open(files(path)[0], records.KIND).section("record"))
+    assert records.parse(text) is not None
     facts = json.loads(text)
     facts["programs"][0]["launches"][0][6] = [["nowhere", "float32", [2]]]
     with pytest.raises(BundleError, match="it holds no programs: ValueError: launch 'xrt_ort_0' does not fit the others"):
-        parse(json.dumps(facts).encode())
+        records.parse(json.dumps(facts).encode())
     for damaged in (b"", b"[]", b"{}", text[:-1], text.replace(b'"files":', b'"places":')):
         with pytest.raises(BundleError, match=r"^it holds no programs"):
-            parse(damaged)
+            records.parse(damaged)
 
 
 MISFITS: dict[str, Callable[[Any], Any]] = {
@@ -490,10 +463,10 @@ MISFITS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("what", MISFITS)
 def test_a_text_whose_parts_do_not_fit_is_refused(path: Path, what: str) -> None:
     module(path)(*inputs())
-    facts = json.loads(bytes(Container.open(files(path)[0], KIND).section("record")))
+    facts = json.loads(bytes(Container.open(files(path)[0], records.KIND).section("record")))
     MISFITS[what](facts)
     with pytest.raises(BundleError, match="it holds no programs"):
-        parse(json.dumps(facts).encode())
+        records.parse(json.dumps(facts).encode())
 
 
 def test_a_plan_that_cannot_be_restored_is_made_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,32 +12,27 @@ import numpy as np
 import pytest
 
 import xrt
+from tests.exact_errors import raises_exactly
 from xrt.cli import main
 from xrt.errors import OptionError, PlacementWarning
-from xrt.formats.placement_file import PlacementFile, write_placement
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.graph import Constant, Function, Node, Value
 from xrt.placement.throughput import find_batch_dim
+from xrt.testing.corpus.entry import graph, node, tensor
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = [pytest.mark.slow, pytest.mark.sample(3)]
 
 WEIGHT = np.random.default_rng(0).standard_normal((4, 3)).astype("float32")
 
 
-def tensor(name: str, *shape: Any) -> Value:
-    return Value(name, TensorType(DType.FLOAT32, shape))
-
-
-def perceptron(*nodes: Node, inputs: tuple[Value, ...] = (tensor("x", "N", 4),), shape: tuple[Any, ...] = ("N", 3)) -> Function:
-    first = Node("MatMul", ("x", "w"), ("h",), name="n0")
-    last = nodes or (Node("Relu", ("h",), ("y",), name="n1"),)
-    return Function(inputs, (tensor("y", *shape),), (first, *last), {"w": Constant(WEIGHT)}, opsets={"": 20})
+def perceptron(*nodes: Node, inputs: str = "float32[N,4]", outputs: str = "float32[N,3]") -> Function:
+    last = nodes or (node("Relu", "h", "y", name="n1"),)
+    return graph({"x": inputs}, {"y": outputs}, node("MatMul", "x w", "h", name="n0"), *last, constants={"w": WEIGHT})
 
 
 def tune(module: xrt.XRTModule, *args: Any, **terms: Any) -> Any:
     return module.tune(*args, objective="throughput", **{"batches": (1, 4), "budget": 1.0, "progress": False, **terms})
 
 
-@pytest.mark.slow
 def test_the_choice_is_of_the_module_its_cache_and_its_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with xrt.XRTModule(perceptron(), engine="ort", threads=1, cache=tmp_path) as m:
         assert m.serving is None
@@ -67,35 +62,14 @@ def test_the_choice_is_of_the_module_its_cache_and_its_bundle(tmp_path: Path, ca
     assert capsys.readouterr().out.splitlines()[-1] == f"tuned for throughput: {chosen}"
 
 
-@pytest.mark.full
-def test_a_lock_gives_its_choice(tmp_path: Path) -> None:
-    with xrt.XRTModule(perceptron(), engine="ort", threads=1, cache=tmp_path / "a") as m:
-        record = tune(m).to_record()
-        chosen = m.serving
-    write_placement(PlacementFile(model={"name": "main"}, serving=record), tmp_path / "m.lock")
-    with xrt.XRTModule(perceptron(), engine=["toy", "auto"], lock=tmp_path / "m.lock", cache=tmp_path / "b") as locked:
-        assert locked.serving == chosen
-
-
-@pytest.mark.slow
 def test_requests_that_depend_on_each_other_are_not_joined(tmp_path: Path) -> None:
-    mean = (Node("ReduceMean", ("h",), ("m",), name="n1"), Node("Sub", ("h", "m"), ("y",), name="n2"))
+    mean = node("ReduceMean", "h", "m", name="n1"), node("Sub", "h m", "y", name="n2")
     with xrt.XRTModule(perceptron(*mean), engine="toy", threads=1, cache=tmp_path) as m:
         result = tune(m)
     assert result.configuration.batch == 1
     assert result.notes[0].startswith("requests are not joined: a request has other results together with others than alone: y")
 
 
-@pytest.mark.full
-def test_a_model_without_a_batch_dim_is_tuned_for_instances(tmp_path: Path) -> None:
-    fixed = perceptron(inputs=(tensor("x", 2, 4),), shape=(2, 3))
-    with xrt.XRTModule(fixed, engine="toy", threads=1, cache=tmp_path) as m:
-        result = tune(m)
-    assert (result.configuration.batch, result.configuration.dim) == (1, "")
-    assert result.notes[0] == "requests are not joined: the first extent of input 'x' is no symbolic dim"
-
-
-@pytest.mark.slow
 def test_a_traced_graph_is_tuned_as_it_is_called(tmp_path: Path) -> None:
     class Doubled(xrt.Graph):
         def build(self, x: Any) -> Any:
@@ -110,49 +84,46 @@ def test_a_traced_graph_is_tuned_as_it_is_called(tmp_path: Path) -> None:
     assert str(caught.value) == "batch_dim= is of a model with symbolic dims, and an xrt.Graph has none; pass graph.trace(...)"
 
 
-@pytest.mark.slow
 def test_options_of_the_other_objective_are_refused(tmp_path: Path) -> None:
     with xrt.XRTModule(perceptron(), engine="toy", threads=1, cache=tmp_path) as m:
-        with pytest.raises(OptionError) as caught:
+        with raises_exactly(OptionError, "p99= is of objective='throughput'; pass that too, or leave it out"):
             m.tune(p99=0.1)  # type: ignore[call-overload]  # it is refused
-        assert str(caught.value) == "p99= is of objective='throughput'; pass that too, or leave it out"
-        with pytest.raises(OptionError) as caught:
+        with raises_exactly(OptionError, "objective must be 'latency' or 'throughput'; got 'speed'"):
             m.tune(objective="speed")  # type: ignore[call-overload]  # it is refused
-        assert str(caught.value) == "objective must be 'latency' or 'throughput'; got 'speed'"
-        with pytest.raises(OptionError) as caught:
+        with raises_exactly(OptionError, "max_error= is an option of the module; pass it to XRTModule instead of tune()"):
             m.tune(max_error=0.01)
-        assert str(caught.value) == "max_error= is an option of the module; pass it to XRTModule instead of tune()"
         with pytest.warns(PlacementWarning, match=r"^nothing serves requests within a p99 of 1e-06 ms; the fastest request"):
             tune(m, p99=1e-9)
         assert m.serving is None
 
 
 def test_which_dim_counts_requests() -> None:
-    n, x, y = tensor("n", "N", 4), tensor("x", "N", "N"), tensor("y", "M")
-    assert find_batch_dim([n], [tensor("o", "N")]) == ("N", "")
+    def value(name: str, shape: str) -> Value:
+        return Value(name, tensor(f"float32[{shape}]"))
+
+    n, x, y = value("n", "N,4"), value("x", "N,N"), value("y", "M")
+    assert find_batch_dim([n], [value("o", "N")]) == ("N", "")
     assert find_batch_dim([n, y], [])[0] == ""
     assert find_batch_dim([n], [y]) == (
         "",
         "dim 'N' is the first extent of input 'n' and not of output 'y'; batch_dim='N' (--batch-dim) asks for it all the same",
     )
-    assert find_batch_dim([x], [tensor("o", "N")]) == ("", "dim 'N' is another extent of input 'x' too")
+    assert find_batch_dim([x], [value("o", "N")]) == ("", "dim 'N' is another extent of input 'x' too")
     assert find_batch_dim([], []) == ("", "the model has no input")
-    assert find_batch_dim([n, tensor("shared", 3)], [tensor("o", None)], "N") == ("N", "")
+    assert find_batch_dim([value("fixed", "2,4")], []) == ("", "the first extent of input 'fixed' is no symbolic dim")
+    assert find_batch_dim([n, value("shared", "3")], [value("o", "?")], "N") == ("N", "")
     with pytest.raises(OptionError) as caught:
         find_batch_dim([n], [], "B")
     assert str(caught.value).startswith("batch_dim names 'B', which is no symbolic dim of the inputs.")
-    with pytest.raises(OptionError) as caught:
+    with raises_exactly(OptionError, "batch_dim='N' is extent 1 of input 'x'; requests are joined on extent 0"):
         find_batch_dim([x], [], "N")
-    assert str(caught.value) == "batch_dim='N' is extent 1 of input 'x'; requests are joined on extent 0"
-    with pytest.raises(OptionError) as caught:
+    with raises_exactly(
+        OptionError, "batch_dim='N' is not the first extent of output 'y', which is 'M': its rows are not those of the requests"
+    ):
         find_batch_dim([n], [y], "N")
-    assert str(caught.value) == (
-        "batch_dim='N' is not the first extent of output 'y', which is 'M': its rows are not those of the requests"
-    )
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_plans_within_an_error_budget_are_put_under_load(tmp_path: Path) -> None:
     weights = {"w": Constant(np.random.default_rng(1).standard_normal((4, 3)).astype("float32"))}
     function = perceptron().replace(constants=weights)
