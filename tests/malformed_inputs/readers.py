@@ -27,6 +27,7 @@ from xrt.formats.text import parse, to_text
 from xrt.graph import Function
 from xrt.graph.verify import verify
 from xrt.module import bundle
+from xrt.module.lockfile import LockedPlacement
 from xrt.partition import Pin, Plan
 from xrt.passes import infer_shapes
 from xrt.placement.records import list_mismatches, plan_from_ranges, read_lock
@@ -88,6 +89,7 @@ def _lock(path: Path) -> None:
     lock, request = read_lock(path), samples.placement_request()
     dumps(lock)
     list_mismatches(lock, request)
+    LockedPlacement(lock, "'model.lock'").engines([])
     for ranges in (lock.plan, *([lock.baseline.ranges] if lock.baseline else [])):
         plan_from_ranges(ranges, request)
 

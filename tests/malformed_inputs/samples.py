@@ -177,12 +177,7 @@ def model_plans() -> tuple[Files, ...]:
 
 def specs() -> tuple[Files, ...]:
     """Return specs of engines, and lists of them."""
-    lines = (
-        "toy",
-        "toy{native=off}",
-        "ort{config.session.intra_op.allow_spinning=0}",
-        "ort{optimization='all'}, toy",
-    )
+    lines = ("toy", "toy{native=off}", "ort{config.session.intra_op.allow_spinning=0}", "ort{optimization='all'}, toy")
     return tuple({"spec.txt": line.encode()} for line in lines)
 
 

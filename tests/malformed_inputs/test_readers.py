@@ -21,7 +21,6 @@ MUTANTS = int(os.environ.get("XRT_MUTANTS", "60"))
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_malformed_files_are_read_or_refused_in_words() -> None:
     report = harness.run(harness.cases(count=MUTANTS))
     assert report.findings == []

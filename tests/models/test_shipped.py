@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 
 import xrt
+from tests.exact_errors import raises_exactly
 from xrt.comparison import compare_all, tolerance_for
 from xrt.engines import CompileContext, create
 from xrt.errors import InputError, ModelError, OptionError
-from xrt.graph import Attribute, Constant, Function, MapType, Node, OptionalType, SequenceType, TensorType, Type, Value
+from xrt.graph import Function, MapType, OptionalType, SequenceType, TensorType, Type, Value
 from xrt.graph.state import Capacity, declare_capacity, find_capacity
 from xrt.graph.types import DType
 from xrt.graph.verify import verify
 from xrt.models import fill_random_weights, light_models, list_model_sizes, load, load_light, names, sample_inputs
 from xrt.models.transformers import DecoderSizes, gpt_decoder, llama_decoder
+from xrt.testing.corpus.entry import graph, node
 
 TINY: dict[str, dict[str, int]] = {
     "bert": {"layers": 2, "hidden": 16, "heads": 2, "tokens": 6, "vocabulary": 11, "batch": 2},
@@ -163,9 +165,8 @@ QUICK = ("squeezenet", "shufflenet")
 
 def test_there_are_nine_and_another_name_gets_the_nearest() -> None:
     assert light_models() == NINE
-    with pytest.raises(ModelError) as caught:
+    with raises_exactly(ModelError, f"there is no light model 'resnet5'. Did you mean 'resnet50'? There are: {', '.join(NINE)}"):
         load_light("resnet5")
-    assert str(caught.value) == f"there is no light model 'resnet5'. Did you mean 'resnet50'? There are: {', '.join(NINE)}"
 
 
 @pytest.mark.slow
@@ -201,19 +202,11 @@ def test_every_layer_stays_near_unit_size_and_the_output_says_something(name: st
 WEIGHTED = ("Conv", "Gemm", "BatchNormalization", "Relu", "Sum")
 
 
-def constant(*shape: int) -> Constant:
-    return Constant(np.zeros(shape, np.float32))
-
-
 def test_scalars_and_what_no_weighted_operator_reads_stay() -> None:
-    x = Value("x", TensorType(DType.FLOAT32, (2, 3)))
-    nodes = (
-        Node("Gemm", ("x", "w", "b"), ("y",)),
-        Node("Mul", ("y", "scale"), ("z",)),
-        Node("Concat", ("z", "rest"), ("out",)),
-    )
-    constants = {"w": constant(3, 4), "b": constant(4), "scale": constant(), "rest": constant(2, 4)}
-    array = fill_random_weights(Function((x,), (Value("out"),), nodes, constants, {"": 20})).constants
+    nodes = node("Gemm", "x w b", "y"), node("Mul", "y scale", "z"), node("Concat", "z rest", "out", axis=0)
+    shapes = {"w": (3, 4), "b": (4,), "scale": (), "rest": (2, 4)}
+    constants = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    array = fill_random_weights(graph({"x": "float32[2,3]"}, {"out": "float32[4,4]"}, *nodes, constants=constants)).constants
     assert array["w"].array.any()
     assert array["b"].array.any()
     assert not array["scale"].array.any()
@@ -260,24 +253,22 @@ def test_a_sequence_is_a_list_and_an_optional_is_there() -> None:
     ],
 )
 def test_what_cannot_be_guessed_is_asked_for(type_: Type | None, what: str) -> None:
-    with pytest.raises(InputError) as caught:
+    with raises_exactly(InputError, f"input {what}, so no random value can be made for it; give one"):
         sample_inputs(asking(type_))
-    assert str(caught.value) == f"input {what}, so no random value can be made for it; give one"
 
 
 def test_bytes_are_any_and_indices_are_any_row_of_the_table_that_they_read() -> None:
-    ids, picture, mask = (Value(name, TensorType(dtype, (2, 500))) for name, dtype in INTEGERS.items())
     nodes = (
-        Node("Gather", ("ids", "second"), ("part",)),
-        Node("Reshape", ("part", "flat"), ("some",)),
-        Node("Gather", ("table", "some"), ("rows",), (Attribute.of("axis", -1),)),
-        Node("Gather", ("wide", "ids"), ("more",)),
+        node("Gather", "ids second", "part"),
+        node("Reshape", "part flat", "some"),
+        node("Gather", "table some", "rows", axis=-1),
+        node("Gather", "wide ids", "more"),
     )
-    shapes = {"table": (2, 30), "wide": (40, 2)}
-    constants = {name: Constant(np.zeros(shape, np.float32)) for name, shape in shapes.items()}
-    constants |= {"second": Constant(np.array(1)), "flat": Constant(np.array([-1]))}
-    outputs = (Value("rows"), Value("more"), Value("picture"), Value("mask"))
-    array = sample_inputs(Function((ids, picture, mask), outputs, nodes, constants, {"": 20}))
+    constants = {"table": np.zeros((2, 30), np.float32), "wide": np.zeros((40, 2), np.float32)}
+    constants |= {"second": np.array(1), "flat": np.array([-1])}
+    inputs = {"ids": "int64[2,500]", "picture": "uint8[2,500]", "mask": "int64[2,500]"}
+    outputs = {"rows": "float32[2,500]", "more": "float32[2,500,2]", "picture": inputs["picture"], "mask": inputs["mask"]}
+    array = sample_inputs(graph(inputs, outputs, *nodes, constants=constants))
     assert {name: (int(x.min()), int(x.max())) for name, x in array.items()} == {
         "ids": (0, 29),
         "picture": (0, 255),
@@ -287,21 +278,20 @@ def test_bytes_are_any_and_indices_are_any_row_of_the_table_that_they_read() -> 
 
 def test_texts_are_categories_of_the_encoder_that_reads_their_column() -> None:
     """A pipeline of scikit-learn raises an error for a text that is no category."""
-    x, y = (Value(name, TensorType(DType.STRING, (20, width))) for name, width in (("x", 2), ("y", 1)))
     nodes = (
-        Node("ArrayFeatureExtractor", ("x", "second"), ("column",), domain=ML),
-        Node("OneHotEncoder", ("column",), ("a",), (Attribute.of("cats_strings", ["Bern", "Chur"]),), domain=ML),
-        Node("Identity", ("y",), ("same",)),
-        Node("LabelEncoder", ("same",), ("b",), (Attribute.of("keys_strings", ["red"]),), domain=ML),
+        node("ArrayFeatureExtractor", "x second", "column", domain=ML),
+        node("OneHotEncoder", "column", "a", cats_strings=["Bern", "Chur"], domain=ML),
+        node("Identity", "y", "same"),
+        node("LabelEncoder", "same", "b", keys_strings=["red"], domain=ML),
     )
-    function = Function((x, y), (Value("a"), Value("b")), nodes, {"second": Constant(np.array([1]))}, {"": 20, ML: 3})
+    ends = {"x": "string[20,2]", "y": "string[20,1]"}, {"a": "float32[20,1,2]", "b": "string[20,1]"}
+    function = graph(*ends, *nodes, constants={"second": np.array([1])}, ml=3)
     values = sample_inputs(function)
     assert {*values["x"][:, 1]} == {"Bern", "Chur"} and {*values["y"].flat} == {"red"}
     assert all(text.startswith("text ") for text in values["x"][:, 0])
 
 
 ML = "ai.onnx.ml"
-INTEGERS = {"ids": DType.INT64, "picture": DType.UINT8, "mask": DType.INT64}
 SIZES: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 4, "inner": 96, "vocabulary": 50}
 IDS = np.array([[3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3]])
 MAKERS = {"gpt": (gpt_decoder, 4), "llama": (llama_decoder, 2)}
@@ -341,27 +331,24 @@ def test_a_call_beyond_the_capacity_is_one_clear_error() -> None:
     session = xrt.XRTModule(make("gpt", capacity=9), engine="toy").new_session()
     session(IDS)
     before = session.state["past_key_1"]
-    with pytest.raises(InputError) as caught:
-        session(IDS[:, :2])
-    assert str(caught.value) == (
+    with raises_exactly(
+        InputError,
         "the state holds 8 of 9 entries, and this call adds 2 by input 'ids'; call session.reset(), or make the model with a "
-        "larger capacity"
-    )
+        "larger capacity",
+    ):
+        session(IDS[:, :2])
     np.testing.assert_array_equal(session.state["past_key_1"], before)
     assert session(IDS[:, :1]).shape == (2, 50)
 
 
 def test_weights_are_taken_by_name() -> None:
     sizes = DecoderSizes(key_heads=4, **SIZES)
-    with pytest.raises(OptionError) as caught:
+    with raises_exactly(OptionError, "weight 'transformer.wte.weight' is missing; it must be float32[50, 64]"):
         gpt_decoder(sizes, {})
-    assert str(caught.value) == "weight 'transformer.wte.weight' is missing; it must be float32[50, 64]"
-    with pytest.raises(OptionError) as caught:
+    with raises_exactly(OptionError, "weight 'transformer.wte.weight' is of shape [3, 4]; it must be float32[50, 64]"):
         gpt_decoder(sizes, {"transformer.wte.weight": np.zeros((3, 4), "float32")})
-    assert str(caught.value) == "weight 'transformer.wte.weight' is of shape [3, 4]; it must be float32[50, 64]"
-    with pytest.raises(OptionError) as caught:
+    with raises_exactly(OptionError, "hidden=768 must be a multiple of heads=7, and that of key_heads=12"):
         DecoderSizes(heads=7)
-    assert str(caught.value) == "hidden=768 must be a multiple of heads=7, and that of key_heads=12"
 
 
 def test_the_capacity_is_metadata_that_is_checked() -> None:

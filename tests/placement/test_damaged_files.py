@@ -1,4 +1,7 @@
-"""Damaged files of placement: a store's file is absent, with a line; a lock is an error that helps."""
+"""Damaged files of the cost store are absent, with a line; and what a lock may not choose.
+
+The reader of locks is among those of ``tests/malformed_inputs``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from random import Random
@@ -21,17 +23,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.malformed_inputs.mutators import CONTENTS, JSON, mutate
-from tests.placement.test_lock import CONTEXT, ENGINES, NET, X, ask, locked, mixed, single
+from tests.placement.test_lock import CONTEXT, ENGINES, NET, X, locked, mixed, single
 from xrt.cache import CompileCache
 from xrt.engines.contract import registry
-from xrt.errors import CacheWarning, LockError, NativeWarning, PlacementFileError
-from xrt.formats.placement_file import Baseline, CandidateRecord, PlacementFile, SearchRecord, dumps, loads, read_placement
+from xrt.errors import CacheWarning, NativeWarning, PlacementFileError
+from xrt.formats.placement_file import CandidateRecord, SearchRecord, dumps, loads
 from xrt.module import XRTModule
 from xrt.module.lockfile import LockedPlacement
 from xrt.partition.cost_table import CostTable, MeasuredCost
 from xrt.placement import CostStore, TuningResult, records
 from xrt.placement.profiler import LocalRunner
-from xrt.placement.records import list_mismatches, list_node_ranges, plan_from_ranges
 from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
@@ -39,9 +40,7 @@ SEEDS = st.integers(0, 1 << 32)
 SETTINGS = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 REQUEST = PlacementRequest(NET, tuple(ENGINES), CONTEXT, budget=0.0)
 SPECS = [engine.spec for engine in ENGINES]
-TABLE = CostTable(
-    {("ab" * 32, SPECS[0]): MeasuredCost(2e-3, 1e-3, 3e-3), ("cd" * 32, SPECS[0]): "it hung"},
-)
+TABLE = CostTable({("ab" * 32, SPECS[0]): MeasuredCost(2e-3, 1e-3, 3e-3), ("cd" * 32, SPECS[0]): "it hung"})
 WON = CandidateResult(mixed(), "won", 1e-3, 9e-4, 2e-3, 0.9, 0.8, 0.95, "a note", (1e-4, 2e-4, 1e-4))
 TUNED = TuningResult(
     mixed(),
@@ -52,7 +51,6 @@ TUNED = TuningResult(
 )
 RIGHT = np.abs(np.cos(-np.exp(np.abs(X))))
 STATUSES = {name: registry.probe(name) for name in ("toy", "ort")}
-# ---------------------------------------------------------------------- files of the store
 
 
 @dataclass(frozen=True)
@@ -261,59 +259,11 @@ def test_a_module_runs_whatever_has_become_of_all_of_them(tmp_path: Path, monkey
     assert placed() == ("remembered", [])
 
 
-# ---------------------------------------------------------------------- locks
-
-
-GATE = Baseline("ort", 0.72, 0.71, 0.735, 24, list_node_ranges(single("ort"), NET))
-
-
-@pytest.mark.slow
-@given(data=st.data())
-@SETTINGS
-def test_a_damaged_lock_is_an_error_that_says_what_to_do(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.getbasetemp() / "net.lock"
-    path.write_bytes(mutate(dumps(locked(gate=GATE, race=TUNED.race)).encode(), JSON, Random(data.draw(SEEDS))))
-    try:
-        lock = read_placement(path)
-    except PlacementFileError as error:
-        text = str(error)
-        assert text.startswith(f"cannot read '{path}': ")
-        assert text.endswith(f"; repair it, or write it again with `xrt lock MODEL -o {path}`")
-        assert text.isprintable() and len(text) < 1000
-        return
-    assert loads(dumps(lock)) == lock
-    use(lock)
-
-
-def use(lock: PlacementFile) -> None:
-    """Do all that is done with a lock."""
-    assert all(isinstance(one, str) for one in list_mismatches(lock, ask(), for_check=True))
-    with suppress(LockError):
-        plan_from_ranges(lock.plan, ask())
-    engines = LockedPlacement(lock, "'net.lock'").engines([])
-    assert engines is None or [engine.spec for engine in engines] == list(dict.fromkeys(run.engine for run in lock.plan))
-
-
 @pytest.mark.parametrize("depth", [700, 990, 10_000])
 def test_what_is_nested_deeply_is_refused(depth: int) -> None:
     text = dumps(locked()).replace('"at": 0', f'"at": {"[" * depth + "]" * depth}')
     with pytest.raises(PlacementFileError, match=r"^(plan\[0\]\.at: expected `int`, got `array`|it is nested too deeply)$"):
         loads(text)
-
-
-@pytest.mark.parametrize("what", [one for one in OBSTACLES if one != "a link to nowhere"])
-def test_a_lock_that_is_no_file_is_an_error(what: str, tmp_path: Path) -> None:
-    OBSTACLES[what](tmp_path / "net.lock")
-    with pytest.raises(
-        PlacementFileError, match=r"^cannot read '.*net\.lock': .*; repair it, or write it again with `xrt lock M"
-    ):
-        read_placement(tmp_path / "net.lock")
-
-
-def test_a_link_to_nowhere_is_no_lock(tmp_path: Path) -> None:
-    (tmp_path / "net.lock").symlink_to("nowhere")
-    with pytest.raises(PlacementFileError, match=r"^there is no file '.*net\.lock'; `xrt lock MODEL -o .*` writes one$"):
-        read_placement(tmp_path / "net.lock")
 
 
 def test_a_lock_chooses_no_code(tmp_path: Path) -> None:

@@ -20,16 +20,16 @@ from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.engines.toy import Toy
 from xrt.errors import LockError
 from xrt.formats.placement_file import Baseline, CandidateRecord, NodeRange, PlacementFile, dumps, loads, write_placement
-from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.graph import Function
 from xrt.measure.statistics import RatioInterval, compute_round_ratio_with_drift
 from xrt.partition import ClusteringOptions, Plan, partition
 from xrt.partition.partitioner import map_nodes_to_engines
 from xrt.placement.race import SEGMENTS, RegressionSetup, check_regression, find_runner_up, make_baseline
 from xrt.placement.records import create_lock, list_mismatches, list_node_ranges, plan_from_ranges, read_lock
 from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest, TuningResult
-from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
+from xrt.testing.corpus.entry import graph, node
+from xrt.testing.fault_injection import FaultyEngine, ObservedExecutable, RecordingEngine
 
-T = TensorType(DType.FLOAT32, (2, 3))
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
 OPS = ("Abs", "Exp", "Neg", "Cos", "Abs")
 CONTEXT = CompileContext(threads=1)
@@ -38,9 +38,9 @@ NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
 def chain(*ops: str, names: Sequence[str] = ()) -> Function:
     values = ["x", *(f"v{i}" for i in range(1, len(ops))), "y"]
-    nodes = (Node(op, (values[i],), (values[i + 1],), name=names[i] if names else f"n{i}") for i, op in enumerate(ops))
-    types = dict.fromkeys(values[1:-1], T)
-    return Function((Value("x", T),), (Value("y", T),), tuple(nodes), opsets={"": 20}, types=types, name="net")
+    nodes = [node(op, values[i], values[i + 1], name=names[i] if names else f"n{i}") for i, op in enumerate(ops)]
+    function = graph({"x": "float32[2,3]"}, {"y": "float32[2,3]"}, *nodes, opset=20)
+    return function.replace(types=dict.fromkeys(values[1:-1], function.inputs[0].type), name="net")
 
 
 NET = chain(*OPS)
@@ -65,9 +65,6 @@ def locked(
     plan: Plan | None = None, gate: Baseline | None = None, race: CandidateComparison = CandidateComparison()
 ) -> PlacementFile:
     return create_lock(TuningResult(plan or mixed(), race=race), ask(), baseline=gate, now=NOW)
-
-
-# ---------------------------------------------------------------------- the plan
 
 
 @pytest.mark.parametrize("most", [None, 1])
@@ -130,9 +127,6 @@ def test_another_placement_file_is_no_lock(tmp_path: Path) -> None:
         read_lock(tmp_path / "x")
 
 
-# ---------------------------------------------------------------------- what differs
-
-
 @dataclass(frozen=True)
 class Newer(Toy):
     """toy in its next version."""
@@ -143,9 +137,7 @@ class Newer(Toy):
         return "xrt 9.9"
 
 
-OTHER = Function(
-    (Value("z", TensorType(DType.FLOAT32, (4,))),), (Value("y", None),), (Node("Relu", ("z",), ("y",)),), opsets={"": 20}
-)
+OTHER = graph({"z": "float32[4]"}, {"y": "float32[4]"}, node("Relu", "z", "y"), opset=20)
 
 
 @pytest.mark.parametrize(
@@ -187,9 +179,6 @@ def test_engines_without_a_part_do_not_matter() -> None:
     assert list_mismatches(lock, ask()) == ()
 
 
-# ---------------------------------------------------------------------- the gate
-
-
 class Ticks:
     """A clock that goes on by what engines say that they take, on a machine that is busy or not."""
 
@@ -210,17 +199,17 @@ class Ticking(RecordingEngine):
     seconds: float = 0.0
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
-        return _Ticking(super().compile(function, context), self.seconds)
+        executable = _Ticking(super().compile(function, context), self.journal)
+        executable.seconds = self.seconds
+        return executable
 
 
-class _Ticking(Executable):
-    def __init__(self, inner: Executable, seconds: float) -> None:
-        self.prepare = inner.prepare  # type: ignore[method-assign]  # nothing to add
-        self._run, self._seconds = inner.run, seconds
+class _Ticking(ObservedExecutable):
+    seconds = 0.0
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        CLOCK.now += self._seconds
-        return self._run(inputs, options)
+        CLOCK.now += self.seconds
+        return super().run(inputs, options)
 
 
 def course(engines: Sequence[GraphCompiler] = ENGINES, seconds: float = 30.0) -> RegressionSetup:

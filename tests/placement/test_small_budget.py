@@ -22,10 +22,10 @@ from xrt.partition.partitioner import plan_from_assignment
 from xrt.placement import CandidateComparison, CostStore, TuningBudget
 from xrt.placement.race import Entrant, StoppingRule, select_winner
 from xrt.processes.background import OutOfTime, within
-from xrt.testing.fault_injection import FaultyEngine
+from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 from xrt.verify.execution import Stopped
 
-pytestmark = [pytest.mark.usefixtures("here"), pytest.mark.sample(3)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("here"), pytest.mark.sample(3)]
 
 RELEASED = threading.Event()
 """Lets go of the engines that are waiting."""
@@ -39,7 +39,7 @@ def released() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Stuck(GraphCompiler):
+class Stuck(RecordingEngine):
     """An engine that does not come back from one of its methods before it is released."""
 
     name: ClassVar[str] = "stuck"
@@ -48,15 +48,12 @@ class Stuck(GraphCompiler):
     def why_not(self, node: Node, function: Function) -> str | None:
         if self.where == "why_not":
             RELEASED.wait()
-        return TOY.why_not(node, function)
-
-    def version(self) -> str:
-        return "1"
+        return super().why_not(node, function)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         if self.where == "compile":
             RELEASED.wait()
-        return TOY.compile(function, context)
+        return super().compile(function, context)
 
 
 def ticking() -> Callable[[], float]:
@@ -71,7 +68,6 @@ def test_a_budget_that_is_over_at_once_gives_a_measurement_all_the_same() -> Non
     assert (result.how, result.race.winner and result.race.winner.title) == ("measured", SLOW_EXP.spec)
 
 
-@pytest.mark.slow
 def test_engines_race_before_mixtures_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that ran first had won where the planner used up the rest of a budget."""
     monkeypatch.setattr("xrt.placement.autotune.choose_requests", endless)
@@ -83,7 +79,6 @@ def test_engines_race_before_mixtures_are_looked_for(monkeypatch: pytest.MonkeyP
 UNARY = "Abs Atan Asinh Ceil Cos Cosh Elu Erf Exp Floor HardSigmoid HardSwish LeakyRelu Mish Neg Relu Round Selu Sigmoid Sin Tanh"
 
 
-@pytest.mark.slow
 def test_mixtures_leave_time_for_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
     """The regions of a mixture were measured until the end of the budget, so that no round was left."""
     clock = simulate_time(monkeypatch)
@@ -131,7 +126,6 @@ def sample_first_as(factor: float, clock: SimulatedClock) -> Callable[..., list[
     return sample
 
 
-@pytest.mark.slow
 def test_an_engine_that_was_timed_during_imports_races_and_its_cost_is_that_of_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
     """An import made the quicker engine three times slower in its worker: it was not raced, and that time was stored."""
     clock = simulate_time(monkeypatch)
@@ -144,7 +138,6 @@ def test_an_engine_that_was_timed_during_imports_races_and_its_cost_is_that_of_t
     assert isinstance(cost, MeasuredCost) and cost.seconds == pytest.approx(0.004 + CALL, rel=0.05)
 
 
-@pytest.mark.slow
 def test_engines_race_where_a_call_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six rounds of them did not fit into the budget, so that one call in each worker decided."""
     clock = simulate_time(monkeypatch)
@@ -156,25 +149,18 @@ def test_engines_race_where_a_call_takes_long(monkeypatch: pytest.MonkeyPatch) -
 
 
 @dataclass(frozen=True)
-class Once(GraphCompiler):
+class Once(RecordingEngine):
     """An engine that compiles a model for its measurement, and not for the race."""
 
     name: ClassVar[str] = "once"
     count: ClassVar[Iterator[int]]
 
-    def why_not(self, node: Node, function: Function) -> str | None:
-        return TOY.why_not(node, function)
-
-    def version(self) -> str:
-        return "1"
-
     def compile(self, function: Function, context: CompileContext) -> Executable:
         if len(function.nodes) > 1 and next(self.count):
             raise CompileFailed("it compiles only once")
-        return TOY.compile(function, context)
+        return super().compile(function, context)
 
 
-@pytest.mark.slow
 def test_an_engine_that_fails_in_this_process_does_not_win_by_its_time_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Once, "count", itertools.count(), raising=False)
     monkeypatch.setattr("xrt.placement.autotune.choose_requests", lambda *given, **options: ())
@@ -207,7 +193,6 @@ def test_a_comparison_that_takes_long_is_given_up_where_another_engine_is_right(
     assert output in str(result)
 
 
-@pytest.mark.slow
 def test_an_engine_that_does_not_come_back_is_left_for_the_next() -> None:
     result = tuned(PAIR, Stuck(), TOY, budget=2.0, clock=ticking(), bounds=TuningBudget(limit=0.01))
     assert {launch.engine for launch in result.plan.launches} == {"toy"}
@@ -218,9 +203,8 @@ def test_an_engine_that_does_not_come_back_is_left_for_the_next() -> None:
     assert "gave no answer within" in line or "it was not ready to be called within" in line
 
 
-@pytest.mark.slow
 def test_an_engine_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
-    result = tuned(PAIR, TOY, Stuck("why_not"), budget=6.0, store=CostStore(tmp_path))
+    result = tuned(PAIR, TOY, Stuck(where="why_not"), budget=6.0, store=CostStore(tmp_path))
     assert result.how == "measured"
     assert result.unmeasured == {"stuck{where=why_not}": "the budget ended while it was asked which nodes it supports"}
     assert "  not measured in time: stuck{where=why_not}" in str(result)
@@ -241,7 +225,6 @@ def cannot(function: Function, inputs: Sequence[Any]) -> list[Any]:
     raise RunFailed("the reference has no kernel for it")
 
 
-@pytest.mark.slow
 def test_what_the_reference_cannot_compute_is_compared_with_the_first_engine() -> None:
     result = tuned(PAIR, TOY, FaultyEngine(how="value"), reference=cannot)
     assert (result.how, {launch.engine for launch in result.plan.launches}) == ("measured", {"toy"})
@@ -256,7 +239,6 @@ def raced(rounds: int) -> CandidateComparison:
     return select_winner(entrants, (), rounds, 6)
 
 
-@pytest.mark.slow
 def test_few_rounds_have_no_interval_and_nobody_loses_by_them() -> None:
     won, other = raced(1).contenders
     assert (won.verdict, other.verdict) == ("won", "tie")

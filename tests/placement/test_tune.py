@@ -28,8 +28,7 @@ from xrt.placement import CostStore, TuningBudget, records
 from xrt.placement.result import PlacementRequest
 from xrt.testing.fault_injection import FaultyEngine
 
-pytestmark = pytest.mark.sample(3)
-# ---------------------------------------------------------------------- who wins
+pytestmark = [pytest.mark.slow, pytest.mark.sample(3)]
 
 
 @pytest.mark.full
@@ -93,9 +92,6 @@ def test_pins_hold() -> None:
     assert {map_nodes_to_engines(candidate.plan)["n0"] for candidate in result.race.contenders} == {SLOW_EXP.spec}
 
 
-# ---------------------------------------------------------------------- what harms nobody
-
-
 AMPLE = 4000.0
 """Seconds of a budget that ends no search here: all is known long before, however busy the machine is."""
 FAULTS = {
@@ -109,7 +105,6 @@ FAULTS = {
 HOWS = [how if how in ("kill", "value") else pytest.param(how, marks=[pytest.mark.full]) for how in FAULTS]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", HOWS)
 def test_what_hangs_crashes_or_is_wrong_is_not_in_the_race_and_is_remembered(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -127,7 +122,6 @@ def test_what_hangs_crashes_or_is_wrong_is_not_in_the_race_and_is_remembered(
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_an_engine_that_hangs_is_not_asked_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     end_limits_at_hangs(monkeypatch, tmp_path)
     engine = Announcing(how="hang")
@@ -138,19 +132,13 @@ def test_an_engine_that_hangs_is_not_asked_for_ever(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.full
-@pytest.mark.slow
-def test_a_run_that_is_far_slower_than_anothers_is_cut_off_before_its_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_far_slower_than_anothers_is_cut_off_before_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it may take follows from what toy took, which is less than a second on any machine: two seconds and ten times that."""
     end_limits_at_hangs(monkeypatch, tmp_path)
     result = tuned(chain("Exp"), TOY, Announcing(how="hang"), budget=AMPLE, bounds=TuningBudget(limit=0.4))
     (other,) = (candidate for candidate in result.race.contenders if candidate.title != "toy")
     seconds = re.search(r"it gave no answer within (\S+) s", other.note)
     assert seconds is not None and 2 <= float(seconds[1]) < 12
-
-
-# ---------------------------------------------------------------------- the budget
 
 
 @pytest.mark.full
@@ -232,7 +220,6 @@ def test_no_decision_is_kept_of_an_engine_whose_code_is_in_no_file(tmp_path: Pat
     assert [tuned(chain("Exp"), TOY, store=CostStore(tmp_path)).how for _ in range(2)] == ["measured", "measured"]
 
 
-@pytest.mark.slow
 def test_the_code_of_an_engine_is_reported_before_it_is_imported() -> None:
     requests = (
         "import sys; from xrt.cache.signature import hash_sources; print(hash_sources('xrt.engines.tvm'), 'tvm' in sys.modules)"
@@ -241,7 +228,6 @@ def test_the_code_of_an_engine_is_reported_before_it_is_imported() -> None:
     assert completed.stdout.split() == [hash_sources("xrt.engines.tvm"), "False"]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_a_larger_budget_searches_again_with_what_is_known(tmp_path: Path) -> None:
     store = CostStore(tmp_path)
@@ -296,7 +282,6 @@ UNFIT = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("change", "told"), UNFIT, ids=[told for _, told in UNFIT])
 @pytest.mark.usefixtures("here")
 def test_a_decision_that_does_not_fit_is_measured_again(change: Any, told: str, tmp_path: Path) -> None:
@@ -309,7 +294,6 @@ def test_a_decision_that_does_not_fit_is_measured_again(change: Any, told: str, 
         assert tuned(chain("Exp"), TOY, store=CostStore(tmp_path)).how == "measured"
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_a_decision_with_a_long_note_can_be_read() -> None:
     result = replace(tuned(chain("Exp"), TOY), notes=("a page of a library's " * 1000,))
@@ -318,7 +302,6 @@ def test_a_decision_with_a_long_note_can_be_read() -> None:
     assert again.notes == (result.notes[0][:2000],)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_threads_that_keep_costs_at_once_lose_none(tmp_path: Path) -> None:
     parts = [tuned(chain(op), TOY).table for op in ("Exp", "Cos", "Abs", "Neg")]

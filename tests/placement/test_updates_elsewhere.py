@@ -15,7 +15,7 @@ from xrt import ops, training
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, RunOptions
 from xrt.engines.contract import registry
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, list_states
+from xrt.graph import Function, list_states
 from xrt.partition import ClusteringOptions, Plan
 from xrt.partition.fold import extract_subgraph
 from xrt.placement.profiler import LocalRunner, TrialLimits
@@ -23,10 +23,10 @@ from xrt.placement.race import Candidates
 from xrt.placement.result import PlacementRequest
 from xrt.processes.background import OutOfTime
 from xrt.runtime import Program, compile_plan, make_timed_call
+from xrt.testing.corpus.entry import graph, node
 
 X = np.random.default_rng(3).standard_normal((8, 300), dtype="float32")
 LABELS = np.arange(8)
-VECTOR = TensorType(DType.FLOAT32, (4,))
 DATA: dict[str, Any] = {"x": X, "target": LABELS, "learning_rate": np.array(0.01, "float32")}
 
 
@@ -118,13 +118,13 @@ class Counting(Executable):
         return [x.copy(), np.add(x, 1, out=buffer)]
 
 
-ADDING = Function(
-    (Value("x", VECTOR),),
-    (Value("first", VECTOR), Value("y", VECTOR)),
-    (Node("Identity", ("x",), ("first",), name="first"), Node("Add", ("x", "one"), ("y",), name="add")),
-    constants={"one": Constant(np.ones(4, "float32"))},
+ADDING = graph(
+    {"x": "float32[4]"},
+    {"first": "float32[4]", "y": "float32[4]"},
+    node("Identity", "x", "first", name="first"),
+    node("Add", "x one", "y", name="add"),
+    constants={"one": np.ones(4, "float32")},
     aliases=(("x", "y"),),
-    opsets={"": 20},
 )
 
 

@@ -14,11 +14,12 @@ from tests.module.test_faults import X, chain
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.engines.contract import registry
-from xrt.engines.toolkit.reference_evaluator import REFERENCE, evaluate
-from xrt.graph import Function, Node
+from xrt.engines.toolkit.reference_evaluator import evaluate
+from xrt.graph import Function
 from xrt.measure.timing import sample_call_times
 from xrt.placement import TuningResult, tune
 from xrt.placement.result import PlacementRequest
+from xrt.testing.fault_injection import ObservedExecutable, RecordingEngine
 
 sleep = time.sleep
 """Passes the time of a call; `simulate_time` replaces it."""
@@ -51,42 +52,31 @@ def simulate_time(monkeypatch: pytest.MonkeyPatch) -> SimulatedClock:
 
 
 @dataclass(frozen=True)
-class Uneven(GraphCompiler):
+class Uneven(RecordingEngine):
     """The reference, and so many seconds for each node of some operators."""
 
     name: ClassVar[str] = "uneven"
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
     slow: str = ""
     """Operators, with ``|`` between them."""
     seconds: float = 0.004
 
-    def why_not(self, node: Node, function: Function) -> str | None:
-        return registry.create(REFERENCE).why_not(node, function)
-
-    def version(self) -> str:
-        return "1"
-
     def compile(self, function: Function, context: CompileContext) -> Executable:
-        return _Sleeping(registry.create(REFERENCE).compile(function, context), self.seconds_of(function))
+        executable = _Sleeping(super().compile(function, context), self.journal)
+        executable.seconds = self.seconds_of(function)
+        return executable
 
     def seconds_of(self, function: Function) -> float:
         """Return how much longer than the reference a call of the Function takes."""
         return self.seconds * sum(node.op in self.slow.split("|") for node in function.nodes)
 
 
-class _Sleeping(Executable):
-    def __init__(self, inner: Executable, seconds: float) -> None:
-        self.inner = inner
-        self.seconds = seconds
-
-    def prepare(self) -> None:
-        self.inner.prepare()
+class _Sleeping(ObservedExecutable):
+    seconds = 0.0
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         sleep(self.seconds)
-        return self.inner.run(inputs, options)
-
-    def close(self) -> None:
-        self.inner.close()
+        return super().run(inputs, options)
 
 
 TOY = registry.create("toy")

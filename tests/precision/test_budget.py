@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import xrt
+from tests.exact_errors import raises_exactly
 from xrt.errors import CalibrationError, InputError, OptionError
 from xrt.graph import DType, Function, TensorType, Value
 from xrt.precision.budget import ErrorBudget, find_fault, hash_metric, parse_budget, read_examples
@@ -77,9 +78,8 @@ def raise_error(outputs: Any, items: Any) -> float:
     ],
 )
 def test_a_metric_that_fails_is_one_error(metric: Any, text: str) -> None:
-    with pytest.raises(CalibrationError) as caught:
+    with raises_exactly(CalibrationError, text):
         ErrorBudget(0.1, metric).measure_error(EXACT, EXACT, EXACT)
-    assert str(caught.value) == text
 
 
 @pytest.mark.parametrize(
@@ -111,19 +111,18 @@ def test_a_constant_reference_may_have_constant_results() -> None:
     ],
 )
 def test_what_is_no_budget(given: Any, text: str) -> None:
-    with pytest.raises(OptionError) as caught:
+    with raises_exactly(OptionError, text):
         parse_budget(given)
-    assert str(caught.value) == text
 
 
 def test_budgets_print_and_refuse_other_measures() -> None:
     assert str(parse_budget(0.01)) == "relative error at most 1%"
     assert str(xrt.ErrorBudget(0.005, raise_error)) == "loss of raise_error at most 0.005"
-    with pytest.raises(OptionError) as caught:
+    with raises_exactly(
+        OptionError,
+        "measure must be one of relative, cosine, top1, or a function of outputs and items; got 'cosin'. Did you mean 'cosine'?",
+    ):
         ErrorBudget(0.1, "cosin")  # type: ignore[arg-type]  # a mistake
-    assert str(caught.value) == (
-        "measure must be one of relative, cosine, top1, or a function of outputs and items; got 'cosin'. Did you mean 'cosine'?"
-    )
     with pytest.raises(OptionError, match=r"the limit of an ErrorBudget is a number, 0 or more, such as 0.01; got nan"):
         ErrorBudget(math.nan)
 
@@ -153,9 +152,8 @@ X = np.ones((1, 2), "float32")
     ],
 )
 def test_examples_that_do_not_serve(given: Any, kind: type[Exception], text: str) -> None:
-    with pytest.raises(kind) as caught:
+    with raises_exactly(kind, text):
         read_examples(given, "validate", INPUTS)
-    assert str(caught.value) == text
 
 
 def test_examples_come_by_position_or_name_and_labels_go_to_a_metric() -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import xrt
+from tests.exact_errors import raises_exactly
 from tests.serve.serving import HANGS, TOP, ServerProcess, double, identity, serve, total
 from xrt.cli import main
 from xrt.errors import OptionError
@@ -25,6 +26,7 @@ from xrt.graph import DType, Function
 from xrt.models import load_light, sample_inputs
 from xrt.serve import export_triton
 
+pytestmark = pytest.mark.slow
 CLIENT = Path(__file__).with_name("client.py")
 MISSING = "is missing: `make test` installs it into .venv/clients, since it holds other packages back"
 
@@ -78,7 +80,6 @@ def server(folder: Path) -> Iterator[ServerProcess]:
         assert server.end() == (0, "")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["http", "grpc"])
 def test_a_public_client_passes_every_case(kind: str, server: ServerProcess, folder: Path) -> None:
     command = [find_client_python(), str(CLIENT), kind, getattr(server, kind), str(folder)]
@@ -148,7 +149,6 @@ def start(backend: None) -> Start:
     return make
 
 
-@pytest.mark.slow
 def test_a_model_that_joins_requests(tmp_path: Path, start: Start) -> None:
     bundle = save(double(("n", 3)), tmp_path / "double.xrt", threads=1)
     model = export_triton(bundle, tmp_path / "repo", batch=[1, 4], max_wait=0.001, instances=2, threads=1)
@@ -176,7 +176,6 @@ def test_a_model_that_joins_requests(tmp_path: Path, start: Start) -> None:
     served.finalize()
 
 
-@pytest.mark.slow
 def test_texts_scalars_and_names_that_need_quotes(tmp_path: Path, start: Start) -> None:
     bundle = save(identity(DType.STRING, DType.BOOL, shape=()), tmp_path / "texts.xrt")
     model = export_triton(bundle, tmp_path / "repo", name="other", version=3)
@@ -192,12 +191,12 @@ def test_texts_scalars_and_names_that_need_quotes(tmp_path: Path, start: Start) 
 
 
 def test_an_option_that_triton_has_not_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError) as caught:
+    with raises_exactly(
+        OptionError, "export_triton has no option 'max_sessions'; it has: batch, max_wait, instances, session_idle"
+    ):
         export_triton(save(total(), tmp_path / "total.xrt"), tmp_path / "repo", max_sessions=2)
-    assert str(caught.value) == "export_triton has no option 'max_sessions'; it has: batch, max_wait, instances, session_idle"
 
 
-@pytest.mark.slow
 def test_a_model_with_state_gets_sequences(tmp_path: Path, start: Start) -> None:
     model = export_triton(save(total(), tmp_path / "total.xrt"), tmp_path / "repo", session_idle=60)
     config = read_config(model)
@@ -228,10 +227,12 @@ def test_what_cannot_be_exported(tmp_path: Path, capsys: pytest.CaptureFixture[s
     message = f"error: '{tmp_path}/repo/double/1' exists; choose another version, or remove it"
     assert (raised.value.code, capsys.readouterr().err.strip()) == (2, message)
     half = save(identity(DType.BFLOAT16), tmp_path / "half.xrt")
-    with pytest.raises(OptionError) as error:
+    with raises_exactly(
+        OptionError, "'x0' is BF16, which Triton's Python backend does not give as an array; cast it in the model"
+    ):
         export_triton(half, tmp_path / "repo")
-    assert str(error.value) == "'x0' is BF16, which Triton's Python backend does not give as an array; cast it in the model"
     (tmp_path / "no.onnx").write_bytes(b"")
-    with pytest.raises(OptionError) as error:
+    with raises_exactly(
+        OptionError, f"'{tmp_path}/no.onnx' is no bundle; compile the model first: xrt compile MODEL -o model.xrt"
+    ):
         export_triton(tmp_path / "no.onnx", tmp_path / "repo")
-    assert str(error.value) == f"'{tmp_path}/no.onnx' is no bundle; compile the model first: xrt compile MODEL -o model.xrt"

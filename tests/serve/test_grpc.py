@@ -96,10 +96,7 @@ async def test_what_has_no_typed_contents_is_raw() -> None:
                 {"inputs": [tensor], "raw_input_contents": [b"", b""]},
                 "the request has 1 inputs and 2 raw contents; each input has one, or none has",
             ),
-            (
-                {"inputs": [{**tensor, "datatype": "FP8"}]},
-                f"input 'x0' has datatype 'FP8'; there is: {', '.join(DATATYPES)}",
-            ),
+            ({"inputs": [{**tensor, "datatype": "FP8"}]}, f"input 'x0' has datatype 'FP8'; there is: {', '.join(DATATYPES)}"),
             (
                 {"inputs": [{"name": "x0", "datatype": "INT8", "shape": [1], "contents": {"int_contents": [200]}}]},
                 "input 'x0' has a number that INT8 cannot hold",

@@ -13,17 +13,18 @@ import numpy as np
 import pytest
 
 import xrt
+from tests.exact_errors import raises_exactly
 from tests.integrations.models import write_classifier
 from tests.serve.serving import Gate, ask, binary, double, exchange, identity, infer, running, tensor, total
 from xrt.errors import OptionError
 from xrt.formats import onnx
-from xrt.graph import DType, TensorType, Value
-from xrt.graph.function import Function
+from xrt.graph import DType, TensorType
 from xrt.serve import app
 from xrt.serve.application import LARGE
 from xrt.serve.metrics import ACCESS
 from xrt.serve.protocol import InferRequest, RequestRefusal
 from xrt.serve.repository import open_module
+from xrt.testing.corpus.entry import graph, sequence
 
 X = np.array([[1, -2, 3.5]], np.float32)
 REQUEST = {"inputs": [tensor("x", X)]}
@@ -363,14 +364,12 @@ async def test_lifespan_begins_and_ends_with_the_server() -> None:
     ],
 )  # fmt: skip
 def test_impossible_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(OptionError) as error:
+    with raises_exactly(OptionError, message):
         one_model(**options)
-    assert str(error.value) == message
 
 
 def test_models_that_cannot_be_served() -> None:
-    sequence = xrt.graph.SequenceType(TensorType(DType.FLOAT32, (2,)))
-    untyped = Function((Value("x", sequence),), (Value("x", sequence),), opsets={"": 20})
+    untyped = {"x": sequence("float32[2]")}
     for models, message in (
         ({}, "there is no model to serve; give at least one"),
         (
@@ -379,16 +378,15 @@ def test_models_that_cannot_be_served() -> None:
         ),
         ({"a": 7}, "a model is an XRTModule or the path of a bundle or ONNX file; got int"),
         (
-            {"a": xrt.XRTModule(untyped, engine="toy")},
+            {"a": xrt.XRTModule(graph(untyped, untyped), engine="toy")},
             (
                 "'x' of model 'a' is seq(float32[2]), which the Open Inference Protocol has no datatype for; it has: BOOL, "
                 "UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, BF16, FP32, FP64, BYTES"
             ),
         ),
     ):
-        with pytest.raises(OptionError) as error:
+        with raises_exactly(OptionError, message):
             app(models)
-        assert str(error.value) == message
 
 
 class Lookup(xrt.Graph):

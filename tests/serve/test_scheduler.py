@@ -18,11 +18,12 @@ from tests.serve.serving import HANGS, Gate, Reply, ask, double, infer, running,
 from xrt.errors import OptionError, RunFailed
 from xrt.formats import onnx
 from xrt.formats.placement_file import ServingConfiguration
-from xrt.graph import Attribute, DType, Function, Node, TensorType, Value
+from xrt.graph import DType, Function, TensorType
 from xrt.module.tuning import store_serving
 from xrt.serve import app
 from xrt.serve.protocol import RequestRefusal
 from xrt.serve.scheduler import Scheduler, explain_mixed_rows, run_batch
+from xrt.testing.corpus.entry import graph, node
 
 
 @dataclass
@@ -192,10 +193,7 @@ async def test_a_model_that_was_tuned_for_batches_and_mixes_rows_is_served_witho
 
 @pytest.mark.parametrize(
     ("shape", "reason"),
-    [
-        ((4, 3), "the first axis of 'x' (float32[4,3]) is not open"),
-        ((), "the first axis of 'x' (float32[]) is not open"),
-    ],
+    [((4, 3), "the first axis of 'x' (float32[4,3]) is not open"), ((), "the first axis of 'x' (float32[]) is not open")],
 )
 def test_a_batch_that_the_shapes_do_not_admit(shape: tuple[Any, ...], reason: str) -> None:
     with pytest.raises(OptionError) as error:
@@ -230,12 +228,11 @@ async def test_instances_of_several_threads_have_modules_of_their_own(threads: i
 
 def make_sum(count: int, dim: str | None) -> Function:
     """Return the sum of inputs of shape [dim, 2], whose unnamed rows NumPy would broadcast."""
-    type_ = TensorType(DType.FLOAT32, (dim, 2))
-    inputs = tuple(Value(f"x{place}", type_) for place in range(count))
-    names = [inputs[0].name, *(f"s{place}" for place in range(1, count)), "y"]
-    nodes = [Node("Add", (names[place - 1], inputs[place].name), (names[place],), name=f"n{place}") for place in range(1, count)]
-    nodes.append(Node("Identity", (names[count - 1],), ("y",), name="last"))
-    return Function(inputs, (Value("y", type_),), tuple(nodes), opsets={"": 20})
+    type_ = f"float32[{dim or '?'},2]"
+    names = ["x0", *(f"s{place}" for place in range(1, count)), "y"]
+    nodes = [node("Add", f"{names[place - 1]} x{place}", names[place], name=f"n{place}") for place in range(1, count)]
+    inputs = {f"x{place}": type_ for place in range(count)}
+    return graph(inputs, {"y": type_}, *nodes, node("Identity", names[count - 1], "y", name="last"))
 
 
 def make_request(seed: int, count: int, dim: str | None) -> tuple[list[Any], Any]:
@@ -287,21 +284,17 @@ MIXING: dict[str, tuple[Any, Callable[[Any], Any]]] = {
 @pytest.mark.parametrize(("sizes", "rounds_up"), [((8,), False), ((1, 2, 4), True), ((2,), False)])
 def test_the_trial_finds_rows_that_depend_on_each_other(case: str, sizes: tuple[int, ...], rounds_up: bool) -> None:
     width, compute = MIXING[case]
-    function = Function((Value("x", TensorType(DType.FLOAT32, (None, width))),), ())
+    function = graph({"x": f"float32[?,{width}]"}, {})
     reason = explain_mixed_rows(lambda x: (compute(x),), function, sizes, rounds_up=rounds_up)
     assert reason.startswith("the rows of a batch change each other: alone and together, ")
     assert explain_mixed_rows(lambda x: (x + 1,), function, sizes, rounds_up=rounds_up) == ""
 
 
 async def test_the_trial_of_a_batch_uses_texts_that_the_model_has_categories_for() -> None:
-    encoder = Node("OneHotEncoder", ("x",), ("y",), domain="ai.onnx.ml", attributes=CATEGORIES)
-    inputs, outputs = (Value("x", TensorType(DType.STRING, ("n", 1))),), (Value("y", TensorType(DType.FLOAT32, ("n", 1, 2))),)
-    function = Function(inputs, outputs, (encoder,), opsets={"": 20, "ai.onnx.ml": 3})
+    encoder = node("OneHotEncoder", "x", "y", domain="ai.onnx.ml", cats_strings=["blue", "red"], zeros=0)
+    function = graph({"x": "string[n,1]"}, {"y": "float32[n,1,2]"}, encoder, ml=3)
     async with running(app({"colors": xrt.XRTModule(function, engine="toy")}, batch=4)) as application:
         assert application.explain_not_ready() == ""
-
-
-CATEGORIES = (Attribute.of("cats_strings", ["blue", "red"]), Attribute.of("zeros", 0))
 
 
 @pytest.mark.parametrize("width", [1, 3, 8, 64, 224])
@@ -311,5 +304,5 @@ def test_the_trial_needs_one_extent_that_the_model_supports(width: int) -> None:
             raise ValueError(f"the width is {width}")
         return (x + 1,)
 
-    function = Function((Value("x", TensorType(DType.FLOAT32, ("n", "length"))),), ())
+    function = graph({"x": "float32[n,length]"}, {})
     assert explain_mixed_rows(increment, function, (8,), rounds_up=False) == ""

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing
@@ -21,6 +22,7 @@ import numpy as np
 import pytest
 
 import xrt
+from tests.exact_errors import raises_exactly
 from tests.serve.serving import HANGS, Gate, double, infer, running, serve, tensor
 from xrt.cli import main
 from xrt.cli.serve import parse_models
@@ -30,7 +32,7 @@ from xrt.logging import VARIABLE
 from xrt.module import bundle as bundles
 from xrt.processes.spawn import kill, list_descendants
 from xrt.serve import app, open_inference_pb2 as messages
-from xrt.serve.application import Addresses, run_server
+from xrt.serve.application import Addresses, Application, run_server
 from xrt.serve.grpc_service import SERVICE
 
 
@@ -88,33 +90,44 @@ async def test_a_killed_worker_under_load_gives_no_wrong_answer() -> None:
             assert await one(7) == 200
 
 
+def run_with_client(application: Application, client: Callable[[Addresses], None], **options: Any) -> None:
+    """Run a server in this thread until its client, in another one from when it is ready, has ended it."""
+    clients: list[threading.Thread] = []
+
+    def start(addresses: Addresses) -> None:
+        clients.append(threading.Thread(target=client, args=(addresses,)))
+
+    run_server(application, port=0, grpc_port=0, on_start=start, on_ready=lambda reason: clients[0].start(), **options)
+    clients[0].join(HANGS)
+
+
+def send_signal(application: Application, number: int) -> None:
+    """Send a signal to this process, and wait until the application is no longer ready."""
+    signal.raise_signal(number)
+    while not application.explain_not_ready():
+        threading.Event().wait(0.001)
+
+
 @pytest.mark.slow
 def test_signals_end_a_server_after_its_requests(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that is under way when the signal comes is answered, and the server is not ready meanwhile."""
     application, gate = app({"double": bundle}), Gate(xrt.XRTModule.__call__)
+    document = {"inputs": [tensor("x", [[1, 2, 3]])]}
     replies: list[Any] = []
 
-    def client(address: str) -> None:
+    def client(addresses: Addresses) -> None:
         monkeypatch.setattr(xrt.XRTModule, "__call__", lambda *values: gate(*values))
+        address = f"{addresses.host}:{addresses.http}"
         request = threading.Thread(target=lambda: replies.append(ask(address, "/v2/models/double/infer", document)))
         request.start()
         assert gate.entered.acquire(timeout=HANGS)
         with closing(http.client.HTTPConnection(address, timeout=HANGS)) as idle:
             idle.connect()
-            signal.raise_signal(signal.SIGTERM)
-            while not application.explain_not_ready():
-                threading.Event().wait(0.001)
+            send_signal(application, signal.SIGTERM)
             gate.opened.set()
             request.join(HANGS)
 
-    document = {"inputs": [tensor("x", [[1, 2, 3]])]}
-    clients: list[threading.Thread] = []
-
-    def start(addresses: Addresses) -> None:
-        clients.append(threading.Thread(target=client, args=(f"{addresses.host}:{addresses.http}",)))
-
-    run_server(application, port=0, grpc_port=0, on_start=start, on_ready=lambda reason: clients[0].start())
-    clients[0].join(HANGS)
+    run_with_client(application, client)
     assert replies[0][0] == 200 and replies[0][1]["outputs"][0]["data"] == [2, 4, 6]
     assert application.explain_not_ready() == "the server is ending"
 
@@ -124,30 +137,22 @@ def test_a_second_signal_drops_calls_of_grpc(bundle: Path, monkeypatch: pytest.M
     application, gate = app({"double": bundle}), Gate(xrt.XRTModule.__call__)
     statuses: list[str] = []
 
-    def client(address: str) -> None:
+    def client(addresses: Addresses) -> None:
         monkeypatch.setattr(xrt.XRTModule, "__call__", lambda *values: gate(*values))
         tensor = messages.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 3])
         tensor.contents.fp32_contents.extend([1, 2, 3])
         request = messages.ModelInferRequest(model_name="double", inputs=[tensor])
-        with grpc.insecure_channel(address) as channel:
+        with grpc.insecure_channel(f"{addresses.host}:{addresses.grpc}") as channel:
             call = channel.unary_unary(f"/{SERVICE}/ModelInfer").future(request.SerializeToString())
             assert gate.entered.acquire(timeout=HANGS)
-            signal.raise_signal(signal.SIGINT)
-            while not application.explain_not_ready():
-                threading.Event().wait(0.001)
+            send_signal(application, signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
             try:
                 statuses.append(call.exception(HANGS).code().name)
             finally:
                 gate.opened.set()
 
-    clients: list[threading.Thread] = []
-
-    def start(addresses: Addresses) -> None:
-        clients.append(threading.Thread(target=client, args=(f"{addresses.host}:{addresses.grpc}",)))
-
-    run_server(application, port=0, grpc_port=0, drain=2 * HANGS, on_start=start, on_ready=lambda reason: clients[0].start())
-    clients[0].join(HANGS)
+    run_with_client(application, client, drain=2 * HANGS)
     assert statuses == ["UNAVAILABLE"]
 
 
@@ -187,15 +192,10 @@ def identity_of_double() -> Any:
 
 @pytest.mark.parametrize("missing", ["uvicorn", "prometheus_client"])
 def test_without_the_extra_the_error_has_the_pip_line(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = {
-        "uvicorn": "a server needs the package uvicorn, which is missing: pip install 'xrt-engine[serve]'",
-        "prometheus_client": "a server needs the package prometheus_client, which is missing: pip install 'xrt-engine[serve]'",
-    }
     ready = app({"double": xrt.XRTModule(double(), engine="toy")})
-    monkeypatch.setitem(__import__("sys").modules, missing, None)
-    with pytest.raises(OptionError) as error:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with raises_exactly(OptionError, f"a server needs the package {missing}, which is missing: pip install 'xrt-engine[serve]'"):
         run_server(ready, port=0) if missing == "uvicorn" else app({"double": xrt.XRTModule(double(), engine="toy")})
-    assert str(error.value) == texts[missing]
 
 
 def test_names_and_versions_of_models() -> None:
@@ -205,12 +205,10 @@ def test_names_and_versions_of_models() -> None:
     }
     assert parse_models(["models/bert"]) == {"bert": {"1": "models/bert"}}
     for text in ("=a.xrt", "a:=b.xrt", ":2=b.xrt", "a=", "a:1="):
-        with pytest.raises(OptionError) as error:
+        with raises_exactly(OptionError, f"a model is PATH, NAME=PATH or NAME:VERSION=PATH; got {text!r}"):
             parse_models([text])
-        assert str(error.value) == f"a model is PATH, NAME=PATH or NAME:VERSION=PATH; got {text!r}"
-    with pytest.raises(OptionError) as error:
+    with raises_exactly(OptionError, "model 'a' is given twice; give each its own name, or a version: a:2=b/a.xrt"):
         parse_models(["a.xrt", "b/a.xrt"])
-    assert str(error.value) == "model 'a' is given twice; give each its own name, or a version: a:2=b/a.xrt"
 
 
 Failing = Callable[..., tuple[int, str]]
@@ -231,10 +229,7 @@ def fail(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 def test_mistakes_on_the_command_line(fail: Failing, bundle: Path, tmp_path: Path) -> None:
     assert fail(tmp_path / "none.xrt")[0] == 2
     assert fail(bundle, "--batch", "x") == (2, "error: --batch takes positive integers, such as 1,2,4; got 'x'")
-    assert fail(bundle, "-e", "ort") == (
-        2,
-        "error: a bundle settles its engines; leave --engine out, or compile the model again",
-    )
+    assert fail(bundle, "-e", "ort") == (2, "error: a bundle settles its engines; leave --engine out, or compile the model again")
     fixed = tmp_path / "fixed.onnx"
     onnx.save(double((2, 3)), fixed)
     assert fail(fixed, "--batch", "4") == (
@@ -260,9 +255,7 @@ async def test_bundles_and_files_are_opened_by_path(bundle: Path, tmp_path: Path
         app({"a": tmp_path / "none.xrt"})
 
 
-async def test_a_bundle_whose_example_gives_other_outputs_is_not_in_service(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_bundle_whose_example_gives_other_outputs_is_not_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The example is in the bundle; here its saved outputs are of another model."""
     path = tmp_path / "double.xrt"
     with xrt.XRTModule(double((2, 3)), engine="ort") as module:

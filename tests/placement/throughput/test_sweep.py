@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests.exact_errors import raises_exactly
 from xrt.errors import BundleError, OptionError, PlacementFileError, RunFailed
 from xrt.formats.placement_file import (
     PlacementFile,
@@ -23,15 +24,7 @@ from xrt.formats.placement_file import (
     write_placement,
 )
 from xrt.measure.timing import LoadResult
-from xrt.placement.throughput import (
-    ThroughputRequest,
-    ThroughputResult,
-    ThroughputSweep,
-    list_splits,
-    parse_batches,
-    parse_bound,
-    render_throughput_page,
-)
+from xrt.placement import throughput
 
 SPLITS = (Split(1, 2), Split(2, 1))
 
@@ -69,9 +62,9 @@ class SimulatedBench:
         return 1000 + 100 * split.instances * len(sizes)
 
 
-def tune(bench: SimulatedBench, **terms: object) -> ThroughputResult:
-    request = ThroughputRequest(**{"splits": SPLITS, "bound": 0.02, "budget": 120.0, **terms})  # type: ignore[arg-type]
-    return ThroughputSweep(bench, request, clock=bench.clock).run()
+def tune(bench: SimulatedBench, **terms: object) -> throughput.ThroughputResult:
+    request = throughput.ThroughputRequest(**{"splits": SPLITS, "bound": 0.02, "budget": 120.0, **terms})  # type: ignore[arg-type]
+    return throughput.ThroughputSweep(bench, request, clock=bench.clock).run()
 
 
 def flat(split: Split, size: int) -> float:
@@ -84,7 +77,7 @@ def convex(split: Split, size: int) -> float:
     return 0.004 * size * (1.0 + 0.1 * math.log2(size)) / split.threads**0.7
 
 
-def check_law(actual: ThroughputResult) -> None:
+def check_law(actual: throughput.ThroughputResult) -> None:
     """The chosen point has the highest measured rate within the bound, up to what counts as equal."""
     within = [candidate.rate for candidate in actual.candidates if candidate.rate is not None and candidate.p99 <= actual.bound]
     assert actual.configuration.rate >= 0.96 * max(within)
@@ -208,27 +201,24 @@ def test_the_choice_has_the_highest_measured_rate(
 
 
 def test_a_thread_budget_is_divided_without_a_rest_where_that_can_be() -> None:
-    assert list_splits(1) == (Split(1, 1),)
-    assert list_splits(8, (1, 3)) == (Split(1, 8), Split(3, 2))
-    with pytest.raises(OptionError) as caught:
-        list_splits(2, (4,))
-    assert str(caught.value) == (
-        "instances=4 needs a thread for each, and the thread budget is 2; ask for at most 2 instances, or raise threads="
-    )
+    assert throughput.list_splits(1) == (Split(1, 1),)
+    assert throughput.list_splits(8, (1, 3)) == (Split(1, 8), Split(3, 2))
+    with raises_exactly(
+        OptionError,
+        "instances=4 needs a thread for each, and the thread budget is 2; ask for at most 2 instances, or raise threads=",
+    ):
+        throughput.list_splits(2, (4,))
 
 
 def test_what_is_asked_for_is_checked() -> None:
-    assert parse_batches((8, 2)) == (1, 2, 8)
-    assert parse_bound(None) == math.inf
-    with pytest.raises(OptionError) as caught:
-        parse_batches([0])
-    assert str(caught.value) == "batches must be positive integers, such as batches=(1, 2, 4); got [0]"
-    with pytest.raises(OptionError) as caught:
-        parse_batches(range(1, 40))
-    assert str(caught.value) == "batches has 39 numbers, each of which is measured; at most 16 can be"
-    with pytest.raises(OptionError) as caught:
-        parse_bound(0)
-    assert str(caught.value) == "p99 must be a positive number of seconds, such as p99=0.020, or None; got 0"
+    assert throughput.parse_batches((8, 2)) == (1, 2, 8)
+    assert throughput.parse_bound(None) == math.inf
+    with raises_exactly(OptionError, "batches must be positive integers, such as batches=(1, 2, 4); got [0]"):
+        throughput.parse_batches([0])
+    with raises_exactly(OptionError, "batches has 39 numbers, each of which is measured; at most 16 can be"):
+        throughput.parse_batches(range(1, 40))
+    with raises_exactly(OptionError, "p99 must be a positive number of seconds, such as p99=0.020, or None; got 0"):
+        throughput.parse_bound(0)
 
 
 def test_a_result_prints_as_a_table() -> None:
@@ -263,14 +253,13 @@ def test_a_damaged_configuration_is_refused() -> None:
             text.replace('"batch": 32', '"batch": 0', 1) if '"batch": 32' in text else text.replace('"batch": 16', '"batch": 0')
         )
     assert caught.value.position.startswith("serving")
-    with pytest.raises(BundleError) as refused:
+    with raises_exactly(BundleError, "its serving configuration cannot be read: Object missing required field `instances`"):
         parse_serving('{"batch": 2}')
-    assert str(refused.value) == "its serving configuration cannot be read: Object missing required field `instances`"
 
 
 def test_a_page_lists_all_points() -> None:
     result = tune(SimulatedBench(convex), budget=20.0)
-    page = render_throughput_page(result, "a <model>")
+    page = throughput.render_throughput_page(result, "a <model>")
     assert "Throughput of a &lt;model&gt;" in page
     for candidate in result.candidates:
         assert f"batch {candidate.batch}, {candidate.split}" in page
