@@ -14,7 +14,8 @@ from tests.cli.commands import Command, write_model
 from xrt.cache import Store
 from xrt.engines.contract import registry
 from xrt.formats import onnx
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.graph import Function
+from xrt.testing.corpus.entry import graph, node
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -53,10 +54,7 @@ def test_the_cache_is_listed_checked_and_cleared(model: str, own_cache: Path, co
 
 @pytest.mark.usefixtures("small_is_kept")
 def test_why_miss_names_the_ingredient(model: str, command: Command) -> None:
-    assert command("cache", "explain-miss", model, "-e", "ort")[:2] == (
-        1,
-        "xrt_ort_0: not in the cache\n  the cache is empty\n",
-    )
+    assert command("cache", "explain-miss", model, "-e", "ort")[:2] == (1, "xrt_ort_0: not in the cache\n  the cache is empty\n")
     command("run", model, "-e", "ort", "--threads", "1")
     assert command("cache", "explain-miss", model, "-e", "ort", "--threads", "1")[:2] == (0, "xrt_ort_0: in the cache\n")
     code, out, _ = command("cache", "explain-miss", model, "-e", "ort{memory_arena=false}", "--threads", "1", "--json")
@@ -171,8 +169,9 @@ def test_all_combinations_of_sizes_are_compiled(tmp_path: Path, command: Command
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["compile", "verify"])
 def test_a_model_that_cannot_run_is_refused(name: str, tmp_path: Path, command: Command) -> None:
-    inputs, nodes = (Value("x", TensorType(DType.FLOAT32, (2, 3))),), (Node("Gather", ("x", "beyond"), ("y",)),)
-    onnx.save(Function(inputs, (Value("y"),), nodes, {"beyond": Constant(np.array([7]))}, {"": 18}), tmp_path / "m.onnx")
+    gather = node("Gather", "x beyond", "y")
+    function = graph({"x": "float32[2,3]"}, {"y": "float32[1,3]"}, gather, constants={"beyond": np.array([7])})
+    onnx.save(function, tmp_path / "m.onnx")
     target = tmp_path / "model.xrt"
     code, _, err = command(name, tmp_path / "m.onnx", "-e", "ort", *(("-o", target) if name == "compile" else ()))
     assert code == 2 and "failed while it ran" in err and "idx=7" in err

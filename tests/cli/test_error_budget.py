@@ -90,7 +90,6 @@ def test_what_fails_a_check(fault: str, validate: Any, changes: dict[str, Any], 
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_the_commands_keep_a_budget_and_a_check_fails_over_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:

@@ -58,16 +58,6 @@ def test_a_crash_while_verifying_is_a_warning_a_strict_error_and_bisecting_it_a_
     assert code == 1 and "1 node" in out and ended in out
 
 
-@pytest.mark.full
-def test_a_bundle_is_isolated_and_checked_as_asked(model: str, tmp_path: Path, command: Command) -> None:
-    target = str(tmp_path / "model.xrt")
-    assert command("compile", model, "-e", "ort", "-o", target, "--isolate", "ort", "--time-limit", "60")[0] == 0
-    arguments = ("--isolate", "ort", "--isolate-run", "--check", "first", "--verify", "--strict")
-    code, out, err = command("run", target, *arguments)
-    assert (code, err) == (0, "")
-    assert "y agrees with the reference" in out
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import xrt
 from tests.cli.commands import BUDGET, NEVER, Command, alter_lock
 from tests.module.test_faults import chain
 from xrt.cli import tune
 from xrt.formats import onnx
 from xrt.formats.placement_file import PlacementFile, read_placement
-from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.models import sample_inputs
 from xrt.passes import specialize
+from xrt.testing.corpus.entry import graph, node
 
 pytestmark = [pytest.mark.usefixtures("cache_of_place"), pytest.mark.sample(3)]
 
@@ -29,9 +28,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("locked")
     (folder / "locks").mkdir()
     onnx.save(chain("Abs", "Neg", "Exp", "Cos", "Sqrt"), folder / "model.onnx")
-    rows = TensorType(DType.FLOAT32, ("batch", 3))
-    nodes = (Node("Add", ("x", "z"), ("s",), name="add"), Node("Exp", ("s",), ("e",), name="exp"), Node("Cos", ("e",), ("y",)))
-    function = Function((Value("x", rows), Value("z", rows)), (Value("y", rows),), nodes, opsets={"": 20}, name="rows")
+    rows = "float32[batch,3]"
+    nodes = node("Add", "x z", "s", name="add"), node("Exp", "s", "e", name="exp"), node("Cos", "e", "y")
+    function = graph({"x": rows, "z": rows}, {"y": rows}, *nodes).replace(name="rows")
     onnx.save(function, folder / "rows.onnx")
     np.save(folder / "x.npy", np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3))
     return folder
@@ -124,14 +123,6 @@ def test_engines_that_the_lock_does_not_have_are_a_mistake(lock: Path, command: 
     assert err.startswith("error: --engines names 'nobody'; the lock has ")
 
 
-@pytest.mark.full
-def test_another_version_is_reported_and_checked(lock: Path, command: Command) -> None:
-    path = alter_lock(lock, lambda facts: facts["engines"].update(ort="onnxruntime 1.0"))
-    code, out, _ = command("check", path, "--budget", "2s", "--max-regress", NEVER)
-    assert code == 0
-    assert out.startswith("not where it was locked: engine 'ort' was onnxruntime 1.0 and is onnxruntime 1.")
-
-
 @pytest.mark.parametrize(
     ("change", "more", "told"),
     [
@@ -183,28 +174,6 @@ def test_a_lock_that_holds_places_the_model_of_the_command_line(lock: Path, comm
     code, out, _ = command("explain", str(lock.parent.parent / "model.onnx"), "-e", "auto", "--lock", lock)
     assert code == 0
     assert "placed by a lock: " in out
-
-
-@pytest.mark.full
-def test_a_lock_serves_all_sizes(place: Path, tmp_path: Path, command: Command) -> None:
-    opened = Function(
-        (Value("x", TensorType(DType.FLOAT32, ("s", 3))),), (Value("y"),), (Node("Exp", ("x",), ("y",)),), opsets={"": 20}
-    )
-    model, target = tmp_path / "open.onnx", tmp_path / "open.lock"
-    onnx.save(opened, model)
-    code, _, _ = command("lock", str(model), "-e", "ort", "-o", target, *BUDGET, "--dim", "s=2")
-    assert code == 0
-    with xrt.XRTModule(model, "auto", lock=target, strict=True) as module:
-        for rows, notes in ((2, ()), (3, ("placed as it was measured for s=2",)), (99, ("placed as it was measured for s=2",))):
-            module(np.ones((rows, 3), "float32"))
-            assert module.tuned is not None
-            assert module.tuned.how == "locked"
-            assert module.tuned.notes[-len(notes) or 99 :] == notes
-    code, _, _ = command("check", target, "--budget", "2s", "--max-regress", NEVER)
-    assert code == 0
-
-
-# ---------------------------------------------------------------------- the inputs that a lock was measured on
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from onnx import parser
 
 import xrt
 from tests.cli.commands import Command, write_model
+from tests.exact_errors import raises_exactly
 from tests.integrations.models import write_classifier
 from tests.serve.serving import double
 from xrt.bench.targets import set_dims
@@ -22,8 +23,9 @@ from xrt.cli.app import cli
 from xrt.errors import ModelError, OptionError
 from xrt.formats import onnx
 from xrt.formats.bundle import load_model
-from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.graph import DType, Function, TensorType, Value
 from xrt.graph.types import Dim
+from xrt.testing.corpus.entry import graph, node
 
 SECONDS = ("--budget", "--time-limit", "--gate")
 DIFFERENT = {
@@ -134,10 +136,9 @@ def test_an_extent_without_a_name_needs_a_file(tmp_path: Path, command: Command)
 @pytest.mark.slow
 def test_compile_and_bench_run_on_the_inputs_of_files(tmp_path: Path, own_cache: Path, command: Command) -> None:
     """The random values of `shape` are 0 and 1, which fit no tensor of three elements."""
-    types = {"x": TensorType(DType.FLOAT32, ("n", 3)), "shape": TensorType(DType.INT64, (1,))}
-    ends = tuple(Value(name, type_) for name, type_ in types.items()), (Value("y", TensorType(DType.FLOAT32, (None,))),)
+    reshape = graph({"x": "float32[n,3]", "shape": "int64[1]"}, {"y": "float32[?]"}, node("Reshape", "x shape", "y"))
     model, values = tmp_path / "m.onnx", tmp_path / "values.npz"
-    onnx.save(Function(*ends, (Node("Reshape", ("x", "shape"), ("y",)),), opsets={"": 18}), model)
+    onnx.save(reshape, model)
     np.savez(values, x=np.ones((2, 3), np.float32), shape=np.array([6]))
     engine = ("-e", "toy")
     assert command("compile", model, *engine, "-o", tmp_path / "m.xrt")[0] == 2
@@ -204,12 +205,12 @@ def test_a_negative_extent(end: str) -> None:
     wide_model = parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (float[N,3] x) => (float[N,3] y) { y = Neg(x) }')
     value = getattr(wide_model.graph, end)[0]
     value.type.tensor_type.shape.dim[1].dim_value = -2147483648
-    with pytest.raises(ModelError) as caught:
-        onnx.load(wide_model)
-    assert str(caught.value) == (
+    with raises_exactly(
+        ModelError,
         f"cannot load the given ModelProto: axis 1 of {value.name!r} has a negative extent, -2147483648; only -1 stands for one "
-        f"that is not known"
-    )
+        f"that is not known",
+    ):
+        onnx.load(wide_model)
 
 
 def run(*arguments: object) -> str:
@@ -244,9 +245,10 @@ def test_tune_takes_one_size_and_throughput_several(tmp_path: Path) -> None:
     model = write_classifier(tmp_path)
     output = run("tune", model, "-e", "toy", "--batch", "3", "--budget", "1s", "--json")
     assert json.loads(output[output.index("{\n") :])["model"] == model
-    with pytest.raises(OptionError) as error:
+    with raises_exactly(
+        OptionError, "--batch with several sizes is of throughput; pass --objective throughput too, or leave it out"
+    ):
         run("tune", model, "-e", "toy", "--batch", "3,4")
-    assert str(error.value) == "--batch with several sizes is of throughput; pass --objective throughput too, or leave it out"
 
 
 @pytest.mark.parametrize("name", ["bench", "tune", "lock"])

@@ -21,10 +21,9 @@ from tests.runtime.trace_format import read_trace
 from xrt.errors import BundleError, ModelError, OptionError
 from xrt.formats import onnx
 from xrt.formats.output import remove_dead_temporaries, replace_file, why_not_folder, why_not_writable
-from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.testing.corpus.entry import graph, node
 
-TYPE = TensorType(DType.FLOAT32, (2, 3))
-RELU = Function((Value("x", TYPE),), (Value("y", TYPE),), (Node("Relu", ("x",), ("y",)),), opsets={"": 18})
+RELU = graph({"x": "float32[2,3]"}, {"y": "float32[2,3]"}, node("Relu", "x", "y"))
 
 
 @pytest.fixture
@@ -60,9 +59,7 @@ def test_an_output_is_tried_before_the_work(
     assert ".tmp" not in err and "partial" not in err and "this should not happen" not in err
 
 
-def test_a_folder_at_the_default_path_is_named(
-    model: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_at_the_default_path(model: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.xrt").mkdir()
     assert command("compile", model)[::2] == (2, "error: cannot write m.xrt: it is a folder\n")
@@ -179,7 +176,7 @@ def test_what_a_killed_writer_leaves_is_removed_by_the_next_one(tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.xrt"]
 
 
-def test_many_files_list_their_folder_once_and_have_the_mode_of_any_new_file(
+def test_many_files_list_their_folder_once_and_have_the_mode_of_new_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders, scan = [], os.scandir

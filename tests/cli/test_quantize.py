@@ -100,12 +100,7 @@ def test_the_file_runs_elsewhere(
 @pytest.mark.parametrize(
     ("is_exact", "arguments", "most", "told"),
     [
-        (
-            True,
-            (),
-            127,
-            "weights of 8 bits: for this processor, x86 with VNNI, and ARM; --portable makes a file for all",
-        ),
+        (True, (), 127, "weights of 8 bits: for this processor, x86 with VNNI, and ARM; --portable makes a file for all"),
         (True, ("--portable",), 64, "weights of 7 bits: for all processors"),
         (False, (), 64, "weights of 7 bits: for all processors"),
     ],

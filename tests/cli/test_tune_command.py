@@ -133,7 +133,6 @@ def throughput(command: Command, tmp_path: Path) -> Command:
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_throughput_is_a_table_a_lock_and_a_page(
     throughput: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
