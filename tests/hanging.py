@@ -59,3 +59,12 @@ def wait_until(value: Callable[[], bool]) -> None:
     while not value():
         assert time.monotonic() < ends, "it did not come about"
         time.sleep(0.02)
+
+
+def is_running(process: int) -> bool:
+    """Whether a process is there, and is not one that has ended and that nobody has waited for."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] not in ("Z", "X")

@@ -31,15 +31,7 @@ name = attrgetter("name")
 TOP = Path(__file__).parents[2]
 DOCS = TOP / "docs"
 DOCUMENTS = [TOP / "README.md", TOP / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
-GENERATED = [
-    "conformance.md",
-    "performance.md",
-    "zoo.md",
-    "commands.md",
-    "errors.md",
-    "gradients.md",
-    "options.md",
-]
+GENERATED = ["conformance.md", "performance.md", "zoo.md", "commands.md", "errors.md", "gradients.md", "options.md"]
 """Pages that tools write; their sources are checked, not their prose."""
 WRITTEN = [path for path in DOCUMENTS if path.name not in GENERATED and path.parent.name != "design"]
 
@@ -47,9 +39,6 @@ WRITTEN = [path for path in DOCUMENTS if path.name not in GENERATED and path.par
 @pytest.mark.parametrize("name", [name for name in modules() if ">>> " in read(files()[name])])
 def test_examples_in_docstrings(name: str) -> None:
     assert doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE).failed == 0
-
-
-# ---------------------------------------------------------------------- examples: run, and their output compared
 
 
 @pytest.mark.slow
@@ -100,9 +89,6 @@ def test_examples_are_found_and_other_blocks_are_not() -> None:
         ("console", "xrt engines", "x\n"),
         ("console", "xrt doctor", ""),
     ]
-
-
-# ---------------------------------------------------------------------- commands: understood
 
 
 _COMMAND = re.compile(r"^(?:    |\$ )?(xrt \S.*?)(?:  +.*)?$", re.MULTILINE)
@@ -225,9 +211,6 @@ def test_the_guide_shows_the_native_example_as_it_is() -> None:
         assert f"```{fence}\n{text}```\n" in guide, f"{name} differs from what the guide shows"
 
 
-# ---------------------------------------------------------------------- the pages
-
-
 def test_the_page_of_architecture_has_the_layers_of_the_code() -> None:
     text = (DOCS / "architecture.md").read_text(encoding="utf-8")
     output = text.split("```text\n")[1].split("```")[0]
@@ -261,9 +244,6 @@ def test_the_gain_that_pages_state_is_the_measured_one() -> None:
     for page in ("index.md", "concepts/placement.md"):
         stated = re.findall(r"Over (\d+) models[^.]*?([\d.]+) times", (DOCS / page).read_text(encoding="utf-8"))
         assert stated == [(count, f"{float(gain):.2f}")], page
-
-
-# ---------------------------------------------------------------------- the site
 
 
 @pytest.fixture(scope="module")

@@ -36,9 +36,6 @@ def judgeable(record: Record = RECORD) -> Record:
     return replace(record, entries=entries)
 
 
-# ---------------------------------------------------------------------- fresh
-
-
 def test_the_page_is_what_the_record_makes() -> None:
     assert PAGE.read_text(encoding="utf-8") == make_page(RECORD), "say: python tools/write_performance.py --from-record"
 
@@ -64,9 +61,6 @@ def test_the_record_tells_nothing_of_whose_machine_it_was() -> None:
     assert re.findall(r"/(?:home|root|tmp|work|usr|opt|var)/", str(RECORD)) == []
     assert all(re.fullmatch(r"[0-9a-f]{12}\+?|unknown", entry.commit) for entry in RECORD.entries.values())
     assert "system" in RECORD.machine and "numpy" in RECORD.machine
-
-
-# ---------------------------------------------------------------------- judged
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: benchmark.name)

@@ -62,7 +62,6 @@ def told(site: Path, *command: str) -> str:
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_without_a_compiler_a_wheel_installs_runs_and_says_what_it_lacks(tmp_path: Path) -> None:
     site = installed(wheel(tmp_path, "any", CXX="/bin/false"), tmp_path)
     source = tmp_path / "source"
@@ -82,7 +81,6 @@ def test_without_a_compiler_a_wheel_installs_runs_and_says_what_it_lacks(tmp_pat
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_with_a_compiler_a_wheel_carries_the_native_kernels(tmp_path: Path) -> None:
     site = installed(wheel(tmp_path, f"{sys.platform}_{os.uname().machine}"), tmp_path)
     room = site / "xrt" / "engines" / "native"

@@ -102,9 +102,6 @@ def test_memory_is_the_workers_own() -> None:
     assert isinstance(start, Start) and start.peak_bytes < len(ballast)
 
 
-# ---------------------------------------------------------------------- the command
-
-
 FIELDS: dict[str, set[str]] = {
     "report": {"schema", "versions", "agrees", "machine", "settings", "groups", "date", "command"},
     "group": {"model", "batch", "threads", "rows"},

@@ -1,7 +1,8 @@
-"""Medians, intervals, noise and ties for numbers whose truth is known; models and candidates as text."""
+"""Medians, intervals, ties and loads for numbers whose truth is known; models and candidates as text."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,20 +14,17 @@ from xrt.bench import BenchCandidate, BenchTarget
 from xrt.errors import ModelError, OptionError, XRTError
 from xrt.formats import onnx
 from xrt.graph import DType, Function, Node, TensorType, Value
-from xrt.measure.statistics import (
-    RatioInterval,
-    Timing,
-    bootstrap,
-    compute_geometric_mean,
-    compute_ratio_of_medians,
-    compute_round_ratio,
-    interleave,
-    rank,
-    ratio,
-    rotate,
-    take_turns,
+from xrt.measure import statistics
+from xrt.measure.statistics import RatioInterval, Timing, bootstrap
+from xrt.measure.timing import (
+    WARMUP_CALLS as MOST_CALLS,
+    WINDOW,
+    choose_calls,
+    run_closed_loop,
+    seconds_per_turn,
+    time_call,
+    warm_up,
 )
-from xrt.measure.timing import WARMUP_CALLS as MOST_CALLS, WINDOW, choose_calls, seconds_per_turn, time_call, warm_up
 
 SECONDS = st.floats(1e-6, 1e3)
 ROUNDS = st.lists(SECONDS, min_size=2, max_size=30).map(tuple)
@@ -54,39 +52,36 @@ def test_the_interval_covers_the_true_median_about_as_often_as_it_says() -> None
 @given(ROUNDS, st.floats(0.1, 10))
 def test_drift_that_both_share_cancels(drift: tuple[float, ...], factor: float) -> None:
     of, to = Timing(tuple(factor * d for d in drift)), Timing(drift)
-    result = compute_round_ratio(of.seconds, to.seconds)
+    result = statistics.compute_round_ratio(of.seconds, to.seconds)
     assert (result.low, result.median, result.high) == pytest.approx((factor,) * 3)
-    assert ratio(of, [to, to]).median == pytest.approx(factor / 2)
-    assert compute_round_ratio((4.0, 6.0), (2.0, 3.0, 100.0)).median == 2, "rounds that one did not take do not count"
+    assert statistics.ratio(of, [to, to]).median == pytest.approx(factor / 2)
+    assert statistics.compute_round_ratio((4.0, 6.0), (2.0, 3.0, 100.0)).median == 2, "rounds that one did not take do not count"
 
 
 def test_the_geometric_mean_is_that_of_the_ratios_and_its_interval_holds_it() -> None:
     rng = np.random.default_rng(3)
     pairs = [tuple(scale * (1 + 0.01 * rng.random(20)) for scale in scales) for scales in ((0.04, 0.01), (0.01, 0.01))]
-    result = compute_geometric_mean(pairs)  # type: ignore[arg-type]  # pairs of arrays
+    result = statistics.compute_geometric_mean(pairs)  # type: ignore[arg-type]  # pairs of arrays
     assert result is not None and result.median == pytest.approx(2, rel=0.01)
     assert 1.95 < result.low <= result.median <= result.high < 2.05
-    assert compute_geometric_mean(pairs) == result  # type: ignore[arg-type]
-    assert compute_geometric_mean([]) is None
+    assert statistics.compute_geometric_mean(pairs) == result  # type: ignore[arg-type]
+    assert statistics.compute_geometric_mean([]) is None
 
 
 def test_a_pair_is_judged_by_its_own_interval() -> None:
-    assert rank(RatioInterval(19.35, 6.46, 60.57)) == "slower"
-    assert rank(RatioInterval(1.02, 1.011, 1.03)) == "slower"
-    assert rank(RatioInterval(1.02, 1.005, 1.04)) == "tie"
-    assert rank(RatioInterval(1.3, 0.9, 2.1)) == "too noisy"
+    assert statistics.rank(RatioInterval(19.35, 6.46, 60.57)) == "slower"
+    assert statistics.rank(RatioInterval(1.02, 1.011, 1.03)) == "slower"
+    assert statistics.rank(RatioInterval(1.02, 1.005, 1.04)) == "tie"
+    assert statistics.rank(RatioInterval(1.3, 0.9, 2.1)) == "too noisy"
 
 
 def test_the_ratio_of_medians_is_that_of_the_times_that_are_shown() -> None:
     mine, theirs = (4.0, 6.0, 50.0, 6.0), (2.0, 3.0, 3.0, 9.0, 100.0)
-    result = compute_ratio_of_medians(mine, theirs)
+    result = statistics.compute_ratio_of_medians(mine, theirs)
     assert result.median == Timing(mine).median / Timing(theirs[:4]).median
-    assert result.low <= result.median <= result.high and result == compute_ratio_of_medians(mine, theirs)
-    steady = compute_ratio_of_medians([2.0] * 5, [1.0] * 5)
+    assert result.low <= result.median <= result.high and result == statistics.compute_ratio_of_medians(mine, theirs)
+    steady = statistics.compute_ratio_of_medians([2.0] * 5, [1.0] * 5)
     assert (steady.low, steady.median, steady.high) == (2.0, 2.0, 2.0)
-
-
-# ---------------------------------------------------------------------- turns and warming up
 
 
 class Ticking:
@@ -104,12 +99,16 @@ class Ticking:
 
 
 def test_each_takes_its_turn_first_as_often_as_the_others() -> None:
-    assert [rotate("abc", turn)[0] for turn in range(6)] == list("abcabc")
-    assert rotate([], 3) == []
-    behind = {(a, b) for turn in range(6) for a, b in zip(rotate("abc", turn), rotate("abc", turn)[1:], strict=False)}
+    assert [statistics.rotate("abc", turn)[0] for turn in range(6)] == list("abcabc")
+    assert statistics.rotate([], 3) == []
+    behind = {
+        (a, b)
+        for turn in range(6)
+        for a, b in zip(statistics.rotate("abc", turn), statistics.rotate("abc", turn)[1:], strict=False)
+    }
     assert len(behind) == 6, "each runs behind each of the others"
     clock, order = Ticking(1.0), []
-    times = interleave({n: lambda n=n: (order.append(n), clock.call()) for n in "ab"}, rounds=3, clock=clock)  # type: ignore[misc]
+    times = statistics.interleave({n: lambda n=n: (order.append(n), clock.call()) for n in "ab"}, rounds=3, clock=clock)  # type: ignore[misc]
     assert order[2:] == list("abbaab")  # after one call each to see how long it takes
     assert times == {"a": Timing((1.0,) * 3), "b": Timing((1.0,) * 3)}
 
@@ -121,9 +120,9 @@ def test_turns_end_when_they_suffice() -> None:
         seen.append((rounds, [len(each) for each in value.values()]))
         return rounds == 2
 
-    assert take_turns({"a": lambda: 1, "b": lambda: 2}, 9, is_over) == {"a": [1, 1], "b": [2, 2]}
+    assert statistics.take_turns({"a": lambda: 1, "b": lambda: 2}, 9, is_over) == {"a": [1, 1], "b": [2, 2]}
     assert seen == [(n, [n, n]) for n in range(3)]
-    assert take_turns({"a": lambda: 1}, 3) == {"a": [1, 1, 1]}
+    assert statistics.take_turns({"a": lambda: 1}, 3) == {"a": [1, 1, 1]}
 
 
 def test_a_turn_begins_with_a_call_that_does_not_count() -> None:
@@ -226,3 +225,57 @@ def test_a_candidate_reads_as_it_prints(text: str, expected: BenchCandidate) -> 
 def test_what_is_no_candidate_is_reported(text: str) -> None:
     with pytest.raises(OptionError):
         BenchCandidate.parse(text)
+
+
+class Served:
+    """An instance whose call takes a known time."""
+
+    def __init__(self, call: float) -> None:
+        self.call, self.now = call, 0.0
+        self.calls: list[tuple[int, int]] = []
+
+    def __call__(self, first: int, count: int) -> None:
+        self.calls.append((first, count))
+        self.now += self.call
+
+
+@pytest.mark.parametrize(("depth", "latency"), [(1, 0.5), (2, 1.0), (3, 1.5)])
+def test_a_request_waits_for_the_batches_before_its_own(depth: int, latency: float) -> None:
+    first = Served(0.5)
+    result = run_closed_loop([first], 4, 4 * depth, 20.0, clock=lambda: first.now)
+    assert (result.concurrency, result.rate) == (4 * depth, pytest.approx(8.0))
+    assert (result.p50, result.p99) == (pytest.approx(latency), pytest.approx(latency))
+
+
+def test_every_call_has_a_full_batch_of_the_next_requests() -> None:
+    first = Served(1.0)
+    run_closed_loop([first], 2, 4, 3.0, clock=lambda: first.now)
+    assert first.calls[:5] == [(0, 2), (0, 2), (0, 2), (2, 2), (4, 2)]
+
+
+def test_a_call_longer_than_the_time_is_repeated_five_times() -> None:
+    first = Served(10.0)
+    result = run_closed_loop([first], 1, 2, 0.1, clock=lambda: first.now)
+    assert len(first.calls) == 2 + 5
+    assert result.rate == pytest.approx(0.1)
+
+
+def test_instances_run_at_the_same_time() -> None:
+    both = threading.Barrier(2, timeout=60)
+    result = run_closed_loop([lambda first, count: both.wait()] * 2, 1, 2, 0.0)
+    assert result.requests >= 2
+
+
+def test_a_request_of_the_first_moment_counts_if_there_is_no_other() -> None:
+    """The five calls answer requests that were all issued at the start."""
+    first = Served(1.0)
+    measured = run_closed_loop([first], 1, 8, 0.0, clock=lambda: first.now)
+    assert (measured.requests, measured.p50, measured.p99) == (5, 3.0, 5.0)
+
+
+def test_an_instance_that_fails_is_reported() -> None:
+    def fail(first: int, count: int) -> None:
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        run_closed_loop([fail, lambda first, count: None], 1, 2, 0.0)

@@ -234,9 +234,6 @@ def test_what_a_user_named_is_text_and_nothing_else() -> None:
     assert "\u202e" not in read.text and "\x00" not in read.text, "a name may not turn around what follows it"
 
 
-# ---------------------------------------------------------------------- the answer
-
-
 def sound(*seconds: float, verdicts: tuple[str, ...]) -> Group:
     best = Timing(rounds(seconds[0]))
     names = ("ort", "openvino", "xla")
@@ -265,9 +262,6 @@ def sound(*seconds: float, verdicts: tuple[str, ...]) -> Group:
 def test_the_answer_says_which_is_fastest_and_by_how_much(group: Group, pattern: str) -> None:
     assert re.fullmatch(pattern, answer(group))
     assert answer(group) in Reader(page(report(group))).text
-
-
-# ---------------------------------------------------------------------- regions and drawings
 
 
 def test_a_plan_is_reported_as_plain_facts_and_comes_back_from_a_line() -> None:

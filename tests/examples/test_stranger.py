@@ -134,11 +134,7 @@ def test_a_module_takes_it_before_others(engine: str, stranger: Stranger) -> Non
 
 
 COMMANDS = [line for text in blocks("sh") for line in text.splitlines()]
-BRIEFLY = {
-    "fuzz": ("--count", "20"),
-    "bench": ("--rounds", "2", "--threads", "1"),
-    "conformance": ("--cases", "test_*tanh*"),
-}
+BRIEFLY = {"fuzz": ("--count", "20"), "bench": ("--rounds", "2", "--threads", "1"), "conformance": ("--cases", "test_*tanh*")}
 
 
 @pytest.mark.parametrize("line", COMMANDS)

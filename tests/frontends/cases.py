@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch.nn import functional as F  # as everybody writes it
 
-__all__ = ["CASES", "Call", "Case"]
+from xrt.frontends.torch.backend import xrt_backend
+
+__all__ = ["CASES", "Call", "Case", "compiled"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,14 @@ class Call(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         return self.function(*tensors)
+
+
+def compiled(
+    model: Callable[..., Any], engine: Any = "toy", dynamic: bool | None = None, fullgraph: bool = True, **options: Any
+) -> Any:
+    """Compile a module or a function by XRT's backend."""
+    options = {"engine": engine, **options}
+    return torch.compile(model, backend=xrt_backend, dynamic=dynamic, fullgraph=fullgraph, options=options)
 
 
 def make(text: str, generator: torch.Generator) -> torch.Tensor:

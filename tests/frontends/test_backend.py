@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from tests.frontends.cases import Call
+from tests.frontends.cases import Call, compiled
 from tests.frontends.test_capture import Block, Counter
 from xrt.cache import CompileCache
 from xrt.errors import FallbackWarning, OptionError, PlanError
@@ -24,15 +24,6 @@ from xrt.frontends.torch.backend import xrt_backend
 from xrt.graph import Function
 
 pytestmark = pytest.mark.slow
-
-
-def compiled(
-    model: Callable[..., Any], dynamic: bool | None = None, fullgraph: bool = True, **options: Any
-) -> Callable[..., Any]:
-    result: Callable[..., Any] = torch.compile(
-        model, backend=xrt_backend, dynamic=dynamic, fullgraph=fullgraph, options={"engine": "toy", **options}
-    )
-    return result
 
 
 def test_the_backend_is_registered_by_name() -> None:
@@ -181,7 +172,7 @@ def test_sizes_may_be_numbers_of_the_graph(dynamic: bool) -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, int]:
         return torch.arange(x.shape[0]) * x.sum() + torch.zeros(x.shape[1] * 2)[0], x.shape[0] * 3
 
-    call = compiled(function, dynamic)
+    call = compiled(function, dynamic=dynamic)
     for rows in (3, 5):
         x = torch.randn(rows, 4)
         torch.testing.assert_close(call(x), function(x))
@@ -204,29 +195,23 @@ def test_updates_in_place_and_views() -> None:
     assert counter.count.tolist() == [2, 2]
 
 
-def _transposed(x: torch.Tensor) -> Any:
-    return (x + 1).t()
+VIEWS: dict[str, Callable[..., Any]] = {
+    "transposed": lambda x: (x + 1).t(),
+    "several": lambda x: (y := x + 1, y.clone(), y.t(), y[:, ::2], y.expand(3, *y.shape), y[1], *y.chunk(2), y.view(torch.int32)),
+    "of the input": lambda x: (x.t(), x[1:], x.t() + 0),
+    "in another order": lambda x: (
+        (y := x.view(2, 3, 2, 2).to(memory_format=torch.channels_last) * 2),
+        y.permute(0, 2, 3, 1),
+        y.flatten(),
+    ),
+}
 
 
-def _several_views(x: torch.Tensor) -> Any:
-    y = x + 1
-    return y, y.clone(), y.t(), y[:, ::2], y.expand(3, *y.shape), y[1], *y.chunk(2), y.view(torch.int32)
-
-
-def _views_of_the_input(x: torch.Tensor) -> Any:
-    return x.t(), x[1:], x.t() + 0
-
-
-def _memory_in_another_order(x: torch.Tensor) -> Any:
-    y = x.view(2, 3, 2, 2).to(memory_format=torch.channels_last) * 2
-    return y, y.permute(0, 2, 3, 1), y.flatten()
-
-
-@pytest.mark.parametrize("function", [_transposed, _several_views, _views_of_the_input, _memory_in_another_order])
+@pytest.mark.parametrize("function", VIEWS.values(), ids=VIEWS)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_outputs_have_the_strides_and_the_shared_memory_of_eager(function: Any, dynamic: bool) -> None:
     x = torch.randn(4, 6)
-    results, expected = compiled(function, dynamic)(x), function(x)
+    results, expected = compiled(function, dynamic=dynamic)(x), function(x)
     torch.testing.assert_close(results, expected, check_stride=True)
     for result, wanted in ((results, expected),) if isinstance(results, torch.Tensor) else zip(results, expected, strict=True):
         assert result.storage_offset() == wanted.storage_offset()
@@ -372,20 +357,11 @@ class Rows(nn.Sequential):
         (nn.Unfold(2), True),
         (Call(lambda x: nn.functional.pad(x, (x.shape[1] - 1, 0, 1, x.shape[0]), value=2.0)), True),
     ],
-    ids=[
-        "instance_norm",
-        "instance_norm_dynamic",
-        "batch_norm_in_training",
-        "encoder_layer",
-        "encoder_layer_norm_first",
-        "unfold",
-        "pad_by_sizes",
-    ],
 )
 def test_what_only_graphs_of_aot_have_is_lowered(module: nn.Module, dynamic: bool, functions: list[Function]) -> None:
     x, twin = torch.randn(2, 3, 4, 5), copy.deepcopy(module)
     with torch.no_grad():
-        torch.testing.assert_close(compiled(module, dynamic)(x), twin(x))
+        torch.testing.assert_close(compiled(module, dynamic=dynamic)(x), twin(x))
     for name, buffer in module.named_buffers():
         torch.testing.assert_close(buffer, twin.get_buffer(name))
     assert {node.domain for node in functions[0].nodes} == {""}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,21 +10,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.frontends.cases import Call
+from tests.frontends.cases import Call, compiled
 from xrt.errors import FallbackWarning
 from xrt.frontends.torch import backend
-from xrt.frontends.torch.backend import xrt_backend
 from xrt.graph import Function
 from xrt.graph.node import DOMAIN
 
 pytestmark = pytest.mark.slow
-
-
-def compiled(model: Any, engine: Any = "toy", dynamic: bool | None = None, **options: Any) -> Callable[..., Any]:
-    result: Callable[..., Any] = torch.compile(
-        model, backend=xrt_backend, fullgraph=True, dynamic=dynamic, options={"engine": engine, **options}
-    )
-    return result
 
 
 class Decoder(nn.Module):

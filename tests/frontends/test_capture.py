@@ -213,42 +213,26 @@ def test_a_power_of_a_size_is_a_product() -> None:
     assert run(function, np.ones(4, "float32")).shape == (16,)
 
 
-def replace_weight(model: nn.Sequential) -> None:
-    model[0].weight = nn.Parameter(torch.ones(4, 4))
-
-
-def replace_module(model: nn.Sequential) -> None:
-    model[1] = nn.Sigmoid()
-
-
-def load(model: nn.Sequential) -> None:
-    model.load_state_dict({name: torch.ones_like(item) for name, item in model.state_dict().items()}, assign=True)
-
-
 def parametrize(model: nn.Sequential) -> None:
     nn.utils.parametrizations.weight_norm(model[0])
     with torch.no_grad():
         model[0].parametrizations.weight.original0.mul_(3)
 
 
-def set_data(model: nn.Sequential) -> None:
-    model[0].weight.data = torch.ones(4, 4)
-
-
-def replace_buffer(model: nn.Sequential) -> None:
-    model[2].running_mean = torch.ones(4)
-
-
-def train_part(model: nn.Sequential) -> None:
-    model[2].train()
-
-
-CHANGES = [replace_weight, replace_module, load, parametrize, set_data, replace_buffer, train_part]
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "another weight": lambda model: setattr(model[0], "weight", nn.Parameter(torch.ones(4, 4))),
+    "another module": lambda model: model.__setitem__(1, nn.Sigmoid()),
+    "loaded": lambda model: model.load_state_dict({k: torch.ones_like(v) for k, v in model.state_dict().items()}, assign=True),
+    "parametrized": parametrize,
+    "data that are set": lambda model: setattr(model[0].weight, "data", torch.ones(4, 4)),
+    "another buffer": lambda model: setattr(model[2], "running_mean", torch.ones(4)),
+    "a part in training": lambda model: model[2].train(),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_module_is_captured_again(change: Callable[[Any], None]) -> None:
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_changed_module_is_captured_again(change: Callable[[Any], object]) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.BatchNorm1d(4)).eval()
     module, x = xrt.XRTModule(model, engine="toy"), torch.randn(3, 4)
     before = module(x)

@@ -211,10 +211,7 @@ def test_errors_name_what_was_given() -> None:
         ((), r"forward of Linear is called as \(input: .*Tensor\) -> .*Tensor: missing a required argument: 'input'"),
         ((torch.ones(2, 4), 1), "too many positional arguments"),
         ((torch.ones(2, 4).to_sparse(),), r"a tensor of layout sparse_coo was given; .*: pass tensor.to_dense\(\)"),
-        (
-            (torch.ones(2, 4, device="meta"),),
-            r"a tensor on meta was given; .* run on the CPU: pass tensor.cpu\(\)",
-        ),
+        ((torch.ones(2, 4, device="meta"),), r"a tensor on meta was given; .* run on the CPU: pass tensor.cpu\(\)"),
         ((torch.ones(2, 4, dtype=torch.int64),), "input 'input' is int64, and 'weight' is float32"),
     ],
 )

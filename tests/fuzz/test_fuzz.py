@@ -32,7 +32,6 @@ def test_generated_graphs_agree_on_ort_and_on_mixtures():
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_generated_graphs_agree_on_tvm_and_on_mixtures():
     fuzzer = Fuzzer(["tvm"], bisects=False)
     fuzzer.run(range(30_000, 30_006))

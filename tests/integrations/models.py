@@ -10,6 +10,12 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from xrt.formats.onnx import save
+from xrt.graph import DType, MapType, SequenceType, TensorType
+from xrt.testing.corpus.entry import graph, node
+
+ML = "ai.onnx.ml"
+
 SCALE = """
 <ir_version: 10, opset_import: ["" : 21]>
 scale (float[n,3] x, float[n] bias) => (float[n,3] y, float[n] total) {
@@ -70,38 +76,16 @@ def check_squares(folder: Path, rows: list[np.ndarray]) -> None:
     assert result.column("squares").to_pylist() == [(row.astype("float32") ** 2).tolist() for row in rows]
 
 
-def write_classifier(folder: Path, *, zipmap: bool = True) -> str:
+def write_classifier(folder: Path) -> str:
     """Write what skl2onnx makes of a pipeline by default: unnamed rows, a column for each input, a map for each row."""
-    helper, types = onnx.helper, onnx.TensorProto
-    nodes = [
-        helper.make_node("Concat", ["age", "income"], ["features"], axis=1),
-        helper.make_node(
-            "LinearClassifier",
-            ["features"],
-            ["output_label", "scores"],
-            domain="ai.onnx.ml",
-            classlabels_ints=[3, 7],
-            coefficients=[-0.1, -0.02, 0.1, 0.02],
-            intercepts=[1.0, -1.0],
-            post_transform="SOFTMAX",
-        ),
-    ]
-    if zipmap:
-        nodes.append(
-            helper.make_node("ZipMap", ["scores"], ["output_probability"], domain="ai.onnx.ml", classlabels_int64s=[3, 7])
-        )
-        map_type = helper.make_map_type_proto(types.INT64, helper.make_tensor_type_proto(types.FLOAT, None))
-        probability = helper.make_value_info("output_probability", helper.make_sequence_type_proto(map_type))
-    else:
-        nodes.append(helper.make_node("Identity", ["scores"], ["output_probability"]))
-        probability = helper.make_tensor_value_info("output_probability", types.FLOAT, [None, 2])
-    graph = helper.make_graph(
-        nodes,
-        "classifier",
-        [helper.make_tensor_value_info(name, types.FLOAT, [None, 1]) for name in ("age", "income")],
-        [helper.make_tensor_value_info("output_label", types.INT64, [None]), probability],
+    weights = {"coefficients": [-0.1, -0.02, 0.1, 0.02], "intercepts": [1.0, -1.0], "classlabels_ints": [3, 7]}
+    nodes = (
+        node("Concat", "age income", "features", axis=1),
+        node("LinearClassifier", "features", "output_label scores", domain=ML, post_transform="SOFTMAX", **weights),
+        node("ZipMap", "scores", "output_probability", domain=ML, classlabels_int64s=[3, 7]),
     )
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 3)]
+    maps = SequenceType(MapType(DType.INT64, TensorType(DType.FLOAT32, ())))
+    outputs = {"output_label": "int64[?]", "output_probability": maps}
     path = folder / "classifier.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    save(graph({"age": "float32[?,1]", "income": "float32[?,1]"}, outputs, *nodes, ml=3), path)
     return str(path)

@@ -4,38 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.hanging import PATIENCE, is_running, wait_until
 from tests.module.test_faults import X, chain
 from xrt.formats import onnx
 from xrt.processes import end, list_descendants, start, start_python
-
-LIMIT = 120.0
-"""Seconds after which something that is waited for will not happen any more."""
-
-
-def wait_until(true: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not true():
-        assert time.monotonic() < deadline, f"not within {LIMIT:g} s: {what}"
-        time.sleep(0.01)
-
-
-def runs(process: int) -> bool:
-    """Whether a process is there and is not one that has ended and that nobody has waited for."""
-    try:
-        text = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] not in ("Z", "X")
-
 
 WITH_COMPILER = """
 import os
@@ -119,14 +101,12 @@ def test_nothing_outlives_a_command(
         children.update(list_descendants(begun.pid))
         return len(children) >= due
 
-    wait_until(has_begun, "its processes start")
+    wait_until(has_begun)
     begun.send_signal(how)
-    wait_until(lambda: begun.poll() is not None, "the command ends")
-    wait_until(lambda: not any(map(runs, children)), "what it has started ends")
+    wait_until(lambda: begun.poll() is not None)
+    wait_until(lambda: not any(map(is_running, children)))
     assert "Traceback" not in (folder / "said").read_text()
 
-
-# ---------------------------------------------------------------------- the mechanism
 
 SLEEPS = ["sh", "-c", "sleep 3600 & echo $!; wait"]
 
@@ -138,10 +118,10 @@ def begin() -> tuple[subprocess.Popen[str], int]:
 
 def test_a_process_that_is_ended_ends_with_what_it_has_started() -> None:
     process, inner = begin()
-    assert runs(inner)
+    assert is_running(inner)
     end(process)
     assert process.returncode == -signal.SIGKILL
-    wait_until(lambda: not runs(inner), "the inner process ends")
+    wait_until(lambda: not is_running(inner))
     end(process)  # again is no matter
 
 
@@ -151,7 +131,7 @@ def test_a_python_whose_parent_ended_in_the_moment_of_the_start_ends(monkeypatch
     monkeypatch.setattr("xrt.processes.spawn.tie", lambda process, reads, writes: results.append(writes))
     process = start_python("signal:pause")
     os.close(results[0])
-    assert process.wait(LIMIT) == -signal.SIGKILL
+    assert process.wait(PATIENCE) == -signal.SIGKILL
     end(process)
 
 
@@ -163,20 +143,18 @@ def test_a_python_ties_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     process = start_python("waits:main", stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "is there\n"
     os.close(results[0])
-    assert process.wait(LIMIT) == -signal.SIGKILL
+    assert process.wait(PATIENCE) == -signal.SIGKILL
     end(process)
 
 
 def test_a_process_outlives_the_thread_that_started_it() -> None:
     """Which it would not with PR_SET_PDEATHSIG."""
-    import threading
-
     results: list[tuple[subprocess.Popen[str], int]] = []
     thread = threading.Thread(target=lambda: results.append(begin()))
     thread.start()
     thread.join()
     ((process, inner),) = results
-    assert process.poll() is None and runs(inner)
+    assert process.poll() is None and is_running(inner)
     end(process)
 
 
@@ -192,8 +170,8 @@ def test_a_fork_of_the_parent_does_not_keep_its_children() -> None:
     process, fork = map(int, parent.stdout.readline().split())
     try:
         parent.kill()
-        wait_until(lambda: not runs(process), "the process ends")
-        assert runs(fork)
+        wait_until(lambda: not is_running(process))
+        assert is_running(fork)
     finally:
         os.kill(fork, signal.SIGKILL)
         parent.stdout.close()
@@ -211,13 +189,11 @@ def test_what_cannot_be_started_leaves_no_handle() -> None:
 @pytest.mark.slow
 def test_a_worker_whose_parent_has_ended_says_nothing(tmp_path: Path) -> None:
     """Its first word meets a closed socket."""
-    import socket
-
     mine, its = socket.socketpair()
     with (tmp_path / "said").open("w+") as context, its:
         process = start_python("xrt.worker.server:main", str(its.fileno()), "0", inherited=[its.fileno()], stderr=context)
         mine.close()
-        assert process.wait(LIMIT) == 0
+        assert process.wait(PATIENCE) == 0
         context.seek(0)
         assert context.read() == ""
     end(process)

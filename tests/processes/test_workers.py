@@ -150,9 +150,7 @@ def test_who_is_interrupted_has_no_worker_any_more(start: Callable[..., WorkerPr
     assert not worker.is_alive
 
 
-def test_what_a_library_prints_is_no_output_of_the_command(
-    start: Callable[..., WorkerProcess], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_library_prints_is_no_output(start: Callable[..., WorkerProcess], capfd: pytest.CaptureFixture[str]) -> None:
     assert start(keeps_output=False).ask({"do": "loud"})[0] == {"said": None}
     assert capfd.readouterr() == ("", "aloud\n")
 

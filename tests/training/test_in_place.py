@@ -15,6 +15,7 @@ from xrt.errors import ModelError, XRTWarning
 from xrt.graph import list_states
 from xrt.partition import Plan
 
+pytestmark = pytest.mark.slow
 DRAW = np.random.default_rng(3)
 X = DRAW.standard_normal((8, 300), dtype="float32")
 LABELS = DRAW.integers(0, 200, 8)
@@ -47,7 +48,6 @@ def make_module(engine: Sequence[str], optimizer: training.Optimizer = OPTIMIZER
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 def test_a_step_in_place_is_the_functional_form(optimizer: training.Optimizer) -> None:
     """Bit for bit, on the same engine: five steps of a session, and five calls of a Function without aliases."""
@@ -67,7 +67,6 @@ def test_a_step_in_place_is_the_functional_form(optimizer: training.Optimizer) -
         assert trained.module.profile().copies == ()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("engine", [["toy"], ["toy{native=off}"], ["ort"], ["ort", "toy"]], ids=str)
 def test_no_byte_of_the_state_is_copied_and_no_array_replaced(engine: list[str], accumulation: int) -> None:
@@ -108,7 +107,6 @@ def test_an_update_alone_is_that_of_a_step() -> None:
         training.update({})
 
 
-@pytest.mark.slow
 def test_the_plan_says_why_the_update_is_elsewhere() -> None:
     with make_module(["ort"]) as trained:
         trained(X, LABELS)
@@ -147,7 +145,6 @@ def test_little_state_stays_with_the_gradient() -> None:
         assert [launch.engine for launch in trained.module.plan.launches] == ["ort"]
 
 
-@pytest.mark.slow
 def test_batches_of_several_sizes_are_updated_in_place() -> None:
     """The Function has a symbolic batch; the parameters have fixed sizes."""
     function = Layers().trace(X)

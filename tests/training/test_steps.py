@@ -127,15 +127,6 @@ def test_lamb_is_the_formula_of_the_paper() -> None:
 
 
 @pytest.mark.slow
-def test_a_step_is_a_function_with_state() -> None:
-    function = training.step(make_function(), loss=training.CrossEntropy(), optimizer=training.SGD(momentum=0.9))
-    assert [value.name for value in function.inputs[:2]] == ["x", "target"]
-    states = [state.input for state in xrt.graph.list_states(function)]
-    assert sorted(states) == sorted(["optimizer.step", *NAMES, *(f"{name}.momentum" for name in NAMES)])
-    assert function.outputs[0].name == "loss"
-
-
-@pytest.mark.slow
 def test_two_modules_of_one_model_train_alone_and_the_model_stays() -> None:
     function = make_function()
     before = {name: function.constants[name].array.copy() for name in NAMES}

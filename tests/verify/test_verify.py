@@ -318,9 +318,7 @@ def test_an_engine_that_does_not_honor_it_has_the_tolerance_of_float32() -> None
 
 @pytest.mark.full
 def test_a_check_of_calls_keeps_an_engine_in_lower_precision() -> None:
-    function = Function(
-        (Value("x", TensorType(DType.FLOAT32, (3, 4))),), (Value("y"),), (Node("Tanh", ("x",), ("y",)),), opsets={"": 21}
-    )
+    function = graph({"x": "float32[3,4]"}, {"y": "float32[3,4]"}, node("Tanh", "x", "y"))
     x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
     with xrt.XRTModule(function, [Faulty(0.004, precision="bf16")], cache=CompileCache(), check="first") as m:
         np.testing.assert_allclose(m(x), np.tanh(x) * 1.004, rtol=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -13,10 +14,10 @@ import pytest
 
 import xrt
 
+pytestmark = pytest.mark.slow
 FOLDER = Path(xrt.__file__).parents[1] / "examples" / "pytorch"
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of PyTorch about itself
 def test_the_transformer(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(FOLDER / "transformer.py"), run_name="__main__")
@@ -26,7 +27,6 @@ def test_the_transformer(capsys: pytest.CaptureFixture[str]) -> None:
     assert third == "torch.compile gives what PyTorch gives"
 
 
-@pytest.mark.slow
 def test_the_custom_operator(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(FOLDER / "custom_operator.py"), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()
@@ -37,7 +37,6 @@ def test_the_custom_operator(capsys: pytest.CaptureFixture[str]) -> None:
 EXAMPLE = Path(xrt.__file__).parents[1] / "examples" / "train_mnist_like.py"
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::xrt.errors.PlacementWarning")  # on a slow machine the budget measures little
 def test_digits(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("COLUMNS", "120")
@@ -78,13 +77,35 @@ def run(folder: Path, *command: str) -> str:
     return completed.stdout
 
 
-@pytest.mark.slow
 def test_its_own_tests_pass(place: Path) -> None:
     output = run(place, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error")
     assert "5 passed" in output
 
 
-@pytest.mark.slow
 def test_the_library_exports_its_entry_and_nothing_else(place: Path) -> None:
     output = run(place, "nm", "-D", "--defined-only", "libmy_native_kernels.so")
     assert [line.split()[-1] for line in output.splitlines() if " T " in line] == ["xrt_library_entry"]
+
+
+DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
+
+
+def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "160", "PYTHONWARNINGS": "error::UserWarning"}
+    return subprocess.run([sys.executable, str(DEMO), *arguments], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_demonstration_shows_each_engine_and_a_true_mixture() -> None:
+    completed = run_demo("squeezenet")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    rows = re.findall(r"^squeezenet +(toy|ort|tvm \+ ort) +(\S.*?)  +[\d.]+ s +[\d.]+ ms +(\S+)", completed.stdout, re.MULTILINE)
+    assert [engine for engine, _, _ in rows] == ["toy", "ort", "tvm + ort"]
+    assert rows[1][1] == "1 ort"
+    assert re.fullmatch(r"\d+ ort, \d+ tvm", rows[2][1])
+    assert all(float(difference) < 1e-5 for _, _, difference in rows)
+
+
+def test_an_unknown_model_is_reported() -> None:
+    completed = run_demo("resnet51")
+    assert completed.returncode == 2
+    assert completed.stderr.startswith("no model resnet51; there are bvlc_alexnet, ")
