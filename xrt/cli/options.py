@@ -125,9 +125,11 @@ def choose_target(target: Path | None, model: str, suffix: str) -> Path:
     return Target().convert(target or f"{Path(model).stem}{suffix}", None, None)
 
 
-def write_page(path: Path, text: str) -> None:
-    """Write an HTML page."""
-    replace_file(path, lambda file: file.write(text.encode()))
+def write_page(path: Path | None, render: Callable[[], str]) -> None:
+    """Write an HTML page if ``--html`` names a file."""
+    if path is not None:
+        content = render().encode()
+        replace_file(path, lambda file: file.write(content))
 
 
 def parse_dims(texts: tuple[str, ...]) -> dict[str, int]:

@@ -287,8 +287,7 @@ def explain_command(model: str, with_memory: bool, html: Path | None, as_json: b
     if with_memory:
         module.compile()
     explanation = module.explain()
-    if html is not None:
-        options.write_page(html, render_explanation_page(explanation, model))
+    options.write_page(html, lambda: render_explanation_page(explanation, model))
     if as_json:
         print_json(explanation.to_dict() | ({"memory": module.memory().to_dict()} if with_memory else {}))
         return

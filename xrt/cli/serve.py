@@ -106,8 +106,8 @@ def serve_command(models: tuple[str, ...], **params: Any) -> int:
     if params["access_log"]:
         logging.getLogger(ACCESS).setLevel(logging.INFO)
     paths = parse_models(models)
-    serving = ServingOptions.make({name: params[name] for name in ServingOptions.names() if params[name] is not None})
-    application = Application(paths, serving, _module_keywords(paths, params))
+    serving = {name: params[name] for name in ServingOptions.names() if params[name] is not None}
+    application = Application(paths, **_module_keywords(paths, params), **serving)
 
     def show_addresses(addresses: Addresses) -> None:
         address = f"[{addresses.host}]" if ":" in addresses.host else addresses.host

@@ -119,8 +119,7 @@ def tune_command(model: str, **params: Any) -> int:
     began = time.time() - CLOCK_STEP
     with XRTModule(function, **keywords, **lowering) as module:
         tuned, threads = module.tune(**values), module.threads
-    if params["html"] is not None:
-        options.write_page(params["html"], render_tuning_page(tuned, model))
+    options.write_page(params["html"], lambda: render_tuning_page(tuned, model))
     if params["as_json"]:
         print_json({"model": model, "threads": threads, **tuned.to_dict()})
     else:
@@ -231,8 +230,7 @@ def _tune_throughput(model: str, params: dict[str, Any]) -> int:
         cells = [list_cells(candidate) for candidate in result.candidates]
         show_table(COLUMNS, cells, numbers=POINT_NUMBERS, whole=("verdict",))
         print_lines(result.headline, result.summary, *result.notes)
-    if params["html"] is not None:
-        options.write_page(params["html"], render_throughput_page(result, model))
+    options.write_page(params["html"], lambda: render_throughput_page(result, model))
     if locks and (record := result.to_record()) is not None:
         write_placement(locks[0].replace(serving=record), target)
         if not params["as_json"]:
@@ -510,8 +508,7 @@ def bench_command(typed: tuple[str, ...], /, models: tuple[str, ...], as_json: b
                 status.start()
 
         report = compare_engines(targets, candidates, list(threads), settings, status.update, finish)
-    if params["html"] is not None:
-        options.write_page(params["html"], page(replace(report, command=shlex.join(["xrt", *typed]))))
+    options.write_page(params["html"], lambda: page(replace(report, command=shlex.join(["xrt", *typed]))))
     if as_json:
         print_json(report.to_dict())
     else:

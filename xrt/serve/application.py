@@ -9,7 +9,7 @@ import asyncio
 import re
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
@@ -67,20 +67,12 @@ _BODIES = {"ModelConfig": "config", "RepositoryIndex": "models"}
 """Operations whose body over HTTP is one field of the response. Over gRPC all responses are messages with fields."""
 
 
-def app(
-    models: Any,
-    *,
-    engine: Any = None,
-    threads: int | None = None,
-    replica: str = "",
-    session_header: str = SESSION_HEADER,
-    **options: Any,
-) -> Application:
-    """An ASGI application that serves models with the Open Inference Protocol v2.
+class Application:
+    """An ASGI application that serves models with the Open Inference Protocol v2; `xrt.serve.app` is this class.
 
     ``models`` is an XRTModule, the path of a bundle or an ONNX file, a list of paths, or a mapping from names to these or to
-    mappings from versions to these. Paths are opened immediately, with ``engine`` and ``threads`` as in `xrt.load` and XRTModule.
-    ``options`` are those of `ServingOptions`; defaults come from the module's serving configuration.
+    mappings from versions to these. Paths are opened immediately, with ``engine``, ``threads`` and ``isolate`` as in `xrt.load`
+    and XRTModule. ``options`` are those of `ServingOptions`; defaults come from the module's serving configuration.
 
     Models are compiled and tested when the server starts (ASGI's lifespan, else the first request) and are ready afterwards.
 
@@ -89,31 +81,26 @@ def app(
 
     Raises OptionError for an unknown option or an invalid value, and errors from opening a model.
     """
-    keywords = {name: value for name, value in (("engine", engine), ("threads", threads)) if value is not None}
-    return Application(models, ServingOptions.make(options), keywords, replica=replica, session_header=session_header)
-
-
-class Application:
-    """An ASGI application that serves a repository of models; `app` creates one.
-
-    ``module_options`` are the keywords of `xrt.load` and XRTModule for models that are paths.
-    """
 
     def __init__(
         self,
         models: Any,
-        options: ServingOptions,
-        module_options: Mapping[str, Any],
         *,
+        engine: Any = None,
+        threads: int | None = None,
+        isolate: Any = None,
         replica: str = "",
         session_header: str = SESSION_HEADER,
+        **options: Any,
     ) -> None:
+        self.options = ServingOptions.make(options)
         if not session_header or not session_header.replace("-", "").replace("_", "").isalnum():
             raise OptionError(f"session_header is the name of a header; got {session_header!r}")
-        self.options = options
         self.metrics = Metrics()
         self.log = RequestLog(self.metrics)
-        self.models = Repository(models, options, self.metrics, module_options)
+        module_options = {"engine": engine, "threads": threads, "isolate": isolate}
+        module_options = {name: value for name, value in module_options.items() if value is not None}
+        self.models = Repository(models, self.options, self.metrics, module_options)
         self.session_header = session_header.lower()
         self._converter = ThreadPoolExecutor(1, thread_name_prefix="xrt-serve-convert")
         self._headers: Headers = [(b"xrt-replica", replica.encode("ascii", "replace"))] if replica else []
@@ -322,6 +309,9 @@ class Application:
             text = f"the body is larger than {limit} bytes, which is the most that a request may have"
             raise RequestRefusal(text, Status.TOO_LARGE)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+app = Application
 
 
 def _check_method(scope: Scope, *methods: str) -> None:

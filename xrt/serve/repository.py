@@ -14,8 +14,9 @@ from typing import Any
 
 from xrt.engines.contract.registry import why_not_chosen
 from xrt.errors import OptionError, XRTError
-from xrt.formats.bundle import is_bundle
+from xrt.formats.bundle import BundleFile, is_bundle
 from xrt.module import XRTModule, load
+from xrt.module.tuning import read_serving
 from xrt.serve.metrics import Metrics
 from xrt.serve.protocol import RequestRefusal, Status
 from xrt.serve.served_model import STARTING, ServedModel, ServingOptions
@@ -29,19 +30,16 @@ def open_module(path: str | os.PathLike[str], options: Mapping[str, Any]) -> XRT
     """Open a bundle or an ONNX file; ``options`` are keywords of `xrt.load` or XRTModule.
 
     ``engine`` applies to ONNX files. A bundle names its engines itself; one with options that may name files or code is only
-    accepted if ``engine`` has it, too. Raises BundleError or ModelError if the file is missing or damaged.
+    accepted if ``engine`` has it, too. Without ``threads``, a bundle has the thread budget that it was tuned for, if any. Raises
+    BundleError or ModelError if the file is missing or damaged.
     """
     if os.fspath(path).endswith(".onnx") and not is_bundle(path):
         return XRTModule(path, **options)
     engines = options.get("engine", ())
     trusted = [engine for engine in ([engines] if isinstance(engines, str) else engines) if why_not_chosen(str(engine), "bundle")]
-    module = load(path, **{**options, "engine": trusted})
-    tuned = module.serving.threads if module.serving is not None else None
-    if "threads" in options or tuned in (None, module.threads):
-        return module
-    module.close()
-    # Only the opened bundle says which thread budget it was tuned for: open it again with that one.
-    return load(path, **{**options, "engine": trusted, "threads": tuned})
+    serving = read_serving(BundleFile(path)) if is_bundle(path) else None
+    tuned = {} if serving is None else {"threads": serving.threads}
+    return load(path, **{**tuned, **options, "engine": trusted})
 
 
 @dataclass(slots=True)

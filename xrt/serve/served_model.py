@@ -73,7 +73,7 @@ class ServedModel:
             if self._is_batch_wanted:
                 raise OptionError(f"model {name!r} cannot join requests to a batch: {reason}; leave batch out")
             options = replace(options, batch=None)
-        self.options = options
+        self.options, self._instances = options, options.instances or 1
         self.why_not_ready = STARTING
         """Why the model does not accept requests; empty if it is in service."""
         self.metrics = ModelMetrics(metrics, name, version)
@@ -86,10 +86,6 @@ class ServedModel:
         self.sessions = SessionTable(module.new_session, options.max_sessions, options.session_idle, options.explicit_sessions)
         # Bytes of the bodies of requests that are not answered yet, and the requests among them whose body is complete.
         self._received, self._complete = 0, Limit("requests are under way, and no more are accepted")
-
-    @property
-    def _instances(self) -> int:
-        return self.options.instances or 1
 
     def show_metrics(self) -> None:
         """Make the gauges report this model; call it when the model goes into service."""
