@@ -109,7 +109,7 @@ def find_fault(line: str) -> str | None:
         completed = command.make_context(name, rest).params
         for pin in completed.get("pins", ()):
             Pin.parse(pin)
-        for candidate in completed.get("candidates", ()):
+        for candidate in completed["engine"] if name == "bench" else ():
             BenchCandidate.parse(candidate)
     except click.ClickException as error:
         return f"{line}: {error.format_message()}"

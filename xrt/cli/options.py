@@ -201,8 +201,6 @@ def derive(owner: type, name: str, *flags: str, default_text: str = "", example:
     return click.option(*names, help=f"{text} [default: {default_text}]" if default_text else text, **attributes)
 
 
-ENGINE_NAMES = ("-e", "--engine", "--engines", "engine")
-"""The names of the option for engines in every command."""
 CORES = "the cores of this process"
 _FIRST_ENGINE = f"the first installed of {', '.join(DEFAULT_ENGINES)} that supports the whole model"
 add_dims = click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Size of a symbolic dim: batch=4; repeatable")
@@ -213,9 +211,10 @@ add_json = click.option("--json", "as_json", is_flag=True, help="Print JSON")
 add_html = click.option("--html", type=TARGET, help="Also write a page to this file")
 
 
-def add_engines(text: str, default_text: str = _FIRST_ENGINE, **attributes: Any) -> Decorator:
-    """Add the option for engines."""
-    return click.option(*ENGINE_NAMES, metavar="ENGINES", show_default=default_text, help=text, **attributes)
+def add_engines(text: str, default_text: str | None = _FIRST_ENGINE, **attributes: Any) -> Decorator:
+    """Add the option for engines, which has the same names in every command."""
+    attributes = {"metavar": "ENGINES", "show_default": default_text, "help": text, **attributes}
+    return click.option("-e", "--engine", "--engines", "engine", **attributes)
 
 
 def add_seed(text: str) -> Decorator:

@@ -387,10 +387,8 @@ _DEFAULT_ORT = "ort{config.session.x64quantprecision=0}"
 @click.option("--data", type=click.Path(exists=True), help="Examples: FILE.npz, FILE.npy, or a folder of such files")
 @click.option("--method", default="minmax", show_default=True, type=click.Choice([*METHODS]), help="How ranges are chosen")
 @click.option("--weights-only", type=click.Choice(["int8"]), help="Store weights so, and compute in floating point")
-@click.option(
-    "--include", multiple=True, metavar="PATTERN", help="Quantize these nodes: 'Conv|Gemm', 'name:/layer1/*'; repeatable"
-)
-@click.option("--exclude", multiple=True, metavar="PATTERN", help="Keep these nodes in floating point; repeatable")
+@options.derive(QuantizationOptions, "include", multiple=True, metavar="PATTERN")
+@options.derive(QuantizationOptions, "exclude", multiple=True, metavar="PATTERN")
 @click.option("--activations", default="uint8", show_default=True, type=click.Choice(["uint8", "int8"]), help="Type of values")
 @click.option("--per-tensor", is_flag=True, help="One scale for each weight, not one per channel")
 @click.option("--portable", is_flag=True, help="Weights of 7 bits: a file for all processors, x86 without VNNI too")

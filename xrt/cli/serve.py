@@ -73,16 +73,8 @@ _add_batching = options.add_all(
 @options.derive(ServingOptions, "body_timeout")
 @options.derive(ServingOptions, "max_sessions")
 @options.derive(ServingOptions, "session_idle")
-@options.derive(ServingOptions, "explicit_sessions", default=None)
-@options.derive(
-    ServingOptions,
-    "model_control",
-    "--no-model-control",
-    "model_control",
-    help="Refuse requests that load or unload models",
-    flag_value=False,
-    default=None,
-)
+@options.derive(ServingOptions, "explicit_sessions")
+@options.derive(ServingOptions, "model_control", "--model-control/--no-model-control", "model_control", default=None)
 @options.option("--drain", default="30s", type=options.WAIT, help="Time for the requests under way when the server ends")
 @click.option(
     "--log-level",

@@ -303,9 +303,7 @@ def _describe_baseline(baseline: Baseline | None) -> str:
 )
 @options.add_time("--budget", "30s", "Time of the comparison")
 @click.option("--model", metavar="MODEL", help="The model [default: the path in the lockfile]")
-@click.option(
-    *options.ENGINE_NAMES[:-1], "named", metavar="ENGINES", help="Engines of the lockfile whose options may name files or code"
-)
+@options.add_engines("Engines of the lockfile whose options may name files or code", None)
 @click.option(
     "--validate",
     type=click.Path(),
@@ -346,11 +344,11 @@ def _check_is_lock(path: str) -> None:
 
 
 def _run_check(
-    lock: PlacementFile, path: Path, *, model: str | None, named: str | None, limit: float, budget: float, validate: str | None
+    lock: PlacementFile, path: Path, *, model: str | None, engine: str | None, limit: float, budget: float, validate: str | None
 ) -> tuple[RegressionResult, tuple[str, ...]]:
     """Measure the plan of a lock; also return the differences from the machine and the inputs that it was locked on."""
     engines = list(dict.fromkeys(run.engine for run in (*lock.plan, *(lock.baseline.ranges if lock.baseline else ()))))
-    _check_engine_choice(engines, split_specs(named) if named is not None else [])
+    _check_engine_choice(engines, split_specs(engine) if engine is not None else [])
     folder, source = path.absolute().parent, lock.model.get("source", "")
     if not model and not source:
         raise LockError("the lock does not say where its model is; pass --model")
@@ -451,12 +449,11 @@ SHOWN_COSTS = ("ms from-to", "first ms", "compile s", "peak", "off by")
 
 @click.command("bench")
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
-@click.option(
-    *options.ENGINE_NAMES[:-1],
-    "candidates",
-    multiple=True,
+@options.add_engines(
+    "A candidate: ort, auto, 'ort,tvm,auto', or 'tvm,ort with Conv|MatMul=ort'; repeatable",
+    "each ready engine",
     metavar="CANDIDATE",
-    help="A candidate: ort, auto, 'ort,tvm,auto', or 'tvm,ort with Conv|MatMul=ort'; repeatable [default: each ready engine]",
+    multiple=True,
 )
 @click.option("--threads", type=options.NUMBERS, help=f"Thread counts: 1,2 [default: {options.CORES}]")
 @click.option("--batch", type=options.NUMBERS, help="Batch sizes: 1,8 [default: the model's own]")
@@ -488,7 +485,7 @@ def bench_command(typed: tuple[str, ...], /, models: tuple[str, ...], as_json: b
         function = target.load() if params["files"] else target.check()
         if function is not None:
             options.check_sizes(set_shapes(function, from_files(target.files, function)))
-    candidates = _parse_candidates(params["candidates"])
+    candidates = _parse_candidates(params["engine"])
     devices = _check_devices(params["device"], params["devices"] or {}, candidates)
     threads = dict.fromkeys(validate_budget(ExecutionOptions(threads=n)) for n in params["threads"] or (default_budget(),))
     settings = BenchOptions(

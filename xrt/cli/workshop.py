@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from xrt.cli.inputs import open_with_inputs
-from xrt.cli.options import ENGINE_NAMES, FOLDER, add_json, add_seed, option, run_options
+from xrt.cli.options import FOLDER, add_engines, add_json, add_seed, option, run_options
 from xrt.cli.screen import complain, err, print_lines, show_status, show_table
 from xrt.engines import split_specs
 from xrt.engines.contract import registry
@@ -102,13 +102,7 @@ _REPORT_EVERY = 500
 @click.command("fuzz")
 @option("--count", default=1000, type=click.IntRange(1), help="Number of graphs")
 @add_seed("Seed of the first graph; the next graphs have the next seeds")
-@click.option(
-    *ENGINE_NAMES[:-1],
-    "engines",
-    default=lambda: registry.list_by_rank()[0],
-    metavar="ENGINES",
-    help="Engines to try: tvm,ort [default: the first]",
-)
+@add_engines("Engines to try: tvm,ort", "the first", default=lambda: registry.list_by_rank()[0])
 @option(
     "--way",
     "kinds",
@@ -119,12 +113,12 @@ _REPORT_EVERY = 500
 )
 @click.option("--keep", type=FOLDER, help="Write graphs that differ to this folder, as entries of the corpus")
 @add_in_process
-def fuzz_command(count: int, seed: int, engines: str, kinds: tuple[ModeKind, ...], keep: Path | None, in_process: bool) -> int:
+def fuzz_command(count: int, seed: int, engine: str, kinds: tuple[ModeKind, ...], keep: Path | None, in_process: bool) -> int:
     """Run generated graphs on single engines, with the reference as fallback, and on mixtures.
 
     The exit code is 1 on a difference, and where nothing was compared: with --way alone, if an engine took none of the graphs.
     """
-    specs = split_specs(engines) if engines else []
+    specs = split_specs(engine) if engine else []
     _check_engines(specs)
     fuzzer = Fuzzer(specs, isolate=not in_process, kinds=kinds)
     with show_status("generated graphs") as status:
