@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, partial
 from pathlib import Path
@@ -217,6 +217,11 @@ def add_engines(text: str, default_text: str | None = _FIRST_ENGINE, **attribute
     return click.option("-e", "--engine", "--engines", "engine", **attributes)
 
 
+def add_choice(name: str, words: Sequence[str], text: str) -> Decorator:
+    """Add an option for one of several words, by default the first."""
+    return option(name, type=click.Choice(words), default=words[0], help=text)
+
+
 def add_seed(text: str) -> Decorator:
     """Add the option for the seed of random values."""
     return option("--seed", default=0, type=click.IntRange(0), help=text)
@@ -287,11 +292,10 @@ add_tuning_options = add_all(
     _input_options,
     add_time("--budget", "60s", "Time of the search"),
     derive(ModuleOptions, "max_error", type=SHARE, example="1%, 0.01"),
-    option(
+    add_choice(
         "--measure",
-        type=click.Choice(["relative", "cosine", "top1"]),
-        default="relative",
-        help="Measure of that error: of the norm, of the angle, or the share of rows with another largest element",
+        ["relative", "cosine", "top1"],
+        "Measure of that error: of the norm, of the angle, or the share of rows with another largest element",
     ),
     derive(ModuleOptions, "calibrate", type=click.Path(), example=EXAMPLES),
     derive(ModuleOptions, "validate", type=click.Path(), example=EXAMPLES, default_text="a fifth of --calibrate"),

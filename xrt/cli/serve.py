@@ -176,13 +176,7 @@ def _parse_columns(context: click.Context, parameter: click.Parameter, texts: tu
     metavar="COLUMN",
     help="Column to pass on [default: all that are no input]; repeatable",
 )
-@click.option(
-    "--on-error",
-    type=click.Choice(("raise", "column")),
-    default="raise",
-    show_default=True,
-    help="A row that cannot be run: stop, or a reason in the column 'error'",
-)
+@options.add_choice("--on-error", ["raise", "column"], "A row that cannot be run: stop, or a reason in the column 'error'")
 @click.option("--batch", type=click.IntRange(1), help="Rows of a call [default: what the model is tuned for, or 32]")
 @click.option(
     "--part-rows", type=click.IntRange(1), help="Rows of a file of results [default: 1/64 of all, from 256 rows to 32 MB]"

@@ -61,11 +61,8 @@ GATE = 5.0
 
 @click.command("tune")
 @options.add_tuning_options
-@options.option(
-    "--objective",
-    default="latency",
-    type=click.Choice(["latency", "throughput"]),
-    help="Minimize the time of a call, or maximize requests per second within --p99",
+@options.add_choice(
+    "--objective", ["latency", "throughput"], "Minimize the time of a call, or maximize requests per second within --p99"
 )
 @click.option(
     "--p99", type=options.TIME, help="With throughput: limit on the 99th percentile of the latency: 20ms, 1s [default: no limit]"
@@ -295,12 +292,7 @@ def _describe_baseline(baseline: Baseline | None) -> str:
 @click.command("check")
 @click.argument("lock", type=click.Path(dir_okay=False))
 @options.option("--max-regress", "limit", default="5%", type=options.SHARE, help="Largest growth of the ratio: 5%, 0.05")
-@options.option(
-    "--undecided",
-    default="pass",
-    type=click.Choice(["pass", "fail"]),
-    help="Result of a check that the noise leaves undecided: exit code 0, or 3",
-)
+@options.add_choice("--undecided", ["pass", "fail"], "Result of a check that the noise leaves undecided: exit code 0, or 3")
 @options.add_time("--budget", "30s", "Time of the comparison")
 @click.option("--model", metavar="MODEL", help="The model [default: the path in the lockfile]")
 @options.add_engines("Engines of the lockfile whose options may name files or code", None)
