@@ -142,9 +142,9 @@ def test_a_part_is_timed_with_its_update(in_place: bool, inner: bool) -> None:
 @pytest.mark.parametrize("spec", ["toy", "toy{native=off}", "ort", "xla", "torch"])
 def test_a_trial_gives_what_the_first_call_computes(spec: str) -> None:
     x = np.full(4, 5, "float32")
-    engine = LocalRunner(registry.create(spec)).trial(ADDING, CompileContext(), [x], TrialLimits(0.01, inner=True))
-    np.testing.assert_array_equal(engine.results, [[5] * 4, [6] * 4])
-    assert engine.samples and (x == 5).all()
+    results, samples = LocalRunner(registry.create(spec)).trial(ADDING, CompileContext(), [x], TrialLimits(0.01, inner=True))
+    np.testing.assert_array_equal(results, [[5] * 4, [6] * 4])
+    assert samples and (x == 5).all()
 
 
 def test_a_part_after_which_nothing_runs_updates_what_others_read() -> None:

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from threading import Lock, RLock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -516,7 +516,7 @@ class Programs:
         return AutoPlacement(
             self.engines,
             self.cache,
-            self._list_all_engines,
+            cache(self._list_all_engines),
             load,
             self.lowering,
             clustering=settings.clustering,

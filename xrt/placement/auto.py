@@ -77,7 +77,7 @@ class AutoPlacement:
     """With a lock that applies, only the engines that its plan uses."""
     cache: CompileCache
     list_all_engines: Callable[[], EngineList]
-    """Create the list of all engines, for calls to which the lock does not apply."""
+    """The list of all engines, created on first use, for calls to which the lock does not apply."""
     load_locked: Callable[[Function, EngineList, Sizes, OpenModel | None], SizedPlacement | None] | None
     """Load a Function's placement from the lock, or return None if the lock does not apply. None without a lock."""
     lower: Lower | None
@@ -94,8 +94,6 @@ class AutoPlacement:
     model: OpenModel | None = None
     placed: SizedPlacement | None = None
     """The placement of `model`, once it has been chosen."""
-    _is_whole: bool = False
-    """Whether ``engines`` is the list of all engines."""
 
     def place(
         self,
@@ -120,8 +118,8 @@ class AutoPlacement:
                 return locked.tuned
             self.placed = locked
         # The lock does not apply to this call, so that all engines take part, not only those of its plan.
-        if self.load_locked is not None and (placer or self.placed is None) and not self._is_whole:
-            self.engines, self._is_whole = self.list_all_engines(), True
+        if self.load_locked is not None and (placer or self.placed is None):
+            self.engines = self.list_all_engines()
         if placer is not None:
             return placer(function)
         if self.model is not None and (self.placed is not None or sizes):
@@ -131,21 +129,19 @@ class AutoPlacement:
     def _place_once(
         self, model: OpenModel, sizes: Sizes, values: Sequence[Any] | None, began: float, function: Function
     ) -> TuningResult:
-        """Place a model with symbolic dims: reuse its earlier placement, else search at the sizes of this call."""
+        """Place a model with symbolic dims: reuse its earlier placement, else search at the sizes of this call.
+
+        A placement is adapted to other sizes. If dims stay symbolic, use the fastest measured plan whose engines compile one
+        executable for all sizes.
+        """
         if self.placed is None:
             # Costs are of static shapes: the search runs at the sizes of the first call.
             static = function if _find_open_input(function) is None else model.specialize(sizes)
             self.placed = self._recall(model, static, sizes)
             if self.placed is None:
                 self.record(sizes, self.tune(static, values, began=began))
-        assert self.placed is not None  # `record` has set it
-        return self.adapt(self.placed, sizes, function)
-
-    def adapt(self, placed: SizedPlacement, sizes: Sizes, function: Function) -> TuningResult:
-        """Adapt a placement to a Function of other sizes, or with symbolic dims.
-
-        For symbolic dims, use the fastest measured plan whose engines compile one executable for all sizes.
-        """
+        placed = self.placed
+        assert placed is not None  # `record` has set it
         if placed.sizes == sizes:
             return placed.tuned
         note = f"placed as it was measured for {format_sizes(placed.sizes)}"

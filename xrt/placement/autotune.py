@@ -29,7 +29,6 @@ from xrt.placement.profiler import (
     LEAST,
     Inquiry,
     RegionProfiler,
-    Truth,
     WorkerRunner,
     choose_runner,
     compute_truth,
@@ -216,7 +215,7 @@ def measure_whole_models(search: Search) -> None:
     priority is the leader.
     """
     until = search.began + search.bounds.wholes * search.request.budget
-    if search.truth.reference is not None:
+    if search.profiler.truth.reference is not None:
         search.report_stage("starting the engines")
         # Library imports disturb measurements, so wait for the engines that start soon.
         search.inquiry.wait(lambda: not search.inquiry.pending, (until - search.clock()) / 2)
@@ -228,7 +227,7 @@ def measure_whole_models(search: Search) -> None:
         updating = {plan.engines[0]: plan for plan in search.get_candidates(started=True).updating}
         plans += [updating[launch.engine] for plan in plans for launch in plan.launches if launch.engine in updating]
     # No engine supports the whole model: mixtures must beat the plan by priority instead.
-    if not plans and search.truth.reference is not None:
+    if not plans and search.profiler.truth.reference is not None:
         with suppress(PlanError):  # an engine that the plan needs may not have started
             plans = [search.get_candidates(started=True).priority]
     # Mixtures are compared with plans of one engine, or with the only plan.
@@ -244,7 +243,7 @@ def propose_mixtures(search: Search) -> Sequence[Plan]:
     """
     # A mixture needs two engines and two nodes; without expected values no part can be checked.
     best, engines = search.find_leader(), search.list_leaders()
-    if best is None or search.truth.reference is None or min(len(engines), len(search.function.nodes)) < 2:
+    if best is None or search.profiler.truth.reference is None or min(len(engines), len(search.function.nodes)) < 2:
         return ()
     # Leave time for the race of the plans that are ready.
     end = search.end - search.estimate_race()
@@ -344,6 +343,7 @@ class Search:
     rounds: int = 0
 
     def __post_init__(self) -> None:
+        self.function = self.request.function
         self.least_rounds = self.bounds.rules.least  # with fewer rounds the decision is provisional
         # Even after a slow construction, half of the budget is for the search.
         self.began = self.clock() - min(self.request.spent, self.request.budget / 2)
@@ -356,16 +356,8 @@ class Search:
         self._candidates: dict[tuple[bool, tuple[str, ...]], Candidates] = {}
 
     @property
-    def function(self) -> Function:
-        return self.request.function
-
-    @property
     def table(self) -> CostTable:
         return self.profiler.table
-
-    @property
-    def truth(self) -> Truth:
-        return self.profiler.truth
 
     @property
     def remaining(self) -> float:
@@ -407,7 +399,7 @@ class Search:
         seconds = max(self.bounds.wholes * self.remaining, LEAST)
         name = describe_plan(candidates.priority)
         self.profiler.truth = compute_truth(self.function, self.inputs, self.reference, stand_in, name, seconds)
-        self.notes += [self.truth.remark] if self.truth.remark else []
+        self.notes += [self.profiler.truth.remark] if self.profiler.truth.remark else []
 
     # ------------------------------------------------------------------ measured costs
 
@@ -532,7 +524,7 @@ class Search:
 
     def compile(self, plan: Plan, seconds: float) -> None:
         """Compile a plan in this process, check its results and let it race; exclude it if it fails or exceeds ``seconds``."""
-        runners, reference, key = self.inquiry.runners, self.truth.reference, make_partition_key(plan)
+        runners, reference, key = self.inquiry.runners, self.profiler.truth.reference, make_partition_key(plan)
         # The worker saves its executables for this process, or compiles again: its requests end with the time for this plan.
         for runner in runners.values():
             if isinstance(runner, WorkerRunner):
@@ -545,7 +537,7 @@ class Search:
 
         used = {launch.engine for launch in plan.launches}
         request = replace(self.request, engines=tuple(load(engine) for engine in self.request.engines if engine.spec in used))
-        expected = None if reference is None else [self.truth.values[value.name] for value in self.function.outputs]
+        expected = None if reference is None else [self.profiler.truth.values[value.name] for value in self.function.outputs]
         work = partial(prepare_plan, plan, request, self.cache, self.inputs, expected, reference or self.reference)
         try:
             with self.inquiry.quiet():
@@ -630,7 +622,7 @@ class Search:
             tuple(self.notes),
             unmeasured=FrozenDict(unmeasured),
             is_provisional=how != "priority" and race.rounds < self.least_rounds,
-            is_checked=how != "priority" and self.truth.reference is self.reference,
+            is_checked=how != "priority" and self.profiler.truth.reference is self.reference,
             queried=tuple(self.inquiry.engines()),
         )
 

@@ -115,13 +115,8 @@ SLOW_COMPILE = 0.25
 """Seconds of compile time above which the worker keeps the executable for the race."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrialResult:
-    """The result of a trial of a Function on an engine."""
-
-    results: Sequence[Any]
-    samples: Sequence[float]
-    """Seconds per call."""
+Trial: TypeAlias = tuple[Sequence[Any], Sequence[float]]
+"""The results of a trial of a Function on an engine, and samples of the seconds per call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +154,7 @@ class WorkerRunner(IsolatedEngine):
         """The engine that compiles for the race, in this process."""
         return self
 
-    def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> TrialResult:
+    def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> Trial:
         """Compile, run and time a Function; raises EngineError."""
         end = perf_counter() + limits.total
         # An engine that hung or crashed lost its worker; the next part of the model may still work.
@@ -184,7 +179,7 @@ class WorkerRunner(IsolatedEngine):
             self._executables[function.fingerprint] = remote
         else:
             remote.close()
-        return TrialResult(results, samples)
+        return results, samples
 
     def bound(self, limit: float) -> None:
         """Limit the seconds of each later request."""
@@ -204,7 +199,7 @@ class LocalRunner:
     def start(self) -> None:
         """Nothing to start."""
 
-    def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> TrialResult:
+    def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> Trial:
         # A thread cannot be stopped between compile and run, so that both limits are one.
         allowed = min(limits.compiling + limits.running, threading.TIMEOUT_MAX)
         try:
@@ -213,7 +208,7 @@ class LocalRunner:
             message = f"engine {self.compiler.spec!r} gave no answer within {allowed:.3g} s"
             raise RunFailed(message) from TimeoutError(str(error))
 
-    def _run_trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> TrialResult:
+    def _run_trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> Trial:
         # The inputs are the caller's arrays, and an executable may update its inputs in place.
         copies = [copy_values(value) for value in inputs]
         try:
@@ -222,7 +217,7 @@ class LocalRunner:
                 executable.prepare()
                 results = [copy_values(value) for value in executable.run(copies)]
                 call = make_timed_call(executable, copies, results if limits.inner else None, function)
-                return TrialResult(results, sample_call_times(call, limits.seconds))
+                return results, sample_call_times(call, limits.seconds)
             finally:
                 executable.close()
         except (EngineError, OutOfDeviceMemory):
@@ -495,7 +490,7 @@ class RegionProfiler:
         try:
             # Sampling is an eighth of the limit at most: the compile and the first call need the rest.
             limits = TrialLimits(min(self.sampling, limit / 8), limit, running, remaining, inner=inner)
-            trial = runners[subject.spec].trial(function, context, inputs, limits)
+            results, samples = runners[subject.spec].trial(function, context, inputs, limits)
         except (NotStarted, OutOfDeviceMemory) as error:
             raise _NotMeasured(str(error)) from error  # another search may have more free device memory
         except (EngineError, InputError) as error:
@@ -515,7 +510,7 @@ class RegionProfiler:
             limit = remaining if best is None else min(remaining, self.limit)
             criteria = reference, self.request.context.options
             try:
-                check = partial(check_against_reference, function, inputs, trial.results, expected, *criteria)
+                check = partial(check_against_reference, function, inputs, results, expected, *criteria)
                 wrong, _ = within_or_stopped(limit, check)
             except OutOfTime as error:
                 if limit < remaining:
@@ -523,7 +518,7 @@ class RegionProfiler:
                 raise _NotMeasured("the budget ended before its results were compared with the reference") from error
             if wrong:
                 return f"wrong: {wrong}"
-        return MeasuredCost(*median_interval(trial.samples))
+        return MeasuredCost(*median_interval(samples))
 
 
 class _NotMeasured(Exception):
