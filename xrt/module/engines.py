@@ -25,7 +25,7 @@ DEFAULT_ENGINES = ("ort", "openvino", "torch", "xla", "toy")
 """Default engines, in the order in which they are tried."""
 
 
-def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: CompileCache | None = None) -> EngineList:
+def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: CompileCache) -> EngineList:
     """Create the engines from a name, spec, instance or list of them, and append the reference engine.
 
     The cache may record which engines are ready on this machine.
@@ -52,7 +52,7 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
         raise OptionError("cuda_graph=True records the work of a device, and the module runs on cpu; pass device='cuda'")
     # A lower precision is a permission with "auto", and with a bundle, whose saved engines already implement it.
     is_permission = has_auto
-    if settings.execution.precision != "fp32" and cache is not None:
+    if settings.execution.precision != "fp32":
         from xrt.module.bundle import BundleTier  # only needed for lower precisions
 
         is_permission |= isinstance(cache.disk, BundleTier)
@@ -75,7 +75,7 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
 
 
 def _create_engines(
-    engine: Any, has_auto: bool, context: CompileContext, settings: ModuleOptions, cache: CompileCache | None
+    engine: Any, has_auto: bool, context: CompileContext, settings: ModuleOptions, cache: CompileCache
 ) -> tuple[list[GraphCompiler], tuple[str, ...]]:
     """Create the listed engines; for "auto" those of the lock, or all available ones, with a line per unavailable one."""
     listed = list(engine) if isinstance(engine, list | tuple) else [engine]
@@ -94,8 +94,7 @@ def _create_engines(
 
     if settings.lock and (engines := settings.lock.engines([entry for entry in listed if entry != AUTO])):
         return engines, ()
-    store = None if cache is None else CostStore.for_cache(cache)
-    return list_available_engines(listed, context, store, strict=settings.strict, devices=settings.devices)
+    return list_available_engines(listed, context, CostStore.for_cache(cache), strict=settings.strict, devices=settings.devices)
 
 
 def choose_default_engine(

@@ -149,7 +149,7 @@ class StatefulFunction:
         """
         type_ = self._get_type(name)
         shapes = ((value, getattr((call_inputs or {}).get(value.name), "shape", ())) for value in self.others)
-        pairs = (pair for value, shape in shapes for pair in zip(_list_dims(value, named=False), shape, strict=False))
+        pairs = (pair for value, shape in shapes for pair in zip(getattr(value.type, "shape", None) or (), shape, strict=False))
         # The module checks later that they are consistent.
         sizes = {**{dim: size for dim, size in pairs if isinstance(dim, str)}, **sizes}
         if self.capacity is not None and self.capacity.dim:
@@ -194,10 +194,9 @@ class StatefulFunction:
         return type_
 
 
-def _list_dims(value: Value, *, named: bool = True) -> tuple[Any, ...]:
-    """The symbolic extents of a tensor; with ``named=False`` all extents in order, numbers included."""
-    shape = value.type.shape if isinstance(value.type, TensorType) else None
-    return tuple(dim for dim in shape or () if not named or isinstance(dim, str))
+def _list_dims(value: Value) -> list[str]:
+    """The symbolic extents of a tensor that have names."""
+    return [dim for dim in getattr(value.type, "shape", None) or () if isinstance(dim, str)]
 
 
 class StatefulFunctions:

@@ -104,13 +104,9 @@ class EngineList:
     @property
     def are_dynamic(self) -> bool:
         """Whether every engine compiles any Function once for all sizes."""
-        always = (engine.spec == self.implicit or is_always_dynamic(engine) for engine in self.engines)
+        declared = GraphCompiler.why_not_dynamic  # it declines nothing unless an engine has its own
+        always = (x.spec == self.implicit or x.implementation.why_not_dynamic is declared for x in self.engines)
         return not self.is_auto and self.can_be_dynamic and all(always)
-
-
-def is_always_dynamic(engine: GraphCompiler) -> bool:
-    """Whether an engine compiles every Function once for all sizes."""
-    return engine.supports_dynamic_shapes and engine.implementation.why_not_dynamic is GraphCompiler.why_not_dynamic
 
 
 def list_available_engines(
