@@ -10,29 +10,20 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from xrt.cache.disk import DiskTier
 from xrt.cache.records import Records, Schema, Store, text_schema
 from xrt.cache.signature import CODE_UNKNOWN, Signature, make_engine_key
-from xrt.engines.contract.registry import EngineStatus, State
+from xrt.engines.contract.registry import EngineStatus
 from xrt.formats.placement_file import PlacementFile, dumps, loads
 from xrt.partition.cost_table import CostTable
 
 if TYPE_CHECKING:
     from xrt.cache.memory import CompileCache
     from xrt.engines import CompileContext, GraphCompiler
-
-
-def _parse_status(row: Any) -> EngineStatus:
-    texts = [row[name] for name in ("name", "state", "distribution", "pip", "version", "available", "cause", "lacks")]
-    devices = row["devices"]
-    # Records of earlier versions lack this field.
-    texts.append(row.get("precisions", ""))
-    are_texts = isinstance(devices, list) and all(isinstance(text, str) for text in (*texts, *devices))
-    if not are_texts or row["state"] not in get_args(State):
-        raise ValueError(f"{row!r:.80} is no status of an engine")
-    return EngineStatus(**{**row, "devices": tuple(devices)})
 
 
 COSTS: Schema[CostTable] = text_schema(
@@ -43,7 +34,7 @@ STATUSES: Schema[dict[str, EngineStatus]] = text_schema(
     "engines",
     "statuses of engines",
     lambda statuses: json.dumps([dataclasses.asdict(status) for status in statuses.values()]),
-    lambda data: {row["name"]: _parse_status(row) for row in json.loads(data)},
+    lambda data: {status.name: status for status in msgspec.convert(json.loads(data), list[EngineStatus])},
 )
 """The states of all engines, valid for the installed packages."""
 

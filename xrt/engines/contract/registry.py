@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -397,15 +397,6 @@ class EngineDeclaration:
     thread_variables: tuple[str, ...] = ()
     """Environment variables with the number of threads that its libraries read on load; ``xrt bench`` sets them."""
 
-    def is_valid(self) -> bool:
-        """Whether each field has its declared type. Nothing else checks a declaration that was read from source."""
-        values, defaults = ([getattr(each, field.name) for field in fields(self)] for each in (self, EngineDeclaration("")))
-        # Exact types: the bool True would pass as a rank.
-        return all(
-            type(value) is type(default) and (not isinstance(value, tuple) or all(isinstance(item, str) for item in value))
-            for value, default in zip(values, defaults, strict=True)
-        )
-
 
 @lru_cache(maxsize=256)
 def _read_declaration(module: str, name: str, path: tuple[str, ...]) -> EngineDeclaration:
@@ -414,14 +405,16 @@ def _read_declaration(module: str, name: str, path: tuple[str, ...]) -> EngineDe
     A declaration is a constant at the top level of the module, ``X = EngineDeclaration("name", rank=1)``, made of literals only.
     With another import ``path``, the same name may be another module.
     """
+    from msgspec import convert  # not needed for a start from the cache
+
     with suppress(Exception):  # importing the module will report the mistake
         for statement in ast.parse(_read_source(module)).body:
             call = getattr(statement, "value", None)
             if isinstance(call, ast.Call) and ast.unparse(call.func).endswith(EngineDeclaration.__name__):
                 values = [ast.literal_eval(argument) for argument in call.args]
                 declaration = EngineDeclaration(*values, **{kw.arg or "": ast.literal_eval(kw.value) for kw in call.keywords})
-                if declaration.name == name and declaration.is_valid():
-                    return declaration
+                if declaration.name == name:
+                    return convert(dataclasses.asdict(declaration), EngineDeclaration)  # raises for a field of another type
     return EngineDeclaration(name)
 
 
