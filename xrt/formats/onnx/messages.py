@@ -23,6 +23,7 @@ from onnx import (
     TensorShapeProto,
     TypeProto,
     ValueInfoProto,
+    helper,
     numpy_helper,
 )
 
@@ -352,46 +353,23 @@ def read_boundary_value(proto: ValueInfoProto) -> Value:
     return read_value(proto)
 
 
+@lru_cache(maxsize=4096)
 def make_type(type_: Type) -> TypeProto:
-    """Convert a type."""
-    proto = TypeProto()
-    write_type(type_, proto)
-    return proto
-
-
-def write_type(type_: Type, proto: TypeProto) -> None:
-    """Write a type into the message."""
+    """Convert a type. Equal types share the message, which must not be changed."""
     if isinstance(type_, TensorType):
-        _write_tensor_type(type_, proto.tensor_type)
-    elif isinstance(type_, SequenceType):
-        write_type(type_.element, proto.sequence_type.elem_type)
-    elif isinstance(type_, OptionalType):
-        write_type(type_.element, proto.optional_type.elem_type)
-    else:
-        proto.map_type.key_type = type_.key.onnx
-        write_type(type_.value, proto.map_type.value_type)
-
-
-def _write_tensor_type(type_: TensorType, proto: TypeProto.Tensor) -> None:
-    proto.elem_type = type_.dtype.onnx
-    if type_.shape is None:
-        return
-    # An empty shape means rank 0, a missing one an unknown rank.
-    proto.shape.SetInParent()
-    for dim in type_.shape:
-        if isinstance(dim, int):
-            proto.shape.dim.add(dim_value=dim)
-        elif dim is None:
-            proto.shape.dim.add()
-        else:
-            proto.shape.dim.add(dim_param=dim)
+        return helper.make_tensor_type_proto(type_.dtype.onnx, type_.shape)
+    if isinstance(type_, SequenceType):
+        return helper.make_sequence_type_proto(make_type(type_.element))
+    if isinstance(type_, OptionalType):
+        return helper.make_optional_type_proto(make_type(type_.element))
+    return helper.make_map_type_proto(type_.key.onnx, make_type(type_.value))
 
 
 def write_value(name: str, type_: Type | None, proto: ValueInfoProto) -> None:
     """Fill in the message; the type is omitted if unknown."""
     proto.name = name
     if type_ is not None:
-        write_type(type_, proto.type)
+        proto.type.CopyFrom(make_type(type_))
 
 
 def text(value: Any, subject: str) -> str:

@@ -91,7 +91,8 @@ def _convert_node(node: Node, scope: Function, opset: int) -> Function | None:
         low, high = read_clip_bounds(node)  # onnx's converter drops the defaults
         node = node.with_attributes(min=low, max=high)
     if not node.bodies:
-        result, reason = _convert_operator(node, scope, opset)
+        # Equal nodes, which `as_function` names equally, are converted once.
+        result, reason = _convert(as_function(node, scope).replace(opsets={"": scope.opset()}), opset)
     else:
         reason = _why_not_older_control(node, scope, opset) if is_older else "it has a body"
     if reason and is_older:
@@ -127,11 +128,6 @@ def _why_not_older_control(node: Node, scope: Function, max_opset: int) -> str:
         if text is not None and text not in allowed:
             return f"opset {max_opset} does not take {text}"
     return ""
-
-
-def _convert_operator(node: Node, function: Function, opset: int) -> tuple[Function | None, str]:
-    """Convert a node without bodies to a Function at an opset, named as by `as_function`; or return the reason why not."""
-    return _convert(as_function(node, function).replace(opsets={"": function.opset()}), opset)
 
 
 @lru_cache(maxsize=1024)

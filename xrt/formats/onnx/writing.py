@@ -38,7 +38,6 @@ from xrt.formats.onnx.messages import (
     write_props,
     write_reference,
     write_tensor,
-    write_type,
     write_value,
 )
 from xrt.formats.output import replace_file
@@ -186,7 +185,7 @@ _ATTRIBUTE_WRITERS: dict[AttrKind, Callable[[GraphWriter, Any, AttributeProto], 
     AttrKind.STRING: lambda _, value, proto: setattr(proto, "s", _bytes(value)),
     AttrKind.TENSOR: lambda writer, value, proto: proto.t.CopyFrom(writer.inner(value, "")),
     AttrKind.GRAPH: lambda writer, value, proto: writer.graph(value, proto.g, is_body=True),
-    AttrKind.TYPE: lambda _, value, proto: write_type(value, proto.tp),
+    AttrKind.TYPE: lambda _, value, proto: proto.tp.CopyFrom(make_type(value)),
     AttrKind.FLOATS: lambda _, value, proto: proto.floats.extend(value),
     AttrKind.INTS: lambda _, value, proto: proto.ints.extend(value),
     AttrKind.STRINGS: lambda _, value, proto: proto.strings.extend(map(_bytes, value)),
