@@ -197,7 +197,7 @@ class Ort(GraphCompiler):
             inputs, outputs = saved.rename("inputs", function.inputs), saved.rename("outputs", function.outputs)
             inplace = dict(saved.header["inplace"])
         with AllocationTracker(export.nbytes) as growth:
-            session = open_session(export, options, self._list_providers())
+            session = open_session(export, options, [(name, self._select_options(name)) for name in self.providers])
         uses = partial(report_memory, export.copied, export.mapped, growth)
         survives_fork = self.execution_mode == "sequential"
         executable = OrtExecutable(function, session, inputs, outputs, export.files, uses, inplace, survives_fork=survives_fork)
@@ -317,9 +317,6 @@ class Ort(GraphCompiler):
         for key, value in settings.items():
             options.add_session_config_entry(key, value)
         return options
-
-    def _list_providers(self) -> list[Provider]:
-        return [(name, self._select_options(name)) for name in self.providers]
 
     def _select_options(self, provider: str) -> dict[str, str]:
         start = f"{provider}."

@@ -113,12 +113,12 @@ class SavedSession:
 
     def _iter_constants(self, function: Function) -> Iterator[tuple[int, Bytes]]:
         """Yield the constants that the model refers to, found by digest; the nodes are read only if one is not found."""
-        weights: list[tuple[str, Array]] = []
+        weights: list[Array] = []
         for index, digest in zip(self.header["constants"], self.header["digests"], strict=True):
             content = function.find_weight_bytes(bytes.fromhex(digest))
             if content is None:
-                weights = weights or _list_weights(function)
-                content = get_tensor_bytes(weights[index][1])
+                weights = weights or list(_list_weights(function).values())
+                content = get_tensor_bytes(weights[index])
             yield index, content
 
     def rename(self, kind: Literal["inputs", "outputs"], values: Sequence[Value]) -> tuple[Value, ...]:
@@ -126,15 +126,15 @@ class SavedSession:
         return tuple(Value(name, value.type) for name, value in zip(self.header[kind], values, strict=True))
 
 
-def _list_weights(function: Function) -> list[tuple[str, Array]]:
-    """The large constants, those of bodies included, in order of first use, which is the same for equal Functions."""
+def _list_weights(function: Function) -> dict[str, Array]:
+    """The large constants by name, those of bodies included, in order of first use, which is the same for equal Functions."""
     from xrt.formats.onnx import external_weights, externalize_weights
     from xrt.operators import compute_outputs
 
     function = externalize_weights(compute_outputs(function))
     arrays = external_weights(function)
     used = dict.fromkeys(name for node in function.nodes for name in node.uses if name in arrays)
-    return [(name, arrays[name]) for name in used]
+    return {name: arrays[name] for name in used}
 
 
 def _name_constant(index: int | str) -> str:
@@ -159,16 +159,36 @@ def optimize_model(function: Function, export: ExportedModel, options: SessionOp
     level = options.graph_optimization_level
     if options.use_per_session_threads:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-    places = _WeightPlacer(function, file)
+    weights, used = _list_weights(function), set[str]()
+    positions = {name: position for position, name in enumerate(weights)}
+
+    def place(name: str, value: Any, info: object) -> OrtExternalInitializerInfo | None:
+        """The location of a weight: in the model (None), in a constant of the Function, or in the file."""
+        size = value.tensor_size_in_bytes()
+        # Small weights stay inline; strings have no contiguous bytes.
+        if size < SMALL or value.element_type() == _STRING:
+            return None
+        memory, array = (ctypes.c_char * size).from_address(value.data_ptr()), weights.get(name)
+        if array is not None and array.nbytes == size and _is_same(memory, array):
+            used.add(name)
+            return OrtExternalInitializerInfo(_name_constant(positions[name]), 0, size)
+        offset = file.tell()
+        file.write(memory)
+        file.write(bytes(-size % ALIGNMENT))
+        return OrtExternalInitializerInfo(_WEIGHTS, offset, size)
+
     register_files(export, options)
-    compiler = ModelCompiler(options, export.model, graph_optimization_level=level, get_initializer_location_func=places.place)
+    compiler = ModelCompiler(options, export.model, graph_optimization_level=level, get_initializer_location_func=place)
     model = compiler.compile_to_bytes()
+    # A constant that is an attribute of a node is no constant of the Function, and has no digest there.
+    constants = {_locate(c.array): c for c in function.constants.values() if c.nbytes >= SMALL}
+    used_constants = [constants.get(_locate(weights[name])) for name in weights if name in used]
     header = {
         "inplace": sorted(find_inplace_outputs(function).items()),
         "inputs": [v.name for v in function.inputs],
         "outputs": [v.name for v in function.outputs],
-        "constants": sorted(places.used),
-        "digests": [places.find_digest(index) for index in sorted(places.used)],
+        "constants": [positions[name] for name in weights if name in used],
+        "digests": [constant.digest.hex() if constant is not None else "" for constant in used_constants],
         "weights": file.tell(),
         "model": len(model),
     }
@@ -182,42 +202,6 @@ def _finish(file: BinaryIO, header: Mapping[str, Any]) -> memoryview:
     file.write(text + len(text).to_bytes(8, "little"))
     file.flush()
     return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-
-
-class _WeightPlacer:
-    """Chooses where each weight of an optimized model is stored, and writes new ones to the file."""
-
-    def __init__(self, function: Function, file: BinaryIO) -> None:
-        weights = _list_weights(function)
-        self._weights = {name: (index, array) for index, (name, array) in enumerate(weights)}
-        self._places = [_locate(array) for _, array in weights]
-        self._constants = {
-            _locate(constant.array): constant for constant in function.constants.values() if constant.nbytes >= SMALL
-        }
-        self._file = file
-        self.used: set[int] = set()
-        """Positions of the Function's constants that the model refers to."""
-
-    def find_digest(self, index: int) -> str:
-        """Digest of a constant of the Function; empty for one that is an attribute of a node."""
-        constant = self._constants.get(self._places[index])
-        return "" if constant is None else constant.digest.hex()
-
-    def place(self, name: str, value: Any, info: object) -> OrtExternalInitializerInfo | None:
-        """The location of a weight: in the model (None), in a constant of the Function, or in the file."""
-        size = value.tensor_size_in_bytes()
-        # Small weights stay inline; strings have no contiguous bytes.
-        if size < SMALL or value.element_type() == _STRING:
-            return None
-        memory = (ctypes.c_char * size).from_address(value.data_ptr())
-        index, array = self._weights.get(name, (0, None))
-        if array is not None and array.nbytes == size and _is_same(memory, array):
-            self.used.add(index)
-            return OrtExternalInitializerInfo(_name_constant(index), 0, size)
-        offset = self._file.tell()
-        self._file.write(memory)
-        self._file.write(bytes(-size % ALIGNMENT))
-        return OrtExternalInitializerInfo(_WEIGHTS, offset, size)
 
 
 def _locate(array: Array) -> tuple[int, int]:

@@ -41,7 +41,7 @@ def assign_offsets(spans: Sequence[LiveRange]) -> int:
         while live and live[0][0] < span.first:
             _, start, size = heappop(live)
             _free(gaps, start, size)
-        size = _align(span.nbytes)
+        size = -(-span.nbytes // ALIGNMENT) * ALIGNMENT
         gap = min((gap for gap in gaps if gap[1] >= size), key=lambda gap: gap[::-1], default=None)
         if gap is None:
             # Extend a gap at the end of the arena instead of leaving it unused.
@@ -67,10 +67,6 @@ def _free(gaps: list[tuple[int, int]], start: int, size: int) -> None:
         start, before = gaps.pop(index)
         size += before
     gaps.insert(index, (start, size))
-
-
-def _align(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def peak_of_values(function: Function) -> int | None:

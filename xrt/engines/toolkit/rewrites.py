@@ -22,15 +22,10 @@ def write_convolutions_as_products(function: Function) -> Function:
 
     Dequantized weights keep their Conv, which libraries compute in integers.
     """
-    return rewrite_nodes(function, _write_convolution)
+    return rewrite_nodes(function, _write_product)
 
 
 Sizes = tuple[int, ...]
-
-
-def _write_convolution(writer: NodeWriter) -> str | None:
-    sizes = _find_sizes(writer.node, writer.function)
-    return None if sizes is None else _write_product(writer, *sizes)
 
 
 def _find_sizes(node: Node, function: Function) -> tuple[Sizes, Sizes, Sizes] | None:
@@ -62,8 +57,11 @@ def _is_computed(name: str, function: Function) -> bool:
     return name not in function.constants and (producer is None or producer.op != "DequantizeLinear")
 
 
-def _write_product(writer: NodeWriter, x: Sizes, w: Sizes, y: Sizes) -> str:
+def _write_product(writer: NodeWriter) -> str | None:
     """Multiply weights (M, C * window) by im2col columns (positions * N, C * window) and transpose to NC...."""
+    if (sizes := _find_sizes(writer.node, writer.function)) is None:
+        return None
+    x, w, y = sizes
     node, axes = writer.node, len(x) - 2
     strides, dilations = (node.attr(name) or (1,) * axes for name in ("strides", "dilations"))
     pads = node.attr("pads") or (0,) * (2 * axes)
