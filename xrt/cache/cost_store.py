@@ -12,12 +12,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from xrt.cache.disk import DiskTier
 from xrt.cache.records import Records, Schema, Store, text_schema
 from xrt.cache.signature import CODE_UNKNOWN, Signature, make_engine_key
 from xrt.engines.contract.registry import EngineStatus
+from xrt.formats.documents import convert
 from xrt.formats.placement_file import PlacementFile, dumps, loads
 from xrt.partition.cost_table import CostTable
 
@@ -34,7 +33,7 @@ STATUSES: Schema[dict[str, EngineStatus]] = text_schema(
     "engines",
     "statuses of engines",
     lambda statuses: json.dumps([dataclasses.asdict(status) for status in statuses.values()]),
-    lambda data: {status.name: status for status in msgspec.convert(json.loads(data), list[EngineStatus])},
+    lambda data: {status.name: status for status in convert(json.loads(data), list[EngineStatus])},
 )
 """The states of all engines, valid for the installed packages."""
 

@@ -16,6 +16,12 @@ from typing import Any, Generic, NoReturn, TypeVar
 import msgspec
 
 T = TypeVar("T", bound=msgspec.Struct)
+D = TypeVar("D")
+
+
+def convert(facts: Any, kind: type[D]) -> D:
+    """Convert parsed JSON to a dataclass or a list of them; raises ValueError if it has another structure or types."""
+    return msgspec.convert(facts, kind)
 
 
 class DocumentError(ValueError):

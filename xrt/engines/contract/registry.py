@@ -405,7 +405,7 @@ def _read_declaration(module: str, name: str, path: tuple[str, ...]) -> EngineDe
     A declaration is a constant at the top level of the module, ``X = EngineDeclaration("name", rank=1)``, made of literals only.
     With another import ``path``, the same name may be another module.
     """
-    from msgspec import convert  # not needed for a start from the cache
+    from xrt.formats.documents import convert  # not needed for a start from the cache
 
     with suppress(Exception):  # importing the module will report the mistake
         for statement in ast.parse(_read_source(module)).body:
