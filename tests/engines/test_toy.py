@@ -23,7 +23,7 @@ from xrt.engines.toy import Toy, kernels as products
 from xrt.engines.toy.kernels import ProductThreads, multiply
 from xrt.engines.toy.native import order_updates
 from xrt.errors import CompileRefused, InputError, RunFailed
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.passes import infer_shapes
 from xrt.testing.suite import EngineSuite
 
@@ -362,12 +362,10 @@ def test_a_choice_is_written_over_either_of_both(state: str, condition: np.ndarr
 
 def overwritten(outputs: str, *nodes: Node, **arrays: Array) -> tuple[Function, list[Array]]:
     """Return a Function, whose int64 arrays are constants, and its inputs."""
-    constants = {name: Constant(array) for name, array in arrays.items() if array.dtype == np.int64}
+    constants = {name: array for name, array in arrays.items() if array.dtype == np.int64}
     inputs = {name: array for name, array in arrays.items() if name not in constants}
-    function = Function(
-        tuple(typed(*item) for item in inputs.items()), tuple(map(Value, outputs.split())), nodes, constants, {"": 20}
-    )
-    return infer_shapes(function), list(inputs.values())
+    f = function(" ".join(inputs), outputs, *nodes, constants=constants, opset=20)
+    return infer_shapes(f.replace(inputs=tuple(typed(*item) for item in inputs.items()))), list(inputs.values())
 
 
 SAME = Function((), (Value("r", TensorType(DType.BOOL, (3,))),), (node("Identity", "x", "r"),), opsets={"": 20})

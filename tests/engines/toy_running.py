@@ -9,18 +9,12 @@ import numpy as np
 from xrt.engines import CompileContext, Executable
 from xrt.engines.toy import Toy
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, latest_opset, read_attributes
+from xrt.testing.corpus.entry import f32, i64
+
+__all__ = ["Array", "drawn", "f32", "function", "i64", "node", "one", "ready", "run", "same", "typed"]
 
 Array = np.ndarray[Any, Any]
 GENERATOR = np.random.default_rng(3)
-
-
-def f32(*values: Any) -> Array:
-    """Return a float32 array of the values, or of the one list."""
-    return np.array(values[0] if len(values) == 1 else values, dtype=np.float32)
-
-
-def i64(*values: Any) -> Array:
-    return np.array(values[0] if len(values) == 1 else values, dtype=np.int64)
 
 
 def drawn(*shape: int) -> Array:
@@ -65,16 +59,11 @@ def one(op_type: str, *inputs: Any, opset: int | None = None, outputs: int = 1, 
     """Run one node; None is a left-out input. Returns the output, or the list of several."""
     names = [f"x{i}" if x is not None else "_" for i, x in enumerate(inputs)]
     results = " ".join(f"y{i}" for i in range(outputs))
-    version = {"": opset or latest_opset()} | ({domain: opset or 1} if domain else {})
-    f = Function(
-        inputs=tuple(
-            typed(n, x) if isinstance(x, np.ndarray) else Value(n) for n, x in zip(names, inputs, strict=True) if n != "_"
-        ),
-        outputs=tuple(Value(name) for name in results.split()),
-        nodes=(node(op_type, " ".join(names), results, domain=domain, **attributes),),
-        opsets=version,
-    )
-    got = run(f, *(x for x in inputs if x is not None))
+    single = node(op_type, " ".join(names), results, domain=domain, **attributes)
+    arrays = {name: x for name, x in zip(names, inputs, strict=True) if x is not None}
+    f = function(" ".join(arrays), results, single, opset=opset, **({domain: opset or 1} if domain else {}))
+    values = (typed(name, x) if isinstance(x, np.ndarray) else Value(name) for name, x in arrays.items())
+    got = run(f.replace(inputs=tuple(values)), *arrays.values())
     return got[0] if outputs == 1 else got
 
 
