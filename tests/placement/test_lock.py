@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from tests.placement.uneven import SimulatedClock, Uneven, simulate_time
 from xrt.cache import CompileCache
-from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, RunOptions
+from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.engines.toy import Toy
@@ -28,7 +29,7 @@ from xrt.placement.race import SEGMENTS, RegressionSetup, check_regression, find
 from xrt.placement.records import create_lock, list_mismatches, list_node_ranges, plan_from_ranges, read_lock
 from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest, TuningResult
 from xrt.testing.corpus.entry import graph, node
-from xrt.testing.fault_injection import FaultyEngine, ObservedExecutable, RecordingEngine
+from xrt.testing.fault_injection import FaultyEngine
 
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
 OPS = ("Abs", "Exp", "Neg", "Cos", "Abs")
@@ -179,50 +180,24 @@ def test_engines_without_a_part_do_not_matter() -> None:
     assert list_mismatches(lock, ask()) == ()
 
 
-class Ticks:
-    """A clock that goes on by what engines say that they take, on a machine that is busy or not."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+def course(engines: Sequence[GraphCompiler] = ENGINES, seconds: float = 30.0, **options: Any) -> RegressionSetup:
+    return RegressionSetup(ask(engines=tuple(engines)), CompileCache(), [X], evaluate, seconds, **options)
 
 
-CLOCK = Ticks()
+QUICK, SLOW = Uneven(slow="Cos", seconds=0.003), Uneven(slow="Cos", seconds=0.006)
+QUICK_PLAN, SLOW_PLAN = (single(engine.spec, [QUICK, SLOW]) for engine in (QUICK, SLOW))
 
 
-@dataclass(frozen=True)
-class Ticking(RecordingEngine):
-    """An engine each of whose runs takes so many seconds by that clock."""
-
-    name: ClassVar[str] = "ticking"
-    seconds: float = 0.0
-
-    def compile(self, function: Function, context: CompileContext) -> Executable:
-        executable = _Ticking(super().compile(function, context), self.journal)
-        executable.seconds = self.seconds
-        return executable
-
-
-class _Ticking(ObservedExecutable):
-    seconds = 0.0
-
-    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        CLOCK.now += self.seconds
-        return super().run(inputs, options)
-
-
-def course(engines: Sequence[GraphCompiler] = ENGINES, seconds: float = 30.0) -> RegressionSetup:
-    results = {"clock": CLOCK} if all(isinstance(engine, Ticking) for engine in engines) else {}
-    return RegressionSetup(ask(engines=tuple(engines)), CompileCache(), [X], evaluate, seconds, **results)
-
-
-SLOW = Ticking(inner="toy{native=off}", seconds=0.006)
-QUICK = Ticking(inner="toy{native=off}", seconds=0.003)
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimulatedClock:
+    return simulate_time(monkeypatch)
 
 
 def race_of(*contenders: CandidateResult, baseline: int | None = 0) -> CandidateComparison:
     return CandidateComparison(contenders, 6, baseline)
+
+
+RACE = race_of(CandidateResult(QUICK_PLAN, "won"), CandidateResult(SLOW_PLAN, "lost"))
 
 
 def test_a_plan_is_compared_with_the_best_other_one() -> None:
@@ -238,29 +213,20 @@ def test_a_plan_is_compared_with_the_best_other_one() -> None:
     )
 
 
-@pytest.fixture(scope="module")
-def plans() -> tuple[list[GraphCompiler], Plan, Plan]:
-    engines: list[GraphCompiler] = [QUICK, SLOW]
-    return engines, single(QUICK.spec, engines), single(SLOW.spec, engines)
-
-
-def test_a_gate_ends_when_its_time_is_over(plans: tuple[list[GraphCompiler], Plan, Plan]) -> None:
-    engines, quick, slow = plans
-    clock = itertools.count()
-    ending = replace(course(engines, 10), clock=lambda: float(next(clock)))
-    gate = make_baseline(ending, quick, race_of(CandidateResult(quick, "won"), CandidateResult(slow, "lost")))
+def test_a_gate_ends_when_its_time_is_over() -> None:
+    seconds = itertools.count()
+    ending = course([QUICK, SLOW], 10, clock=lambda: float(next(seconds)))
+    gate = make_baseline(ending, QUICK_PLAN, RACE)
     assert gate is not None and gate.rounds == SEGMENTS
 
 
 @pytest.mark.slow
-def test_a_gate_is_measured_and_held(plans: tuple[list[GraphCompiler], Plan, Plan]) -> None:
-    engines, quick, slow = plans
-    race = race_of(CandidateResult(quick, "won"), CandidateResult(slow, "lost"))
-    gate = make_baseline(course(engines, 2), quick, race)
+def test_a_gate_is_measured_and_held(clock: SimulatedClock) -> None:
+    gate = make_baseline(course([QUICK, SLOW], 2, clock=clock), QUICK_PLAN, RACE)
     assert gate is not None and gate.plan == SLOW.spec and gate.rounds >= SEGMENTS
-    assert gate.ratio == pytest.approx(0.5)
-    assert plan_from_ranges(gate.ranges, ask(engines=tuple(engines))).launches[0].engine == SLOW.spec
-    outcome = check_regression(course(engines, 2), quick, slow, gate, 0.5)
+    assert gate.ratio == pytest.approx(0.5, rel=0.05)
+    assert plan_from_ranges(gate.ranges, ask(engines=(QUICK, SLOW))).launches[0].engine == SLOW.spec
+    outcome = check_regression(course([QUICK, SLOW], 2, clock=clock), QUICK_PLAN, SLOW_PLAN, gate, 0.5)
     assert outcome and outcome.state == "held"
     lines = str(outcome).splitlines()
     assert lines[0].startswith("held: ") and lines[0].endswith("; the limit is +50.0%")
@@ -268,20 +234,18 @@ def test_a_gate_is_measured_and_held(plans: tuple[list[GraphCompiler], Plan, Pla
 
 
 @pytest.mark.slow
-def test_a_plan_that_has_become_slower_has_regressed(plans: tuple[list[GraphCompiler], Plan, Plan]) -> None:
-    engines, quick, slow = plans
+def test_a_plan_that_has_become_slower_has_regressed(clock: SimulatedClock) -> None:
     gate = Baseline("slow", 0.1, 0.099, 0.101, 20)
-    outcome = check_regression(course(engines, 2), quick, slow, gate, 0.05)
+    outcome = check_regression(course([QUICK, SLOW], 2, clock=clock), QUICK_PLAN, SLOW_PLAN, gate, 0.05)
     assert not outcome and outcome.state == "regressed"
     assert str(outcome).startswith("regressed: +")
     assert "ranges" not in outcome.to_dict()["locked"]
 
 
 @pytest.mark.slow
-def test_noise_decides_nothing(plans: tuple[list[GraphCompiler], Plan, Plan]) -> None:
-    engines, quick, slow = plans
+def test_noise_decides_nothing(clock: SimulatedClock) -> None:
     gate = Baseline("slow", 0.5, 0.1, 3.0, 20)
-    outcome = check_regression(course(engines, 0.1), quick, slow, gate, 0.05)
+    outcome = check_regression(course([QUICK, SLOW], 0.1, clock=clock), QUICK_PLAN, SLOW_PLAN, gate, 0.05)
     assert outcome and outcome.state == "undecided"
     assert str(outcome).startswith("not decided, the noise is too large: ")
 
