@@ -1,11 +1,13 @@
-"""The Open Inference Protocol over HTTP: every path, datatype and error, on an application without a server."""
+"""The Open Inference Protocol over HTTP: every path, datatype and error, and requests that were damaged by a seed."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 from unittest.mock import Mock
 
@@ -15,11 +17,13 @@ import pytest
 import xrt
 from tests.exact_errors import raises_exactly
 from tests.integrations.models import write_classifier
-from tests.serve.serving import Gate, ask, binary, double, exchange, identity, infer, running, tensor, total
+from tests.malformed_inputs.messages import alter_field
+from tests.malformed_inputs.mutators import BLIND, TEXTUAL, mutate
+from tests.serve.serving import HANGS, Gate, ask, binary, double, exchange, identity, infer, running, tensor, total
 from xrt.errors import OptionError
 from xrt.formats import onnx
 from xrt.graph import DType, TensorType
-from xrt.serve import app
+from xrt.serve import app, open_inference_pb2 as messages, start_grpc
 from xrt.serve.application import LARGE
 from xrt.serve.metrics import ACCESS
 from xrt.serve.protocol import InferRequest, RequestRefusal
@@ -577,3 +581,83 @@ async def test_a_model_that_cannot_be_served_does_not_keep_others_from_it(tmp_pa
         assert reply.error.endswith('. skl2onnx writes tensors instead of maps with options={"zipmap": False}')
         index = (await ask(application, "POST", "/v2/repository/index")).document
         assert [position["state"] for position in index] == ["READY", "UNAVAILABLE", "UNAVAILABLE"]
+
+
+COUNT = 1000
+
+
+def valid_requests() -> list[tuple[str, bytes, int | None]]:
+    """Return valid requests: a model, a body, and the bytes of its JSON where tensors follow."""
+    both = [tensor("x0", [[1.5, 2]]), tensor("x1", [["a", "\u00e9"]], "BYTES")]
+    text = b"\1\0\0\0a\3\0\0\0abc"
+    raw = [("x0", "FP32", np.ones((1, 2), np.float32).tobytes()), ("x1", "BYTES", text)]
+    heads = [
+        {"name": name, "shape": [1, 2], "datatype": kind, "parameters": {"binary_data_size": len(data)}}
+        for name, kind, data in raw
+    ]
+    head = json.dumps({"id": "7", "inputs": heads, "parameters": {"binary_data_output": True}}).encode()
+    session = {"inputs": [tensor("x", [1, 2])], "parameters": {"session_id": "a", "session_start": True, "session_end": False}}
+    wanted = [{"name": "y0", "parameters": {"binary_data": True}}, {"name": "y1"}]
+    return [
+        ("pair", json.dumps({"id": "1", "inputs": both, "outputs": wanted}).encode(), None),
+        ("pair", head + b"".join(data for _, _, data in raw), len(head)),
+        ("total", json.dumps(session).encode(), None),
+    ]
+
+
+def two_models() -> Any:
+    models = {"pair": identity(DType.FLOAT32, DType.STRING), "total": total()}
+    return app(
+        {name: xrt.XRTModule(function, engine="toy") for name, function in models.items()},
+        max_request_bytes=1 << 16,
+        max_sessions=10_000,
+    )
+
+
+@pytest.mark.slow
+async def test_a_thousand_damaged_bodies(caplog: pytest.LogCaptureFixture) -> None:
+    served, chance = two_models(), Random(20)
+    caplog.set_level(logging.ERROR)
+    async with running(served):
+        seen = dict.fromkeys((200, 400), 0)
+        for number in range(COUNT):
+            model, body, length = valid_requests()[number % 3]
+            damaged = mutate(body, BLIND + TEXTUAL, chance)
+            headers = (
+                {} if length is None else {"Inference-Header-Content-Length": chance.choice([str(length), "7", "-1", "9" * 50])}
+            )
+            reply = await ask(served, "POST", f"/v2/models/{model}/infer", damaged, headers)
+            assert reply.status in (200, 400, 404, 410, 413), (number, reply)
+            assert reply.status == 200 or reply.error
+            seen[reply.status] = seen.get(reply.status, 0) + 1
+        assert seen[400] > COUNT / 2 and seen[200] > 20  # the damage is not always in what is read
+    assert caplog.records == []
+
+
+@pytest.mark.slow
+async def test_damaged_messages_of_grpc(caplog: pytest.LogCaptureFixture) -> None:
+    import grpc.aio
+
+    served, chance = two_models(), Random(20)
+    request = messages.ModelInferRequest(model_name="pair", id="1")
+    request.inputs.add(name="x0", datatype="FP32", shape=[1, 2]).contents.fp32_contents.extend([1, 2])
+    request.inputs.add(name="x1", datatype="BYTES", shape=[1, 2]).contents.bytes_contents.extend([b"a", b"b"])
+    raw = messages.ModelInferRequest(model_name="pair", raw_input_contents=[b"\0" * 8, b"\1\0\0\0a\0\0\0\0"])
+    raw.inputs.add(name="x0", datatype="FP32", shape=[1, 2])
+    raw.inputs.add(name="x1", datatype="BYTES", shape=[1, 2])
+    good = [request.SerializeToString(), raw.SerializeToString()]
+    caplog.set_level(logging.ERROR)
+    async with running(served):
+        server, port = await start_grpc(served)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            codes: set[Any] = set()
+            for number in range(300):
+                try:
+                    await asyncio.wait_for(call(mutate(good[number % 2], (alter_field, alter_field, *BLIND), chance)), HANGS)
+                    codes.add("OK")
+                except grpc.aio.AioRpcError as error:
+                    codes.add(error.code().name)
+            assert codes <= {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED"} and {"OK", "INVALID_ARGUMENT"} <= codes
+        await server.stop(None)
+    assert caplog.records == []
