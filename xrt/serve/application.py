@@ -187,7 +187,8 @@ class Application:
         with self.models.find(name, version).admit():
             request = await self.run_if_large(size, read)
             response = await self.models.find(name, version).infer(request, session)  # it may have been reloaded meanwhile
-            return await self.run_if_large(response.bytes, write, request, response)
+            size = sum(array.nbytes for array in response.outputs.values())
+            return await self.run_if_large(size, write, request, response)
 
     async def run_if_large(self, size: int, call: Callable[..., T], *args: Any) -> T:
         """Run a conversion of ``size`` bytes, in a thread if that is `LARGE` or more.

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from google.protobuf import json_format
@@ -20,9 +20,11 @@ from xrt.serve.metrics import time_request
 from xrt.serve.protocol import DATATYPES, PIECE, Array, InferRequest, InferResponse, RequestRefusal, Status
 from xrt.serve.scheduler import Limit
 
-if TYPE_CHECKING:
-    from grpc.aio import Server
-
+try:
+    import grpc
+    import grpc.aio
+except ModuleNotFoundError as error:
+    raise OptionError("gRPC needs the package grpcio, which is missing: pip install 'xrt-engine[serve]'") from error
 
 _DESCRIPTOR = messages.ModelInferRequest.DESCRIPTOR.file.services_by_name["GRPCInferenceService"]
 SERVICE = _DESCRIPTOR.full_name
@@ -40,22 +42,16 @@ _FIELDS = {
 """The field of InferTensorContents with the elements of each datatype; FP16 and BF16 have none."""
 
 
-async def start_grpc(application: Application, host: str = "127.0.0.1", port: int = 0) -> tuple[Server, int]:
+async def start_grpc(application: Application, host: str = "127.0.0.1", port: int = 0) -> tuple[grpc.aio.Server, int]:
     """Start a gRPC server; return it with its port, which the system chooses if 0.
 
-    Stop it with ``await server.stop(seconds)``. Raises OptionError if grpcio is missing or the address cannot be used.
+    Stop it with ``await server.stop(seconds)``. Raises OptionError if the address cannot be used.
     """
-    try:
-        import grpc
-        import grpc.aio
-    except ModuleNotFoundError as error:
-        raise OptionError("gRPC needs the package grpcio, which is missing: pip install 'xrt-engine[serve]'") from error
     limit = application.options.max_request_bytes
     # No SO_REUSEPORT: a second server on the same port must fail instead of getting half of the requests.
     options = [("grpc.max_receive_message_length", limit), ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)]
     server = grpc.aio.server(options=options)
-    service = _Service(application, grpc.StatusCode)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, service.make_handlers(grpc)),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, _Service(application).make_handlers()),))
     try:
         bound = server.add_insecure_port(f"{host}:{port}" if ":" not in host else f"[{host}]:{port}")
     except RuntimeError as error:
@@ -66,14 +62,14 @@ async def start_grpc(application: Application, host: str = "127.0.0.1", port: in
 
 
 class _Service:
-    """The methods of the gRPC service; ``codes`` is `grpc.StatusCode`."""
+    """The methods of the gRPC service."""
 
-    def __init__(self, application: Application, codes: Any) -> None:
-        self._application, self._codes = application, codes
+    def __init__(self, application: Application) -> None:
+        self._application = application
         self._reading = Limit("calls are under way, and no more are read")
 
-    def make_handlers(self, grpc: Any) -> dict[str, Any]:
-        """The handler of each method by name; ``grpc`` is the module."""
+    def make_handlers(self) -> dict[str, Any]:
+        """The handler of each method by name."""
         # These handlers read the message themselves, so that they can reject a request before its message is in memory. On the
         # wire a stream of one message equals a single message.
         make, serialize = grpc.stream_unary_rpc_method_handler, methodcaller("SerializeToString")
@@ -100,7 +96,7 @@ class _Service:
             refusal = protocol.make_refusal(error, name)
         if refusal.retry_after is not None:
             context.set_trailing_metadata((("retry-after", str(refusal.retry_after)),))
-        return await context.abort(self._codes[refusal.code], str(refusal))  # always raises
+        return await context.abort(grpc.StatusCode[refusal.code], str(refusal))  # always raises
 
     async def _read(self, name: str, context: Any) -> tuple[Any, int]:
         """Read a request; return it with its size in bytes. Raises RequestRefusal if it is late, missing or malformed.

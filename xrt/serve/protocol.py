@@ -319,8 +319,7 @@ class _Request(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(_Request)
-_ENCODER = msgspec.json.Encoder()
-encode_document = _ENCODER.encode
+encode_document = msgspec.json.Encoder().encode
 """Encode JSON."""
 
 
@@ -347,11 +346,6 @@ class InferResponse:
     datatypes: Mapping[str, str]
     """The protocol's datatype of each output."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def bytes(self) -> int:
-        """Total size of the outputs."""
-        return sum(array.nbytes for array in self.outputs.values())
 
 
 # ---------------------------------------------------------------------- requests
