@@ -188,13 +188,14 @@ def test_options_reach_the_session() -> None:
     assert (parallel.execution_mode, parallel.inter_op_num_threads) == (onnxruntime.ExecutionMode.ORT_PARALLEL, 3)
 
 
+DISABLED = "optimization.disable_specified_optimizers"
+
+
 @pytest.mark.parametrize(
     ("key", "device", "value", "users"),
     [
         ("session.force_spinning_stop", "cpu", "1", "0"),  # spinning slows down what runs between two calls
-        # Weights are not quantized, and a slow fused kernel is not used on the CPU.
-        ("optimization.disable_specified_optimizers", "cpu", "WeightBiasQuantization;SkipLayerNormFusion", "GeluFusion"),
-        ("optimization.disable_specified_optimizers", "cuda:0", "WeightBiasQuantization", "GeluFusion"),
+        (DISABLED, "cpu", "SkipLayerNormFusion", "GeluFusion"),  # a slow kernel
     ],
 )
 def test_an_entry_of_the_session_has_the_value_of_the_engine_unless_the_user_says_otherwise(
@@ -202,6 +203,23 @@ def test_an_entry_of_the_session_has_the_value_of_the_engine_unless_the_user_say
 ) -> None:
     assert Ort().make_session_options(1, device).get_session_config_entry(key) == value
     assert Ort(config={key: users}).make_session_options(1, device).get_session_config_entry(key) == users
+
+
+@pytest.mark.parametrize("weights", ["dw", "exact"])
+def test_biases_of_quantized_products_are_quantized_and_exact_weights_are_not(weights: str) -> None:
+    nodes = [
+        *(node("QuantizeLinear", "x s z", "q"), node("DequantizeLinear", "q s z", "d"), node("Transpose", "d", "m")),
+        *(node("DequantizeLinear", "w s", "dw"), node("Gemm", f"m {weights} bias", "p")),
+        *(node("QuantizeLinear", "p s z", "r"), node("DequantizeLinear", "r s z", "y")),
+    ]
+    numbers = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
+    constants = {"s": np.float32(1 / 32), "z": np.uint8(128), "w": np.round(31 * numbers).astype(np.int8)}
+    constants |= {"exact": numbers**3, "bias": numbers[0]}
+    model = infer_shapes(function(*nodes, inputs={"x": tensor(8, 8)}, constants=constants))
+    disabled = Ort().make_session_options(1, function=model).get_session_config_entry(DISABLED)
+    assert ("WeightBiasQuantization" in disabled) is (weights == "exact")
+    with xrt.XRTModule(model, engine="ort", strict=True) as m, xrt.XRTModule(model, engine="toy") as reference:
+        np.testing.assert_allclose(m(numbers), reference(numbers), atol=1 / 32)
 
 
 def test_execution_options_that_are_not_honoured_are_named() -> None:

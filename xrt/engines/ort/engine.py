@@ -309,10 +309,11 @@ class Ort(GraphCompiler):
         defaults = _CPU_CONFIG if device == "cpu" and self.providers == _CPU else _CONFIG
         settings = {**defaults, **({_EXACT_SUMS: "1"} if has_saturating_sums() else {}), **self.config}
         if function is not None:
-            from xrt.engines.ort.tables import has_vector_products  # not needed for a start from the cache
+            from xrt.engines.ort.tables import has_exact_weights, has_vector_products  # not needed for a start from the cache
 
-            if has_vector_products(function):
-                settings[_DISABLED] = ";".join(filter(None, (settings.get(_DISABLED), "MatmulTransposeFusion")))
+            wrong = {"MatmulTransposeFusion": has_vector_products, "WeightBiasQuantization": has_exact_weights}
+            for optimizer in (name for name, is_wrong in wrong.items() if is_wrong(function)):
+                settings[_DISABLED] = ";".join(filter(None, (settings.get(_DISABLED), optimizer)))
         # The user's entries come last in `settings` and win, except for the list of disabled optimizers, which grows.
         for key, value in settings.items():
             options.add_session_config_entry(key, value)
@@ -349,11 +350,9 @@ _CONFIG = {
     "session.force_spinning_stop": "1",
     # Multiply 4-bit weights in float32; by default the library rounds the other operand to 8 bits.
     "session.qdq_matmulnbits_accuracy_level": "1",
-    # This optimizer would quantize the float weights of a Conv or Gemm between quantized activations.
-    _DISABLED: "WeightBiasQuantization",
 }
 
-_CPU_CONFIG = {**_CONFIG, _DISABLED: f"{_CONFIG[_DISABLED]};SkipLayerNormFusion"}
+_CPU_CONFIG = {**_CONFIG, _DISABLED: "SkipLayerNormFusion"}
 """On the CPU the fused SkipLayerNormalization is slower than the Add and LayerNormalization that it replaces: 1.3 times for [24,
 32], 6 times for [512, 1024] with two threads (ONNX Runtime 1.31.1)."""
 

@@ -437,3 +437,23 @@ def has_vector_products(function: Function) -> bool:
         if node.op == "MatMul"
     )
     return any(right == 1 and left != 1 for left, right in ranks)
+
+
+_REQUANTIZED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+
+
+def has_exact_weights(function: Function) -> bool:
+    """Whether a product reads a dequantized value and weights in floating point, bodies included.
+
+    WeightBiasQuantization of ONNX Runtime 1.31 would quantize these weights.
+    """
+
+    def is_dequantized(name: str, holder: Function) -> bool:
+        source = holder.producer(name)
+        # The library swaps a dequantization with these operators.
+        while source is not None and (source.op in ("Dropout", "Pad") or has_trait(source, Trait.SELECTS)):
+            source = holder.producer(source.inputs[0])
+        return source is not None and source.op == "DequantizeLinear"
+
+    products = ((holder, node) for holder, node in function.walk() if node.op in _REQUANTIZED)
+    return any(holder.producer(x.inputs[1]) is None and is_dequantized(x.inputs[0], holder) for holder, x in products)
