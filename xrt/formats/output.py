@@ -6,7 +6,6 @@ import io
 import mmap
 import os
 import re
-import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -138,7 +137,7 @@ def _why_not_creatable(folder: Path, name: str) -> str | None:
 
 
 def _name_temporary(path: Path) -> Path:
-    return path.with_name(f".xrt-{secrets.token_hex(6)}.tmp")  # matches _TEMPORARY
+    return path.with_name(f".xrt-{os.urandom(6).hex()}.tmp")  # matches _TEMPORARY
 
 
 # Timestamps identify contents only if older than this (in ns): two writes within one tick of the clock look alike.

@@ -21,7 +21,6 @@ import numpy as np
 from xrt import __version__
 from xrt.cache import CompileCache, CompileRequest, DiskStatistics, Signature, Tier, make_signature, open_cache
 from xrt.cache.memory import LEAST_BYTES, MOST_BYTES as MOST_CACHED
-from xrt.comparison import compare, tolerance_for
 from xrt.engines import Executable, ExecutionOptions, GraphCompiler
 from xrt.engines.contract import registry
 from xrt.engines.contract.graph_compiler import prepare_or_close
@@ -449,6 +448,8 @@ def read_example(file: BundleFile) -> Example | None:
 
 def run_self_test(file: BundleFile, module: Callable[..., Any]) -> SelfTestReport | None:
     """Check the file, run its example, and compare with the saved outputs; None without an example. Raises SelfTestFailed."""
+    from xrt.comparison import compare, tolerance_for  # a load does not need it
+
     began, name = perf_counter(), os.fspath(file.path)
     try:
         file.check()

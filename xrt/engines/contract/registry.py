@@ -28,8 +28,6 @@ from xrt.engines.contract.graph_compiler import GraphCompiler
 from xrt.engines.contract.options import LOWER_PRECISIONS, NAMES_FILES
 from xrt.engines.contract.spec import build, field_types, is_bounded, parse_spec
 from xrt.errors import EngineError, EngineUnavailable, OptionError, UnknownEngine, XRTError, did_you_mean
-from xrt.processes.client import WorkerDied, WorkerFailure, WorkerProcess, WorkerTimedOut
-from xrt.processes.ipc import serve
 
 if TYPE_CHECKING:
     from importlib import metadata
@@ -435,17 +433,30 @@ def probe_all(engines: Sequence[str] | None = None, timeout: float = 60) -> tupl
     Results are in the order of ``engines``. One that crashes or takes longer than ``timeout`` seconds counts as broken. Raises
     UnknownEngine for an unregistered name.
     """
+    from xrt.processes.client import WorkerDied, WorkerFailure, WorkerProcess, WorkerTimedOut  # not needed for a warm start
+
     statuses = [_list_registered(name) for name in (names() if engines is None else engines)]
     running: list[WorkerProcess] = []
     interrupted = threading.Event()
 
-    def probe_one(status: EngineStatus) -> EngineStatus:
+    def probe_one(unknown: EngineStatus) -> EngineStatus:
         worker = WorkerProcess("xrt.engines.contract.registry:main")
         running.append(worker)
         # An interrupt may have closed the other workers before this one was in the list.
         if interrupted.is_set():
             worker.end()
-        return _probe_in(worker, status, timeout)
+        try:
+            answer, _ = worker.ask({"engine": unknown.name}, seconds=timeout)
+        except WorkerTimedOut:
+            return replace(unknown, cause=f"its import did not end within {timeout:g} s")
+        except WorkerDied as error:
+            last_line = error.last_line or "it said nothing"
+            return replace(unknown, cause=f"its import ended the process ({error.ended_by}): {last_line}")
+        except WorkerFailure as error:
+            return replace(unknown, cause=f"its import failed: {error}")
+        finally:
+            worker.end()
+        return EngineStatus(**{**answer, "devices": tuple(answer["devices"])})
 
     # A thread per probe only waits for its process.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -459,20 +470,8 @@ def probe_all(engines: Sequence[str] | None = None, timeout: float = 60) -> tupl
             raise
 
 
-def _probe_in(worker: WorkerProcess, unknown: EngineStatus, timeout: float) -> EngineStatus:
-    try:
-        answer, _ = worker.ask({"engine": unknown.name}, seconds=timeout)
-    except WorkerTimedOut:
-        return replace(unknown, cause=f"its import did not end within {timeout:g} s")
-    except WorkerDied as error:
-        return replace(unknown, cause=f"its import ended the process ({error.ended_by}): {error.last_line or 'it said nothing'}")
-    except WorkerFailure as error:
-        return replace(unknown, cause=f"its import failed: {error}")
-    finally:
-        worker.end()
-    return EngineStatus(**{**answer, "devices": tuple(answer["devices"])})
-
-
 def main(handle: str) -> None:
     """Entry point of a probing process: serve `probe` on the socket with this handle."""
+    from xrt.processes.ipc import serve
+
     serve(handle, lambda request: dataclasses.asdict(probe(request.message["engine"])))
