@@ -471,5 +471,4 @@ def run_self_test(file: BundleFile, module: Callable[..., Any]) -> SelfTestRepor
 
 def _run_to_host(module: Callable[..., Any], inputs: Sequence[Any]) -> Sequence[Any]:
     results = module(*inputs)
-    on_host: Sequence[Any] = to_host(list(results) if isinstance(results, tuple) else [results])
-    return on_host
+    return tuple(to_host(list(results) if isinstance(results, tuple) else [results]))
