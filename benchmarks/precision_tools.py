@@ -94,12 +94,12 @@ def open_onnxruntime(path: Path, threads: int) -> Call:
 
 def open_openvino(path: Path, threads: int, precision: str | None = "f32") -> Call:
     """Open a model in OpenVINO with unpinned threads; return its call. ``precision`` None is the library's default hint."""
-    from xrt.engines.openvino.library import core  # imports the library without its telemetry
+    from xrt.engines.openvino.library import get_core  # imports the library without its telemetry
 
     # Pinned threads wait for other work on their core. XRT does not pin either.
     settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False}
     settings |= {"INFERENCE_PRECISION_HINT": precision} if precision else {}
-    compiled = core().compile_model(str(path), "CPU", settings)
+    compiled = get_core().compile_model(str(path), "CPU", settings)
     request, names = compiled.create_infer_request(), [port.get_any_name() for port in compiled.inputs]
 
     def call(example: Example) -> list[Any]:

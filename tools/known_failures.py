@@ -159,9 +159,9 @@ def list_known_failures(engines: Iterable[str]) -> tuple[KnownFailure, ...]:
 _ISSUES = {
     "ort": ("xrt.engines.ort.tables.ISSUES",),
     "tvm": ("xrt.engines.tvm.tables.ISSUES",),
-    "openvino": ("xrt.engines.openvino.tables.ISSUES", "xrt.engines.openvino.tables.OPEN_ISSUES"),
+    "openvino": ("xrt.engines.openvino.tables.ISSUES", "xrt.engines.openvino.tables.DYNAMIC_SHAPE_ISSUES"),
     "iree": ("xrt.engines.iree.tables.ISSUES",),
-    "torch{mode=inductor}": ("xrt.engines.torch.tables.GAPS",),
+    "torch{mode=inductor}": ("xrt.engines.torch.tables.INDUCTOR_ISSUES",),
 }
 """The tables of known issues, by engine."""
 

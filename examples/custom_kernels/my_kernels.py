@@ -19,7 +19,7 @@ ops: OpTable[Any] = Toy.kernels.extend("my_kernels")
 
 
 @ops("Swish", domain="my.domain")
-def swish(node: Node, env: KernelContext) -> Run:
+def swish(node: Node, ctx: KernelContext) -> Run:
     """A new operator: x * sigmoid(beta * x), with ``beta`` an attribute."""
     beta = node.attr("beta", 1.0)
 
@@ -41,7 +41,7 @@ def is_no_short_row(node: Node, function: Function) -> str | None:
 
 
 @ops("Softmax", since=13, priority=1, why_not=is_no_short_row)
-def quick_softmax(node: Node, env: KernelContext) -> Run:
+def quick_softmax(node: Node, ctx: KernelContext) -> Run:
     """An operator that toy has: priority 1 is asked before toy's own kernel, which has the rest.
 
     NumPy reduces many short rows one by one; turned over, they are a few long ones.

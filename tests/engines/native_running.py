@@ -11,7 +11,7 @@ import numpy as np
 from xrt.engines import native
 from xrt.engines.native.fusion import DOMAIN, ELEMENTWISE, fuse_elementwise
 from xrt.engines.toy import KernelContext
-from xrt.engines.toy.kernels import namespace, ops
+from xrt.engines.toy.kernels import get_namespace, ops
 from xrt.engines.toy.tape import StepKernel, make_tape
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 
@@ -69,11 +69,11 @@ def on_python(function: Function, inputs: Sequence[Array]) -> list[Array]:
     def kernel_of(node: Node) -> StepKernel:
         kernel = ops.find(node, function)
         assert not isinstance(kernel, str), kernel
-        return StepKernel(kernel.code(node, KernelContext(node, function, namespace(np), _no_bodies)))
+        return StepKernel(kernel.code(node, KernelContext(node, function, get_namespace(np), _no_bodies)))
 
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, of the mean of nothing
-        return make_tape(function, kernel_of).play(inputs)
+        return make_tape(function, kernel_of).run(inputs)
 
 
 def _no_bodies(function: Function) -> Any:

@@ -24,7 +24,7 @@ COUNT = text.parse("function main(x: int64[3]) -> (y: int64[3]) {\n opset ai.onn
 
 
 @ops("Relu", priority=9)
-def relu(node: Node, env: KernelContext) -> Run:
+def relu(node: Node, ctx: KernelContext) -> Run:
     return lambda x: np.fmax(x, x.dtype.type(0))
 
 

@@ -83,13 +83,13 @@ def test_any_folder_may_hold_the_temporary_files(handed: bool, tmp_path: Path, m
 @pytest.mark.parametrize(
     ("f", "reason"),
     [
-        (one("Identity", tensor(2, dtype=DType.STRING)), r"a value of type string\[2\] has no type in MLIR"),
+        (one("Identity", tensor(2, dtype=DType.STRING)), r"a value of type string\[2\] has no MLIR type"),
         (one("Relu", tensor(None, 3)), "the shape of 'x0' is not known before the run$"),
     ],
     ids=["type", "shape"],
 )
 def test_what_has_no_words_is_a_refusal_with_the_reason(f: Function, reason: str) -> None:
-    with pytest.raises(CompileRefused, match=rf"^IREE cannot take 'main': {reason}"):
+    with pytest.raises(CompileRefused, match=rf"^IREE does not support 'main': {reason}"):
         IREE.compile(f, CONTEXT)
 
 
@@ -105,7 +105,7 @@ def test_another_domain_is_declined() -> None:
 def test_one_that_the_compiler_has_no_rule_for_among_many_has_its_own_reason() -> None:
     nodes = node("Abs", "x", "a"), node("BitCast", "a", "b", to=6), node("Tanh", "a", "y")
     f = function(*nodes, inputs={"x": tensor(5)}, outputs=("b", "y"), opset=26)
-    reason = "IREE cannot take this BitCast: it has no rule to lower this BitCast"
+    reason = "IREE does not support this BitCast: it has no rule to lower this BitCast"
     assert [IREE.why_not(each, f) for each in f.nodes] == [None, reason, None]
 
 
@@ -127,7 +127,7 @@ def _fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
         ("kill -40 $$", 60, "IREE cannot compile it: it crashed (signal 40)"),
         ("echo 'LLVM ERROR: no such type' >&2; kill -ABRT $$", 60, "IREE cannot compile it: no such type"),
         ("exit 3", 60, "IREE cannot compile it: it gives no reason"),
-        ("while true; do sleep 1; done", 0.5, "IREE's compiler did not end within 0.5 s"),
+        ("while true; do sleep 1; done", 0.5, "IREE's compiler exceeded the time limit of 0.5 s"),
     ],
 )
 def test_a_crash_and_a_hang_are_refusals(
@@ -217,7 +217,7 @@ def test_powers_are_products(exponent: float) -> None:
     assert np.allclose(run(f, x)[0], x**exponent, rtol=1e-6)
 
 
-POWERS = "IREE's powers are exponentials of logarithms: NaN for negative numbers"
+POWERS = "IREE computes powers by exponentials of logarithms, which are NaN for negative numbers"
 WRONG = {
     "a power at run time": (node("Pow", "x e", "y"), {"x": tensor(3), "e": tensor(3)}, {}, POWERS),
     "a negative power": (node("Pow", "x e", "y"), {"x": tensor(3)}, {"e": np.array(-1.5, np.float32)}, POWERS),
@@ -226,14 +226,14 @@ WRONG = {
         node("Slice", "x s e a t", "y"),
         {"x": tensor(4)},
         {"s": np.array([3]), "e": np.array([0]), "a": np.array([0]), "t": np.array([-1])},
-        "IREE's Slice takes a step back for none",
+        "IREE's Slice with a negative step returns no elements",
     ),
     "a negative pad": (
-        node("Pad", "x p", "y"), {"x": tensor(4)}, {"p": np.array([-1, 0])}, "IREE's Pad takes a negative pad for an extent"
+        node("Pad", "x p", "y"), {"x": tensor(4)}, {"p": np.array([-1, 0])}, "IREE's Pad treats a negative pad as an extent"
     ),
     "unsigned numbers": (
         node("Div", "x x", "y"), {"x": tensor(4, dtype=DType.UINT8)}, {},
-        "IREE takes large unsigned numbers for negative ones here",
+        "IREE treats large unsigned numbers as negative in this operator",
     ),
     "a dilated pool": (
         node("AveragePool", "x", "y", kernel_shape=[2, 2], dilations=[2, 2]), {"x": tensor(1, 1, 6, 6)}, {},

@@ -65,17 +65,17 @@ def test_other_bytes_are_another_signature() -> None:
 
 
 WRONG = [
-    ("ABI=2", ("it speaks version 2 of the kernel interface, this XRT version 1; "
+    ("ABI=2", ("it has version 2 of the kernel interface, this XRT version 1; "
      "rebuild it with the kernel.h of xrt.engines.native.include_dir()")),
-    ("NULL_ENTRY", ("it does not serve version 1 of the kernel interface, which this XRT speaks; "
+    ("NULL_ENTRY", ("it does not support version 1 of the kernel interface, which this XRT has; "
      "rebuild it with the kernel.h of xrt.engines.native.include_dir()")),
     ("NO_ENTRY", "it does not export 'xrt_library_entry', which kernel.h describes; is it a library of XRT's kernels?"),
     ("NO_RUN", "kernel 'lame' lacks run, which is not optional"),
     ("NO_NAME", "the name of kernel 3 is missing"),
     ("NOT_UTF8", r"the operator of kernel 'lame' is not UTF-8: b'L\xff'"),
-    ("ODD_DEVICE", "kernel 'lame' is for a device of kind 77, which XRT does not know"),
-    ("TWINS", ("kernels 'split' and 'splat' both serve every Split at priority 0; "
-     "give one another priority, version range or why_not")),
+    ("ODD_DEVICE", "kernel 'lame' is for a device of type 77, which XRT does not support"),
+    ("TWINS", ("kernels 'split' and 'splat' both support every Split at priority 0; "
+     "change the priority or the version range of one, or add a why_not")),
     ("VERSION=\"\"", "its version is empty"),
     ("UNDEFINED", ("the system does not open it as a shared library: {path}: undefined symbol: nowhere_to_be_found")),
 ]  # fmt: skip
@@ -153,7 +153,7 @@ def test_the_structures_are_the_compilers() -> None:
         abi.TensorC.byte_offset, abi.AttributeC.tensor, abi.NodeC.n_outputs, abi.OutputC.shape, abi.PlanC.outputs,
         abi.CallC.host, abi.KernelC.destroy, abi.LibraryC.kernels,
     )  # fmt: skip
-    mine = [*(sizeof(s) for s in structures), *(field.offset for field in last), abi.ABI, abi.MAX_RANK]
+    mine = [*(sizeof(s) for s in structures), *(field.offset for field in last), abi.ABI_VERSION, abi.MAX_RANK]
     assert [read_layout(i) for i in range(len(mine))] == mine
     assert read_layout(len(mine)) == -1
 
@@ -200,6 +200,6 @@ def test_toy_gets_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_options_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(OptionError) as raised:
         Toy(native="off", libraries=("x.so",))
-    assert str(raised.value) == "engine 'toy' is given libraries of native kernels and native='off'; give one of them"
+    assert str(raised.value) == "engine 'toy' has libraries of native kernels and native='off'; set only one of them"
     with pytest.raises(EngineUnavailable, match=r"native library '.*/no\.so' cannot be used: there is no such file"):
         Toy(libraries=("no.so",))

@@ -17,7 +17,7 @@ from tests.engines.toy_running import function, node, typed
 from tests.hanging import wait_until
 from xrt.engines import CompileContext, native
 from xrt.engines.toy import Toy
-from xrt.engines.toy.native import ByShapes
+from xrt.engines.toy.native import PerShapeExecutable
 from xrt.errors import CompileFailed, InputError, RunFailed
 from xrt.graph import DType, Function, TensorType, Value
 
@@ -160,7 +160,7 @@ def test_a_call_of_known_shapes_waits_for_nobody() -> None:
             assert going_on.wait(300)
         return ready(function)
 
-    by_shapes = ByShapes(RELU, made)
+    by_shapes = PerShapeExecutable(RELU, made)
     old, new = np.ones(1, np.float32), np.ones(2, np.float32)
     by_shapes.run([old])
     with ThreadPoolExecutor(2) as pool:
@@ -185,7 +185,7 @@ RELU = function("x", "y", node("Relu", "x", "y")).replace(inputs=(Value("x", Ten
 def test_so_many_sets_of_shapes_have_tapes(serves_all: Any, most: int, sizes: tuple[int, ...], compiled_sizes: list[int]) -> None:
     """A value that grows in every call would else cost a preparation in every call."""
     compiled: list[Any] = []
-    by_shapes = ByShapes(RELU, lambda f: compiled.append(f) or ready(f), serves_all, most)
+    by_shapes = PerShapeExecutable(RELU, lambda f: compiled.append(f) or ready(f), serves_all, most)
     for size in sizes:
         assert by_shapes.run([np.full(size, -1, np.float32)])[0].tolist() == [0] * size
     assert [f.inputs[0].type.shape[0] for f in compiled] == compiled_sizes
@@ -207,14 +207,14 @@ OUTPUT = f"output 0 of {WHERE}"
 WRONG = [
     ("fail to prepare", CompileFailed, "{kernel} failed to prepare for " + WHERE + ": no room"),
     ("fail in silence", CompileFailed, "{kernel} failed to prepare for " + WHERE + ": it gives no reason"),
-    ("announce another type", CompileFailed, "{kernel} announces float64[20,30] for " + OUTPUT
+    ("announce another type", CompileFailed, "{kernel} returns float64[20,30] for " + OUTPUT
      + ", which is float32[20,30]; its prepare is wrong"),
-    ("announce another shape", CompileFailed, "{kernel} announces float32[21,31] for " + OUTPUT
+    ("announce another shape", CompileFailed, "{kernel} returns float32[21,31] for " + OUTPUT
      + ", which is float32[20,30]; its prepare is wrong"),
-    ("announce no type", CompileFailed, "{kernel} announces no type for " + OUTPUT
-     + ", or one that XRT does not know; its prepare is wrong"),
-    ("announce a long shape", CompileFailed, "{kernel} announces no type for " + OUTPUT
-     + ", or one that XRT does not know; its prepare is wrong"),
+    ("announce no type", CompileFailed, "{kernel} returns no type for " + OUTPUT
+     + ", or one that XRT does not support; its prepare is wrong"),
+    ("announce a long shape", CompileFailed, "{kernel} returns no type for " + OUTPUT
+     + ", or one that XRT does not support; its prepare is wrong"),
     ("fail to run", RunFailed, "{kernel} failed at " + WHERE + ": the number is odd"),
 ]  # fmt: skip
 
@@ -256,10 +256,10 @@ def test_every_state_that_was_made_is_destroyed() -> None:
 def test_a_budget_bounds_the_workers_and_they_sleep() -> None:
     big = np.ones((400, 1000), np.float32)
     kernel = native.load(library()).kernel("twice")
-    from xrt.engines.native.bindings import core
+    from xrt.engines.native.bindings import get_core
 
     (y,) = native.run_kernel(kernel, big, None, threads=3)
-    assert (y == 2).all() and core().xrt_pool_workers() >= 2
+    assert (y == 2).all() and get_core().xrt_pool_workers() >= 2
     wait_until(lambda: used(0.3) < 0.03)  # others that earlier tests woke may turn for a while
 
 

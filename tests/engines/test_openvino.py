@@ -14,8 +14,8 @@ from tests.engines import written
 from tests.engines.written import CONTEXT, node, one, tensor
 from xrt.engines import CompileContext, ExecutionOptions, create
 from xrt.engines.openvino import OpenVino
-from xrt.engines.openvino.executable import COPY_TO
-from xrt.engines.openvino.library import LIBRARY, core
+from xrt.engines.openvino.executable import MAX_COPIED_BYTES
+from xrt.engines.openvino.library import LIBRARY, get_core
 from xrt.engines.openvino.support import lower
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import DType, Function, Node
@@ -24,7 +24,7 @@ from xrt.testing import KnownFailure
 from xrt.testing.suite import EngineSuite
 
 SQUARE = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
-LARGE = COPY_TO  # columns of float32, so that two rows are well over what is copied
+LARGE = MAX_COPIED_BYTES  # columns of float32, so that two rows are well over what is copied
 
 function = partial(written.function, opset=21)
 why = partial(written.why, OpenVino())
@@ -126,7 +126,7 @@ def test_it_computes_in_fp32_unless_a_lower_precision_is_allowed() -> None:
         return float(np.abs(y - exact).max())
 
     assert error("fp32") < 1e-3
-    has_bfloat16 = "BF16" in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    has_bfloat16 = "BF16" in get_core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     reason = OpenVino().unsupported_options(CompileContext(ExecutionOptions(precision="bf16")))
     assert (reason is None) is has_bfloat16
     assert 1e-3 < error("bf16") < 5 if has_bfloat16 else (reason or "").endswith("it does not honour precision='bf16'")
@@ -137,7 +137,7 @@ def test_it_computes_in_fp32_unless_a_lower_precision_is_allowed() -> None:
 )
 def test_options_that_it_does_not_honour_are_refused(engine: str, precision: Any) -> None:
     assert create(engine).unsupported_options(CompileContext(ExecutionOptions(precision=precision))) == (
-        f"engine 'openvino' computes in the model's own types or, where it sees fit, in bf16: it does not honour {precision=}"
+        f"engine 'openvino' computes in the model's types, or a lower precision of this CPU: it does not honour {precision=}"
     )
 
 
@@ -177,7 +177,7 @@ def test_a_transform_along_an_axis_that_is_an_input_or_negative_is_declined() ->
     assert (
         why(negative)
         == why(second)
-        == (f"{LIBRARY} transforms another axis than a DFT says where that is counted from the end, or is an input")
+        == (f"{LIBRARY} transforms another axis than a DFT specifies if that axis is negative or an input")
     )
 
 

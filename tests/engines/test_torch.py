@@ -18,7 +18,7 @@ from tests.engines.written import Array, function, node, one, tensor
 from xrt import XRTModule
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.engines.torch import Torch
-from xrt.engines.torch.executable import call_within
+from xrt.engines.torch.executable import call_with_threads
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.graph.node import DOMAIN, OpaqueCall, Tagged
@@ -141,7 +141,7 @@ def test_the_budget_holds_for_the_call_and_the_calling_thread_alone() -> None:
         other.join()
         return torch.get_num_threads()
 
-    assert call_within(before + 3, inside) == before + 3
+    assert call_with_threads(before + 3, inside) == before + 3
     assert (torch.get_num_threads(), seen) == (before, [before])
 
 
@@ -237,17 +237,17 @@ def own() -> Iterator[None]:
         ("aten::relu", "'aten::relu' is not the name of an operator"),
         ("aten::relu.default\n", "'aten::relu.default\\n' is not the name of an operator"),
         ("aten::relu.default.__call__", "'aten::relu.default.__call__' is not the name of an operator"),
-        ("aten::from_file.default", "it takes the name of a file"),
-        ("aten::save.default", "aten::save.default is an operator"),
+        ("aten::from_file.default", "it has a file name as argument"),
+        ("aten::save.default", "operator aten::save.default"),
         ("aten::relu_.default", "it modifies its arguments"),
         ("aten::relu.out", "it modifies its arguments"),
-        ("aten::empty.memory_format", "it takes no tensor"),
-        ("aten::_assert_async.default", "it returns something else than tensors and numbers"),
-        ("debugprims::load_tensor.default", "those are the operators of aten and prims"),
-        ("profiler::_record_function_enter_new.default", "those are the operators of aten and prims"),
-        ("quantized::linear.default", "those are the operators of aten and prims"),
+        ("aten::empty.memory_format", "it has no tensor as argument"),
+        ("aten::_assert_async.default", "it returns something other than tensors and numbers"),
+        ("debugprims::load_tensor.default", "only operators of aten and prims"),
+        ("profiler::_record_function_enter_new.default", "only operators of aten and prims"),
+        ("quantized::linear.default", "only operators of aten and prims"),
         ("xrt_test::twice_.default", "it modifies its arguments"),
-        ("xrt_test::load.default", "it takes the name of a file"),
+        ("xrt_test::load.default", "it has a file name as argument"),
     ],
 )
 @pytest.mark.usefixtures("own")
@@ -296,7 +296,7 @@ def test_a_batch_norm_that_trains_leaves_its_statistics() -> None:
 
 def test_an_argument_is_a_type_of_torch_and_nothing_else_of_it() -> None:
     call = OpaqueCall("aten::to.dtype", (X, Tagged("dtype", "load")))
-    with pytest.raises(RunFailed, match="'load' is no dtype of PyTorch"):
+    with pytest.raises(RunFailed, match="'load' is not a dtype of PyTorch"):
         run(opaque(call, tensor(2), outputs=(tensor(2),)), np.ones(2, np.float32))
 
 

@@ -21,7 +21,7 @@ from tests.engines.written import Array, function, node, one, tensor
 from xrt.engines import CompileContext, Executable
 from xrt.engines.contract import registry
 from xrt.engines.torch import Torch
-from xrt.engines.torch.inductor import why_no_compiler
+from xrt.engines.torch.inductor import why_no_cxx_compiler
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import DType, Function, TensorType
 from xrt.processes import list_descendants
@@ -48,15 +48,15 @@ def test_the_mode_is_an_option() -> None:
         (one("Conv", tensor(1, 3, 8, 8), tensor(4, 3, 3, 3), output=tensor(1, 4, 6, 6)), ""),
         (
             one("NonZero", tensor(4), output=tensor(1, None, dtype=INT)),
-            "mode=inductor does not take this NonZero: it gives results whose sizes only a call shows",
+            "mode=inductor does not support this NonZero: the sizes of its results are known only at run time",
         ),
         (
             one("Reshape", tensor(4, 3), tensor(1, dtype=INT), output=tensor(12)),
-            "mode=inductor does not take this Reshape: it reads numbers that only a call shows",
+            "mode=inductor does not support this Reshape: it reads values that are known only at run time",
         ),
         (
             one("Identity", TensorType(DType.FLOAT32), output=TensorType(DType.FLOAT32)),
-            "mode=inductor needs the number of dimensions of 'x0'",
+            "mode=inductor needs the rank of 'x0'",
         ),
     ],
     ids=lambda value: value.nodes[0].op if isinstance(value, Function) else "",
@@ -70,7 +70,7 @@ def test_reasons(f: Function, reason: str, capfd: pytest.CaptureFixture[str]) ->
 def test_without_a_compiler_the_mode_declines_and_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     f = one("Neg", tensor(2), output=tensor(2))
     monkeypatch.setenv("CXX", "no-such-compiler")
-    why_no_compiler.cache_clear()
+    why_no_cxx_compiler.cache_clear()
     try:
         reason = "mode=inductor compiles C++, and there is no no-such-compiler: install it, or name another by the variable CXX"
         assert why(f) == reason == TORCH.missing_features()
@@ -79,7 +79,7 @@ def test_without_a_compiler_the_mode_declines_and_says_what_is_missing(monkeypat
         assert TORCH.why_not(f.nodes[0], f) is None
     finally:
         monkeypatch.undo()
-        why_no_compiler.cache_clear()
+        why_no_cxx_compiler.cache_clear()
 
 
 def test_the_report_of_missing_features_does_not_import_the_tracer() -> None:

@@ -125,13 +125,13 @@ def test_a_borrowed_operator_with_a_left_out_output() -> None:
 
 READ_ONLY = np.empty((2, 3), np.float32)
 READ_ONLY.flags.writeable = False
-ADVICE = "; give a writable C-contiguous array, or None for a fresh one"
+ADVICE = "; pass a writable C-contiguous array, or None for a new one"
 
 
 @pytest.mark.parametrize(
     ("out", "message"),
     [
-        ([], "function 'main' has 1 outputs; out= holds 0 buffers"),
+        ([], "function 'main' has 1 outputs; out= has 0 buffers"),
         ([np.empty((3, 2), np.float32)], f"out= for output 'y': the output is float32[2,3], the buffer float32[3,2]{ADVICE}"),
         ([np.empty((2, 3))], f"out= for output 'y': the output is float32[2,3], the buffer float64[2,3]{ADVICE}"),
         ([[1.0]], f"out= for output 'y': the output is float32[2,3], the buffer list{ADVICE}"),
@@ -163,7 +163,7 @@ def test_a_kernel_that_fails_names_its_node() -> None:
 
 def test_an_output_that_the_form_does_not_have_says_so() -> None:
     f = function("x", "y z", node("Relu", "x", "y z"))
-    assert "the operator has 1 output(s) in this form; the node lists 2" in str(raised(f, f32(1.0)))
+    assert "the operator returns 1 output(s) with these attributes; the node has 2" in str(raised(f, f32(1.0)))
 
 
 def test_outputs_that_are_left_out_are_not_computed_for() -> None:
@@ -205,7 +205,7 @@ def why(n: Node, opset: int = 18, **domains: int) -> str | None:
     return Toy().why_not(f.nodes[0], f)
 
 
-UNKNOWN = "the onnx package describes no operator '{}' in version {} of domain '{}'"
+UNKNOWN = "the onnx package has no operator '{}' in version {} of domain '{}'"
 
 
 def test_reasons() -> None:
@@ -230,12 +230,12 @@ def test_a_body_that_it_cannot_take_is_a_reason() -> None:
     f = function("c x", "y", node("If", "c", "y", then_branch=inner, else_branch=inner), **{TRAINING: 1})
     reason = "its body 'main' holds node 'gradient_y' (ai.onnx.preview.training.Gradient): neither toy nor "
     assert str(Toy().why_not(f.nodes[0], f)).startswith(reason)
-    with pytest.raises(CompileRefused, match=re.escape(f"engine 'toy' cannot take node 'if_y' (If): {reason}")):
+    with pytest.raises(CompileRefused, match=re.escape(f"engine 'toy' does not support node 'if_y' (If): {reason}")):
         Toy().compile(f, CompileContext())
 
 
 def test_a_device_that_nobody_has_opened_is_refused() -> None:
-    with pytest.raises(CompileRefused, match=r"^engine 'toy' is given no device for cuda; compile through XRTModule$"):
+    with pytest.raises(CompileRefused, match=r"^engine 'toy' needs an accelerator for cuda; compile through XRTModule$"):
         Toy().compile(function("x", "x"), CompileContext(device="cuda"))
 
 
@@ -266,7 +266,7 @@ def of_threads(count: int) -> BlasThreads:
 @pytest.fixture
 def three_threads(monkeypatch: pytest.MonkeyPatch) -> ProductThreads:
     """The context of runs on three threads; every product is large enough."""
-    monkeypatch.setattr(products, "LEAST", 1)
+    monkeypatch.setattr(products, "MIN_THREADED_WORK", 1)
     return ProductThreads(of_threads(3), 3)
 
 

@@ -28,7 +28,7 @@ def served(schema: onnx.defs.OpSchema) -> bool:
     kernels = [k for k in ops if (k.domain, k.op_type) == (schema.domain, schema.name)]
     if any(k.since <= schema.since_version and (k.until is None or schema.since_version <= k.until) for k in kernels):
         return True
-    return reference.explain_absence(schema.domain, schema.name, schema.since_version) is None
+    return reference.why_not_implemented(schema.domain, schema.name, schema.since_version) is None
 
 
 def test_every_version_of_every_operator_is_served() -> None:

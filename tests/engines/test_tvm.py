@@ -42,7 +42,7 @@ def test_an_unknown_processor_is_reported_with_its_neighbour() -> None:
 
 
 def test_a_processor_whose_code_this_one_cannot_run_is_reported() -> None:
-    with pytest.raises(OptionError, match=r"^tvm: mcpu='diamondrapids' asks for .*amx.*, which this processor does not have$"):
+    with pytest.raises(OptionError, match=r"^tvm: mcpu='diamondrapids' needs .*amx.*, which this processor does not have$"):
         Tvm(mcpu="diamondrapids")
 
 
@@ -83,7 +83,7 @@ def test_versions_of_all_that_decides_on_the_code() -> None:
 def test_a_value_of_unknown_type_and_another_domain_are_declined() -> None:
     assert why(function(node("Relu", "x", "y"), inputs={"x": None})) == "the type of 'x' is not known before the run"
     assert why(function(node("FusedConv", "x", "y", domain="com.microsoft"), inputs={"x": tensor(2)})) == (
-        "TVM's importer does not tell operator domains apart, so that com.microsoft.FusedConv could mean another operator"
+        "TVM's importer ignores operator domains, so com.microsoft.FusedConv could mean another operator"
     )
 
 
@@ -97,7 +97,7 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     cube = function(node("Pow", "x e", "y"), inputs=inputs, outputs=outputs, constants={"e": np.array(3, np.float32)})
     assert run(cube, np.array([1, 2, -3], np.float32))[0].tolist() == [1, 8, -27]
     assert why(one("ReduceMax", tensor(3, dtype=DType.BOOL), output=tensor(1, dtype=DType.BOOL), opset=20)) == (
-        "TVM cannot take this ReduceMax: Cannot decide min_value for typeT.bool"
+        "TVM does not support this ReduceMax: Cannot decide min_value for typeT.bool"
     )
     assert capfd.readouterr() == ("", "")
 

@@ -86,22 +86,22 @@ ELF = b"\x7fELF"
     ("name", "architecture"), [*((name, "sm_80") for name in MODELS), *(("net", f"sm_{n}") for n in (75, 90, 120))]
 )
 def test_nvrtc_makes_machine_code_of_every_source(name: str, architecture: str) -> None:
-    code = cuda.binary(source(name), architecture)
+    code = cuda.compile_with_nvrtc(source(name), architecture)
     assert code[:4] == ELF and all(kernel.encode() in code for kernel in kernels(source(name)))
 
 
 def test_what_nvrtc_refuses_is_reported() -> None:
-    with pytest.raises(CompileRefused, match=r"^NVRTC refuses what TVM has generated: tvm.cu\(\d+\): error: .*nothing"):
-        cuda.binary("__global__ void f() { nothing; }", "sm_90")
-    with pytest.raises(CompileRefused, match=r"^NVRTC refuses what TVM has generated: nvrtc: error: invalid value"):
-        cuda.binary("", "sm_1")
+    with pytest.raises(CompileRefused, match=r"^NVRTC cannot compile TVM's code: tvm.cu\(\d+\): error: .*nothing"):
+        cuda.compile_with_nvrtc("__global__ void f() { nothing; }", "sm_90")
+    with pytest.raises(CompileRefused, match=r"^NVRTC cannot compile TVM's code: nvrtc: error: invalid value"):
+        cuda.compile_with_nvrtc("", "sm_1")
 
 
 @pytest.mark.slow
 def test_narrow_floats_compile_with_cudas_headers() -> None:
     halved = traced(lambda x: ops.Softmax(ops.Max(ops.Cast(x, to=10), ops.Cast(-x, to=10)), axis=-1), numbers(3, 40))
     text = cuda.list_kernel_sources(built(halved))
-    assert "#include <cuda_fp16.h>" in text and cuda.binary(text, "sm_90")[:4] == ELF
+    assert "#include <cuda_fp16.h>" in text and cuda.compile_with_nvrtc(text, "sm_90")[:4] == ELF
 
 
 # ---------------------------------------------------------------------- what is taken
@@ -116,12 +116,12 @@ def test_what_the_schedules_cannot_do_is_a_reason() -> None:
     x = numbers(4, 8)
     (reason,) = why_not(traced(top, x))
     assert reason == (
-        "TVM cannot take this TopK on CUDA: TVM's schedule takes working memory that follows no stream, "
-        "as those that sort and scan do"
+        "TVM does not support this TopK on CUDA: TVM's schedule allocates memory that ignores streams, "
+        "as its schedules for sorting and scanning do"
     )
     assert why_not(traced(top, x), device="cpu") == [None]
     (reason,) = why_not(traced(lambda x: ops.CumSum(x, np.array(0, "int64")), x))
-    assert reason is not None and reason.startswith("TVM cannot take this CumSum on CUDA: ")
+    assert reason is not None and reason.startswith("TVM does not support this CumSum on CUDA: ")
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ def test_a_plan_needs_no_gpu() -> None:
     m = xrt.XRTModule(Net(), ["tvm", "toy"], "cuda", cache=CompileCache())
     plan = m.plan_for(numbers(3, 4), numbers(4, 5))
     assert [launch.engine for launch in plan.launches] == ["tvm"] and "; device cuda:0" in str(plan)
-    with pytest.raises(PlanError, match="follows no stream"):
+    with pytest.raises(PlanError, match="ignores streams"):
         xrt.XRTModule(traced(top, numbers(4, 8)), "tvm", "cuda", strict=True, cache=CompileCache()).plan_for(numbers(4, 8))
 
 

@@ -213,7 +213,7 @@ def test_branches_of_two_shapes_are_declined() -> None:
     then = function(node("Relu", "x", "a"), inputs={}, outputs={"a": tensor(2)})
     other = function(node("ReduceSum", "x", "b"), inputs={}, outputs={"b": tensor(1)})
     choice = node("If", "c", "y", then_branch=then, else_branch=other)
-    assert why(function(choice, inputs={"c": BOOL, "x": tensor(2)})).startswith("XLA cannot take this If: ")
+    assert why(function(choice, inputs={"c": BOOL, "x": tensor(2)})).startswith("XLA does not support this If: ")
 
 
 def test_a_loop_whose_scan_is_as_long_as_the_run_says_is_declined() -> None:
@@ -227,7 +227,7 @@ def test_a_loop_whose_scan_is_as_long_as_the_run_says_is_declined() -> None:
         inputs={"m": tensor(dtype=INT), "x": tensor(1)},
         outputs={"y": tensor(1), "squares": None},
     )
-    assert why(f) == "Loop scans as many results as only the run shows, and XLA has no such shape"
+    assert why(f) == "Loop stacks a number of results that is known only at run time, and XLA supports only static shapes"
 
 
 @pytest.mark.parametrize("captured", ["o0", "i0", "x"])

@@ -73,7 +73,7 @@ FOUND = [
     ("onnx", "a sparse tensor of a gigabyte", "is sparse and would take 1073741824 bytes as a dense tensor, too many for"),
     ("bundle", "endless", "it is a pipe or a device, and no file"),
     ("bundle", "a pipe", "it is a pipe or a device, and no file"),
-    ("native library", "a pipe", "it is a pipe or a device, and no file"),
+    ("native library", "a pipe", "it is a pipe or a device, not a file"),
     ("native library", "itself", "it cannot be read: Too many levels of symbolic links"),
     ("text", "a constant of half a name", "holds half of a character (a surrogate without its partner)"),
     ("text", "half a name", "holds half of a character (a surrogate without its partner)"),

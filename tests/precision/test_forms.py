@@ -123,7 +123,7 @@ ops: OpTable[Any] = Toy.kernels.extend("saturating")
 
 
 @ops("MatMul", priority=9)
-def matmul(node: Node, env: KernelContext) -> Run:
+def matmul(node: Node, ctx: KernelContext) -> Run:
     """Add pairs of products in 16 bits, as processors without VNNI do."""
     return lambda a, b: np.minimum(a[..., ::2] @ b[::2] + a[..., 1::2] @ b[1::2], 32767 * a.shape[-1] / 2)
 

@@ -217,7 +217,7 @@ def test_what_a_deprecated_form_means_is_left_open(tmp_path: Path) -> None:
     with xrt.XRTModule(function, ["ort"], cache=tmp_path, threads=1) as m, pytest.raises(CompileRefused) as caught:
         m.verify(draw(function))
     assert str(caught.value) == (
-        "engine 'toy' cannot take node 'packed_product' (com.microsoft.MatMulNBits): the onnx package describes no operator "
+        "engine 'toy' does not support node 'packed_product' (com.microsoft.MatMulNBits): the onnx package has no operator "
         "'MatMulNBits' in version 1 of domain 'com.microsoft'"
     )
 

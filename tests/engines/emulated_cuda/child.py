@@ -30,7 +30,7 @@ def main(folder: Path) -> None:
         compiled.append(architecture)
         return binary(source, folder)
 
-    cuda.binary = compiler
+    cuda.compile_with_nvrtc = compiler
     driver, runtime = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libcudart.so.13")
     for log in (driver.cuEmulatedLog, runtime.cudaEmulatedLog):
         log.restype = ctypes.c_char_p

@@ -1,7 +1,8 @@
 """The ``iree`` engine: regions compiled by IREE, through MLIR, to LLVM code for this processor.
 
-A Function is exported to MLIR (torch-mlir's ONNX operators), compiled by ``iree-compile`` in a separate process, and run in
-this one as a module of IREE's virtual machine. Only this package imports IREE; the compiler (350 MB) is never loaded.
+A Function is exported to MLIR (torch-mlir's ONNX operators) and compiled by ``iree-compile`` in a separate process. The result, a
+module of IREE's virtual machine, runs in this process. Only this package imports IREE's runtime, and no process of XRT loads the
+compiler (350 MB).
 """
 
 from xrt.engines.contract.registry import EngineDeclaration

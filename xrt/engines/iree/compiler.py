@@ -1,7 +1,7 @@
-"""Run IREE's compiler as a process.
+"""Run IREE's compiler in a separate process.
 
-The compiler is a library of 350 MB that ends its process on some inputs and takes minutes on others. As a separate process it
-starts in 20 ms, compiles a small graph in 500 ms, and a crash or time limit does no harm.
+The compiler is a library of 350 MB that crashes its process on some inputs, and takes minutes for others. A separate process can
+crash, or be stopped at a time limit, without harm. It starts in 20 ms and compiles a small graph in 500 ms.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from xrt.errors import CompileRefused
 from xrt.processes import name_signal, run
 
 LIBRARY = "IREE"
-LONGEST = 200
-_NO_RULE = "it has no rule to lower this"
+MAX_SUMMARY_LENGTH = 200
+_NO_LOWERING_RULE = "it has no rule to lower this"
 
 
 def summarize_error(output: str) -> str:
-    """The first error in the compiler's output, without positions in a file that does not exist."""
+    """Shorten the compiler's output to its first error, without source locations, which refer to a pipe."""
     lines = output.splitlines()
-    # Without an error of MLIR, the first line is the linker's or the loader's.
+    # If MLIR reports no error, the first line is an error of the linker or the system's loader.
     errors = [line for line in lines if "error: " in line or "ERROR: " in line] or [line for line in lines if line.strip()]
     text = errors[0].strip() if errors else "it gives no reason"
     unknown = re.search(r'failed to legalize operation \'torch\.operator\'.*name = "onnx\.(\w+)"', text)
-    # The message would be the whole operator with its types.
+    # Replaced, because this message contains the whole operator with its types.
     if unknown:
-        return f"{_NO_RULE} {unknown[1]}"
+        return f"{_NO_LOWERING_RULE} {unknown[1]}"
     text = re.sub(r"^.*?(?:error|ERROR): ", "", text)
     text = re.sub(r"^(failed to legalize operation '[\w.]+').*$", r"\1", text)
-    return shorten(text, LONGEST)
+    return shorten(text, MAX_SUMMARY_LENGTH)
 
 
 def describe_exit(code: int) -> str:
-    """Describe an exit status, for a process without an error message."""
+    """Describe the exit status of a process that wrote no error message."""
     return f"it crashed ({name_signal(-code)})" if code < 0 else f"it ended with status {code}"
 
 
@@ -54,14 +54,14 @@ def _find_binary() -> Path:
 
 BINARY = _find_binary()
 VERSION = version("iree-base-compiler")
-OPT = BINARY.with_name("iree-opt")
+OPT_BINARY = BINARY.with_name("iree-opt")
 ALIGNMENT = 16
-"""Alignment of buffers in compiled code. NumPy's arrays have it; IREE's default of 64 would require copies."""
+"""Compiled code requires buffers at multiples of this, as NumPy allocates them. IREE's default of 64 would require copies."""
 QUERY_SECONDS = 60.0
-"""Time limit of a query."""
-# No hoisting of constant expressions into the module: IREE 3.13 sometimes places two hoisted values at the same address
+"""Time limit of one run of the compiler that only finds out whether nodes are supported."""
+# Constant expressions are not hoisted into the module, because IREE 3.13 sometimes places two hoisted values at the same address
 # (`scattered_by_constants` of the corpus).
-_TARGET = (
+_TARGET_FLAGS = (
     "--iree-opt-const-expr-hoisting=false",
     "--iree-opt-const-eval=false",
     "--iree-input-type=onnx",
@@ -73,55 +73,59 @@ _TARGET = (
 )
 
 
-def compile_module(text: str, opt_level: int, limit: float, threads: int, folder: Path | None) -> bytes:
-    """Compile a module for IREE's virtual machine at IREE's level ``O0`` to ``O3``, within ``limit`` seconds.
+def compile_module(source: str, opt_level: int, time_limit: float, threads: int, folder: Path | None) -> bytes:
+    """Compile MLIR to a module for IREE's virtual machine, and return its bytes.
 
-    With one thread the compiler is single-threaded; otherwise it uses all cores. Its temporary files go to ``folder``. Raises
-    CompileRefused with the reason if the compiler fails, crashes or exceeds the time limit.
+    ``opt_level`` is IREE's level 0 to 3, and ``time_limit`` is in seconds. If ``threads`` is 1 the compiler runs on one thread,
+    otherwise on all cores. It writes temporary files to ``folder``. Raises CompileRefused if the compiler fails, crashes or
+    exceeds the time limit.
     """
     single_threaded = ("--mlir-disable-threading",) if threads == 1 else ()
-    # The module goes in and comes out by pipes: the process leaves no file but those of its linker.
-    process = _run(text, (*_TARGET, f"--iree-opt-level=O{opt_level}", *single_threaded), limit, folder, BINARY)
+    # Input and output are pipes, so only the linker of the process writes files.
+    process = _run(source, (*_TARGET_FLAGS, f"--iree-opt-level=O{opt_level}", *single_threaded), time_limit, folder, BINARY)
     if process.returncode:
         raise CompileRefused(f"IREE cannot compile it: {_explain_failure(process)}")
     return process.stdout
 
 
-def lower_module(texts: Sequence[str], names: Sequence[str]) -> list[str | None]:
-    """For each module of one named function, the reason why IREE cannot lower it to loops; None if it can.
+def why_not_lowerable(modules: Sequence[str], function_names: Sequence[str]) -> list[str | None]:
+    """For each MLIR module, explain why IREE cannot lower it to loops; None if it can.
 
-    All modules are lowered in one call; those that fail are lowered again, one by one, for their reasons.
+    Each module has a single function, with the name in ``function_names``. All modules are lowered in one run of the compiler.
+    Those that fail are lowered again one by one, to get their errors.
     """
     lowered: set[str] = set()
-    # A crash or the time limit in this call decides nothing: each module is then lowered alone.
-    if len(texts) > 1:
+    # After a crash or timeout of this run no module counts as lowered, so each is lowered alone.
+    if len(modules) > 1:
         with suppress(CompileRefused):
-            process = _run("\n// -----\n".join(texts), (*_LOWERING, "--split-input-file"), QUERY_SECONDS, None, OPT)
+            process = _run(
+                "\n// -----\n".join(modules), (*_LOWERING_FLAGS, "--split-input-file"), QUERY_SECONDS, None, OPT_BINARY
+            )
             lowered.update(re.findall(r"util\.func public @(\w+)\(", process.stdout.decode()))
-    return [None if name in lowered else _why_not_lowered(text) for text, name in zip(texts, names, strict=True)]
+    return [None if name in lowered else _why_not_lowered(source) for source, name in zip(modules, function_names, strict=True)]
 
 
-_LOWERING = (
+_LOWERING_FLAGS = (
     "--pass-pipeline=builtin.module(func.func(convert-torch-onnx-to-torch),torch-to-iree)",
     "--mlir-disable-threading",
 )
-"""The passes of a compile without the refinement of shapes, which parses a library of shape functions: 60 of 80 ms."""
-_COMPILING = (*_TARGET, "--compile-to=input", "--mlir-disable-threading")
+"""The first passes of a compile, except the one that infers shapes: it parses a library of shape functions, for 60 of 80 ms."""
+_COMPILE_TO_INPUT_FLAGS = (*_TARGET_FLAGS, "--compile-to=input", "--mlir-disable-threading")
 
 
-def _why_not_lowered(text: str) -> str | None:
-    """Try without refined shapes, then with them, which lowers a few more; an operator without a rule fails for good."""
+def _why_not_lowered(source: str) -> str | None:
+    """Explain why IREE cannot lower a module, even if it infers shapes (`_COMPILE_TO_INPUT_FLAGS`); None if it can."""
     reason = None
-    for flags, binary in ((_LOWERING, OPT), (_COMPILING, BINARY)):
+    for flags, binary in ((_LOWERING_FLAGS, OPT_BINARY), (_COMPILE_TO_INPUT_FLAGS, BINARY)):
         try:
-            process = _run(text, flags, QUERY_SECONDS, None, binary)
-        except CompileRefused as refusal:
-            return str(refusal)
+            process = _run(source, flags, QUERY_SECONDS, None, binary)
+        except CompileRefused as error:
+            return str(error)
         if not process.returncode:
             return None
         reason = _explain_failure(process)
-        # Known shapes do not help: this saves the slower of the two trials.
-        if reason.startswith(_NO_RULE):
+        # Inferred shapes do not help an operator without a rule, so skip the slower trial.
+        if reason.startswith(_NO_LOWERING_RULE):
             break
     return reason
 
@@ -132,15 +136,17 @@ def _explain_failure(process: subprocess.CompletedProcess[bytes]) -> str:
 
 
 _CURRENT_FOLDER = "/proc/self/cwd"
-"""The current directory under a name without spaces: the compiler passes names of temporary files unquoted to its linker."""
+"""A path of the working directory without spaces, because the compiler does not quote paths that it passes to its linker."""
 
 
-def _run(text: str, flags: Sequence[str], limit: float, folder: Path | None, binary: Path) -> subprocess.CompletedProcess[bytes]:
-    """Run a program of the compiler; stop it and raise CompileRefused at the time limit."""
+def _run(
+    source: str, flags: Sequence[str], time_limit: float, folder: Path | None, binary: Path
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a program of the compiler on a module; stop it and raise CompileRefused at the time limit (in seconds)."""
     command = [str(binary), *flags, "-", "-o", "-"]
-    place = folder or Path(tempfile.gettempdir())
-    environment = {**os.environ, "TMPDIR": _CURRENT_FOLDER if Path(_CURRENT_FOLDER).exists() else str(place)}
+    working_folder = folder or Path(tempfile.gettempdir())
+    environment = {**os.environ, "TMPDIR": _CURRENT_FOLDER if Path(_CURRENT_FOLDER).exists() else str(working_folder)}
     try:
-        return run(command, text.encode(), limit, environment=environment, cwd=place)
+        return run(command, source.encode(), time_limit, environment=environment, cwd=working_folder)
     except subprocess.TimeoutExpired:
-        raise CompileRefused(f"IREE's compiler did not end within {limit:g} s") from None
+        raise CompileRefused(f"IREE's compiler exceeded the time limit of {time_limit:g} s") from None

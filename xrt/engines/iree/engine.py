@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from xrt.graph import Function, Node
 
 
-Place = Literal["auto", "local-sync", "local-task"]
+DeviceName = Literal["auto", "local-sync", "local-task"]
 
 
 @dataclass(frozen=True)
 class Iree(GraphCompiler):
-    """IREE on the CPU: fast for chains of elementwise operators; the smallest compile takes half a second."""
+    """IREE on the CPU: fast for chains of elementwise operators. Even the smallest compile takes half a second."""
 
     name: ClassVar[str] = "iree"
     deviations: ClassVar[tuple[Deviation, ...]] = (
@@ -37,8 +37,8 @@ class Iree(GraphCompiler):
 
     opt_level: int = option(2, at_least=0, at_most=3)
     """0 to 3: IREE's optimisation level."""
-    device: Place = "auto"
-    """The IREE device: the calling thread (``local-sync``), or a thread pool (``local-task``) as large as the budget."""
+    device: DeviceName = "auto"
+    """IREE's device: the calling thread (``local-sync``), or a pool of as many threads as allowed (``local-task``)."""
     compile_seconds: float = option(120.0, above=0)
     """Time limit of a compile."""
 
@@ -49,7 +49,7 @@ class Iree(GraphCompiler):
         return why_not(node, function)
 
     def why_not_dynamic(self, function: Function) -> str | None:
-        """Name a node that is unsupported; None if one executable serves all sizes."""
+        """Explain the first unsupported node; None if all are supported, so that one executable supports all sizes."""
         declined = ((node, self.why_not(node, function)) for node in function.nodes)
         return next((f"{node.name!r} ({node.op}): {reason}" for node, reason in declined if reason), None)
 
@@ -58,27 +58,29 @@ class Iree(GraphCompiler):
             prepared = preprocess(function)
             text = export_module(prepared)
         except ValueError as error:
-            raise CompileRefused(f"IREE cannot take {function.name!r}: {error}") from error
+            raise CompileRefused(f"IREE does not support {function.name!r}: {error}") from error
         if reason := why_not_sized(prepared):
-            raise CompileRefused(f"IREE cannot take {function.name!r}: {reason}")
+            raise CompileRefused(f"IREE does not support {function.name!r}: {reason}")
         if names := list_fused_topk(function):
-            raise CompileRefused("IREE fuses TopK over equal inputs, and the indices of the later ones are wrong", names)
+            raise CompileRefused(
+                "IREE fuses TopK nodes with inputs of equal types, and the indices of all but the first are wrong", names
+            )
         code = compile_module(text, self.opt_level, self.compile_seconds, context.threads, context.workdir)
         return IreeExecutable(code, prepared, self._get_device(prepared, context))
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
-        """The compiled module, without weights."""
+        """Return the bytes of the compiled module, which does not contain the weights."""
         if not isinstance(executable, IreeExecutable):
-            raise CompileRefused("it is no executable of IREE's")
+            raise CompileRefused("the executable was not compiled by IREE")
         return executable.code
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
-        # The module has no weights: they are those of the preprocessed Function, in order of first use.
+        # The module does not contain weights. `preprocess` computes the same weights as at compile time, in the same order.
         prepared = preprocess(function)
         return IreeExecutable(data, prepared, self._get_device(prepared, context))
 
     def serves_threads(self, saved: int, threads: int) -> bool:
-        """Always: the code is divided into work groups, which the device at load time distributes to its threads."""
+        """Yes, for any thread count: the code consists of work groups, which IREE distributes to the threads at run time."""
         return True
 
     def version(self) -> str:

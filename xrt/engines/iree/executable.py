@@ -1,4 +1,4 @@
-"""Run a compiled module on NumPy arrays without copying them."""
+"""Run a compiled module on NumPy arrays, without copying them if their memory is suitable."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from iree.runtime._binding import create_hal_driver, parse_flags
 from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.iree.compiler import ALIGNMENT, LIBRARY
-from xrt.engines.iree.export import ELEMENTS, SCOPE, list_parameters
+from xrt.engines.iree.export import MLIR_TYPES, PARAMETER_SCOPE, list_parameters
 from xrt.engines.toolkit.memory import make_writable_alias, peak_of_values
 from xrt.errors import CompileRefused, RunFailed
 from xrt.forking import get_generation, leave_to_parent, renew_after_fork, why_left_behind
@@ -35,39 +35,41 @@ from xrt.graph import Function, Node, Shape, TensorType, Type
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Invoke: TypeAlias = Callable[[Any, Any], None]
-"""Calls ``main`` with the lists of arguments and results. The second stays empty: results are written to argument buffers."""
-OVERWRITING = frozenset({"Scatter", "ScatterElements", "ScatterND", "TopK"})
-"""Operators whose code overwrites its operand, even if that is an input of the Function (IREE 3.13)."""
-_MEMORY = int(MemoryType.DEVICE_LOCAL)
-_USAGE = int(BufferUsage.DEFAULT | BufferUsage.MAPPING)
+"""``f(arguments, results)`` calls ``main``. ``results`` stays empty, because results are written to buffers among the
+arguments."""
+OVERWRITING_OPS = frozenset({"Scatter", "ScatterElements", "ScatterND", "TopK"})
+"""Operators whose compiled code may overwrite their input, even if that is an input of the Function (IREE 3.13)."""
+_MEMORY_TYPE = int(MemoryType.DEVICE_LOCAL)
+_BUFFER_USAGE = int(BufferUsage.DEFAULT | BufferUsage.MAPPING)
 
 
 @dataclass(frozen=True, slots=True)
 class _BufferSpec:
-    """Shape and element type of the buffer of an input or output."""
+    """How to pass an input or output to the runtime: its shape and element type."""
 
     shape: Shape
-    """May contain symbolic dims, which are resolved from the inputs."""
+    """May contain symbolic dims, whose sizes follow from the inputs of a call."""
     dtype: np.dtype[Any]
     hal: int
-    """The runtime's code of the element type."""
+    """The runtime's number of the element type."""
     has_buffer: bool
-    """Whether arrays of the type support the buffer protocol; those of ml_dtypes do not."""
+    """Whether arrays of the type support the buffer protocol. Those of ml_dtypes, such as bfloat16, do not."""
 
     @classmethod
-    def of(cls, type_: Type | None) -> _BufferSpec:
-        # Only a Function that is compiled without `why_not` gets here with such a type.
+    def from_type(cls, type_: Type | None) -> _BufferSpec:
+        """Make the spec of a value of this type; raises CompileRefused if it cannot be passed."""
+        # Only a Function that was not checked by `why_not` has other types.
         if not isinstance(type_, TensorType) or type_.shape is None:
             raise CompileRefused(f"a value of type {type_} cannot be passed to {LIBRARY}")
-        return cls(type_.shape, type_.dtype.numpy, ELEMENTS[type_.dtype].hal, type_.dtype.numpy.isbuiltin == 1)
+        return cls(type_.shape, type_.dtype.numpy, MLIR_TYPES[type_.dtype].hal, type_.dtype.numpy.isbuiltin == 1)
 
     @property
-    def is_fixed(self) -> bool:
+    def is_static(self) -> bool:
         return all(isinstance(extent, int) for extent in self.shape)
 
 
 class IreeExecutable(Executable):
-    """A compiled module, with one context of the virtual machine per concurrent call."""
+    """Runs a compiled module, with one context of IREE's virtual machine per concurrent call."""
 
     outputs_are_fresh = True
 
@@ -76,18 +78,18 @@ class IreeExecutable(Executable):
         self.function = function
         self._device = device
         self.survives_fork = device.survives_fork
-        self._import = device.allocator.import_host_allocation
-        self._outputs = [_BufferSpec.of(function.get_type(value.name)) for value in function.outputs]
-        self._inputs = [_BufferSpec.of(value.type) for value in function.inputs]
+        self._import_buffer = device.allocator.import_host_allocation
+        self._outputs = [_BufferSpec.from_type(function.get_type(value.name)) for value in function.outputs]
+        self._inputs = [_BufferSpec.from_type(value.type) for value in function.inputs]
         self._specs = [*self._inputs, *self._outputs]
-        self._static_shapes = [spec.shape if spec.is_fixed else None for spec in self._specs]
-        self._is_fixed = None not in self._static_shapes
-        self._shapes = [spec.shape for spec in self._outputs]
+        self._static_shapes = [spec.shape if spec.is_static else None for spec in self._specs]
+        self._is_static = None not in self._static_shapes
+        self._output_shapes = [spec.shape for spec in self._outputs]
         constants = [constant.array for constant in list_parameters(function).values()]
         self._weights = [array if _is_readable(array) else _copy(array) for array in constants]
-        # Copies of all inputs: which of them the compiled code overwrites is not known.
-        self._prepare_input = _copy if any(node.op_type in OVERWRITING for node in function.nodes) else _make_usable
-        self._copied = sum(new.nbytes for new, old in zip(self._weights, constants, strict=True) if new is not old)
+        # If the code may overwrite an input, copy all of them, because it is not known which one.
+        self._prepare_input = _copy if any(node.op_type in OVERWRITING_OPS for node in function.nodes) else _make_usable
+        self._copied_bytes = sum(new.nbytes for new, old in zip(self._weights, constants, strict=True) if new is not old)
         self._modules: list[Any] = []
         self._main: Any = None
         self._idle: list[Invoke] = []
@@ -102,13 +104,14 @@ class IreeExecutable(Executable):
         if not self._weights:
             return []
         index = ParameterIndex()
-        for number, array in enumerate(self._weights):
-            index.add_buffer(str(number), _view_bytes(array), True, False)
-        return [create_io_parameters_module(self._device.instance, index.create_provider(SCOPE))]
+        for k, array in enumerate(self._weights):
+            index.add_buffer(str(k), _view_bytes(array), True, False)
+        return [create_io_parameters_module(self._device.instance, index.create_provider(PARAMETER_SCOPE))]
 
     def _make_context(self) -> Invoke:
-        # A context has the state of one module, so that calls at the same time need one each; the weights are shared.
-        context, main = VmContext(self._device.instance, self._modules), self._main
+        # A context has the state of the module in one call, so concurrent calls need one each. They share the weights.
+        context = VmContext(self._device.instance, self._modules)
+        main = self._main
         invoke = context.invoke
         return lambda arguments, results: invoke(main, arguments, results)
 
@@ -123,30 +126,32 @@ class IreeExecutable(Executable):
         return [0] * len(self._outputs)
 
     def _resolve_shapes(self, inputs: Sequence[Array]) -> Sequence[Any]:
-        """Shapes of the outputs; raises RunFailed for inputs that do not fit: compiled code would read beyond their end."""
-        if self._is_fixed:
-            return self._shapes
+        """Determine the shapes of the outputs. Raises RunFailed for inputs of other types: code would read beyond their end."""
+        if self._is_static:
+            return self._output_shapes
         sizes: dict[object, int] = {}
         for array, spec in zip(inputs, self._inputs, strict=True):
-            fits = len(array.shape) == len(spec.shape)
+            is_compatible = len(array.shape) == len(spec.shape)
             for dim, size in zip(spec.shape, array.shape, strict=False):
-                fits = fits and (dim == size if isinstance(dim, int) else sizes.setdefault(dim, size) == size > 0)
-            if not fits:
+                is_compatible = is_compatible and (
+                    dim == size if isinstance(dim, int) else sizes.setdefault(dim, size) == size > 0
+                )
+            if not is_compatible:
                 expected = ", ".join(map(str, self.function.inputs))
-                raise RunFailed(f"{LIBRARY} takes {expected}, with elements, and is given {list(array.shape)}")
-        # `why_not_sized` has declined outputs with other dims than those of the inputs.
-        return [tuple(dim if isinstance(dim, int) else sizes[dim] for dim in shape) for shape in self._shapes]
+                raise RunFailed(f"{LIBRARY} needs inputs {expected}, with elements, and one has the shape {list(array.shape)}")
+        # Every symbolic dim of an output is one of an input: `why_not_sized` rejects others at compile time.
+        return [tuple(dim if isinstance(dim, int) else sizes[dim] for dim in shape) for shape in self._output_shapes]
 
     def _call(self, arrays: Sequence[Array]) -> None:
-        """Run on usable arrays, outputs last. Views do not keep arrays alive, so the caller must."""
-        # In a forked child the pool has no threads, and a call would wait for them forever.
+        """Run the code on the inputs and, after them, the arrays for the outputs. The caller keeps all arrays alive."""
+        # In a forked child the pool has no threads, so a call would wait forever.
         if not self.survives_fork and (reason := why_left_behind(self._device.generation)):
             raise RunFailed(f"{LIBRARY} cannot run {self.function.name!r}: {reason}")
         arguments, results = VmVariantList(len(arrays)), VmVariantList(0)
         for array, spec, shape in zip(arrays, self._specs, self._static_shapes, strict=True):
-            buffer = self._import(array if spec.has_buffer else _view_bytes(array), _MEMORY, _USAGE)
+            buffer = self._import_buffer(array if spec.has_buffer else _view_bytes(array), _MEMORY_TYPE, _BUFFER_USAGE)
             arguments.push_ref(HalBufferView(buffer, array.shape if shape is None else shape, spec.hal))
-        # A context serves one call at a time; `pop` and `append` are atomic, so no lock is needed.
+        # No two calls use a context at the same time. `pop` and `append` are atomic, so no lock is needed.
         try:
             invoke = self._idle.pop()
         except IndexError:
@@ -159,7 +164,7 @@ class IreeExecutable(Executable):
 
     def memory(self) -> tuple[MemoryUse, ...]:
         aligned = f"weights that are not contiguous or not aligned to {ALIGNMENT} bytes are copied"
-        copies = (MemoryUse("copied weights", self._copied, aligned),) if self._copied else ()
+        copies = (MemoryUse("copied weights", self._copied_bytes, aligned),) if self._copied_bytes else ()
         why = "the peak of inner values; the compiler fuses most of them away"
         return *copies, MemoryUse("workspace", peak_of_values(self.function), why, per_call=True)
 
@@ -174,27 +179,28 @@ def _first_line(cause: BaseException) -> str:
 
 
 def _is_usable(array: Any) -> bool:
-    """Whether compiled code can read and write the array's memory: C-contiguous, writable, and aligned as NumPy allocates it."""
+    """Whether compiled code can read and write an array's memory: it is C-contiguous, writable and aligned to `ALIGNMENT`."""
     flags = array.flags
     return bool(flags.carray) and (flags.owndata or array.ctypes.data % ALIGNMENT == 0)
 
 
 def _is_readable(array: Array) -> bool:
+    """Whether compiled code can read an array's memory: it is C-contiguous and aligned to `ALIGNMENT`."""
     return bool(array.flags.c_contiguous and array.flags.aligned and array.ctypes.data % ALIGNMENT == 0)
 
 
 def _make_usable(array: Array) -> Array:
-    """An input that compiled code can read: the array itself if its memory is suitable, else a copy."""
+    """Return the array if compiled code can use its memory, an alias of it if it is only read-only, else a copy."""
     if _is_usable(array):
         return array
-    # The runtime refuses read-only buffers. Code that does not overwrite operands may get a writable alias of one.
+    # The runtime rejects read-only buffers, but code that overwrites no input can get a writable alias.
     return (
         _copy(array) if array.flags.writeable or not _is_readable(array) else make_writable_alias(_view_bytes(array), owner=array)
     )
 
 
 def _choose_buffer(buffer: Any, spec: _BufferSpec, shape: tuple[int, ...]) -> Array:
-    """The array to compute an output in: the caller's buffer if compiled code can use it, else a new one."""
+    """Return the array to compute an output in: the caller's buffer if compiled code can use it, else a new array."""
     return buffer if buffer is not None and buffer.shape == shape and _is_usable(buffer) else np.empty(shape, spec.dtype)
 
 
@@ -211,17 +217,17 @@ def _copy(array: Array) -> Array:
 
 
 def _view_bytes(array: Array) -> Array:
-    """The array as bytes, since not every element type supports the buffer protocol."""
+    """View an array as bytes, because not every element type supports the buffer protocol."""
     return array.reshape(-1).view(np.uint8)
 
 
-SMALL_WORK = 1 << 18
-"""Scalar operations below which submitting work to a thread pool (20 us) costs more than a second thread saves."""
+MAX_SMALL_OPERATIONS = 1 << 18
+"""With fewer scalar operations, submitting work to a thread pool (20 us) takes longer than a second thread saves."""
 _lock = renew_after_fork(threading.Lock())
 
 
 class IreeDevice:
-    """A device with the instance and module that all its contexts share."""
+    """An IREE device, and the instance and HAL module that all contexts on it share."""
 
     def __init__(self, threads: int) -> None:
         self.survives_fork = threads == 1
@@ -235,48 +241,49 @@ class IreeDevice:
 @cache
 def _make_shared_device(threads: int, generation: int) -> IreeDevice:
     device = IreeDevice(threads)
-    # A forked child must not release it: that would wait for threads that it does not have.
+    # A forked child must not release the device, because that would wait for threads that the child does not have.
     leave_to_parent(device)
     return device
 
 
 def get_device(threads: int) -> IreeDevice:
-    """The shared device for a number of threads. With one, calls run on the calling thread."""
+    """Get the device with this number of threads, which all executables share. With one, calls run on the calling thread."""
     with _lock:
         return _make_shared_device(threads, get_generation())
 
 
 def _make_pool(threads: int) -> Any:
-    # The pool size is a flag of the process that is read when a driver is created.
+    # The size of the pool is a process-wide flag, which is read when a driver is created.
     parse_flags(f"--task_topology_group_count={threads}")
     try:
         return create_hal_driver("local-task").create_default_device()
     finally:
-        # Other users of IREE in this process get its default again.
+        # Restore the default for other users of IREE in this process.
         parse_flags("--task_topology_group_count=0")
 
 
 def is_small(function: Function) -> bool:
-    """Whether a Function is so little work that the calling thread is faster than a pool. False for symbolic dims."""
-    # The size of a call may be anything.
+    """Whether a Function has so few operations that the calling thread is faster than a pool. False with symbolic dims."""
+    # The inputs of a call may have any size.
     if not all(isinstance(value.type, TensorType) and value.type.is_static for value in function.inputs):
         return False
-    return sum(_count_operations(node, function) for node in function.nodes) <= SMALL_WORK
+    return sum(_count_operations(node, function) for node in function.nodes) <= MAX_SMALL_OPERATIONS
 
 
 def _count_operations(node: Node, function: Function) -> int:
-    """Estimate the scalar operations of a node: number of elements times terms of the sum that computes each."""
-    n_written = sum(prod(_list_extents(name, function)) for name in node.outputs)
-    n_read = max((prod(_list_extents(name, function)) for name in node.inputs), default=0)
-    return max(n_written, n_read) * _count_terms(node, function)
+    """Estimate the scalar operations of a node: the number of elements, times the terms of the sum that computes each."""
+    num_written = sum(prod(_list_extents(name, function)) for name in node.outputs)
+    num_read = max((prod(_list_extents(name, function)) for name in node.inputs), default=0)
+    return max(num_written, num_read) * _count_terms(node, function)
 
 
 def _count_terms(node: Node, function: Function) -> int:
-    """The number of products that are added per element of the result; 1 for other operators."""
+    """Count the products that are added for each element of a matrix product or convolution; 1 for other operators."""
     extents = _list_extents(node.inputs[1], function) if node.op_type in _PRODUCTS and len(node.inputs) > 1 else ()
     if not extents:
         return 1
-    # MatMul sums over the second last axis of its right operand; weights of Conv, and mostly of Gemm, have their outputs first.
+    # MatMul sums over the last but one axis of its right operand. The weights of Conv, and mostly of Gemm, have output channels
+    # first, and the sum is over all other axes.
     return extents[-2:][0] if node.op_type == "MatMul" else max(prod(extents[1:]), 1)
 
 

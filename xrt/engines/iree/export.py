@@ -1,7 +1,7 @@
 """Export a Function to MLIR: one ``torch.operator "onnx.<Op>"`` per node, which IREE's compiler lowers.
 
-``main`` has the inputs and a buffer per output as arguments, so that results are written to the caller's memory. Small constants
-are literals. Large ones are *parameters*: the code refers to them by name, and the executable passes them by reference.
+The arguments of ``main`` are the inputs, then a buffer for each output, so that results are written to the caller's memory. Small
+constants are literals. Large ones are *parameters*: the code refers to them by name, and the executable passes them by reference.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from iree.runtime import HalElementType
 
-from xrt.engines.iree.tables import EXPANDED, LOWERED
+from xrt.engines.iree.tables import EXPANDED_BY_ONNX, LOWERED
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.engines.toolkit.rewrites import write_convolutions_as_products
 from xrt.formats.onnx import upgrade_opset
@@ -28,20 +28,20 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class MlirType:
-    """An element type in MLIR."""
+    """The names of an element type in MLIR, and IREE's number of it."""
 
     torch: str
-    """Name in torch-mlir, whose integers have a sign: ``si32``, ``ui32``."""
+    """The name in torch-mlir, which distinguishes signed and unsigned integers: ``si32``, ``ui32``."""
     builtin: str
-    """Name in IREE's own dialects, whose integers have no sign: ``i32``."""
+    """The name in IREE's own dialects, which do not: ``i32``."""
     hal: int
-    """The runtime's code, checked for each buffer."""
+    """The runtime's number of the type. Compiled code checks it for each buffer."""
 
 
 _PREFIXES = {"float": "f", "bfloat": "bf", "int": "si", "uint": "ui"}
 
 
-def _make_element(dtype: DType) -> MlirType:
+def _make_mlir_type(dtype: DType) -> MlirType:
     kind = dtype.text.rstrip("0123456789")
     torch = f"{_PREFIXES[kind]}{dtype.bits}"
     # Neither IREE's own dialects nor its buffers distinguish signed integers from unsigned ones.
@@ -49,87 +49,92 @@ def _make_element(dtype: DType) -> MlirType:
 
 
 _INTEGERS = [dtype for dtype in DType if dtype.is_integer and dtype.bits >= 8]
-ELEMENTS = {dtype: _make_element(dtype) for dtype in (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64, *_INTEGERS)}
-ELEMENTS[DType.BOOL] = MlirType("i1", "i1", int(HalElementType.BOOL_8))
+MLIR_TYPES = {
+    dtype: _make_mlir_type(dtype) for dtype in (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64, *_INTEGERS)
+}
+MLIR_TYPES[DType.BOOL] = MlirType("i1", "i1", int(HalElementType.BOOL_8))
 
 
-def value_type(type_: Type | None) -> str:
-    """The torch-mlir type of a value; raises ValueError if there is none."""
+def format_value_type(type_: Type | None) -> str:
+    """Format the torch-mlir type of a value. Raises ValueError if it has none."""
     shape, element = _split_type(type_)
     return f"!torch.vtensor<[{','.join(shape)}],{element.torch}>"
 
 
-def storage_type(type_: Type | None) -> str:
-    """The type of the buffer that a value is written to."""
-    return value_type(type_).replace("!torch.vtensor", "!torch.tensor")
+def format_storage_type(type_: Type | None) -> str:
+    """Format the type of the buffer that an output of this type is written to."""
+    return format_value_type(type_).replace("!torch.vtensor", "!torch.tensor")
 
 
-def builtin_type(type_: Type | None) -> str:
-    """The type of a tensor in IREE's own dialects."""
+def format_builtin_type(type_: Type | None) -> str:
+    """Format the type of a tensor in IREE's own dialects."""
     shape, element = _split_type(type_)
     return f"tensor<{'x'.join([*shape, element.builtin])}>"
 
 
-def literal_type(type_: Type | None) -> str:
-    """The type of a literal."""
+def format_literal_type(type_: Type | None) -> str:
+    """Format the type of a literal."""
     shape, element = _split_type(type_)
     return f"tensor<{'x'.join([*shape, element.torch])}>"
 
 
 def _split_type(type_: Type | None) -> tuple[list[str], MlirType]:
-    if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype not in ELEMENTS:
-        raise ValueError(f"a value of type {type_} has no type in MLIR that IREE computes with")
-    return [str(extent) if isinstance(extent, int) else "?" for extent in type_.shape], ELEMENTS[type_.dtype]
+    """Return the dims of a tensor type in MLIR's notation, and its element type; ValueError if MLIR cannot express it."""
+    if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype not in MLIR_TYPES:
+        raise ValueError(f"a value of type {type_} has no MLIR type that IREE supports")
+    return [str(extent) if isinstance(extent, int) else "?" for extent in type_.shape], MLIR_TYPES[type_.dtype]
 
 
-INLINE = 64
-"""Constants of up to this many elements are literals: shapes, axes and scales, which the compiler must know."""
+MAX_LITERAL_ELEMENTS = 64
+"""Constants up to this size are literals, because the compiler must know shapes, axes and scales. Larger ones are parameters."""
 
 
-SCOPE = "weights"
-"""Scope of the parameters."""
+PARAMETER_SCOPE = "weights"
+"""The namespace of the parameters in MLIR and in the runtime."""
 _NONE = "%none"
 
 
 def list_parameters(function: Function) -> dict[str, Constant]:
-    """Constants that are parameters, by name, in order of first use, which is the same in equal Functions."""
+    """List the constants that are parameters by name, in the order of first use, which is the same for equal Functions."""
     used = dict.fromkeys(name for node in function.nodes for name in node.uses)
     used.update(dict.fromkeys(value.name for value in function.outputs))
-    read_constants = {name: function.constants[name] for name in used if name in function.constants}
-    return {name: constant for name, constant in read_constants.items() if constant.array.size > INLINE}
+    used_constants = {name: function.constants[name] for name in used if name in function.constants}
+    return {name: constant for name, constant in used_constants.items() if constant.array.size > MAX_LITERAL_ELEMENTS}
 
 
 def export_module(function: Function) -> str:
-    """Write a Function with known types as a module whose ``main`` writes to buffers of the caller.
+    """Write a Function as an MLIR module whose ``main`` writes its results to buffers of the caller.
 
-    Raises ValueError for an element type, unknown rank or body that cannot be expressed.
+    All types must be known. Raises ValueError for an element type, an unknown rank or a body that MLIR cannot express.
     """
     weights = list_parameters(function)
     writer = _ModuleWriter(function)
-    inputs = [f"{writer.bind(value.name)}: {value_type(value.type)}" for value in function.inputs]
-    storage = [f"%out{k}: {storage_type(function.get_type(v.name))}" for k, v in enumerate(function.outputs)]
-    for place, (name, constant) in enumerate(weights.items()):
-        writer.load(place, name, constant)
-    writer.body()
+    inputs = [f"{writer.name_value(value.name)}: {format_value_type(value.type)}" for value in function.inputs]
+    storage = [f"%out{k}: {format_storage_type(function.get_type(v.name))}" for k, v in enumerate(function.outputs)]
+    for index, (name, constant) in enumerate(weights.items()):
+        writer.write_parameter(index, name, constant)
+    writer.write_body()
     for k, value in enumerate(function.outputs):
-        writer.overwrite(k, value.name)
+        writer.write_result(k, value.name)
     writer.lines.append("return")
-    globals_ = [_format_global(place, constant) for place, constant in enumerate(weights.values())]
-    return _format_module([*globals_, *_format_function("main", [*inputs, *storage], "", _find_opset(function), writer.lines)])
+    globals_ = [_format_global(index, constant) for index, constant in enumerate(weights.values())]
+    return _format_module(
+        [*globals_, *_format_function("main", [*inputs, *storage], "", _find_lowest_opset(function), writer.lines)]
+    )
 
 
 def make_query_module(function: Function, name: str) -> str:
-    """Write a Function as a module with one named function that returns its outputs; without parameters."""
+    """Write a Function as an MLIR module with one function ``name`` that returns its results. All constants are literals."""
     writer = _ModuleWriter(function)
-    inputs = [f"{writer.bind(value.name)}: {value_type(value.type)}" for value in function.inputs]
-    writer.body()
-    types = ", ".join(value_type(function.get_type(value.name)) for value in function.outputs)
+    inputs = [f"{writer.name_value(value.name)}: {format_value_type(value.type)}" for value in function.inputs]
+    writer.write_body()
+    types = ", ".join(format_value_type(function.get_type(value.name)) for value in function.outputs)
     writer.lines.append(f"return {', '.join(writer.values[value.name] for value in function.outputs)} : {types}")
-    return _format_module(_format_function(name, inputs, f" -> ({types})", _find_opset(function), writer.lines))
+    return _format_module(_format_function(name, inputs, f" -> ({types})", _find_lowest_opset(function), writer.lines))
 
 
-def _find_opset(function: Function) -> int:
-    """The lowest opset with the same operator versions: the compiler's rules are written for those."""
+def _find_lowest_opset(function: Function) -> int:
+    """Find the lowest opset that has the same operator versions, because IREE's rules are written for these versions."""
     return max((since_version(node, function) or 1 for node in function.nodes), default=1)
 
 
@@ -144,28 +149,28 @@ def _format_function(name: str, arguments: Sequence[str], results: str, opset: i
     yield "}"
 
 
-def _format_global(place: int, constant: Constant) -> str:
-    parameter = f'#flow.parameter.named<"{SCOPE}"::"{place}">'
-    return f"util.global private @weight{place} = {parameter} : {builtin_type(constant.type)}"
+def _format_global(index: int, constant: Constant) -> str:
+    parameter = f'#flow.parameter.named<"{PARAMETER_SCOPE}"::"{index}">'
+    return f"util.global private @weight{index} = {parameter} : {format_builtin_type(constant.type)}"
 
 
 @dataclass(slots=True)
 class _ModuleWriter:
-    """Writes the lines of one function and names its values."""
+    """Writes the lines of one MLIR function. ``values`` maps names of the Function to names in MLIR."""
 
     function: Function
     values: dict[str, str] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
 
-    def bind(self, name: str) -> str:
+    def name_value(self, name: str) -> str:
         return self.values.setdefault(name, f"%v{len(self.values)}")
 
-    def load(self, place: int, name: str, constant: Constant) -> None:
-        builtin, value = builtin_type(constant.type), value_type(constant.type)
-        self.lines.append(f"%weight{place} = util.global.load @weight{place} : {builtin}")
-        self.lines.append(f"{self.bind(name)} = torch_c.from_builtin_tensor %weight{place} : {builtin} -> {value}")
+    def write_parameter(self, index: int, name: str, constant: Constant) -> None:
+        builtin, value = format_builtin_type(constant.type), format_value_type(constant.type)
+        self.lines.append(f"%weight{index} = util.global.load @weight{index} : {builtin}")
+        self.lines.append(f"{self.name_value(name)} = torch_c.from_builtin_tensor %weight{index} : {builtin} -> {value}")
 
-    def body(self) -> None:
+    def write_body(self) -> None:
         self.lines.append(f"{_NONE} = torch.constant.none")
         for name in dict.fromkeys(self._iter_names()):
             if name in self.function.constants and name not in self.values:
@@ -173,10 +178,10 @@ class _ModuleWriter:
         for node in self.function.nodes:
             self._write_operator(node)
 
-    def overwrite(self, place: int, name: str) -> None:
+    def write_result(self, index: int, name: str) -> None:
         type_ = self.function.get_type(name)
-        value, storage = value_type(type_), storage_type(type_)
-        self.lines.append(f"torch.overwrite.tensor.contents {self.values[name]} overwrites %out{place} : {value}, {storage}")
+        value, storage = format_value_type(type_), format_storage_type(type_)
+        self.lines.append(f"torch.overwrite.tensor.contents {self.values[name]} overwrites %out{index} : {value}, {storage}")
 
     def _iter_names(self) -> Iterator[str]:
         for node in self.function.nodes:
@@ -186,15 +191,15 @@ class _ModuleWriter:
     def _write_literal(self, name: str, constant: Constant) -> None:
         attributes = f"{{torch.onnx.value = {_format_tensor(constant)}}}"
         self.lines.append(
-            f'{self.bind(name)} = torch.operator "onnx.Constant"() {attributes} : () -> {value_type(constant.type)}'
+            f'{self.name_value(name)} = torch.operator "onnx.Constant"() {attributes} : () -> {format_value_type(constant.type)}'
         )
 
     def _write_operator(self, node: Node) -> None:
         operands = [self.values[name] if name else _NONE for name in node.inputs]
-        in_types = [value_type(self.function.get_type(name)) if name else "!torch.none" for name in node.inputs]
-        out_types = [value_type(self.function.get_type(name)) if name else "!torch.none" for name in node.outputs]
-        # MLIR needs a name for every result, also for one that the node leaves out.
-        results = [self.bind(name) if name else f"%unused{len(self.lines)}_{k}" for k, name in enumerate(node.outputs)]
+        in_types = [format_value_type(self.function.get_type(name)) if name else "!torch.none" for name in node.inputs]
+        out_types = [format_value_type(self.function.get_type(name)) if name else "!torch.none" for name in node.outputs]
+        # MLIR needs a name for every result, even for one that the node omits.
+        results = [self.name_value(name) if name else f"%unused{len(self.lines)}_{k}" for k, name in enumerate(node.outputs)]
         attributes = ", ".join(f"torch.onnx.{a.name} = {_format_attribute(a)}" for a in node.attributes)
         dictionary = f" {{{attributes}}}" if attributes else ""
         signature = f"({', '.join(in_types)}) -> {out_types[0] if len(out_types) == 1 else '(' + ', '.join(out_types) + ')'}"
@@ -210,19 +215,19 @@ def _format_attribute(attribute: Attribute) -> str:
 
 
 def _format_float(value: float) -> str:
-    """A float32 in hexadecimal, which is exact and can express infinities."""
+    """Write a float32 in hexadecimal, which is exact and can express infinities."""
     return f"0x{np.float32(value).view(np.uint32):08X} : f32"
 
 
-def _format_text(value: str | bytes) -> str:
+def _format_string(value: str | bytes) -> str:
     if isinstance(value, bytes) or not value.isascii() or not value.isprintable():
-        raise ValueError(f"the attribute {value!r} is not plain text and cannot be written in this MLIR")
+        raise ValueError(f"the attribute {value!r} is not printable ASCII and cannot be written in this MLIR")
     return json.dumps(value)
 
 
 def _format_tensor(constant: Constant) -> str:
-    """A literal as hexadecimal bytes. Booleans are listed one by one, because MLIR packs their bytes to bits."""
-    array, type_ = constant.array, literal_type(constant.type)
+    """Write a literal as hexadecimal bytes. Booleans are listed one by one, because MLIR packs them to bits."""
+    array, type_ = constant.array, format_literal_type(constant.type)
     if not array.size:
         return f"dense<> : {type_}"
     if constant.dtype is DType.BOOL:
@@ -233,40 +238,40 @@ def _format_tensor(constant: Constant) -> str:
 _WRITERS: Mapping[AttrKind, Callable[[Any], str]] = {
     AttrKind.FLOAT: _format_float,
     AttrKind.INT: lambda value: f"{value} : si64",
-    AttrKind.STRING: _format_text,
+    AttrKind.STRING: _format_string,
     AttrKind.TENSOR: _format_tensor,
 }
 
 
-# ---------------------------------------------------------------------- operators that the compiler imports wrong
-
-
-def _write(w: NodeWriter) -> str | Sequence[str] | None:
+def _rewrite_node(w: NodeWriter) -> str | Sequence[str] | None:
+    """Write a replacement for ``w.node`` and return the names of its results; None leaves the node as it is."""
     if w.node.op in LOWERED:
         return write_decomposition(w)
-    # Older forms of an operator have other inputs and attributes than the rule reads.
+    # Older versions of an operator have other inputs and attributes than the rule expects.
     since, rule = _REWRITTEN.get(w.node.op, (0, None))
     return None if rule is None or w.opset < since else rule(w)
 
 
 def _index_along_axis(w: NodeWriter) -> str:
-    """Write the same operator with indices that count from the start and are inside the bounds."""
+    """Write the same operator with indices along its axis that are normalized by `_normalize_indices`."""
     return _write_indexed(w, np.array(w.extents(w.x)[w.attr("axis", 0)]))
 
 
-def _index_by_tuples(w: NodeWriter) -> str:
+def _index_by_coordinates(w: NodeWriter) -> str:
+    """Write the same operator with normalized indices, whose last axis has one coordinate per indexed axis."""
     batch, depth = w.attr("batch_dims", 0), w.extents(w.node.inputs[1])[-1]
     return _write_indexed(w, np.array(w.extents(w.x)[batch : batch + depth]))
 
 
 def _write_indexed(w: NodeWriter, extents: Array) -> str:
-    """Write the node with normalized indices; the extents broadcast to them."""
+    """Write the node with normalized indices. ``extents``, of the indexed axes, broadcast to the indices."""
     return w.op(w.node.op_type, w.x, _normalize_indices(w, extents), *w.node.inputs[2:], attributes=w.node.attributes)
 
 
 def _normalize_indices(w: NodeWriter, extents: Array) -> str:
+    """Write indices as positive ones within the bounds, because IREE supports no negative ones and checks no bounds."""
     indices, constant = w.node.inputs[1], w.find_input(1)
-    # The usual case: nothing to normalize.
+    # Constant indices usually are.
     if constant is not None and bool(((constant >= 0) & (constant < extents)).all()):
         return indices
     integer = w.dtype(indices).numpy
@@ -277,71 +282,72 @@ def _normalize_indices(w: NodeWriter, extents: Array) -> str:
 
 
 def _conv(w: NodeWriter) -> str | None:
-    """Remove elements behind a window that fits only once along an axis, which IREE's compiler would include."""
+    """Remove elements after the only window of an axis, because IREE's compiler would include them in the product."""
     if len(w.node.inputs) < 2 or w.attr("auto_pad", "NOTSET") != "NOTSET":
         return None
     extents = np.array(w.extents(w.x)[2:])
     if not extents.all():
         return None
-    fronts, backs = np.array(w.attr("pads") or [0] * 2 * len(extents)).reshape(2, -1)
-    unread = _count_unread(w, extents + fronts + backs)
-    padding = np.minimum(unread, backs)
+    pads_before, pads_after = np.array(w.attr("pads") or [0] * 2 * len(extents)).reshape(2, -1)
+    unread = _count_unread_elements(w, extents + pads_before + pads_after)
+    # Of the unread elements, `padding` are part of the padding; the others are elements of the input.
+    padding = np.minimum(unread, pads_after)
     ends = extents - unread + padding
     if not unread.any() or (ends < 1).any():
         return None
     axes = np.arange(2, 2 + len(ends))
-    # Padding is removed first, by the attribute; only elements of the input need a Slice.
+    # Removing padding only changes the attribute. Removing elements of the input needs a Slice.
     name = w.x if padding.sum() == unread.sum() else w.op("Slice", w.x, *map(w.constant, (axes * 0, ends, axes)))
-    pads = Attribute.of("pads", [*fronts.tolist(), *(backs - padding).tolist()])
+    pads = Attribute.of("pads", [*pads_before.tolist(), *(pads_after - padding).tolist()])
     others = (attribute for attribute in w.node.attributes if attribute.name != "pads")
     return w.op("Conv", name, *w.node.inputs[1:], attributes=(*others, pads))
 
 
-def _count_unread(w: NodeWriter, extents: Array) -> Array:
-    """Number of elements behind the only window of each axis; 0 if there are several windows."""
-    # The kernel's extents are those of its weights: the attribute may be absent.
+def _count_unread_elements(w: NodeWriter, extents: Array) -> Array:
+    """Count the elements, padding included, after the only window of each axis; 0 for an axis with several windows."""
+    # From the weights, because the attribute kernel_shape may be absent.
     window = np.array(w.extents(w.node.inputs[1])[2:])
     strides, dilations = (np.array(w.attr(name) or np.ones_like(window)) for name in ("strides", "dilations"))
-    behind = extents - (window - 1) * dilations - 1
-    return np.where(behind < strides, behind, 0)
+    remaining = extents - (window - 1) * dilations - 1
+    return np.where(remaining < strides, remaining, 0)
 
 
 _REWRITTEN: Mapping[str, tuple[int, Callable[[NodeWriter], str | None]]] = {
     **dict.fromkeys(("Gather", "GatherElements", "ScatterElements"), (12, _index_along_axis)),
-    **dict.fromkeys(("GatherND", "ScatterND"), (12, _index_by_tuples)),
+    **dict.fromkeys(("GatherND", "ScatterND"), (12, _index_by_coordinates)),
     "Conv": (11, _conv),
 }
-"""Rules for operators that IREE computes wrong in some forms, each with the first opset version it supports."""
+"""By operator: the first opset version that the rule supports, and the rule, for operators that IREE computes wrong in some
+forms."""
 
 
 def _find_expansion(node: Node, function: Function) -> Function | None:
-    return find_decomposition(node, function) if node.op in EXPANDED else None
+    return find_decomposition(node, function) if node.op in EXPANDED_BY_ONNX else None
 
 
-OPSET = 18
-"""Lowest opset of exported Functions: IREE has no rules for many older operator versions."""
+MIN_OPSET = 18
+"""Functions are upgraded to at least this opset, because IREE has no rules for many older operator versions."""
 
 
 def preprocess(function: Function) -> Function:
     """Prepare a Function for export: infer types, upgrade the opset, fold constants, decompose operators.
 
     Constants are folded here, because IREE simplifies exp(-(1 / c) * c) to exp(-1) even for c = 0. Convolutions are written as
-    products if those are faster.
-
-    Raises ModelError, which is a ValueError, if an operator cannot be upgraded to `OPSET`. Depends only on the content of the
-    Function, so that a saved module fits the Function that it is loaded for.
+    matrix products if these are faster. Raises ModelError, which is a ValueError, if an operator cannot be upgraded to
+    `MIN_OPSET`. The result depends only on the content of the Function: a saved module is loaded with the weights of the result
+    for an equal Function.
     """
-    # Nothing here has side effects, so control edges order nothing.
+    # No supported node has side effects, so control edges have no effect.
     free = function.replace(nodes=tuple(replace(node, control=()) for node in function.nodes))
-    # Types first, since upgrades and decompositions depend on them, and again after each step that adds nodes.
-    expanded = decompose_nodes(infer_shapes(upgrade_opset(infer_shapes(free), OPSET)), _find_expansion)
+    # Upgrades and decompositions depend on types, so infer them first, and again after each step that adds nodes.
+    expanded = decompose_nodes(infer_shapes(upgrade_opset(infer_shapes(free), MIN_OPSET)), _find_expansion)
     folded = infer_shapes(fold_constants(infer_shapes(expanded), evaluate))
-    rewritten = rewrite_nodes(infer_shapes(write_convolutions_as_products(folded)), _write)
+    rewritten = rewrite_nodes(infer_shapes(write_convolutions_as_products(folded)), _rewrite_node)
     return infer_shapes(drop_dead_nodes(rewritten))
 
 
 def why_not_sized(function: Function) -> str | None:
-    """Name an input or output whose shape does not follow from the inputs; None if all do."""
+    """Explain that the shape of an input or output is unknown, or has a dim that no input has; None if all can be determined."""
     input_dims: set[object] = set()
     for value in function.inputs:
         input_dims.update(getattr(value.type, "shape", None) or ())

@@ -22,24 +22,24 @@ LOWERED = frozenset(
         *("ReduceLogSumExp", "Softsign", "Swish"),
     }
 )
-"""Operators that IREE does not import in every form: decomposed where possible."""
-EXPANDED = frozenset({"Attention", "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
-"""Operators that IREE does not import, replaced by ONNX's function bodies."""
-_TESTED = (
+"""Operators of which IREE does not import every form. XRT decomposes them if a decomposition is known."""
+EXPANDED_BY_ONNX = frozenset({"Attention", "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
+"""Operators that IREE does not import. They are replaced by ONNX's function bodies."""
+_SIZE_INDEPENDENT_NAMES = (
     "Abs Add And Cast Ceil Clip Concat Div Elu Equal Erf Exp Flatten Floor Gather Gelu Gemm Greater GreaterOrEqual HardSigmoid "
     "Identity LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax MatMul Max Min Mul Neg Not Or Pow Reciprocal "
     "ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Round Selu Sigmoid Sign Slice Softmax Softplus Softsign "
     "Split Sqrt Squeeze Sub Swish Tanh Transpose Unsqueeze Where Xor"
 )
-AT_EVERY_SIZE = frozenset(_TESTED.split())
-"""Operators that agreed with the reference at every size when compiled with symbolic dims."""
+SIZE_INDEPENDENT = frozenset(_SIZE_INDEPENDENT_NAMES.split())
+"""Operators that, compiled once with symbolic dims, matched the reference at every tested size."""
 
 
-def _has_input(place: int) -> Test:
-    return lambda node, function: has_input(node, place)
+def _has_input(index: int) -> Test:
+    return lambda node, function: has_input(node, index)
 
 
-def _is_of(*dtypes: DType) -> Test:
+def _has_dtype(*dtypes: DType) -> Test:
     return lambda node, function: find_dtype(node, 0, function) in dtypes
 
 
@@ -48,7 +48,7 @@ def _is_unsigned(node: Node, function: Function) -> bool:
 
 
 def _may_crop(node: Node, function: Function) -> bool:
-    """Whether a pad may be negative. Before opset 11 pads are attributes."""
+    """Whether an amount of a Pad may be negative. Before opset 11 the amounts are attributes."""
     if not has_input(node, 1):
         return any(pad < 0 for pad in node.attr("pads", ()))
     pads = find_value(node.inputs[1], function)
@@ -62,14 +62,14 @@ def _may_step_backwards(node: Node, function: Function) -> bool:
     return steps is None or bool((steps.array < 0).any())
 
 
-def _uses_indices_of_planes(node: Node, function: Function) -> bool:
-    """Whether the indices of maxima are an output, and the input has more than one plane."""
+def _returns_indices_of_several_planes(node: Node, function: Function) -> bool:
+    """Whether a MaxPool returns indices, and its input may have more than one plane (a channel of an image)."""
     shape = find_shape(node, 0, function)
     planes = (None,) if shape is None else shape[:2]
     return len(node.outputs) > 1 and bool(node.outputs[1]) and any(extent != 1 for extent in planes)
 
 
-_SUMS = (
+_SUMMING_OPS = (
     *("AveragePool", "CumSum", "Einsum", "GlobalAveragePool", "LogSoftmax", "LpNormalization", "LpPool"),
     *("MeanVarianceNormalization", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceSum"),
     "ReduceSumSquare",
@@ -79,7 +79,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("Cast", "CastLike"),
         casts_bfloat16,
-        "IREE computes what lies between casts from and to bfloat16 in a wider type",
+        "IREE computes values between casts to and from bfloat16 in a wider type",
         (
             "compared with the reference: the casts float32_bfloat16_float32_Mul",
             "compared with the reference: the casts float16_bfloat16_float16",
@@ -88,7 +88,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("Cast", "CastLike"),
         lambda node, function: find_cast(node, function) == (DType.FLOAT64, DType.FLOAT16),
-        "IREE's cast of float64 to float16 makes zero of what is less than any normal float16",
+        "IREE's cast of float64 to float16 turns numbers below the normal float16 range into zero",
         ("compared with the reference: the casts float64_float16_float64",),
     ),
     KnownIssue(
@@ -98,9 +98,9 @@ ISSUES: tuple[KnownIssue, ...] = (
         ("opposite_of_the_lowest_integer of the corpus",),
     ),
     KnownIssue(
-        _SUMS,
-        _is_of(DType.FLOAT16, DType.BFLOAT16),
-        "IREE adds and squares float16 and bfloat16 in that type: sums of some hundred numbers are percents off",
+        _SUMMING_OPS,
+        _has_dtype(DType.FLOAT16, DType.BFLOAT16),
+        "IREE adds and squares float16 and bfloat16 in that type, so sums of some hundred numbers have errors of several percent",
         (
             "sum_of_many_halves of the corpus",
             "compared with toy: LogSoftmax and ReduceMean of 5,000 numbers are 9 and 57 % off, CumSum 16 %",
@@ -114,13 +114,13 @@ ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("Slice",),
         _may_step_backwards,
-        "IREE's Slice takes a step back for none",
+        "IREE's Slice with a negative step returns no elements",
         ("slice_backwards of the corpus",),
     ),
     KnownIssue(
         ("AveragePool",),
         lambda node, function: bool(node.attr("ceil_mode", 0)),
-        "IREE's AveragePool with ceil_mode counts what a window has beyond the padding, or gives sums where the windows fit",
+        "IREE's AveragePool with ceil_mode counts elements beyond the padding, or returns sums if all windows fit",
         (
             "test_averagepool_3d_dilations_large_count_include_pad_is_1_ceil_mode_is_True",
             "mean_of_windows_that_fit of the corpus",
@@ -135,7 +135,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("GridSample",),
         always,
-        "IREE's GridSample rounds other ways to the nearest, and reads outside of its input",
+        "IREE's GridSample rounds to another element than ONNX, and reads outside of its input",
         ("test_gridsample_nearest", "test_gridsample_zeros_padding"),
     ),
     KnownIssue(
@@ -158,7 +158,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("Acos", "Asin", "Atan", "Erf", "Gelu", "Mish", "Tanh"),
-        _is_of(DType.FLOAT64),
+        _has_dtype(DType.FLOAT64),
         "IREE has no tanh, error function or inverse trigonometric functions of float64",
         (
             "error_function_of_float64 of the corpus",
@@ -168,26 +168,26 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("GRU", "LSTM", "RNN"),
-        lambda node, function: _is_of(DType.FLOAT64)(node, function) and "Tanh" in node.attr("activations", ("Tanh",)),
+        lambda node, function: _has_dtype(DType.FLOAT64)(node, function) and "Tanh" in node.attr("activations", ("Tanh",)),
         "IREE has no tanh of float64",
         ("recurrence_of_float64 of the corpus: undefined symbol tanh",),
     ),
     KnownIssue(
         ("LpNormalization", "ReduceL2"),
-        _is_of(DType.FLOAT64),
+        _has_dtype(DType.FLOAT64),
         "IREE computes norms of float64 in float32",
         ("float64_of_constants of the corpus",),
     ),
     KnownIssue(
         ("Selu",),
-        _is_of(DType.FLOAT64),
-        "IREE knows the factors of Selu to six digits",
+        _has_dtype(DType.FLOAT64),
+        "IREE's factors of Selu have only six digits",
         ("compared with the reference: float64 numbers differ by 1e-6",),
     ),
     KnownIssue(
         ("QLinearMatMul",),
         lambda node, function: len(find_shape(node, 0, function) or ()) != 2,
-        "IREE's QLinearMatMul of stacks of matrices reads the wrong ones",
+        "IREE's QLinearMatMul of stacks of matrices reads the wrong matrices",
         ("test_qlinearmatmul_3D_int8_float32",),
     ),
     KnownIssue(
@@ -198,7 +198,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("MaxPool",),
-        _uses_indices_of_planes,
+        _returns_indices_of_several_planes,
         "IREE's indices of MaxPool count from the start of each plane, ONNX's from the start of the tensor",
         ("indices_of_several_planes of the corpus",),
     ),
@@ -211,7 +211,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("Sin", "Cos", "Tan"),
         always,
-        "IREE's sine loses a digit with each factor of ten in its argument, and is infinite in the end",
+        "IREE's sine loses a digit with each factor of ten in its argument, and is infinite for very large numbers",
         ("sine_of_large_numbers of the corpus",),
     ),
     KnownIssue(
@@ -223,44 +223,44 @@ ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("Sinh", "Cosh"),
         always,
-        "IREE's hyperbolic functions are infinite from 88.7 on, before float32 ends",
+        "IREE's hyperbolic functions are infinite from 88.7 on, although float32 could represent their values",
         ("hyperbolic_near_the_end of the corpus",),
     ),
     KnownIssue(
         ("Pow",),
         lambda node, function: write_decomposition(NodeWriter(node, function)) is None,
-        "IREE's powers are exponentials of logarithms: NaN for negative numbers",
+        "IREE computes powers by exponentials of logarithms, which are NaN for negative numbers",
         ("test_pow", "test_pow_bcast_array"),
     ),
     KnownIssue(
         ("Scatter", "RoiAlign", "MaxRoiPool", "MaxUnpool"),
         always,
-        "IREE's code reads or writes where an index says, inside of its memory or not",
+        "IREE's code does not check indices, and reads or writes out of bounds",
         ("test_scatter_with_axis", "test_roialign_aligned_false"),
     ),
     KnownIssue(
         ("LRN",),
         lambda node, function: node.attr("size", 1) % 2 == 0,
-        "IREE's LRN over an even number of channels sums others than ONNX's",
+        "IREE's LRN over an even number of channels sums other channels than ONNX's",
         ("lrn_of_an_even_size of the corpus",),
     ),
     KnownIssue(
         ("Pad",),
         _may_crop,
-        "IREE's Pad takes a negative pad for an extent",
+        "IREE's Pad treats a negative pad as an extent",
         ("negative_pad of the corpus",),
     ),
     KnownIssue(
         ("Div", "Mod", "Clip", "Abs", "MaxPool", "TopK", "ReduceMean", "AveragePool", "Neg"),
         _is_unsigned,
-        "IREE takes large unsigned numbers for negative ones here",
+        "IREE treats large unsigned numbers as negative in this operator",
         ("large_unsigned_numbers of the corpus",),
     ),
 )
 
 
 def list_fused_topk(function: Function) -> list[str]:
-    """The TopK nodes over the axis of an earlier one of the same input type: IREE fuses the two (two_topk of the corpus)."""
+    """List the TopK nodes that IREE would fuse with an earlier one of the same axis and input type (two_topk of the corpus)."""
     first: dict[tuple[str, int], str] = {}
     nodes = [node for node in function.nodes if node.op == "TopK" and len(node.outputs) > 1]
     keys = ((str(function.get_type(node.inputs[0])), node.attr("axis", -1)) for node in nodes)

@@ -1,7 +1,7 @@
-"""One set of kernels for the array libraries: NumPy, CuPy, JAX and PyTorch.
+"""One set of kernels for the array libraries NumPy, CuPy, JAX and PyTorch.
 
-A kernel factory turns a node into a function of arrays. Kernels use a namespace of array functions and import no array
-library other than NumPy; an engine adds kernels of a higher priority where its library has something better.
+A kernel factory turns a node into a function of arrays. Kernels call the functions of an array namespace, and import no array
+library other than NumPy. An engine registers kernels with a higher priority if its library has faster ones.
 """
 
 from xrt.engines.kernels import (  # noqa: F401  # each import fills the tables

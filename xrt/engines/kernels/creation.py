@@ -1,4 +1,4 @@
-"""Operators that create tensors: constants, ranges, signal windows and STFT, random numbers, Dropout."""
+"""Operators that create tensors (constants, ranges, random numbers), and STFT and Dropout."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 @ops("Constant")
-def constant(node: Node, env: NodeContext) -> Run:
-    value = constant_value(node)
+def constant(node: Node, ctx: NodeContext) -> Run:
+    value = read_constant(node)
     return lambda: value
 
 
-def constant_value(node: Node) -> Array:
-    """A Constant node's tensor, read-only; the name of its only attribute determines the type."""
+def read_constant(node: Node) -> Array:
+    """Return the tensor of a Constant node, read-only. Which attribute the node has determines the element type."""
     for attribute in node.attributes:
         if isinstance(attribute.value, Constant):
             return attribute.value.array
         if attribute.name in _CONSTANT_TYPES:
             return Constant(np.array(attribute.value, dtype=_CONSTANT_TYPES[attribute.name])).array
-    raise CompileRefused(f"node {node.name!r} (Constant) has none of the attributes that hold a value")
+    raise CompileRefused(f"node {node.name!r} (Constant) has no attribute with a value")
 
 
 _CONSTANT_TYPES = {
@@ -43,26 +43,26 @@ _CONSTANT_TYPES = {
 
 
 @ops("ConstantOfShape", host=(0,))
-def constant_of_shape(node: Node, env: NodeContext) -> Run:
+def constant_of_shape(node: Node, ctx: NodeContext) -> Run:
     filling = node.attr("value")
     value = np.zeros(1, dtype=np.float32) if filling is None else filling.array
-    return lambda extents: env.xp.full(extents.tolist(), value.reshape(()), dtype=value.dtype)
+    return lambda extents: ctx.xp.full(extents.tolist(), value.reshape(()), dtype=value.dtype)
 
 
 @ops("EyeLike")
-def eye_like(node: Node, env: NodeContext) -> Run:
-    xp, k, to = env.xp, node.attr("k", 0), node.attr("dtype")
+def eye_like(node: Node, ctx: NodeContext) -> Run:
+    xp, k, to = ctx.xp, node.attr("k", 0), node.attr("dtype")
     dtype = None if to is None else DType.from_onnx(to).numpy
     return lambda x: xp.eye(*x.shape, k=k, dtype=dtype or x.dtype)
 
 
 @ops("Range", host=(0, 1, 2))
-def range_(node: Node, env: NodeContext) -> Run:
-    """Element i is ``start + i * delta``, in float32 for narrower floats."""
-    xp = env.xp
+def range_(node: Node, ctx: NodeContext) -> Run:
+    """Element i is ``start + i * delta``. Floats under 32 bits are computed in float32."""
+    xp = ctx.xp
 
     def run(start: Array, limit: Array, delta: Array) -> Array:
-        # As Python numbers: the difference could overflow or be rounded in the tensors' type.
+        # As Python numbers, because the difference could overflow or be rounded in the tensors' type.
         first, end, step = (v.reshape(()).item() for v in (start, limit, delta))
         count = max(0, ceil((end - first) / step))
         wide = np.float32 if start.dtype in xp.narrow else start.dtype
@@ -72,9 +72,9 @@ def range_(node: Node, env: NodeContext) -> Run:
 
 
 @ops("STFT", devices=("cpu",))
-def short_time_fourier(node: Node, env: NodeContext) -> Run:
-    """STFT (batch, frames, bins, 2) of a signal (batch, length, 1 or 2), or (batch, length), as TorchScript exports it."""
-    xp, onesided = env.xp, bool(node.attr("onesided", 1))
+def short_time_fourier(node: Node, ctx: NodeContext) -> Run:
+    """STFT (batch, frames, bins, 2) of a signal (batch, length, 1 or 2). TorchScript exports also signals (batch, length)."""
+    xp, onesided = ctx.xp, bool(node.attr("onesided", 1))
 
     def run(signal: Array, step: Array, window: Array | None = None, length: Array | None = None) -> Array:
         parts = signal[..., None] if signal.ndim == 2 else signal
@@ -101,9 +101,9 @@ def _read_number(value: Array) -> int:
 
 
 def _cut_frames(xp: Any, signal: Array, step: int, size: int, width: int) -> Array:
-    """Cut a signal (batch, length, parts) into frames (batch, frames, width, parts): as many as fit ``size`` elements.
+    """Cut a signal (batch, length, parts) into overlapping frames (batch, frames, width, parts), one every ``step`` elements.
 
-    If the window is wider than ``size``, it reads zeros beyond the signal.
+    There are as many frames as ``size`` elements fit into the signal. If ``width`` is larger, the last frames end with zeros.
     """
     count = max(0, 1 + (signal.shape[1] - size) // step)
     if width > size:
@@ -112,21 +112,18 @@ def _cut_frames(xp: Any, signal: Array, step: int, size: int, width: int) -> Arr
     return signal[:, indices]
 
 
-# ---------------------------------------------------------------------- random numbers
-
-
-def _generator(node: Node) -> Callable[[], np.random.Generator]:
-    """A function that makes a generator per call, with the same numbers each time if the node has a seed."""
+def _make_generator_factory(node: Node) -> Callable[[], np.random.Generator]:
+    """Return a function that makes a new generator for each call. If the node has a seed, they draw the same numbers."""
     seed = node.attr("seed")
     if seed is None:
         return np.random.default_rng
-    # The attribute is a float; its bits are a different integer for each seed.
+    # The seed is a float. Use its bits, because NumPy needs an integer that differs for each seed.
     bits = int(np.float32(seed).view(np.uint32))
     return lambda: np.random.default_rng(bits)
 
 
-def _draw(xp: Any, node: Node, extents: Any, dtype: Any, generator: np.random.Generator) -> Array:
-    """Draw from the distribution in the operator's name: normal (mean, scale) or uniform (low, high)."""
+def _draw_numbers(xp: Any, node: Node, extents: Any, dtype: Any, generator: np.random.Generator) -> Array:
+    """Draw numbers from the distribution in the operator's name: normal or uniform, with the node's parameters."""
     if "Normal" in node.op_type:
         values = generator.normal(node.attr("mean", 0.0), node.attr("scale", 1.0), extents)
     else:
@@ -135,73 +132,70 @@ def _draw(xp: Any, node: Node, extents: Any, dtype: Any, generator: np.random.Ge
 
 
 @ops("RandomNormal", "RandomUniform")
-def random(node: Node, env: NodeContext) -> Run:
-    generator, extents = _generator(node), node.attr("shape")
+def random(node: Node, ctx: NodeContext) -> Run:
+    make_generator, extents = _make_generator_factory(node), node.attr("shape")
     dtype = DType.from_onnx(node.attr("dtype", DType.FLOAT32.onnx)).numpy
-    return lambda: _draw(env.xp, node, extents, dtype, generator())
+    return lambda: _draw_numbers(ctx.xp, node, extents, dtype, make_generator())
 
 
 @ops("RandomNormalLike", "RandomUniformLike")
-def random_like(node: Node, env: NodeContext) -> Run:
-    generator, to = _generator(node), node.attr("dtype")
+def random_like(node: Node, ctx: NodeContext) -> Run:
+    make_generator, to = _make_generator_factory(node), node.attr("dtype")
     dtype = None if to is None else DType.from_onnx(to).numpy
-    return lambda x: _draw(env.xp, node, x.shape, dtype or x.dtype, generator())
+    return lambda x: _draw_numbers(ctx.xp, node, x.shape, dtype or x.dtype, make_generator())
 
 
 @ops("Bernoulli", devices=("cpu",))
-def bernoulli(node: Node, env: NodeContext) -> Run:
-    xp, generator, to = env.xp, _generator(node), node.attr("dtype")
+def bernoulli(node: Node, ctx: NodeContext) -> Run:
+    xp, make_generator, to = ctx.xp, _make_generator_factory(node), node.attr("dtype")
     dtype = None if to is None else DType.from_onnx(to).numpy
-    return lambda x: xp.astype(xp.asarray(generator().random(x.shape)) < x, dtype or x.dtype)
+    return lambda x: xp.astype(xp.asarray(make_generator().random(x.shape)) < x, dtype or x.dtype)
 
 
 @ops("Multinomial", devices=("cpu",))
-def multinomial(node: Node, env: NodeContext) -> Run:
-    """Sample classes from rows of unnormalized log-probabilities by inverting the cumulative sum at a uniform number."""
-    xp, generator, count = env.xp, _generator(node), node.attr("sample_size", 1)
+def multinomial(node: Node, ctx: NodeContext) -> Run:
+    """Sample classes from rows of unnormalized log-probabilities, where the cumulative sum exceeds a random number."""
+    xp, make_generator, count = ctx.xp, _make_generator_factory(node), node.attr("sample_size", 1)
     dtype = DType.from_onnx(node.attr("dtype", DType.INT32.onnx)).numpy
 
     def run(logs: Array) -> Array:
         wide = xp.astype(logs, np.float64)
-        # Without the maximum no exponential overflows.
+        # Subtract the maximum, so that no exponential overflows.
         sums = xp.cumsum(xp.exp(wide - xp.max(wide, axis=1, keepdims=True)), axis=1)
-        # Scaled by the total weight, because the probabilities are unnormalized.
-        thresholds = xp.asarray(generator().random((len(logs), count, 1))) * sums[:, None, -1:]
+        # Scale the random numbers by the total of each row, because the probabilities are not normalized.
+        thresholds = xp.asarray(make_generator().random((len(logs), count, 1))) * sums[:, None, -1:]
         return xp.astype(xp.sum(thresholds >= sums[:, None, :], axis=2), dtype)
 
     return run
 
 
-# ---------------------------------------------------------------------- Dropout
-
-
 @ops("Dropout", until=11, train=True)
-def dropout_by_attributes(node: Node, env: NodeContext) -> Run:
-    """Dropout up to version 6 trains unless ``is_test`` is set, later ones never; before 10 the mask has the dtype of x."""
-    xp, version, generator = env.xp, env.version, _generator(node)
+def dropout_by_attributes(node: Node, ctx: NodeContext) -> Run:
+    """Only versions up to 6 drop elements, unless ``is_test`` is set. Before version 10 the mask has the dtype of the input."""
+    xp, version, make_generator = ctx.xp, ctx.version, _make_generator_factory(node)
     ratio, training = node.attr("ratio", 0.5), version <= 6 and not node.attr("is_test", 0)
 
     def run(x: Array) -> tuple[Array, Array]:
-        y, mask = _drop_elements(xp, x, ratio if training else 0.0, generator)
+        y, mask = _drop_elements(xp, x, ratio if training else 0.0, make_generator)
         return y, mask if version >= 10 else xp.astype(mask, x.dtype)
 
     return run
 
 
 @ops("Dropout", since=12, train=True, host=(1, 2))
-def dropout(node: Node, env: NodeContext) -> Run:
-    generator = _generator(node)
+def dropout(node: Node, ctx: NodeContext) -> Run:
+    make_generator = _make_generator_factory(node)
 
     def run(x: Array, ratio: Array | None = None, training: Array | None = None) -> tuple[Array, Array]:
         share = 0.5 if ratio is None else float(ratio.reshape(()))
-        return _drop_elements(env.xp, x, share if training is not None and training.reshape(()) else 0.0, generator)
+        return _drop_elements(ctx.xp, x, share if training is not None and training.reshape(()) else 0.0, make_generator)
 
     return run
 
 
-def _drop_elements(xp: Any, x: Array, ratio: float, generator: Callable[[], np.random.Generator]) -> tuple[Array, Array]:
-    """Zero a share ``ratio`` of the elements and scale up the others; also return the mask of kept elements."""
+def _drop_elements(xp: Any, x: Array, ratio: float, make_generator: Callable[[], np.random.Generator]) -> tuple[Array, Array]:
+    """Set a random share ``ratio`` of the elements to zero and scale up the others. Also return the mask of the others."""
     if ratio == 0.0:
         return x, xp.ones(x.shape, dtype=bool)
-    mask = xp.asarray(generator().random(x.shape) >= ratio)
+    mask = xp.asarray(make_generator().random(x.shape) >= ratio)
     return xp.astype(xp.where(mask, x / (1 - ratio), 0), x.dtype), mask

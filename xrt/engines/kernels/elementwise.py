@@ -1,4 +1,4 @@
-"""Elementwise operators: math, activations, broadcasting arithmetic, comparison, logic, selection; products and optimizers."""
+"""Elementwise operators (functions, activations, arithmetic, comparisons, logic, selection), matrix products and Adam."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from xrt.graph import Node
 
 
-# ---------------------------------------------------------------------- one tensor
-
-UFUNCS = {
+UNARY_FUNCTIONS = {
     "Abs": "abs",
     "Acos": "arccos",
     "Acosh": "arccosh",
@@ -47,32 +45,32 @@ UFUNCS = {
     "Tan": "tan",
     "Tanh": "tanh",
 }
-"""Operators that map to one unary function of the namespace; all keep the dtype."""
+"""Operators that are one function of one array. The result has the dtype of the input."""
 
 
-def universal(name: str) -> Factory:
-    """The factory of a kernel that calls one function of the namespace."""
+def make_function_factory(name: str) -> Factory:
+    """Make the factory of a kernel that only calls the namespace's function ``name``."""
 
-    def factory(node: Node, env: NodeContext) -> Run:
-        run: Run = getattr(env.xp, name)
+    def factory(node: Node, ctx: NodeContext) -> Run:
+        run: Run = getattr(ctx.xp, name)
         return run
 
     return factory
 
 
-for _op, _name in UFUNCS.items():
-    ops(_op, mutable=(0,))(universal(_name))
-ops("IsNaN")(universal("isnan"))
+for _op, _name in UNARY_FUNCTIONS.items():
+    ops(_op, mutable=(0,))(make_function_factory(_name))
+ops("IsNaN")(make_function_factory("isnan"))
 
 
 @ops("Identity")
-def identity(node: Node, env: NodeContext) -> Run:
+def identity(node: Node, ctx: NodeContext) -> Run:
     return lambda x: x
 
 
 @ops("IsInf")
-def is_inf(node: Node, env: NodeContext) -> Run:
-    xp = env.xp
+def is_inf(node: Node, ctx: NodeContext) -> Run:
+    xp = ctx.xp
     negative, positive = node.attr("detect_negative", 1), node.attr("detect_positive", 1)
     if negative and positive:
         return xp.isinf  # type: ignore[no-any-return]  # a function of the namespace
@@ -89,8 +87,8 @@ def is_inf(node: Node, env: NodeContext) -> Run:
 
 
 @ops("Relu", mutable=(0,))
-def relu(node: Node, env: NodeContext) -> Run:
-    xp = env.xp
+def relu(node: Node, ctx: NodeContext) -> Run:
+    xp = ctx.xp
     return lambda x, out=None: xp.maximum(x, 0, out=out)
 
 
@@ -120,33 +118,33 @@ ACTIVATIONS: Mapping[str, tuple[Callable[..., Array], Mapping[str, float]]] = {
     "ThresholdedRelu": (lambda xp, x, alpha: xp.where(x > alpha, x, 0), {"alpha": 1.0}),
     "com.microsoft.QuickGelu": (_swish, {"alpha": 1.702}),
 }
-"""Functions of one float tensor by qualified operator: ``f(xp, x, *attributes)``, and the attributes' defaults."""
+"""By operator, with its domain if that is not ONNX's: ``f(xp, x, *attributes)``, and the defaults of the attributes."""
 
 
-def activation(compute: Callable[..., Array], defaults: Mapping[str, float]) -> Factory:
-    """The factory of an activation kernel; narrow floats are rounded once."""
+def make_activation_factory(compute: Callable[..., Array], defaults: Mapping[str, float]) -> Factory:
+    """Make the factory of a kernel for an entry of `ACTIVATIONS`."""
 
-    def factory(node: Node, env: NodeContext) -> Run:
-        # Attributes are float32, and so are defaults; a float64 tensor would show the difference.
+    def factory(node: Node, ctx: NodeContext) -> Run:
+        # Attributes have float32 precision, so the defaults must have it too: a float64 tensor shows the difference.
         attributes = [node.attr(name, float(np.float32(default))) for name, default in defaults.items()]
-        return round_once(env.xp, lambda x: compute(env.xp, x, *attributes))
+        return round_once(ctx.xp, lambda x: compute(ctx.xp, x, *attributes))
 
     return factory
 
 
 for _op, (_compute, _defaults) in ACTIVATIONS.items():
     _domain, _, _kind = _op.rpartition(".")
-    ops(_kind, domain=_domain)(activation(_compute, _defaults))
+    ops(_kind, domain=_domain)(make_activation_factory(_compute, _defaults))
 
 
 @ops("Erf")
-def erf(node: Node, env: NodeContext) -> Run:
-    return round_once(env.xp, env.xp.erf)
+def erf(node: Node, ctx: NodeContext) -> Run:
+    return round_once(ctx.xp, ctx.xp.erf)
 
 
 @ops("Gelu")
-def gelu(node: Node, env: NodeContext) -> Run:
-    xp = env.xp
+def gelu(node: Node, ctx: NodeContext) -> Run:
+    xp = ctx.xp
     if node.attr("approximate", "none") == "tanh":
         slope = (2 / pi) ** 0.5
         return round_once(xp, lambda x: 0.5 * x * (1 + xp.tanh(slope * (x + 0.044715 * (x * x * x)))))
@@ -154,37 +152,35 @@ def gelu(node: Node, env: NodeContext) -> Run:
 
 
 @ops("Shrink")
-def shrink(node: Node, env: NodeContext) -> Run:
-    xp = env.xp
+def shrink(node: Node, ctx: NodeContext) -> Run:
+    xp = ctx.xp
     bias, bound = node.attr("bias", 0.0), node.attr("lambd", 0.5)
 
     def run(x: Array) -> Array:
-        # Bias and bound may be fractions.
-        wide = xp.astype(x, np.float64) if xp.kind(x) in "iu" else x
+        # Integers are computed in float64, because bias and bound may be fractions.
+        wide = xp.astype(x, np.float64) if xp.dtype_kind(x) in "iu" else x
         y = xp.where(wide < -bound, wide + bias, xp.where(wide > bound, wide - bias, 0))
         return xp.astype(y, x.dtype)
 
     return run
 
 
-# ---------------------------------------------------------------------- two tensors and more
-
-CLOSED = {"And": "logical_and", "Mul": "multiply", "Or": "logical_or", "Xor": "logical_xor"}
-"""Binary operators that map to one function and keep their dtype; before version 7 attributes controlled broadcasting."""
-COMPARISONS = {"Equal": "equal", "Greater": "greater", "Less": "less"}
-"""Comparisons that map to one function of the namespace, with boolean results."""
-PLAIN = {"BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or", "BitwiseXor": "bitwise_xor"}
-"""Binary operators that map to one function and always had NumPy's broadcasting."""
-VARIADIC = {"Max": "maximum", "Min": "minimum", "Sum": "add"}
-LEGACY = 6
-"""The last version in which attributes enable and align broadcasting."""
+LEGACY_BINARY_FUNCTIONS = {"And": "logical_and", "Mul": "multiply", "Or": "logical_or", "Xor": "logical_xor"}
+"""Operators that are one function of two arrays and keep their dtype. Before version 7 attributes control their broadcasting."""
+COMPARISON_FUNCTIONS = {"Equal": "equal", "Greater": "greater", "Less": "less"}
+"""Comparisons that are one function of two arrays. Before version 7 attributes control their broadcasting."""
+BITWISE_FUNCTIONS = {"BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or", "BitwiseXor": "bitwise_xor"}
+"""Operators that are one function of two arrays, and have NumPy's broadcasting in all versions."""
+VARIADIC_FUNCTIONS = {"Max": "maximum", "Min": "minimum", "Sum": "add"}
+LAST_LEGACY_VERSION = 6
+"""The last version in which the attributes ``broadcast`` and ``axis`` control broadcasting."""
 
 
-def align_legacy_axis(factory: Factory) -> Factory:
-    """Adapt a factory to versions up to 6, where ``axis`` is the axis of A at which the shape of B starts."""
+def support_legacy_broadcast(factory: Factory) -> Factory:
+    """Adapt a factory to versions up to 6, where ``axis`` is the axis of A that the first axis of B is aligned to."""
 
-    def legacy(node: Node, env: NodeContext) -> Run:
-        run = factory(node, env)
+    def legacy(node: Node, ctx: NodeContext) -> Run:
+        run = factory(node, ctx)
         axis = node.attr("axis")
         # Without an axis the shapes are aligned at the end, as in later versions.
         if not node.attr("broadcast", 0) or axis is None:
@@ -199,51 +195,51 @@ def align_legacy_axis(factory: Factory) -> Factory:
     return legacy
 
 
-def binary(
+def register_binary(
     table: OpTable[Factory], *op_types: str, mutable: tuple[int, ...] = (), priority: int = 0
 ) -> Callable[[Factory], Factory]:
-    """Register the factory of a binary operator for all versions, including those with the legacy broadcast."""
+    """Decorate the factory of a binary operator: register it in ``table`` for all versions, adapted to old ones' broadcasting."""
 
     def register(factory: Factory) -> Factory:
-        table(*op_types, since=LEGACY + 1, mutable=mutable, priority=priority)(factory)
-        table(*op_types, until=LEGACY, priority=priority)(align_legacy_axis(factory))
+        table(*op_types, since=LAST_LEGACY_VERSION + 1, mutable=mutable, priority=priority)(factory)
+        table(*op_types, until=LAST_LEGACY_VERSION, priority=priority)(support_legacy_broadcast(factory))
         return factory
 
     return register
 
 
-for _op, _name in CLOSED.items():
-    binary(ops, _op, mutable=(0, 1))(universal(_name))
-for _op, _name in COMPARISONS.items():
-    binary(ops, _op)(universal(_name))
-for _op, _name in PLAIN.items():
-    ops(_op, mutable=(0, 1))(universal(_name))
-ops("GreaterOrEqual")(universal("greater_equal"))
-ops("LessOrEqual")(universal("less_equal"))
+for _op, _name in LEGACY_BINARY_FUNCTIONS.items():
+    register_binary(ops, _op, mutable=(0, 1))(make_function_factory(_name))
+for _op, _name in COMPARISON_FUNCTIONS.items():
+    register_binary(ops, _op)(make_function_factory(_name))
+for _op, _name in BITWISE_FUNCTIONS.items():
+    ops(_op, mutable=(0, 1))(make_function_factory(_name))
+ops("GreaterOrEqual")(make_function_factory("greater_equal"))
+ops("LessOrEqual")(make_function_factory("less_equal"))
 
 
-@binary(ops, "Div", mutable=(0, 1))
-def div(node: Node, env: NodeContext) -> Run:
-    xp = env.xp
+@register_binary(ops, "Div", mutable=(0, 1))
+def div(node: Node, ctx: NodeContext) -> Run:
+    xp = ctx.xp
 
     def run(a: Array, b: Array, out: Array | None = None) -> Array:
-        if xp.kind(a) not in "iu":
+        if xp.dtype_kind(a) not in "iu":
             return xp.divide(a, b) if out is None else xp.divide(a, b, out=out)  # JAX's divide has no out argument
         quotient = xp.floor_divide(a, b)
-        # ONNX truncates towards zero, floor division rounds down: they differ for quotients that are negative and inexact.
+        # ONNX truncates towards zero. Floor division rounds down, which differs by 1 if the quotient is negative and inexact.
         return quotient + xp.astype((quotient * b != a) & (b != 0) & ((a < 0) != (b < 0)), a.dtype)
 
     return run
 
 
-@binary(ops, "PRelu")
-def prelu(node: Node, env: NodeContext) -> Run:
-    xp = env.xp
-    channels_first = env.version <= LEGACY
+@register_binary(ops, "PRelu")
+def prelu(node: Node, ctx: NodeContext) -> Run:
+    xp = ctx.xp
+    has_channel_slopes = ctx.version <= LAST_LEGACY_VERSION
 
     def run(x: Array, slope: Array) -> Array:
-        # Up to version 6 a vector has a slope per channel; later it broadcasts from the last axis.
-        if channels_first and slope.ndim == 1 and len(slope) > 1:
+        # Up to version 6 a vector has one slope per channel. Later it broadcasts along the last axis.
+        if has_channel_slopes and slope.ndim == 1 and len(slope) > 1:
             slope = slope.reshape(-1, *(1,) * (x.ndim - 2))
         return xp.where(x < 0, slope * x, x)
 
@@ -251,76 +247,78 @@ def prelu(node: Node, env: NodeContext) -> Run:
 
 
 @ops("Mod")
-def mod(node: Node, env: NodeContext) -> Run:
-    """The sign of the result is that of the divisor, or with ``fmod`` of the dividend."""
-    return env.xp.fmod if node.attr("fmod", 0) else env.xp.remainder  # type: ignore[no-any-return]  # functions of the namespace
+def mod(node: Node, ctx: NodeContext) -> Run:
+    """The result has the sign of the divisor, or with ``fmod`` of the dividend."""
+    return ctx.xp.fmod if node.attr("fmod", 0) else ctx.xp.remainder  # type: ignore[no-any-return]  # functions of the namespace
 
 
 @ops("BitShift")
-def bit_shift(node: Node, env: NodeContext) -> Run:
-    return env.xp.left_shift if node.attr("direction") == "LEFT" else env.xp.right_shift  # type: ignore[no-any-return]  # functions of the namespace
+def bit_shift(node: Node, ctx: NodeContext) -> Run:
+    return ctx.xp.left_shift if node.attr("direction") == "LEFT" else ctx.xp.right_shift  # type: ignore[no-any-return]  # functions of the namespace
 
 
-def variadic(name: str) -> Factory:
-    def factory(node: Node, env: NodeContext) -> Run:
-        combine = getattr(env.xp, name)
+def make_variadic_factory(name: str) -> Factory:
+    """Make the factory of a kernel that combines any number of arrays, two by two, with the namespace's function ``name``."""
+
+    def factory(node: Node, ctx: NodeContext) -> Run:
+        combine = getattr(ctx.xp, name)
         return lambda *values: reduce(combine, values)
 
     return factory
 
 
-for _op, _name in VARIADIC.items():
-    ops(_op)(variadic(_name))
+for _op, _name in VARIADIC_FUNCTIONS.items():
+    ops(_op)(make_variadic_factory(_name))
 
 
 @ops("Mean")
-def mean(node: Node, env: NodeContext) -> Run:
-    add, count = env.xp.add, len(node.inputs)
+def mean(node: Node, ctx: NodeContext) -> Run:
+    add, count = ctx.xp.add, len(node.inputs)
     return lambda *values: reduce(add, values) / count
 
 
 @ops("Where")
-def where(node: Node, env: NodeContext) -> Run:
-    return env.xp.where  # type: ignore[no-any-return]  # a function of the namespace
+def where(node: Node, ctx: NodeContext) -> Run:
+    return ctx.xp.where  # type: ignore[no-any-return]  # a function of the namespace
 
 
-def _clip_values(env: NodeContext, x: Array, low: Array | float | None, high: Array | float | None) -> Array:
-    """Clip; if low exceeds high, the result is high."""
+def _clip_values(ctx: NodeContext, x: Array, low: Array | float | None, high: Array | float | None) -> Array:
+    """Clip to [low, high]; None is no limit. If low exceeds high, the result is high."""
     if low is not None:
-        x = env.xp.maximum(x, low)
-    return x if high is None else env.xp.minimum(x, high)
+        x = ctx.xp.maximum(x, low)
+    return x if high is None else ctx.xp.minimum(x, high)
 
 
 @ops("Clip", until=10)
-def clip_by_attributes(node: Node, env: NodeContext) -> Run:
+def clip_by_attributes(node: Node, ctx: NodeContext) -> Run:
     low, high = read_clip_bounds(node)
-    return lambda x: _clip_values(env, x, low, high)
+    return lambda x: _clip_values(ctx, x, low, high)
 
 
 @ops("Clip", since=11)
-def clip(node: Node, env: NodeContext) -> Run:
-    return lambda x, low=None, high=None: _clip_values(env, x, low, high)
+def clip(node: Node, ctx: NodeContext) -> Run:
+    return lambda x, low=None, high=None: _clip_values(ctx, x, low, high)
 
 
 @ops("MatMul")
-def matmul(node: Node, env: NodeContext) -> Run:
-    """Narrow floats are computed in float32."""
-    xp = env.xp
+def matmul(node: Node, ctx: NodeContext) -> Run:
+    """Floats under 32 bits are computed in float32."""
+    xp = ctx.xp
     return lambda a, b: xp.astype(xp.matmul(widen(xp, a), widen(xp, b)), a.dtype)
 
 
 @ops("Gemm")
-def gemm(node: Node, env: NodeContext) -> Run:
-    """``alpha * A' B' + beta * C``; the sums of narrow floats are rounded once."""
+def gemm(node: Node, ctx: NodeContext) -> Run:
+    """Compute ``alpha * A' B' + beta * C``. Floats under 32 bits are computed in float32, and the result is rounded."""
     alpha, beta = node.attr("alpha", 1.0), node.attr("beta", 1.0)
-    xp, flip_a, flip_b = env.xp, bool(node.attr("transA", 0)), bool(node.attr("transB", 0))
+    xp, flip_a, flip_b = ctx.xp, bool(node.attr("transA", 0)), bool(node.attr("transB", 0))
 
     def run(a: Array, b: Array, c: Array | None = None) -> Array:
         left, right = widen(xp, a), widen(xp, b)
         y = xp.matmul(xp.transpose(left) if flip_a else left, xp.transpose(right) if flip_b else right)
-        # Factors of 1 are skipped: each product is a pass over the tensor.
+        # Skip factors of 1, because each product is a pass over the tensor.
         y = y if alpha == 1 else y * alpha
-        # With beta=0 the result must not depend on C, which may hold NaN.
+        # With beta=0 the result must not depend on C, which may contain NaN.
         if c is not None and beta != 0:
             y = y + (widen(xp, c) if beta == 1 else widen(xp, c) * beta)
         return xp.astype(y, a.dtype)
@@ -329,22 +327,22 @@ def gemm(node: Node, env: NodeContext) -> Run:
 
 
 @ops("Det")
-def det(node: Node, env: NodeContext) -> Run:
-    xp = env.xp
+def det(node: Node, ctx: NodeContext) -> Run:
+    xp = ctx.xp
     return lambda x: xp.astype(xp.linalg.det(widen(xp, x)), x.dtype)
 
 
 for _op, _name in {"Add": "add", "Sub": "subtract"}.items():
-    binary(eager, _op, mutable=(0, 1))(universal(_name))
+    register_binary(eager, _op, mutable=(0, 1))(make_function_factory(_name))
 
 
-@binary(eager, "Pow")
-def power(node: Node, env: NodeContext) -> Run:
-    xp = env.xp
+@register_binary(eager, "Pow")
+def power(node: Node, ctx: NodeContext) -> Run:
+    xp = ctx.xp
 
     def run(base: Array, exponent: Array) -> Array:
-        # NumPy refuses negative exponents of integers.
-        if xp.kind(base) in "iu" and xp.kind(exponent) == "i" and bool(xp.any(exponent < 0)):
+        # NumPy raises for integers to negative powers.
+        if xp.dtype_kind(base) in "iu" and xp.dtype_kind(exponent) == "i" and bool(xp.any(exponent < 0)):
             base, exponent, dtype = xp.astype(base, np.float64), xp.astype(exponent, np.float64), base.dtype
             return xp.astype(xp.power(base, exponent), dtype)
         return xp.astype(xp.power(base, exponent), base.dtype)
@@ -353,13 +351,13 @@ def power(node: Node, env: NodeContext) -> Run:
 
 
 @eager("Where", priority=1, mutable=(1, 2))
-def where_in_place(node: Node, env: NodeContext) -> Run:
-    xp = env.xp
+def where_in_place(node: Node, ctx: NodeContext) -> Run:
+    xp = ctx.xp
 
     def run(condition: Array, yes: Array, no: Array, out: Array | None = None) -> Array:
         if out is None:
             return xp.where(condition, yes, no)
-        # If the buffer is one of the operands, only the elements of the other one are written.
+        # If `out` is one of the operands, only the elements of the other one have to be written.
         if out is yes:
             xp.copyto(out, no, where=~condition)
             return out
@@ -372,24 +370,24 @@ def where_in_place(node: Node, env: NodeContext) -> Run:
 
 
 @ops("Einsum")
-def einsum(node: Node, env: NodeContext) -> Run:
-    xp, equation = env.xp, node.attr("equation").replace(" ", "")
+def einsum(node: Node, ctx: NodeContext) -> Run:
+    xp, equation = ctx.xp, node.attr("equation").replace(" ", "")
 
     def run(*tensors: Array) -> Array:
         wide = [widen(xp, t) for t in tensors]
-        # Two tensors have one order of contraction; to choose among several is worth its time.
+        # For more than two tensors it is worth the time to search for the best order of contractions.
         return xp.astype(xp.einsum(equation, *wide, optimize=len(wide) > 2), tensors[0].dtype)
 
     return run
 
 
-DOMAIN = "ai.onnx.preview.training"
+TRAINING_DOMAIN = "ai.onnx.preview.training"
 
 
-@eager("Adam", domain=DOMAIN, model_update=True, host=(0, 1))
-def adam(node: Node, env: NodeContext) -> Run:
-    """Outputs: the updated tensors, then the averages of their gradients, then those of the squared gradients."""
-    xp, alpha, beta = env.xp, node.attr("alpha", 0.9), node.attr("beta", 0.999)
+@eager("Adam", domain=TRAINING_DOMAIN, model_update=True, host=(0, 1))
+def adam(node: Node, ctx: NodeContext) -> Run:
+    """The outputs are the updated tensors, then the averages of their gradients, then those of the squared gradients."""
+    xp, alpha, beta = ctx.xp, node.attr("alpha", 0.9), node.attr("beta", 0.999)
     epsilon = node.attr("epsilon", 1e-6)
     norm, norm_post = (node.attr(name, 0.0) for name in ("norm_coefficient", "norm_coefficient_post"))
 
@@ -403,8 +401,9 @@ def adam(node: Node, env: NodeContext) -> Run:
 
     def run(rate: Array, count: Array, *tensors: Array) -> tuple[Array, ...]:
         r, t = float(rate), int(count)
-        # Corrects the averages, which start at zero and are too small in the first steps.
+        # Bias correction: the averages start at zero, so they are too small in the first steps.
         r = r * sqrt(1 - beta**t) / (1 - alpha**t) if t > 0 else r
+        # Four groups of n tensors: parameters, gradients, averages, and averages of squares.
         n = len(tensors) // 4
         steps = [step(r, *(tensors[i + part * n] for part in range(4))) for i in range(n)]
         return tuple(steps[i][part] for part in range(3) for i in range(n))
@@ -413,9 +412,9 @@ def adam(node: Node, env: NodeContext) -> Run:
 
 
 @eager("RotaryEmbedding")
-def rotary_embedding(node: Node, env: NodeContext) -> Run:
-    """Rotate pairs of features by position-dependent angles; features beyond ``rotary_embedding_dim`` are unchanged."""
-    xp, heads = env.xp, node.attr("num_heads", 0)
+def rotary_embedding(node: Node, ctx: NodeContext) -> Run:
+    """Rotate pairs of features by angles that depend on the position. Features from ``rotary_embedding_dim`` on are unchanged."""
+    xp, heads = ctx.xp, node.attr("num_heads", 0)
     width, interleaved = node.attr("rotary_embedding_dim", 0), bool(node.attr("interleaved", 0))
 
     def run(x: Array, cos: Array, sin: Array, positions: Array | None = None) -> Array:
@@ -424,7 +423,7 @@ def rotary_embedding(node: Node, env: NodeContext) -> Run:
         cos, sin = cos[:, :, None], sin[:, :, None]  # (batch, sequence, 1, width / 2)
         parts = xp.transpose(x, (0, 2, 1, 3)) if x.ndim == 4 else x.reshape(*x.shape[:2], heads, -1)
         count = width or parts.shape[-1]
-        # The features that are not rotated are copied.
+        # The copy contains the features that are not rotated.
         y = xp.copy(parts)
         pairs = (slice(0, count, 2), slice(1, count, 2)) if interleaved else (slice(count // 2), slice(count // 2, count))
         first, second = parts[..., pairs[0]], parts[..., pairs[1]]
@@ -436,6 +435,6 @@ def rotary_embedding(node: Node, env: NodeContext) -> Run:
 
 
 @eager("SwiGLU")
-def swiglu(node: Node, env: NodeContext) -> Run:
-    xp, alpha = env.xp, node.attr("alpha", 1.0)
+def swiglu(node: Node, ctx: NodeContext) -> Run:
+    xp, alpha = ctx.xp, node.attr("alpha", 1.0)
     return round_once(xp, lambda gate, value: _swish(xp, gate, alpha) * value)

@@ -1,4 +1,4 @@
-"""The array namespace of NumPy and CuPy: their functions by name, and the operations that libraries spell differently.
+"""The array namespace of NumPy and CuPy: their functions by name, and methods for what array libraries do differently.
 
 The namespaces of JAX (`xrt.engines.xla`) and PyTorch (`xrt.engines.torch`) have the same methods.
 """
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.polynomial import Chebyshev, Polynomial
 
-from xrt.engines.kernels.arrays import NARROW, extreme, trim
+from xrt.engines.kernels.arrays import NARROW, apply_negative_pads, get_extreme_value
 from xrt.engines.kernels.quantization import SATURABLE
-from xrt.engines.kernels.reduction import greatest
-from xrt.engines.kernels.windows import around, convolve, fold, max_windows, sum_windows
+from xrt.engines.kernels.reduction import reduce_max
+from xrt.engines.kernels.windows import convolve, fold, max_windows, pad_windows, sum_windows
 from xrt.graph import DType
 
 if TYPE_CHECKING:
@@ -24,40 +24,38 @@ if TYPE_CHECKING:
 
 
 class ArrayNamespace:
-    """The functions of an array module whose arrays can be written to, with NumPy's names."""
+    """NumPy's or CuPy's functions by name, and the methods below, which the namespaces of other libraries have too."""
 
     narrow = NARROW
-    """Float types that are computed in float32."""
-    exact: Any = np.float64
-    """The dtype for sums of products of 8-bit integers: exact below 2**53, and BLAS has no integer products."""
-    wide: Any = np.float64
-    """The dtype in which Resize computes float32 and narrower types."""
+    """Float types under 32 bits, which kernels compute in float32."""
+    product_dtype: Any = np.float64
+    """The dtype for products of matrices of 8-bit integers. float64 is exact below 2**53, and BLAS has no integer products."""
+    resize_dtype: Any = np.float64
+    """The dtype in which Resize computes floats of at most 32 bits."""
 
     def __init__(self, module: Any, matmul: Callable[[Any, Array, Array], Array] | None = None) -> None:
-        """``matmul`` replaces the module's matrix product; called with the module and two arrays."""
+        """``module`` is numpy or cupy. ``matmul(module, a, b)`` replaces its matrix product."""
         self.module = module
         self.constants = self
-        """The namespace for arrays that do not depend on the inputs."""
+        """The namespace in which kernels compute arrays that do not depend on the elements of inputs."""
         self.matmul = (lambda a, b: matmul(module, a, b)) if matmul else module.matmul
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.module, name)
-        # The next access does not reach this method.
+        # Stored, so that the next access does not reach this method.
         setattr(self, name, value)
         return value
 
-    # ------------------------------------------------------------------ element types
-
     @staticmethod
-    def kind(x: Array) -> str:
-        """NumPy's dtype kind: b, i, u, f, c; V for float types that NumPy lacks, O for strings."""
+    def dtype_kind(x: Array) -> str:
+        """NumPy's letter for the kind of the dtype: b, i, u, f, c; V for float types that NumPy lacks, O for strings."""
         return x.dtype.kind  # type: ignore[no-any-return]
 
-    extreme = staticmethod(extreme)
+    get_extreme_value = staticmethod(get_extreme_value)
 
     @staticmethod
     def astype(x: Array, dtype: Any) -> Array:
-        """Convert to a NumPy dtype; returns the array itself if it has that dtype."""
+        """Convert to a NumPy dtype. Return the array itself if it already has that dtype."""
         return x.astype(dtype, copy=False)
 
     @staticmethod
@@ -71,63 +69,66 @@ class ArrayNamespace:
         return x.view(dtype)
 
     @staticmethod
-    def sizes(sizes: Any) -> Array:
-        """An int64 array of sizes. It stays on the host, where other operators read it."""
+    def make_sizes(sizes: Any) -> Array:
+        """Make an int64 array of sizes. It is in host memory, because other operators read sizes there."""
         return np.array(sizes, dtype=np.int64)
 
-    # ------------------------------------------------------------------ elements and places
-
     def erf(self, x: Array) -> Array:
-        """The error function."""
-        return erf(self.module, x)
+        """Compute the error function."""
+        return compute_erf(self.module, x)
 
     def subtract_max(self, x: Array, axis: int) -> Array:
         """Subtract the maximum along the axis."""
-        return x - greatest(self, x, axis, True)
+        return x - reduce_max(self, x, axis, True)
 
-    def order(self, x: Array, axis: int, descending: bool) -> Array:
-        """Indices that sort along an axis; stable, NaN counts as the largest."""
+    def argsort_stable(self, x: Array, axis: int, descending: bool) -> Array:
+        """Return the indices that sort along an axis. The sort is stable, and NaN counts as the largest number."""
         if not descending:
             return self.argsort(x, axis=axis, kind="stable")
-        # A stable sort of the flipped axis, flipped back, is a stable descending sort. Negation would wrap unsigned numbers.
+        # Sort the flipped axis and flip the result back, so that it is stable. Negating numbers would wrap unsigned ones.
         return x.shape[axis] - 1 - self.flip(self.argsort(self.flip(x, axis), axis=axis, kind="stable"), axis)
 
     def pad_axes(self, x: Array, pads: Sequence[int], mode: str, value: Any, axes: Sequence[int] | None = None) -> Array:
-        """Pad as ONNX does: ``pads`` has all begins, then all ends; negative ones crop."""
-        x, more = trim(x, pads, axes)
+        """Pad as ONNX's Pad does. ``pads`` has the pads at the begin of each axis, then those at the end; negative ones crop."""
+        x, remaining = apply_negative_pads(x, pads, axes)
         if mode != "constant":
-            return self.pad(x, more, mode=mode)
-        out = self.full([n + b + e for n, (b, e) in zip(x.shape, more, strict=True)], value, dtype=x.dtype)
-        out[tuple(slice(b, b + n) for n, (b, _) in zip(x.shape, more, strict=True))] = x
+            return self.pad(x, remaining, mode=mode)
+        out = self.full([n + b + e for n, (b, e) in zip(x.shape, remaining, strict=True)], value, dtype=x.dtype)
+        out[tuple(slice(b, b + n) for n, (b, _) in zip(x.shape, remaining, strict=True))] = x
         return out
 
-    def scatter(self, x: Array, places: tuple[Array, ...], values: Array, reduction: str, out: Array | None = None) -> Array:
-        """Write values at positions of a copy, or of ``out``. With a reduction, repeated positions accumulate."""
+    def scatter(self, x: Array, indices: tuple[Array, ...], values: Array, reduction: str, out: Array | None = None) -> Array:
+        """Write ``values`` to a copy of ``x``, at the elements ``x[indices]``; with ``out`` write to that array instead.
+
+        With a reduction ("add", "mul", "min" or "max") the values are combined with the elements, also at repeated indices.
+        """
         if out is None:
             out = self.copy(x)
-        # The buffer may be the tensor itself, which then has the elements already.
+        # If `out` is `x` itself, it has the elements already.
         elif not _is_same(x, out):
             out[...] = x
         if reduction == "none":
-            out[places] = values
+            out[indices] = values
         else:
             names = {"add": "add", "mul": "multiply", "min": "minimum", "max": "maximum"}
-            # An indexed assignment would apply only one of several updates at a repeated position.
-            getattr(self.module, names[reduction]).at(out, places, values)
+            # An indexed assignment would apply only one of several values at a repeated index.
+            getattr(self.module, names[reduction]).at(out, indices, values)
         return out
 
-    # ------------------------------------------------------------------ windows and time
-
     convolve = convolve
-    around = around
+    pad_windows = pad_windows
     sum_windows = sum_windows
     max_windows = max_windows
     fold = fold
 
-    def walk(
+    def scan_time(
         self, gates: Array, states: States, lengths: Array | None, backwards: bool, advance: Advance
     ) -> tuple[Array, States]:
-        """Run a recurrence; return the first state per step (time, batch, hidden), zero past the ends, and the last states."""
+        """Run the time steps of a recurrent layer, backwards if set. ``gates`` (time, batch, gates * hidden) are the inputs.
+
+        Return the first state after each step (time, batch, hidden), and the last states. A sequence that is shorter than the
+        others (``lengths``) has zeros after its end.
+        """
         steps = len(gates)
         history = self.zeros((steps, *states[0].shape), dtype=states[0].dtype)
         for t in range(steps - 1, -1, -1) if backwards else range(steps):
@@ -136,7 +137,7 @@ class ArrayNamespace:
                 states = following
                 history[t] = states[0]
             else:
-                # Past its end a sequence keeps its last state and emits zeros.
+                # After its end a sequence keeps its last states, and its history is zero.
                 alive = (t < lengths)[:, None]
                 states = tuple(self.where(alive, new, old) for new, old in zip(following, states, strict=True))
                 history[t] = self.where(alive, states[0], 0)
@@ -150,13 +151,13 @@ def _is_same(a: Array, b: Array) -> bool:
 
 
 def convert(x: Array, to: DType, saturate: bool = True, round_mode: str = "up") -> Array:
-    """Convert an array of NumPy or CuPy, or an array of strings, by the rules of ONNX's Cast."""
+    """Convert an array of NumPy or CuPy by the rules of ONNX's Cast. An array of strings has the dtype object."""
     if to is DType.STRING:
-        return _as_text(x)
+        return _to_strings(x)
     if x.dtype == object:
         x = _parse_numbers(x, to)
     if to in SATURABLE and saturate and x.dtype != to.numpy:
-        # Imported on use: few models have 8-bit floats, and onnx takes long to import.
+        # Imported here because few models have 8-bit floats, and onnx takes long to import.
         from onnx.numpy_helper import saturate_cast
 
         return saturate_cast(x, to.numpy)
@@ -167,50 +168,51 @@ def convert(x: Array, to: DType, saturate: bool = True, round_mode: str = "up") 
     return x.astype(to.numpy)
 
 
-def _as_text(x: Array) -> Array:
-    """Convert numbers to their shortest strings that round-trip."""
+def _to_strings(x: Array) -> Array:
+    """Convert numbers to the shortest strings that represent them exactly."""
     if x.dtype == object:
         return x
     return x.astype(np.str_).astype(object)
 
 
-def _parse_numbers(text: Array, to: DType) -> Array:
-    """Parse strings as numbers, in a dtype that represents them exactly."""
+def _parse_numbers(strings: Array, to: DType) -> Array:
+    """Parse strings as numbers: int64 if ``to`` is bool or an integer type, else float32 or float64."""
     if to is DType.BOOL or to.is_integer:
-        # Digits are parsed as an integer, since a float is exact up to 2**53 only; other spellings (1e3) need a float.
-        return np.array([int(float(s)) if not s.lstrip("+-").isdigit() else int(s) for s in text.flat], dtype=np.int64).reshape(
-            text.shape
-        )
-    return text.astype(np.float64 if to is not DType.FLOAT32 else np.float32)
+        # Parse digits as an integer, because a float is exact only up to 2**53. Others, such as "1e3", are floats.
+        return np.array(
+            [int(float(s)) if not s.lstrip("+-").isdigit() else int(s) for s in strings.flat], dtype=np.int64
+        ).reshape(strings.shape)
+    return strings.astype(np.float64 if to is not DType.FLOAT32 else np.float32)
 
 
-BLOCK = 1 << 14
-"""Elements per block, so that intermediates stay in the cache: three times as fast."""
-SATURATED = 6.0
-"""Magnitude above which ``erf`` is 1 in double precision."""
+ERF_BLOCK_ELEMENTS = 1 << 14
+"""`compute_erf` computes blocks of this many elements, so that intermediate arrays stay in the cache: three times as fast."""
+ERF_SATURATION = 6.0
+"""From here on the error function is 1 in double precision."""
 
 
 @lru_cache(maxsize=1)
-def _fit_small() -> list[float]:
-    """Coefficients, highest first, of ``erf(sqrt(u)) / sqrt(u)`` for u in [0, 1]."""
+def _fit_below_one() -> list[float]:
+    """Fit a polynomial to ``erf(sqrt(u)) / sqrt(u)`` for u in [0, 1]; return its coefficients, highest degree first."""
     return _fit_polynomial(lambda u: math.erf(math.sqrt(u)) / math.sqrt(u) if u > 0 else 2 / math.sqrt(math.pi), 13, (0.0, 1.0))
 
 
 @lru_cache(maxsize=1)
-def _fit_large() -> list[float]:
-    """Coefficients, highest first, of ``exp(z*z) * erfc(z)`` in ``t = 1 / (z + 2)`` for z in [1, 6]."""
-    ends = (1 / (SATURATED + 2), 1 / 3)
+def _fit_complement() -> list[float]:
+    """Fit a polynomial in ``t = 1 / (z + 2)`` to ``exp(z*z) * erfc(z)`` for z in [1, 6]; return its coefficients."""
+    ends = (1 / (ERF_SATURATION + 2), 1 / 3)
     return _fit_polynomial(lambda t: math.exp((1 / t - 2) ** 2) * math.erfc(1 / t - 2), 15, ends)
 
 
 def _fit_polynomial(function: Any, degree: int, domain: tuple[float, float]) -> list[float]:
-    """Interpolate a function at the Chebyshev points of a domain; return the polynomial's coefficients, highest first."""
+    """Interpolate a function at the Chebyshev points of a domain; return the coefficients, highest degree first."""
     fit = Chebyshev.interpolate(np.vectorize(function, otypes=[np.float64]), degree, domain)
     coefficients = fit.convert(kind=Polynomial).coef[::-1]
     return [float(c) for c in coefficients]
 
 
-def _horner(coefficients: list[float], x: Array) -> Array:
+def _evaluate_polynomial(coefficients: list[float], x: Array) -> Array:
+    """Evaluate a polynomial by Horner's rule. ``coefficients`` begin with that of the highest degree."""
     total = x * coefficients[0]
     for coefficient in coefficients[1:-1]:
         total += coefficient
@@ -219,26 +221,26 @@ def _horner(coefficients: list[float], x: Array) -> Array:
     return total
 
 
-def erf(xp: Any, x: Array) -> Array:
-    """The error function of a float array, in its dtype, to about 1e-15.
+def compute_erf(xp: Any, x: Array) -> Array:
+    """Compute the error function of a float array in its dtype, with an error of about 1e-15.
 
-    Below 1, x times a polynomial in x squared; from 1 on, one minus a scaled complement. Both polynomials interpolate
-    the standard library's scalar function, so no coefficients are hard-coded.
+    For magnitudes below 1 it is x times a polynomial in x squared, and from 1 on it is 1 minus the complement. The polynomials
+    interpolate the standard library's scalar function, so no coefficients are hard-coded.
     """
     flat = x.reshape(-1)
     result = xp.empty_like(flat)
-    for start in range(0, len(flat), BLOCK):
-        block = slice(start, start + BLOCK)
-        result[block] = _erf(xp, flat[block].astype(np.float64))
+    for start in range(0, len(flat), ERF_BLOCK_ELEMENTS):
+        block = slice(start, start + ERF_BLOCK_ELEMENTS)
+        result[block] = _compute_erf(xp, flat[block].astype(np.float64))
     return result.reshape(x.shape)
 
 
-def _erf(xp: Any, x: Array) -> Array:
+def _compute_erf(xp: Any, x: Array) -> Array:
     z = xp.abs(x)
-    # Both formulas are computed for all elements, so each argument is clipped to the domain of its fit.
+    # Compute both formulas for all elements, with arguments clipped to the domains of the fits, and select afterwards.
     small = xp.minimum(z, 1.0)
-    near = small * _horner(_fit_small(), small * small)
-    large = xp.clip(z, 1.0, SATURATED)
-    far = 1.0 - xp.exp(-large * large) * _horner(_fit_large(), 1.0 / (large + 2.0))
-    # Beyond saturation the minimum is 1, and NaN stays NaN.
-    return xp.copysign(xp.where(z < 1.0, near, xp.where(z < SATURATED, far, xp.minimum(z, 1.0))), x)
+    near = small * _evaluate_polynomial(_fit_below_one(), small * small)
+    large = xp.clip(z, 1.0, ERF_SATURATION)
+    far = 1.0 - xp.exp(-large * large) * _evaluate_polynomial(_fit_complement(), 1.0 / (large + 2.0))
+    # From ERF_SATURATION on the minimum is 1. NaN stays NaN.
+    return xp.copysign(xp.where(z < 1.0, near, xp.where(z < ERF_SATURATION, far, xp.minimum(z, 1.0))), x)

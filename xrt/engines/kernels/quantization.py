@@ -1,4 +1,4 @@
-"""Casts, quantization, and quantized matrix products: exact in integers, or rounded once where the operator specifies it."""
+"""Casts, quantization, and products of quantized tensors, which are computed exactly before they are rounded."""
 
 from __future__ import annotations
 
@@ -15,56 +15,53 @@ if TYPE_CHECKING:
     from xrt.engines.kernels.table import NodeContext
 
 
-# ---------------------------------------------------------------------- conversions
-
 SATURABLE = frozenset({DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ})
+"""Types to which the attribute ``saturate`` of a conversion applies."""
 
 
 @ops("Cast")
-def cast(node: Node, env: NodeContext) -> Run:
+def cast(node: Node, ctx: NodeContext) -> Run:
     to = node.attr("to")
     dtype = DType.parse(_LEGACY.get(to, to.lower())) if isinstance(to, str) else DType.from_onnx(to)
     saturate, round_mode = bool(node.attr("saturate", 1)), node.attr("round_mode", "up")
-    return lambda x: env.xp.convert(x, dtype, saturate, round_mode)
+    return lambda x: ctx.xp.convert(x, dtype, saturate, round_mode)
 
 
 _LEGACY = {"FLOAT": "float32", "DOUBLE": "float64"}
-"""Type names before version 6 that differ from the lower case of DType's names."""
+"""Names of types before version 6 of Cast, as far as they differ from `DType`'s in more than case."""
 
 
 @ops("CastLike")
-def cast_like(node: Node, env: NodeContext) -> Run:
+def cast_like(node: Node, ctx: NodeContext) -> Run:
     saturate, round_mode = bool(node.attr("saturate", 1)), node.attr("round_mode", "up")
-    return lambda x, like: env.xp.convert(x, DType.of(like), saturate, round_mode)
+    return lambda x, like: ctx.xp.convert(x, DType.of(like), saturate, round_mode)
 
 
 @eager("BitCast")
-def bit_cast(node: Node, env: NodeContext) -> Run:
+def bit_cast(node: Node, ctx: NodeContext) -> Run:
     dtype = DType.from_onnx(node.attr("to")).numpy
-    return lambda x: env.xp.bit_cast(x, dtype)
-
-
-# ---------------------------------------------------------------------- scales
+    return lambda x: ctx.xp.bit_cast(x, dtype)
 
 
 def _quantize(xp: Any, ratio: Array, zero: Array | None, to: DType, saturate: bool) -> Array:
-    """Round to nearest (ties to even), add the zero point, and saturate to the type's range."""
+    """Round ``ratio`` (input / scale) to nearest, ties to even; add the zero point; clamp to the range of ``to``."""
     if not to.is_integer:
         shifted = ratio if zero is None else ratio + xp.astype(zero, ratio.dtype)
         return xp.convert(shifted, to, saturate)
     wide = xp.astype(xp.rint(ratio), np.float64) + (0 if zero is None else xp.astype(zero, np.float64))
-    integer_type = np.int32 if to.bits < 32 else np.int64  # vector units convert to int64 slowly or not at all
+    # Conversions to int64 are slow, because most CPUs cannot vectorize them.
+    integer_type = np.int32 if to.bits < 32 else np.int64
     return xp.astype(xp.astype(xp.clip(wide, *get_integer_limits(to)), integer_type), to.numpy)
 
 
 @ops("QuantizeLinear")
-def quantize_linear(node: Node, env: NodeContext) -> Run:
-    xp, axis, block = env.xp, node.attr("axis", 1), node.attr("block_size", 0)
+def quantize_linear(node: Node, ctx: NodeContext) -> Run:
+    xp, axis, block = ctx.xp, node.attr("axis", 1), node.attr("block_size", 0)
     saturate, output, precision = bool(node.attr("saturate", 1)), node.attr("output_dtype", 0), node.attr("precision", 0)
-    declared = env.input_dtype(2)
+    declared = ctx.input_dtype(2)
 
     def run(x: Array, scale: Array, zero: Array | None = None) -> Array:
-        # A library may hold a narrow type in a wider one, so that the declared type decides.
+        # A library may represent a narrow type by a wider one, so the declared type takes precedence over the array's.
         to = (declared or DType.of(zero)) if zero is not None else DType.from_onnx(output or DType.UINT8.onnx)
         dtype = DType.from_onnx(precision).numpy if precision else scale.dtype
         ratio = xp.astype(x, dtype) / xp.astype(broadcast_parameters(xp, scale, x, axis, block), dtype)
@@ -74,8 +71,8 @@ def quantize_linear(node: Node, env: NodeContext) -> Run:
 
 
 @ops("DequantizeLinear")
-def dequantize_linear(node: Node, env: NodeContext) -> Run:
-    xp, axis, block, output = env.xp, node.attr("axis", 1), node.attr("block_size", 0), node.attr("output_dtype", 0)
+def dequantize_linear(node: Node, ctx: NodeContext) -> Run:
+    xp, axis, block, output = ctx.xp, node.attr("axis", 1), node.attr("block_size", 0), node.attr("output_dtype", 0)
 
     def run(x: Array, scale: Array, zero: Array | None = None) -> Array:
         wide = xp.astype(x, np.float32)
@@ -88,13 +85,13 @@ def dequantize_linear(node: Node, env: NodeContext) -> Run:
 
 
 @ops("DynamicQuantizeLinear")
-def dynamic_quantize_linear(node: Node, env: NodeContext) -> Run:
-    """Compute scale and zero point from the tensor's range, extended to include zero."""
-    xp = env.xp
+def dynamic_quantize_linear(node: Node, ctx: NodeContext) -> Run:
+    """Quantize with a scale and zero point computed from the range of the tensor, which is extended to include zero."""
+    xp = ctx.xp
 
     def run(x: Array) -> tuple[Array, Array, Array]:
         low, high = xp.minimum(xp.min(x), 0), xp.maximum(xp.max(x), 0)
-        # A tensor of zeros has no range; every scale represents it.
+        # The range of a tensor of zeros is empty. Every nonzero scale represents it, so use that of range 1.
         scale = xp.asarray(xp.where(high != low, high - low, 1) / 255, dtype=np.float32)
         zero = xp.astype(xp.rint(xp.clip(-low / scale, 0, 255)), np.uint8)
         return _quantize(xp, x / scale, zero, DType.UINT8, True), scale, zero
@@ -102,60 +99,58 @@ def dynamic_quantize_linear(node: Node, env: NodeContext) -> Run:
     return run
 
 
-# ---------------------------------------------------------------------- products
+def _subtract_zero_point(xp: Any, x: Array, zero: Array | None, axis: int | None) -> Array:
+    """Subtract the zero point, in a type in which products are exact. A vector of zero points is along ``axis``."""
+    dtype = xp.product_dtype
+    wide = xp.astype(x, dtype)
+    return wide if zero is None else wide - xp.astype(align_to_axis(zero, axis, x.ndim), dtype)
 
 
-def _center(xp: Any, x: Array, zero: Array | None, axis: int | None) -> Array:
-    """Subtract the zero point, in a type in which products are exact; a vector of zero points is along the axis."""
-    exact = xp.exact
-    wide = xp.astype(x, exact)
-    return wide if zero is None else wide - xp.astype(align_to_axis(zero, axis, x.ndim), exact)
-
-
-def _int32(xp: Any, exact: Array) -> Array:
-    """Convert exact integers to int32 with wraparound, as int32 sums do."""
-    return xp.astype(xp.astype(exact, np.int64), np.int32)
+def _wrap_to_int32(xp: Any, integers: Array) -> Array:
+    """Convert integers of any dtype to int32. Those out of range wrap around, as sums of int32 do."""
+    return xp.astype(xp.astype(integers, np.int64), np.int32)
 
 
 @ops("MatMulInteger")
-def matmul_integer(node: Node, env: NodeContext) -> Run:
-    xp, matmul = env.xp, env.xp.matmul
+def matmul_integer(node: Node, ctx: NodeContext) -> Run:
+    xp, matmul = ctx.xp, ctx.xp.matmul
 
     def run(a: Array, b: Array, a_zero: Array | None = None, b_zero: Array | None = None) -> Array:
-        return _int32(xp, matmul(_center(xp, a, a_zero, -2), _center(xp, b, b_zero, -1)))
+        return _wrap_to_int32(xp, matmul(_subtract_zero_point(xp, a, a_zero, -2), _subtract_zero_point(xp, b, b_zero, -1)))
 
     return run
 
 
 @ops("ConvInteger")
-def conv_integer(node: Node, env: NodeContext) -> Run:
-    xp, convolve, group = env.xp, env.xp.convolve, node.attr("group", 1)
+def conv_integer(node: Node, ctx: NodeContext) -> Run:
+    xp, convolve, group = ctx.xp, ctx.xp.convolve, node.attr("group", 1)
 
     def run(x: Array, w: Array, x_zero: Array | None = None, w_zero: Array | None = None) -> Array:
-        wide = _center(xp, x, x_zero, None), _center(xp, w, w_zero, 0)
-        return _int32(xp, convolve(*wide, make_window(node, w.shape[2:]), group))
+        wide = _subtract_zero_point(xp, x, x_zero, None), _subtract_zero_point(xp, w, w_zero, 0)
+        return _wrap_to_int32(xp, convolve(*wide, make_window(node, w.shape[2:]), group))
 
     return run
 
 
 @ops("QLinearMatMul")
-def qlinear_matmul(node: Node, env: NodeContext) -> Run:
-    xp, matmul, declared = env.xp, env.xp.matmul, env.input_dtype(7)
+def qlinear_matmul(node: Node, ctx: NodeContext) -> Run:
+    xp, matmul, declared = ctx.xp, ctx.xp.matmul, ctx.input_dtype(7)
 
     def run(
         a: Array, a_scale: Array, a_zero: Array, b: Array, b_scale: Array, b_zero: Array, y_scale: Array, y_zero: Array
     ) -> Array:
-        exact = matmul(_center(xp, a, a_zero, -2), _center(xp, b, b_zero, -1))
+        # The parameters of `a` and of the result have one element per row (axis -2), those of `b` one per column.
+        exact = matmul(_subtract_zero_point(xp, a, a_zero, -2), _subtract_zero_point(xp, b, b_zero, -1))
         factor = align_to_axis(a_scale, -2, a.ndim) * align_to_axis(b_scale, -1, b.ndim) / align_to_axis(y_scale, -2, a.ndim)
         zero = align_to_axis(y_zero, -2, a.ndim)
-        return _quantize(xp, _int32(xp, exact) * xp.astype(factor, np.float64), zero, declared or DType.of(y_zero), True)
+        return _quantize(xp, _wrap_to_int32(xp, exact) * xp.astype(factor, np.float64), zero, declared or DType.of(y_zero), True)
 
     return run
 
 
 @ops("QLinearConv")
-def qlinear_conv(node: Node, env: NodeContext) -> Run:
-    xp, convolve, group, declared = env.xp, env.xp.convolve, node.attr("group", 1), env.input_dtype(7)
+def qlinear_conv(node: Node, ctx: NodeContext) -> Run:
+    xp, convolve, group, declared = ctx.xp, ctx.xp.convolve, node.attr("group", 1), ctx.input_dtype(7)
 
     def run(
         x: Array,
@@ -169,8 +164,8 @@ def qlinear_conv(node: Node, env: NodeContext) -> Run:
         bias: Array | None = None,
     ) -> Array:
         exact = convolve(
-            _center(xp, x, x_zero, None),
-            _center(xp, w, w_zero, 0),
+            _subtract_zero_point(xp, x, x_zero, None),
+            _subtract_zero_point(xp, w, w_zero, 0),
             make_window(node, w.shape[2:]),
             group,
         )

@@ -1,4 +1,4 @@
-"""Recurrent layers: RNN, GRU and LSTM, step by step over time."""
+"""Recurrent layers: RNN, GRU and LSTM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 Activation = Callable[[Array], Array]
 MakeAdvance = Callable[..., Advance]
-"""Makes the step of one direction: from activations, recurrent weights (hidden, gates * hidden), recurrent bias, peepholes."""
+"""``f(activations, weights, bias, *peepholes)`` makes the function of one time step, for one direction. The weights
+(hidden, gates * hidden) and the bias are the recurrent ones."""
 _ACTIVATIONS: Mapping[str, tuple[Callable[..., Array], Mapping[str, float]]] = {
     **{name.lower(): entry for name, entry in ACTIVATIONS.items() if entry[1].keys() <= {"alpha", "beta"}},
     "affine": (lambda xp, x, alpha, beta: alpha * x + beta, {"alpha": 1.0, "beta": 0.0}),
@@ -26,7 +27,7 @@ _ACTIVATIONS: Mapping[str, tuple[Callable[..., Array], Mapping[str, float]]] = {
 
 
 def _read_activations(node: Node, xp: Any, default: tuple[str, ...], directions: int) -> list[list[Activation]]:
-    """The activation functions of each direction; alphas and betas are assigned in order to the functions that use them."""
+    """List the functions of each direction. Alphas and betas are assigned in order to the functions that have the parameter."""
     names = [name.lower() for name in (node.attr("activations") or default * directions)]
     values = {name: iter(node.attr(f"activation_{name}") or ()) for name in ("alpha", "beta")}
 
@@ -45,21 +46,23 @@ def _make_clip(node: Node, xp: Any) -> Activation:
 
 
 class _Layer:
-    """The kernel of a layer: directions, layout, initial states and outputs are common, the time step is the operator's."""
+    """The kernel of a recurrent layer, except for the time step, which ``make_advance`` makes."""
 
-    def __init__(self, node: Node, env: NodeContext, default: tuple[str, ...], make_advance: MakeAdvance, n_states: int) -> None:
-        self.xp, self.make_advance, self.n_states = env.xp, make_advance, n_states
+    def __init__(self, node: Node, ctx: NodeContext, default: tuple[str, ...], make_advance: MakeAdvance, n_states: int) -> None:
+        self.xp = ctx.xp
+        self.make_advance = make_advance
+        self.n_states = n_states
         direction = node.attr("direction", "forward")
         self.backwards = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
-        self.functions = _read_activations(node, env.xp, default, len(self.backwards))
+        self.functions = _read_activations(node, ctx.xp, default, len(self.backwards))
         self.batch_first = bool(node.attr("layout", 0))
-        # The recurrent bias of the hidden gate is inside of the reset gate's product.
+        # A GRU multiplies the recurrent bias of its hidden gate by the reset gate, so it is not part of the input's term.
         self.adds_biases = node.op_type != "GRU"
 
     def __call__(
         self, x: Array, w: Array, r: Array, bias: Array | None = None, lengths: Array | None = None, *rest: Array | None
     ) -> tuple[Array, ...]:
-        """Run the layer; return Y and the last states. ``rest`` are the initial states, then the peepholes."""
+        """Compute Y and the last states. ``rest`` are the initial states, then the peepholes; None if absent."""
         xp, dtype, hidden = self.xp, x.dtype, r.shape[-1]
         initial = [*rest, *[None] * self.n_states][: self.n_states]
         x = widen(xp, xp.swapaxes(x, 0, 1) if self.batch_first else x)
@@ -68,11 +71,11 @@ class _Layer:
             input_bias, state_bias = (0, 0) if bias is None else xp.split(widen(xp, bias[d]), 2)
             gates = xp.matmul(x, xp.transpose(widen(xp, w[d]))) + (input_bias + state_bias if self.adds_biases else input_bias)
             states = tuple(self._read_state(s, d, x.shape[1], hidden, x.dtype) for s in initial)
-            if lengths is not None:  # the last states of an empty sequence are 0, as in ONNX Runtime and OpenVINO
+            if lengths is not None:  # an empty sequence ends with states of 0, as in ONNX Runtime and OpenVINO
                 states = tuple(xp.where((lengths > 0)[:, None], s, xp.zeros_like(s)) for s in states)
             extra = [None if peephole is None else widen(xp, peephole[d]) for peephole in rest[self.n_states :]]
             advance = self.make_advance(self.functions[d], xp.transpose(widen(xp, r[d])), state_bias, *extra)
-            results.append(xp.walk(gates, states, lengths, backwards, advance))
+            results.append(xp.scan_time(gates, states, lengths, backwards, advance))
         y = xp.stack([history for history, _ in results], axis=1)
         last = [xp.stack([states[i] for _, states in results]) for i in range(self.n_states)]
         if self.batch_first:
@@ -86,23 +89,26 @@ class _Layer:
 
 
 @ops("RNN")
-def rnn(node: Node, env: NodeContext) -> Run:
-    matmul, clip = env.xp.matmul, _make_clip(node, env.xp)
+def rnn(node: Node, ctx: NodeContext) -> Run:
+    matmul, clip = ctx.xp.matmul, _make_clip(node, ctx.xp)
 
     def make_advance(functions: Sequence[Activation], weights: Array, bias: Any) -> Advance:
         return lambda gates, states: (functions[0](clip(gates + matmul(states[0], weights))),)
 
-    return _Layer(node, env, ("Tanh",), make_advance, 1)
+    return _Layer(node, ctx, ("Tanh",), make_advance, 1)
 
 
 @ops("GRU")
-def gru(node: Node, env: NodeContext) -> Run:
-    """Gates: update, reset, hidden (z, r, h). ``linear_before_reset`` applies the reset gate to the product, not the state."""
-    xp, clip, after = env.xp, _make_clip(node, env.xp), bool(node.attr("linear_before_reset", 0))
+def gru(node: Node, ctx: NodeContext) -> Run:
+    """The gates are update, reset and hidden (z, r, h). With ``linear_before_reset`` the reset gate multiplies the product."""
+    xp = ctx.xp
+    clip = _make_clip(node, xp)
+    resets_product = bool(node.attr("linear_before_reset", 0))
 
     def make_advance(functions: Sequence[Activation], weights: Array, bias: Any) -> Advance:
-        (f, g), hidden = functions, weights.shape[0]
-        # Update and reset gate share one product; the hidden gate needs the result of the reset gate.
+        f, g = functions
+        hidden = weights.shape[0]
+        # One product for the update and reset gates. The hidden gate needs the result of the reset gate.
         zr_weights, h_weights = weights[:, : 2 * hidden], weights[:, 2 * hidden :]
         biases = (0, 0) if isinstance(bias, int) else (bias[: 2 * hidden], bias[2 * hidden :])
 
@@ -110,32 +116,37 @@ def gru(node: Node, env: NodeContext) -> Run:
             (h,) = states
             zr = f(clip(gates[:, : 2 * hidden] + xp.matmul(h, zr_weights) + biases[0]))
             z, reset = zr[:, :hidden], zr[:, hidden:]
-            inner = reset * (xp.matmul(h, h_weights) + biases[1]) if after else xp.matmul(reset * h, h_weights) + biases[1]
-            return ((1 - z) * g(clip(gates[:, 2 * hidden :] + inner)) + z * h,)
+            if resets_product:
+                recurrent = reset * (xp.matmul(h, h_weights) + biases[1])
+            else:
+                recurrent = xp.matmul(reset * h, h_weights) + biases[1]
+            return ((1 - z) * g(clip(gates[:, 2 * hidden :] + recurrent)) + z * h,)
 
         return advance
 
-    return _Layer(node, env, ("Sigmoid", "Tanh"), make_advance, 1)
+    return _Layer(node, ctx, ("Sigmoid", "Tanh"), make_advance, 1)
 
 
 @ops("LSTM")
-def lstm(node: Node, env: NodeContext) -> Run:
-    """Gates: input, output, forget, cell (i, o, f, c), with optional peepholes; ``input_forget`` couples i and f."""
-    xp, clip, coupled = env.xp, _make_clip(node, env.xp), bool(node.attr("input_forget", 0))
+def lstm(node: Node, ctx: NodeContext) -> Run:
+    """The gates are input, output, forget and cell (i, o, f, c). With ``input_forget`` f is 1 - i."""
+    xp = ctx.xp
+    clip = _make_clip(node, xp)
+    is_coupled = bool(node.attr("input_forget", 0))
 
     def make_advance(functions: Sequence[Activation], weights: Array, bias: Any, peepholes: Array | None = None) -> Advance:
-        f, g, to_output = functions
+        f, g, output_activation = functions
         pi, po, pf = (0, 0, 0) if peepholes is None else xp.split(peepholes, 3)
 
         def advance(gates: Array, states: States) -> States:
             h, c = states
             i, o, forget, cell = xp.split(gates + xp.matmul(h, weights), 4, axis=-1)
             i = f(clip(i + pi * c))
-            forget = 1 - i if coupled else f(clip(forget + pf * c))
+            forget = 1 - i if is_coupled else f(clip(forget + pf * c))
             c = forget * c + i * g(clip(cell))
-            # The output gate sees the new cell, the other gates the old one.
-            return f(clip(o + po * c)) * to_output(c), c
+            # The peephole of the output gate reads the new cell state, those of the other gates the old one.
+            return f(clip(o + po * c)) * output_activation(c), c
 
         return advance
 
-    return _Layer(node, env, ("Sigmoid", "Tanh", "Tanh"), make_advance, 2)
+    return _Layer(node, ctx, ("Sigmoid", "Tanh", "Tanh"), make_advance, 2)

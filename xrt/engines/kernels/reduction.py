@@ -1,4 +1,4 @@
-"""Reductions over axes, argmin and argmax, cumulative sums; normalizations and softmax."""
+"""Reductions, argmin and argmax, cumulative sums, normalizations and softmax."""
 
 from __future__ import annotations
 
@@ -18,101 +18,101 @@ if TYPE_CHECKING:
 
 
 Axes = tuple[int, ...] | None
-Reduce = Callable[[Any, Array, Axes, bool], Array]
-"""``f(namespace, tensor, axes, keep)``; None as axes means all, ``keep`` keeps reduced axes with extent 1."""
+ReduceFunction = Callable[[Any, Array, Axes, bool], Array]
+"""``f(namespace, tensor, axes, keepdims)``. None as ``axes`` means all axes."""
 
 
-def reduction(compute: Reduce) -> Factory:
-    """The factory of a reduction whose axes are an attribute or, in later versions, an optional input."""
+def make_reduction_factory(compute: ReduceFunction) -> Factory:
+    """Make the factory of a reduction. Its axes are an attribute or, in later versions, an optional input."""
 
-    def factory(node: Node, env: NodeContext) -> Run:
-        fixed_axes, keep, xp = node.attr("axes"), bool(node.attr("keepdims", 1)), env.xp
+    def factory(node: Node, ctx: NodeContext) -> Run:
+        fixed_axes, keepdims, xp = node.attr("axes"), bool(node.attr("keepdims", 1)), ctx.xp
         empty: Axes = () if node.attr("noop_with_empty_axes", 0) else None
 
         def run(x: Array, axes: Array | None = None) -> Array:
             reduced = fixed_axes if axes is None else axes.tolist()
-            return _reduce_widened(compute, xp, x, tuple(reduced) if reduced else empty, keep)
+            return _reduce_widened(compute, xp, x, tuple(reduced) if reduced else empty, keepdims)
 
         return run
 
     return factory
 
 
-def _reduce_widened(compute: Reduce, xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
-    """Reduce, in float32 for narrower floats; the result has the tensor's dtype."""
-    return xp.astype(compute(xp, widen(xp, x), axis, keep), x.dtype)
+def _reduce_widened(compute: ReduceFunction, xp: Any, x: Array, axis: Axes, keepdims: bool) -> Array:
+    """Call a reduction, with floats under 32 bits in float32, and convert the result to the dtype of ``x``."""
+    return xp.astype(compute(xp, widen(xp, x), axis, keepdims), x.dtype)
 
 
-def _mean(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
-    if not prod(x.shape) and xp.kind(x) == "f":  # NumPy warns about the mean of an empty array
-        return xp.sum(x, axis=axis, keepdims=keep) * nan
-    return xp.mean(x, axis=axis, keepdims=keep)
+def _mean(xp: Any, x: Array, axis: Axes, keepdims: bool) -> Array:
+    if not prod(x.shape) and xp.dtype_kind(x) == "f":  # NumPy warns about the mean of an empty array
+        return xp.sum(x, axis=axis, keepdims=keepdims) * nan
+    return xp.mean(x, axis=axis, keepdims=keepdims)
 
 
-def _least(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
+def _reduce_min(xp: Any, x: Array, axis: Axes, keepdims: bool) -> Array:
     if prod(x.shape):
-        return xp.min(x, axis=axis, keepdims=keep)
-    return xp.full(_get_reduced_shape(x.shape, axis, keep), xp.extreme(x.dtype, lowest=False), dtype=x.dtype)
+        return xp.min(x, axis=axis, keepdims=keepdims)
+    return xp.full(_get_reduced_shape(x.shape, axis, keepdims), xp.get_extreme_value(x.dtype, lowest=False), dtype=x.dtype)
 
 
-def greatest(xp: Any, x: Array, axis: Axes | int, keep: bool) -> Array:
-    """The maximum over axes; the lowest number if they are empty. CuPy has no ``initial``."""
+def reduce_max(xp: Any, x: Array, axis: Axes | int, keepdims: bool) -> Array:
+    """Compute the maximum over axes; the lowest number if there are no elements. (CuPy's max has no ``initial``.)"""
     if prod(x.shape):
-        return xp.max(x, axis=axis, keepdims=keep)
-    return xp.full(_get_reduced_shape(x.shape, axis, keep), xp.extreme(x.dtype, lowest=True), dtype=x.dtype)
+        return xp.max(x, axis=axis, keepdims=keepdims)
+    return xp.full(_get_reduced_shape(x.shape, axis, keepdims), xp.get_extreme_value(x.dtype, lowest=True), dtype=x.dtype)
 
 
-def _get_reduced_shape(shape: tuple[int, ...], axis: Axes | int, keep: bool) -> tuple[int, ...]:
-    """The shape after a reduction over ``axis``: one axis or several, None for all; negative ones count from the end."""
+def _get_reduced_shape(shape: tuple[int, ...], axis: Axes | int, keepdims: bool) -> tuple[int, ...]:
+    """Compute the shape of the result of a reduction. ``axis`` is one axis, several, or None for all."""
     axes = range(len(shape)) if axis is None else (axis,) if isinstance(axis, int) else axis
     positions = {i % len(shape) for i in axes}
-    return tuple(1 if i in positions else n for i, n in enumerate(shape) if keep or i not in positions)
+    return tuple(1 if i in positions else n for i, n in enumerate(shape) if keepdims or i not in positions)
 
 
-def _log_sum_exp(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
-    """Subtracts the maximum first, so that no exponential overflows."""
-    x = x if xp.kind(x) == "f" else xp.astype(x, np.float64)
-    top = greatest(xp, x, axis, True)
-    # Infinity less infinity would be NaN.
+def _log_sum_exp(xp: Any, x: Array, axis: Axes, keepdims: bool) -> Array:
+    """Compute log(sum(exp(x))). The maximum is subtracted first, so that no exponential overflows."""
+    x = x if xp.dtype_kind(x) == "f" else xp.astype(x, np.float64)
+    top = reduce_max(xp, x, axis, True)
+    # Do not subtract an infinite maximum, because infinity minus infinity is NaN.
     top = xp.where(xp.isfinite(top), top, 0)
     total = xp.log(xp.sum(xp.exp(x - top), axis=axis, keepdims=True)) + top
-    return total if keep else xp.squeeze(total, axis=tuple(range(x.ndim)) if axis is None else axis)
+    return total if keepdims else xp.squeeze(total, axis=tuple(range(x.ndim)) if axis is None else axis)
 
 
-REDUCTIONS: dict[str, Reduce] = {
-    "ReduceL1": lambda xp, x, axis, keep: xp.sum(xp.abs(x), axis=axis, keepdims=keep),
-    "ReduceL2": lambda xp, x, axis, keep: xp.sqrt(xp.sum(x * x, axis=axis, keepdims=keep)),
-    "ReduceLogSum": lambda xp, x, axis, keep: xp.log(xp.sum(x, axis=axis, keepdims=keep)),
+REDUCTIONS: dict[str, ReduceFunction] = {
+    "ReduceL1": lambda xp, x, axis, keepdims: xp.sum(xp.abs(x), axis=axis, keepdims=keepdims),
+    "ReduceL2": lambda xp, x, axis, keepdims: xp.sqrt(xp.sum(x * x, axis=axis, keepdims=keepdims)),
+    "ReduceLogSum": lambda xp, x, axis, keepdims: xp.log(xp.sum(x, axis=axis, keepdims=keepdims)),
     "ReduceLogSumExp": _log_sum_exp,
-    "ReduceMax": greatest,
+    "ReduceMax": reduce_max,
     "ReduceMean": _mean,
-    "ReduceMin": _least,
-    "ReduceProd": lambda xp, x, axis, keep: xp.prod(x, axis=axis, keepdims=keep),
-    "ReduceSum": lambda xp, x, axis, keep: xp.sum(x, axis=axis, keepdims=keep),
-    "ReduceSumSquare": lambda xp, x, axis, keep: xp.sum(x * x, axis=axis, keepdims=keep),
+    "ReduceMin": _reduce_min,
+    "ReduceProd": lambda xp, x, axis, keepdims: xp.prod(x, axis=axis, keepdims=keepdims),
+    "ReduceSum": lambda xp, x, axis, keepdims: xp.sum(x, axis=axis, keepdims=keepdims),
+    "ReduceSumSquare": lambda xp, x, axis, keepdims: xp.sum(x * x, axis=axis, keepdims=keepdims),
 }
 for _op, _compute in REDUCTIONS.items():
-    ops(_op, host=(1,))(reduction(_compute))
+    ops(_op, host=(1,))(make_reduction_factory(_compute))
 
 
 @ops("ArgMax", "ArgMin")
-def arg_extreme(node: Node, env: NodeContext) -> Run:
-    xp, axis, keep = env.xp, node.attr("axis", 0), bool(node.attr("keepdims", 1))
+def arg_max_or_min(node: Node, ctx: NodeContext) -> Run:
+    xp, axis, keepdims = ctx.xp, node.attr("axis", 0), bool(node.attr("keepdims", 1))
     find = xp.argmax if node.op_type == "ArgMax" else xp.argmin
     last = bool(node.attr("select_last_index", 0))
 
     def run(x: Array) -> Array:
         if not last:
-            return xp.astype(find(x, axis=axis, keepdims=keep), np.int64)
+            return xp.astype(find(x, axis=axis, keepdims=keepdims), np.int64)
         # The last of equal elements is the first one of the flipped axis.
-        return x.shape[axis] - 1 - xp.astype(find(xp.flip(x, axis), axis=axis, keepdims=keep), np.int64)
+        return x.shape[axis] - 1 - xp.astype(find(xp.flip(x, axis), axis=axis, keepdims=keepdims), np.int64)
 
     return run
 
 
 @ops("CumSum", "CumProd", host=(1,))
-def cumulative(node: Node, env: NodeContext) -> Run:
-    xp = env.xp
+def cumulative(node: Node, ctx: NodeContext) -> Run:
+    xp = ctx.xp
     accumulate, neutral = (xp.cumsum, 0) if node.op_type == "CumSum" else (xp.cumprod, 1)
     exclusive, reverse = node.attr("exclusive", 0), node.attr("reverse", 0)
 
@@ -121,7 +121,7 @@ def cumulative(node: Node, env: NodeContext) -> Run:
         x = xp.flip(x, along) if reverse else x
         total = xp.astype(accumulate(x, axis=along, dtype=np.float32 if x.dtype in xp.narrow else x.dtype), x.dtype)
         if exclusive:
-            # Shifted by one, so that no element is part of its own sum or product.
+            # Shift by one element, so that no element is part of its own sum or product.
             first = xp.full((*x.shape[:along], 1, *x.shape[along + 1 :]), neutral, dtype=x.dtype)
             rest = total[(slice(None),) * along + (slice(None, -1),)]
             total = xp.concatenate([first, rest], axis=along) if x.shape[along] else total
@@ -131,23 +131,20 @@ def cumulative(node: Node, env: NodeContext) -> Run:
 
 
 def _per_channel(v: Array, x: Array) -> Array:
-    """Reshape a vector to broadcast along axis 1 of the tensor; other parameters (one per element) are unchanged."""
+    """Reshape a vector ``v`` to broadcast along axis 1 of ``x``. Other parameters have one value per element: unchanged."""
     return v.reshape(-1, *(1,) * (x.ndim - 2)) if v.ndim == 1 else v
 
 
 def _standardize(xp: Any, x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
-    """Standardize over the axes; return the result, the mean, and the inverse standard deviation."""
+    """Scale to zero mean and unit variance over the axes; return the result, the mean and the inverse standard deviation."""
     mean = xp.mean(x, axis=axes, keepdims=True)
     centred = x - mean
     inverse = 1 / xp.sqrt(xp.mean(centred * centred, axis=axes, keepdims=True) + epsilon)
     return centred * inverse, mean, inverse
 
 
-# ---------------------------------------------------------------------- over the batch
-
-
 def _normalize_batch(xp: Any, x: Array, scale: Array, bias: Array, mean: Array, var: Array, epsilon: float) -> Array:
-    """Normalize with mean and variance per channel, then scale and shift."""
+    """Normalize ``x`` by the mean and variance per channel, then apply scale and bias."""
     factor = widen(xp, scale) / xp.sqrt(widen(xp, var) + epsilon)
     y = widen(xp, x) * _per_channel(factor, x)
     y += _per_channel(widen(xp, bias) - widen(xp, mean) * factor, x)
@@ -155,24 +152,24 @@ def _normalize_batch(xp: Any, x: Array, scale: Array, bias: Array, mean: Array, 
 
 
 def _compute_statistics(xp: Any, x: Array, running: Array) -> tuple[Array, Array]:
-    """Mean and population variance over the batch, one for each element of the running mean.
+    """Compute the mean and the population variance over the batch, of the shape of the running mean.
 
-    That is one per channel, or before version 9 with ``spatial=0`` one per element of a sample.
+    There is one per channel, or before version 9, with ``spatial=0``, one per element of a sample.
     """
     axes = (0, *range(1 + running.ndim, x.ndim))
     return xp.mean(widen(xp, x), axis=axes), xp.var(widen(xp, x), axis=axes)
 
 
 def _update_running(xp: Any, old: Array, new: Array, momentum: float) -> Array:
-    """Update the running mean of a statistic."""
+    """Update the running average of a statistic with its value in this batch."""
     return xp.astype(widen(xp, old) * momentum + new * (1 - momentum), old.dtype)
 
 
 @ops("BatchNormalization", since=14, train=True)
 @ops("BatchNormalization", until=13)
-def batch_normalization(node: Node, env: NodeContext) -> Run:
-    """Training mode is requested by an attribute since version 14, by several outputs from 7 to 13, by ``is_test=0`` up to 6."""
-    xp, version, epsilon, momentum = env.xp, env.version, node.attr("epsilon", 1e-5), node.attr("momentum", 0.9)
+def batch_normalization(node: Node, ctx: NodeContext) -> Run:
+    """It trains by ``training_mode`` (since version 14), if it has several outputs (7 to 13), or by ``is_test=0`` (up to 6)."""
+    xp, version, epsilon, momentum = ctx.xp, ctx.version, node.attr("epsilon", 1e-5), node.attr("momentum", 0.9)
     if version >= 14:
         training = bool(node.attr("training_mode", 0))
     else:
@@ -182,21 +179,18 @@ def batch_normalization(node: Node, env: NodeContext) -> Run:
         return _normalize_batch(xp, x, scale, bias, mean, var, epsilon)
 
     def train(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> tuple[Array, ...]:
-        now, spread = _compute_statistics(xp, x, mean)
-        y = _normalize_batch(xp, x, scale, bias, now, spread, epsilon)
-        # Up to version 13 the statistics of the batch are outputs too.
-        saved = (xp.astype(now, mean.dtype), xp.astype(spread, var.dtype)) if version < 14 else ()
-        return y, _update_running(xp, mean, now, momentum), _update_running(xp, var, spread, momentum), *saved
+        batch_mean, batch_var = _compute_statistics(xp, x, mean)
+        y = _normalize_batch(xp, x, scale, bias, batch_mean, batch_var, epsilon)
+        # Up to version 13 the statistics of the batch are also outputs.
+        saved = (xp.astype(batch_mean, mean.dtype), xp.astype(batch_var, var.dtype)) if version < 14 else ()
+        return y, _update_running(xp, mean, batch_mean, momentum), _update_running(xp, var, batch_var, momentum), *saved
 
     return train if training else infer
 
 
-# ---------------------------------------------------------------------- over the elements of one sample
-
-
 @ops("InstanceNormalization")
-def instance_normalization(node: Node, env: NodeContext) -> Run:
-    xp, epsilon = env.xp, node.attr("epsilon", 1e-5)
+def instance_normalization(node: Node, ctx: NodeContext) -> Run:
+    xp, epsilon = ctx.xp, node.attr("epsilon", 1e-5)
 
     def run(x: Array, scale: Array, bias: Array) -> Array:
         y, _, _ = _standardize(xp, x, tuple(range(2, x.ndim)), epsilon)
@@ -206,34 +200,34 @@ def instance_normalization(node: Node, env: NodeContext) -> Run:
 
 
 @ops("GroupNormalization")
-def group_normalization(node: Node, env: NodeContext) -> Run:
-    """One scale and bias per group before version 21, per channel since then."""
-    xp, epsilon, groups = env.xp, node.attr("epsilon", 1e-5), node.attr("num_groups")
+def group_normalization(node: Node, ctx: NodeContext) -> Run:
+    """There is one scale and bias per group before version 21, and one per channel since then."""
+    xp, epsilon, groups = ctx.xp, node.attr("epsilon", 1e-5), node.attr("num_groups")
 
     def run(x: Array, scale: Array, bias: Array) -> Array:
         parts = x.reshape(len(x), groups, -1)
         y = _standardize(xp, parts, (2,), epsilon)[0].reshape(x.shape)
-        # One scale per group or per channel: repeated to one per channel in both cases.
-        each = x.shape[1] // len(scale)
-        return y * _per_channel(xp.repeat(scale, each), x) + _per_channel(xp.repeat(bias, each), x)
+        # Repeat those per group to one per channel.
+        repeats = x.shape[1] // len(scale)
+        return y * _per_channel(xp.repeat(scale, repeats), x) + _per_channel(xp.repeat(bias, repeats), x)
 
     return round_once(xp, run)
 
 
 def _cast_to_stash(xp: Any, node: Node, x: Array) -> Array:
-    """Cast the tensor to the type in which the node computes its statistics."""
+    """Cast ``x`` to the type of the attribute ``stash_type``, in which the node computes its statistics."""
     dtype = DType.from_onnx(node.attr("stash_type", DType.FLOAT32.onnx)).numpy
     return xp.astype(x, dtype)
 
 
 @ops("LayerNormalization")
-def layer_normalization(node: Node, env: NodeContext) -> Run:
-    xp, epsilon, axis = env.xp, node.attr("epsilon", 1e-5), node.attr("axis", -1)
+def layer_normalization(node: Node, ctx: NodeContext) -> Run:
+    xp, epsilon, axis = ctx.xp, node.attr("epsilon", 1e-5), node.attr("axis", -1)
 
     def run(x: Array, scale: Array, bias: Array | None = None) -> tuple[Array, Array, Array]:
         axes = tuple(range(axis % x.ndim, x.ndim))
         y, mean, inverse = _standardize(xp, _cast_to_stash(xp, node, x), axes, epsilon)
-        # The operator's function body rounds to the tensor's type before it scales.
+        # ONNX's definition rounds to the type of the input before it applies scale and bias.
         y = widen(xp, xp.astype(y, x.dtype)) * widen(xp, scale)
         y = y if bias is None else y + widen(xp, bias)
         return xp.astype(y, x.dtype), mean, inverse
@@ -242,8 +236,8 @@ def layer_normalization(node: Node, env: NodeContext) -> Run:
 
 
 @ops("RMSNormalization")
-def rms_normalization(node: Node, env: NodeContext) -> Run:
-    xp, epsilon, axis = env.xp, node.attr("epsilon", 1e-5), node.attr("axis", -1)
+def rms_normalization(node: Node, ctx: NodeContext) -> Run:
+    xp, epsilon, axis = ctx.xp, node.attr("epsilon", 1e-5), node.attr("axis", -1)
 
     def run(x: Array, scale: Array) -> Array:
         wide = _cast_to_stash(xp, node, x)
@@ -255,15 +249,15 @@ def rms_normalization(node: Node, env: NodeContext) -> Run:
 
 
 @ops("MeanVarianceNormalization")
-def mean_variance_normalization(node: Node, env: NodeContext) -> Run:
+def mean_variance_normalization(node: Node, ctx: NodeContext) -> Run:
     axes = node.attr("axes", (0, 2, 3))
-    return round_once(env.xp, lambda x: _standardize(env.xp, x, tuple(axes), 1e-9)[0])
+    return round_once(ctx.xp, lambda x: _standardize(ctx.xp, x, tuple(axes), 1e-9)[0])
 
 
 @ops("LpNormalization")
-def lp_normalization(node: Node, env: NodeContext) -> Run:
-    """A zero vector stays zero."""
-    xp, axis, p = env.xp, node.attr("axis", -1), node.attr("p", 2)
+def lp_normalization(node: Node, ctx: NodeContext) -> Run:
+    """Divide by the norm along an axis. A zero vector stays zero."""
+    xp, axis, p = ctx.xp, node.attr("axis", -1), node.attr("p", 2)
 
     def run(x: Array) -> Array:
         norm = xp.sum(xp.abs(x) ** p, axis=axis, keepdims=True) ** (1 / p)
@@ -273,11 +267,11 @@ def lp_normalization(node: Node, env: NodeContext) -> Run:
 
 
 @ops("LRN")
-def lrn(node: Node, env: NodeContext) -> Run:
+def lrn(node: Node, ctx: NodeContext) -> Run:
     """Divide by a power of the sum of squares over neighboring channels."""
-    xp, size = env.xp, node.attr("size")
+    xp, size = ctx.xp, node.attr("size")
     alpha, beta, bias = node.attr("alpha", 1e-4), node.attr("beta", 0.75), node.attr("bias", 1.0)
-    # With an even size, one channel more comes after the element than before it.
+    # With an even size, the window has one more channel after the element than before it.
     before = (size - 1) // 2
 
     def run(x: Array) -> Array:
@@ -291,58 +285,57 @@ def lrn(node: Node, env: NodeContext) -> Run:
     return round_once(xp, run)
 
 
-Along = Callable[[Any, Array, int], Array]
+AlongAxis = Callable[[Any, Array, int], Array]
 """``f(namespace, tensor, axis)``."""
 
 
 def softmax(xp: Any, x: Array, axis: int) -> Array:
-    """Exponentials along an axis divided by their sum; the maximum is subtracted first to avoid overflow.
-
-    Each step is rounded to the tensor's type, as in the function body that defines the operator.
-    """
+    """Compute softmax along an axis. Each step is rounded to the type of the tensor, as in ONNX's definition."""
     powers = xp.exp(xp.subtract_max(x, axis))
     powers /= xp.astype(xp.sum(widen(xp, powers), axis=axis, keepdims=True), x.dtype)
     return powers
 
 
 def log_softmax(xp: Any, x: Array, axis: int) -> Array:
-    """The logarithm of `softmax` without the division; narrow floats are rounded once."""
+    """Compute the logarithm of `softmax`, without its division. Floats under 32 bits are computed in float32."""
     shifted = xp.subtract_max(widen(xp, x), axis)
     return xp.astype(shifted - xp.log(xp.sum(xp.exp(shifted), axis=axis, keepdims=True)), x.dtype)
 
 
 def hardmax(xp: Any, x: Array, axis: int) -> Array:
-    """One at the first maximum along the axis, zero elsewhere."""
+    """Return ones at the first maximum along the axis, and zeros elsewhere."""
     first = xp.expand_dims(xp.argmax(x, axis=axis), axis)
-    places = xp.arange(x.shape[axis]).reshape(-1, *(1,) * (x.ndim - 1 - axis % x.ndim))
-    return xp.astype(places == first, x.dtype)
+    indices = xp.arange(x.shape[axis]).reshape(-1, *(1,) * (x.ndim - 1 - axis % x.ndim))
+    return xp.astype(indices == first, x.dtype)
 
 
-def along_axis(compute: Along) -> Factory:
-    def factory(node: Node, env: NodeContext) -> Run:
+def make_axis_factory(compute: AlongAxis) -> Factory:
+    """Make the factory of a kernel that computes along the attribute ``axis``."""
+
+    def factory(node: Node, ctx: NodeContext) -> Run:
         axis = node.attr("axis", -1)
-        return lambda x: compute(env.xp, x, axis)
+        return lambda x: compute(ctx.xp, x, axis)
 
     return factory
 
 
-def flatten_axes(compute: Along) -> Factory:
-    """Before version 13, the axes from ``axis`` on are flattened to one."""
+def make_flattening_factory(compute: AlongAxis) -> Factory:
+    """Make the factory of a kernel that flattens the axes from ``axis`` on to one, as Softmax does before version 13."""
 
-    def factory(node: Node, env: NodeContext) -> Run:
+    def factory(node: Node, ctx: NodeContext) -> Run:
         axis = node.attr("axis", 1)
 
         def run(x: Array) -> Array:
             # Not a remainder: an axis equal to the rank is valid.
             start = axis + x.ndim if axis < 0 else axis
             rows = x.reshape(prod(x.shape[:start]), prod(x.shape[start:]))
-            return compute(env.xp, rows, -1).reshape(x.shape)
+            return compute(ctx.xp, rows, -1).reshape(x.shape)
 
         return run
 
     return factory
 
 
-for _op, _along in {"Softmax": softmax, "LogSoftmax": log_softmax, "Hardmax": hardmax}.items():
-    ops(_op, since=13)(along_axis(_along))
-    ops(_op, until=12)(flatten_axes(_along))
+for _op, _compute_along in {"Softmax": softmax, "LogSoftmax": log_softmax, "Hardmax": hardmax}.items():
+    ops(_op, since=13)(make_axis_factory(_compute_along))
+    ops(_op, until=12)(make_flattening_factory(_compute_along))

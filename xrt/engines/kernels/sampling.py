@@ -1,4 +1,4 @@
-"""Interpolation: Resize, GridSample, deformable convolution, pooling over regions of interest; and non-maximum suppression."""
+"""Operators that interpolate (Resize, GridSample, deformable convolution, RoiAlign), MaxRoiPool and NonMaxSuppression."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.kernels.arrays import along
+from xrt.engines.kernels.arrays import reshape_along_axis
 from xrt.engines.kernels.table import Array, Run, eager, ops
-from xrt.engines.kernels.windows import cut_bins
+from xrt.engines.kernels.windows import split_into_bins
 
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import NodeContext
     from xrt.graph import Node
 
-# ---------------------------------------------------------------------- how elements are made
+# ---------------------------------------------------------------------- interpolation filters
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The attributes of a Resize, or their equivalent for other operators."""
+    """How to interpolate: the attributes of a Resize, or their equivalents for other operators."""
 
     mode: str = "nearest"
     nearest: str = "round_prefer_floor"
@@ -34,13 +34,13 @@ class Sampling:
     extrapolation: float = 0.0
 
     @property
-    def reach(self) -> int:
-        """Number of source elements on each side of a position."""
+    def radius(self) -> int:
+        """Number of source elements that are read on each side of a position."""
         return 2 if self.mode == "cubic" else 1
 
     @property
-    def crops(self) -> bool:
-        """Whether positions outside the source use the extrapolation value."""
+    def extrapolates(self) -> bool:
+        """Whether new elements whose position is outside the source have the value ``extrapolation``."""
         return self.coordinates == "tf_crop_and_resize"
 
 
@@ -57,13 +57,13 @@ def read_sampling(node: Node) -> Sampling:
     )
 
 
-def read_rounding(node: Node) -> Sampling:
-    """The sampling of Upsample and Resize 10: divide by the scale and round down."""
+def read_legacy_sampling(node: Node) -> Sampling:
+    """Read the attributes of an Upsample or a Resize of version 10, which divides indices by the scale and rounds down."""
     return Sampling("linear" if "linear" in node.attr("mode", "nearest") else "nearest", "floor", "asymmetric")
 
 
-def weight(xp: Any, distance: Array, sampling: Sampling) -> Array:
-    """The weight of an element at a distance: a triangle, or the cubic convolution of Keys (1981)."""
+def filter_weights(xp: Any, distance: Array, sampling: Sampling) -> Array:
+    """Compute the weights of elements at a distance: a triangle for linear, the cubic convolution of Keys (1981) for cubic."""
     d = xp.abs(distance)
     if sampling.mode == "linear":
         return xp.maximum(1 - d, 0)
@@ -78,92 +78,97 @@ def weight(xp: Any, distance: Array, sampling: Sampling) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis to resize."""
+    """An axis that a Resize resizes."""
 
     index: int
     extent: int
     target: int
-    """The new extent."""
+    """The extent of the result."""
     scale: float
     start: float = 0.0
     end: float = 1.0
-    """The sampled range as fractions of the axis; (0, 1) except for ``tf_crop_and_resize``."""
+    """The range that is sampled, as fractions of the axis: (0, 1) except for ``tf_crop_and_resize``."""
 
     @property
     def width(self) -> float:
-        """The new extent before rounding."""
+        """The extent of the result before it is rounded."""
         return self.extent * self.scale
 
     @property
-    def stays(self) -> bool:
-        """Whether resizing leaves this axis unchanged."""
+    def is_unchanged(self) -> bool:
+        """Whether the result is equal to the source along this axis."""
         return self.target == self.extent and self.scale == 1 and (self.start, self.end) == (0, 1)
 
-    def places(self, xp: Any, coordinates: str) -> Array:
-        """Source position of each new element, in float64."""
+    def compute_positions(self, xp: Any, coordinates: str) -> Array:
+        """Compute the position in the source of each new element, in float64. The source elements are at 0, 1, ..."""
         i = xp.arange(self.target, dtype=np.float64)
         if coordinates == "asymmetric":
             return i / self.scale
         if coordinates == "align_corners":
-            # A single new element is at the first one.
+            # A single new element is at the first source element.
             return i * ((self.extent - 1) / (self.width - 1)) if self.width != 1 else 0 * i
         if coordinates == "tf_crop_and_resize":
             span, first = (self.end - self.start) * (self.extent - 1), self.start * (self.extent - 1)
             return first + (i * span / (self.width - 1) if self.width != 1 else 0 * i + span / 2)
-        # half_pixel; the remaining modes modify it.
+        # half_pixel. The other modes are variants of it.
         centred = (i + 0.5) / self.scale - 0.5
         if coordinates == "pytorch_half_pixel" and self.width == 1:
             return 0 * i - 0.5
         if coordinates == "half_pixel_symmetric":
-            # The new extent is rounded down; this keeps both ends at equal distances.
+            # The new extent is rounded down. Shift the elements, so that both ends have equal margins.
             return centred + self.extent / 2 * (1 - self.target / self.width)
         return centred
 
-    def outside(self, xp: Any, coordinates: str) -> Array:
-        """Mask of the new elements whose source position is outside."""
-        places = self.places(xp, coordinates)
-        return (places < 0) | (places > self.extent - 1)
+    def find_outside(self, xp: Any, coordinates: str) -> Array:
+        """Make a mask of the new elements whose position is outside the source."""
+        positions = self.compute_positions(xp, coordinates)
+        return (positions < 0) | (positions > self.extent - 1)
 
 
-def taps(xp: Any, axis: Axis, sampling: Sampling) -> tuple[Array, Array]:
-    """Indices [new, taps] of the source elements of each new element, and their weights."""
-    places = axis.places(xp, sampling.coordinates)
+def compute_taps(xp: Any, axis: Axis, sampling: Sampling) -> tuple[Array, Array]:
+    """Compute which source elements each new element of an axis is the weighted sum of.
+
+    Return their indices and weights, both [new elements, source elements per new element].
+    """
+    positions = axis.compute_positions(xp, sampling.coordinates)
     if sampling.mode == "nearest":
-        indices = _round_places(xp, places, sampling.nearest)[:, None]
+        indices = _round_positions(xp, positions, sampling.nearest)[:, None]
         return xp.astype(xp.clip(indices, 0, axis.extent - 1), np.int64), xp.ones(indices.shape)
     shrink = min(axis.scale, 1.0) if sampling.antialias else 1.0
-    # With antialias the filter widens by the inverse of the scale when shrinking.
-    reach = ceil(sampling.reach / shrink)
-    indices = xp.floor(places)[:, None] + xp.arange(1 - reach, reach + 1)
-    weights = weight(xp, (indices - places[:, None]) * shrink, sampling)
+    # With antialias, an axis that shrinks has a filter that is wider by the inverse of the scale.
+    radius = ceil(sampling.radius / shrink)
+    indices = xp.floor(positions)[:, None] + xp.arange(1 - radius, radius + 1)
+    weights = filter_weights(xp, (indices - positions[:, None]) * shrink, sampling)
     if sampling.exclude_outside:
         weights = weights * ((indices >= 0) & (indices < axis.extent))
-    # Excluded taps and the widened filter change the sum of weights, which must be 1.
+    # The sum of the weights must be 1. Excluded elements and a wider filter have changed it.
     if sampling.exclude_outside or sampling.antialias:
         weights = weights / xp.sum(weights, axis=1, keepdims=True)
     return xp.astype(xp.clip(indices, 0, axis.extent - 1), np.int64), weights
 
 
-def _round_places(xp: Any, places: Array, rounding: str) -> Array:
+def _round_positions(xp: Any, positions: Array, rounding: str) -> Array:
     if rounding.startswith("round"):
-        # Halves are rounded down or up, where `rint` would round them to even.
-        return xp.ceil(places - 0.5) if rounding == "round_prefer_floor" else xp.floor(places + 0.5)
-    return xp.floor(places) if rounding == "floor" else xp.ceil(places)
+        # Halves are rounded down or up. `rint` would round them to even.
+        return xp.ceil(positions - 0.5) if rounding == "round_prefer_floor" else xp.floor(positions + 0.5)
+    return xp.floor(positions) if rounding == "floor" else xp.ceil(positions)
 
 
-# ---------------------------------------------------------------------- how large
+# ---------------------------------------------------------------------- output sizes of a Resize
 
 
-def find_axes(
+def make_axes(
     node: Node, shape: Sequence[int], roi: Sequence[float], scales: Sequence[float], sizes: Sequence[int]
 ) -> list[Axis]:
-    """The axes that a Resize or Upsample resizes, from the values of its inputs: lists, empty for an absent input.
+    """List the axes that a Resize or Upsample resizes. ``roi``, ``scales`` and ``sizes`` are its inputs; absent ones are empty.
 
-    Sizes take precedence over scales, by which extents are rounded down; raises ValueError if both are absent.
+    ``shape`` is that of the source. Sizes take precedence over scales, which give sizes that are rounded down. Raises ValueError
+    if both are absent.
     """
     fixed_axes = node.attr("axes")
     indices = range(len(shape)) if fixed_axes is None else [axis % len(shape) for axis in fixed_axes]
-    extents, n = [shape[i] for i in indices], len(indices)
+    extents = [shape[i] for i in indices]
+    n = len(indices)
     starts, ends = (roi[:n], roi[n:]) if roi else ([0.0] * n, [1.0] * n)
     if sizes:
         scales = [size / extent for size, extent in zip(sizes, extents, strict=True)]
@@ -182,62 +187,65 @@ def find_axes(
 # ---------------------------------------------------------------------- GridSample
 
 LEGACY_MODES = {"bilinear": "linear", "bicubic": "cubic"}
-"""Names of the modes in version 16."""
+"""GridSample's names of modes in version 16, and the names since then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The attributes of a GridSample."""
+    """How to sample at positions of a grid: the attributes of a GridSample."""
 
     sampling: Sampling
     padding: str
     corners: bool
-    """Whether -1 and 1 are the centers of the outer elements; otherwise their borders."""
+    """Whether the positions -1 and 1 are the centers of the outermost elements; otherwise they are their outer borders."""
     is_absolute: bool = False
-    """Whether positions are indices of elements already."""
+    """Whether positions of the grid are element indices instead of numbers from -1 to 1."""
 
-    def places(self, grid: Array, extent: int) -> Array:
-        """Convert positions from [-1, 1] to element indices."""
+    def to_element_positions(self, grid: Array, extent: int) -> Array:
+        """Convert positions of the grid to element indices, which may be fractions."""
         if self.is_absolute:
             return grid
         return (grid + 1) / 2 * (extent - 1) if self.corners else ((grid + 1) * extent - 1) / 2
 
-    def within(self, xp: Any, places: Array, extent: int) -> Array:
-        """Map positions beyond the ends by the padding mode: clamp, reflect, or leave them for zeros.
+    def map_into_range(self, xp: Any, positions: Array, extent: int) -> Array:
+        """Map positions outside the tensor into it as the padding mode requires: clamp or reflect them.
 
-        NaN reads the first element except with zeros: ONNX does not define it, and PyTorch does this.
+        With zeros they are unchanged, because `_sample_at` gives them the weight 0. With the other modes NaN becomes 0: ONNX does
+        not define its result, and PyTorch reads the first element.
         """
         if self.padding == "zeros":
-            return places
-        moved = xp.clip(places, 0, extent - 1) if self.padding == "border" else self._reflect(xp, places, extent)
+            return positions
+        moved = xp.clip(positions, 0, extent - 1) if self.padding == "border" else self._reflect(xp, positions, extent)
         return xp.where(xp.isnan(moved), 0.0, moved)
 
-    def _reflect(self, xp: Any, places: Array, extent: int) -> Array:
+    def _reflect(self, xp: Any, positions: Array, extent: int) -> Array:
+        """Reflect positions at the ends of the tensor, repeatedly if necessary."""
         low, span = (0.0, extent - 1.0) if self.corners else (-0.5, float(extent))
-        # Both ends are the centre of one element, which all positions read.
+        # With a single element both ends are its centre.
         if span == 0:
-            return xp.zeros_like(places)
-        distance = xp.mod(places - low, 2 * span)
+            return xp.zeros_like(positions)
+        distance = xp.mod(positions - low, 2 * span)
         reflected = low + xp.minimum(distance, 2 * span - distance)
-        return xp.where((places < low) | (places > low + span), reflected, places)
+        return xp.where((positions < low) | (positions > low + span), reflected, positions)
 
-    def taps(self, xp: Any, grid: Array, extent: int) -> list[tuple[Array, Array]]:
-        """Neighbors of each position along one axis, with their weights.
+    def compute_taps(self, xp: Any, grid: Array, extent: int) -> list[tuple[Array, Array]]:
+        """List (indices, weights) of the elements that each position is the weighted sum of, along one axis.
 
-        A cubic position outside is not moved here; `_sample_at` pads each of its taps instead. Moving it first would give
-        other weights.
+        The indices are floats and may be outside the tensor. A cubic position outside is not mapped into it, because that would
+        change the weights: `_sample_at` maps each index instead.
         """
-        places = xp.astype(self.places(grid, extent), np.float64)
+        positions = xp.astype(self.to_element_positions(grid, extent), np.float64)
         if self.sampling.mode == "nearest":
-            nearest = self.within(xp, xp.rint(places), extent)
+            nearest = self.map_into_range(xp, xp.rint(positions), extent)
             return [(nearest, xp.ones_like(nearest))]
         if self.sampling.mode != "cubic":
-            places = self.within(xp, places, extent)  # equivalent to moving the taps, and correct for infinities
-        first, reach = xp.floor(places), self.sampling.reach
-        part = places - first
-        offsets = range(1 - reach, reach + 1)
-        weights = [xp.where(xp.isnan(part), nan, weight(xp, offset - part, self.sampling)) for offset in offsets]
-        return [(first + offset, factor) for offset, factor in zip(offsets, weights, strict=True)]
+            # Equivalent to mapping each index, but also correct for infinities.
+            positions = self.map_into_range(xp, positions, extent)
+        first, radius = xp.floor(positions), self.sampling.radius
+        fraction = positions - first
+        offsets = range(1 - radius, radius + 1)
+        weights = [xp.where(xp.isnan(fraction), nan, filter_weights(xp, offset - fraction, self.sampling)) for offset in offsets]
+        return [(first + offset, weight) for offset, weight in zip(offsets, weights, strict=True)]
 
 
 def read_grid_attributes(node: Node) -> Grid:
@@ -247,59 +255,67 @@ def read_grid_attributes(node: Node) -> Grid:
 
 
 def _sample_at(xp: Any, x: Array, grid: Array, settings: Grid) -> Array:
-    """Sample ``x`` (N, C, *spatial) at the positions of ``grid`` (N, *positions, axes); sums in float64."""
-    extents, last = x.shape[2:], xp.moveaxis(x, 1, -1)
+    """Sample ``x`` (N, C, *spatial) at the positions of ``grid`` (N, *positions, axes). Sums are computed in float64.
+
+    The last axis of the grid has the coordinates in reverse order of the spatial axes.
+    """
+    extents = x.shape[2:]
+    channels_last = xp.moveaxis(x, 1, -1)
     total = xp.zeros((len(x), *grid.shape[1:-1], x.shape[1]), dtype=np.float64)
-    for combination in product(*(settings.taps(xp, grid[..., -1 - axis], extent) for axis, extent in enumerate(extents))):
-        index, share = [xp.arange(len(x)).reshape(-1, *(1,) * len(extents))], xp.ones(grid.shape[:-1], dtype=np.float64)
-        for (tap, factor), extent in zip(combination, extents, strict=True):
-            place = settings.within(xp, tap, extent)
-            share = xp.where((place >= 0) & (place <= extent - 1) | xp.isnan(factor), share * factor, 0.0)
-            # Positions outside have weight 0, but the index must be valid.
-            index.append(xp.astype(xp.clip(xp.where(xp.isnan(place), 0.0, place), 0, extent - 1), np.int64))
-        total += share[..., None] * last[tuple(index)]
+    for combination in product(*(settings.compute_taps(xp, grid[..., -1 - axis], extent) for axis, extent in enumerate(extents))):
+        index = [xp.arange(len(x)).reshape(-1, *(1,) * len(extents))]
+        product_of_weights = xp.ones(grid.shape[:-1], dtype=np.float64)
+        for (tap, weight), extent in zip(combination, extents, strict=True):
+            position = settings.map_into_range(xp, tap, extent)
+            is_inside = (position >= 0) & (position <= extent - 1)
+            product_of_weights = xp.where(is_inside | xp.isnan(weight), product_of_weights * weight, 0.0)
+            # Elements outside have weight 0, but the index must be valid.
+            index.append(xp.astype(xp.clip(xp.where(xp.isnan(position), 0.0, position), 0, extent - 1), np.int64))
+        total += product_of_weights[..., None] * channels_last[tuple(index)]
     return xp.astype(xp.moveaxis(total, -1, 1), x.dtype)
 
 
 @ops("GridSample")
-def grid_sample(node: Node, env: NodeContext) -> Run:
-    xp, settings = env.xp, read_grid_attributes(node)
+def grid_sample(node: Node, ctx: NodeContext) -> Run:
+    xp, settings = ctx.xp, read_grid_attributes(node)
     return lambda x, grid: _sample_at(xp, xp.asarray(x), xp.asarray(grid), settings)
 
 
 @eager("DeformConv", devices=("cpu",))
-def deform_conv(node: Node, env: NodeContext) -> Run:
-    """Sample with linear interpolation, zero outside; sums are in double precision."""
-    xp, group, offsets = env.xp, node.attr("group", 1), node.attr("offset_group", 1)
+def deform_conv(node: Node, ctx: NodeContext) -> Run:
+    """Convolve elements that are sampled at the window's positions plus offsets, with linear interpolation and zeros outside."""
+    xp, group, offsets = ctx.xp, node.attr("group", 1), node.attr("offset_group", 1)
     settings = Grid(Sampling("linear"), "zeros", corners=False, is_absolute=True)
 
     def run(x: Array, w: Array, offset: Array, bias: Array | None = None, mask: Array | None = None) -> Array:
         n, channels, *extents = x.shape
-        kernel, places, images = w.shape[2:], offset.shape[2:], n * offsets
-        moves = offset.reshape(images, prod(kernel), len(extents), *places)
-        coordinates = [starts + moves[:, :, axis] for axis, starts in enumerate(_list_window_positions(xp, node, kernel, places))]
-        # The window elements join the first axis of the positions.
-        grid = xp.stack(coordinates[::-1], axis=-1).reshape(images, prod(kernel) * places[0], *places[1:], len(extents))
+        kernel, positions, images = w.shape[2:], offset.shape[2:], n * offsets
+        moves = offset.reshape(images, prod(kernel), len(extents), *positions)
+        coordinates = [
+            starts + moves[:, :, axis] for axis, starts in enumerate(_list_window_positions(xp, node, kernel, positions))
+        ]
+        # Sample all elements of a window, combined with the first axis of its positions.
+        grid = xp.stack(coordinates[::-1], axis=-1).reshape(images, prod(kernel) * positions[0], *positions[1:], len(extents))
         columns = _sample_at(xp, xp.astype(x, np.float64).reshape(images, channels // offsets, *extents), grid, settings)
         columns = columns if mask is None else columns * mask.reshape(images, 1, *grid.shape[1:-1])
-        columns = columns.reshape(n, group, channels // group * prod(kernel), prod(places))
-        out = xp.matmul(xp.astype(w, np.float64).reshape(group, len(w) // group, -1), columns).reshape(n, len(w), *places)
-        out = out if bias is None else out + bias.reshape(-1, *(1,) * len(places))
+        columns = columns.reshape(n, group, channels // group * prod(kernel), prod(positions))
+        out = xp.matmul(xp.astype(w, np.float64).reshape(group, len(w) // group, -1), columns).reshape(n, len(w), *positions)
+        out = out if bias is None else out + bias.reshape(-1, *(1,) * len(positions))
         return xp.astype(out, x.dtype)
 
     return run
 
 
-def _list_window_positions(xp: Any, node: Node, kernel: tuple[int, ...], places: tuple[int, ...]) -> list[Array]:
-    """Per axis, the positions of the elements of each window before offsets are added: [elements, *positions]."""
+def _list_window_positions(xp: Any, node: Node, kernel: tuple[int, ...], positions: tuple[int, ...]) -> list[Array]:
+    """List for each axis the coordinates [elements, *positions] of the elements of each window, at ``positions`` positions."""
     axes = len(kernel)
     strides, dilations = node.attr("strides", (1,) * axes), node.attr("dilations", (1,) * axes)
     pads = node.attr("pads", (0,) * (2 * axes))
     starts = []
     for axis in range(axes):
-        elements = along(xp.arange(kernel[axis]), axis, axes)
+        elements = reshape_along_axis(xp.arange(kernel[axis]), axis, axes)
         elements = xp.broadcast_to(elements, kernel).reshape(-1, *(1,) * axes) * dilations[axis]
-        windows = along(xp.arange(places[axis]), axis, axes) * strides[axis] - pads[axis]
+        windows = reshape_along_axis(xp.arange(positions[axis]), axis, axes) * strides[axis] - pads[axis]
         starts.append(elements + windows)
     return starts
 
@@ -307,8 +323,9 @@ def _list_window_positions(xp: Any, node: Node, kernel: tuple[int, ...], places:
 # ---------------------------------------------------------------------- Resize
 
 
-def _resize_axis(xp: Any, x: Array, axis: Axis, sampling: Sampling) -> Array:
-    indices, weights = taps(xp.constants, axis, sampling)
+def _resize_one_axis(xp: Any, x: Array, axis: Axis, sampling: Sampling) -> Array:
+    """Resize a tensor along one axis, in its dtype."""
+    indices, weights = compute_taps(xp.constants, axis, sampling)
     along_axis = (-1, *(1,) * (x.ndim - 1 - axis.index))
     columns = (xp.take(x, xp.asarray(indices[:, i]), axis=axis.index) for i in range(indices.shape[1]))
     if sampling.mode == "nearest":
@@ -316,45 +333,46 @@ def _resize_axis(xp: Any, x: Array, axis: Axis, sampling: Sampling) -> Array:
     else:
         shares = (xp.astype(xp.asarray(weights[:, i]), x.dtype).reshape(along_axis) for i in range(weights.shape[1]))
         y = sum(column * share for column, share in zip(columns, shares, strict=True))
-    if not sampling.crops:
+    if not sampling.extrapolates:
         return y
-    outside = xp.asarray(axis.outside(xp.constants, sampling.coordinates))
-    return xp.astype(xp.where(outside.reshape(along_axis), sampling.extrapolation, y), x.dtype)
+    is_outside = xp.asarray(axis.find_outside(xp.constants, sampling.coordinates))
+    return xp.astype(xp.where(is_outside.reshape(along_axis), sampling.extrapolation, y), x.dtype)
 
 
 def _resize(xp: Any, x: Array, axes: Sequence[Axis], sampling: Sampling) -> Array:
-    """Resize axis by axis. Integers are computed in float64, then rounded and saturated, except with nearest."""
-    y, is_whole = x, xp.kind(x) in "iu"
+    """Resize axis by axis. Except with nearest, integers are computed in float64, then rounded and clamped to their type."""
+    y = x
+    is_integer = xp.dtype_kind(x) in "iu"
     if sampling.mode != "nearest":
-        y = xp.astype(x, np.float64 if is_whole or x.dtype == xp.float64 else xp.wide)
+        y = xp.astype(x, np.float64 if is_integer or x.dtype == xp.float64 else xp.resize_dtype)
     for axis in axes:
-        y = y if axis.stays else _resize_axis(xp, y, axis, sampling)
-    if is_whole and y.dtype != x.dtype:
-        y = xp.clip(xp.rint(y), xp.extreme(x.dtype, lowest=True), xp.extreme(x.dtype, lowest=False))
+        y = y if axis.is_unchanged else _resize_one_axis(xp, y, axis, sampling)
+    if is_integer and y.dtype != x.dtype:
+        y = xp.clip(xp.rint(y), xp.get_extreme_value(x.dtype, lowest=True), xp.get_extreme_value(x.dtype, lowest=False))
     return xp.astype(y, x.dtype)
 
 
 @ops("Resize", since=11, host=(1, 2, 3))
-def resize(node: Node, env: NodeContext) -> Run:
-    xp, sampling = env.xp, read_sampling(node)
+def resize(node: Node, ctx: NodeContext) -> Run:
+    xp, sampling = ctx.xp, read_sampling(node)
 
     def run(x: Array, roi: Array | None = None, scales: Array | None = None, sizes: Array | None = None) -> Array:
-        region = roi if sampling.crops else None
+        region = roi if sampling.extrapolates else None
         lists = ([] if values is None else values.tolist() for values in (region, scales, sizes))
-        return _resize(xp, x, find_axes(node, x.shape, *lists), sampling)
+        return _resize(xp, x, make_axes(node, x.shape, *lists), sampling)
 
     return run
 
 
 @ops("Upsample", host=(1,))
 @ops("Resize", until=10, host=(1,))
-def upsample(node: Node, env: NodeContext) -> Run:
-    """The scales are two attributes in version 1, one attribute with a scale per axis in version 7, an input since 9."""
-    xp, sampling = env.xp, read_rounding(node)
+def upsample(node: Node, ctx: NodeContext) -> Run:
+    """The scales are two attributes in version 1, one attribute with a scale per axis in version 7, and an input since 9."""
+    xp, sampling = ctx.xp, read_legacy_sampling(node)
     fixed_scales = node.attr("scales") or (1.0, 1.0, node.attr("height_scale"), node.attr("width_scale"))
 
     def run(x: Array, scales: Array | None = None) -> Array:
-        return _resize(xp, x, find_axes(node, x.shape, [], fixed_scales if scales is None else scales.tolist(), []), sampling)
+        return _resize(xp, x, make_axes(node, x.shape, [], fixed_scales if scales is None else scales.tolist(), []), sampling)
 
     return run
 
@@ -362,48 +380,55 @@ def upsample(node: Node, env: NodeContext) -> Run:
 # ---------------------------------------------------------------------- pools
 
 
-def _place_samples(xp: Any, start: float, size: float, bins: int, each: int, extent: int) -> tuple[Array, Array, Array, Array]:
-    """Samples of one axis (bins * each): indices of both neighbors, weight of the second, and a mask of samples that count."""
-    places = start + (xp.arange(bins * each, dtype=np.float64) + 0.5) * (size / max(1, bins * each))
-    counts = (places >= -1) & (places <= extent)
-    places = xp.clip(places, 0, extent - 1)
-    low = xp.astype(xp.floor(places), np.int64)
-    return low, xp.minimum(low + 1, extent - 1), places - low, counts
+def _sample_bins(xp: Any, start: float, size: float, bins: int, per_bin: int, extent: int) -> tuple[Array, Array, Array, Array]:
+    """Place ``per_bin`` samples in each bin of a region that begins at ``start``, along one axis.
+
+    Return, for each sample, the indices of the elements before and after it, the weight of the latter, and whether the sample
+    counts: it does not if it is outside the image.
+    """
+    positions = start + (xp.arange(bins * per_bin, dtype=np.float64) + 0.5) * (size / max(1, bins * per_bin))
+    is_inside = (positions >= -1) & (positions <= extent)
+    positions = xp.clip(positions, 0, extent - 1)
+    low = xp.astype(xp.floor(positions), np.int64)
+    return low, xp.minimum(low + 1, extent - 1), positions - low, is_inside
 
 
-def _pool_region(xp: Any, image: Array, box: Array, node: Node, shift: float) -> Array:
-    """Pool one region of an image (C, H, W) into bins, from interpolated samples."""
+def _align_region(xp: Any, image: Array, box: Array, node: Node, shift: float) -> Array:
+    """Pool one region of an image (C, H, W) to (C, *bins). Each bin is the mean or maximum of interpolated samples.
+
+    ``box`` has the corners (x1, y1, x2, y2). ``shift`` is subtracted from them: 0.5 with half pixels, else 0.
+    """
     bins = node.attr("output_height", 1), node.attr("output_width", 1)
     x1, y1, x2, y2 = (box * node.attr("spatial_scale", 1.0) - shift).tolist()
     sizes = [max(end - start, 0.0 if shift else 1.0) for start, end in ((y1, y2), (x1, x2))]
     ratio = node.attr("sampling_ratio", 0)
-    each = [ratio if ratio > 0 else ceil(size / n) for size, n in zip(sizes, bins, strict=True)]
+    per_bin = [ratio if ratio > 0 else ceil(size / n) for size, n in zip(sizes, bins, strict=True)]
     (top, bottom, y_share, y_mask), (left, right, x_share, x_mask) = (
-        _place_samples(xp, start, size, n, e, extent)
-        for start, size, n, e, extent in zip((y1, x1), sizes, bins, each, image.shape[1:], strict=True)
+        _sample_bins(xp, start, size, n, e, extent)
+        for start, size, n, e, extent in zip((y1, x1), sizes, bins, per_bin, image.shape[1:], strict=True)
     )
     corners = [
         image[:, row[:, None], column] * (vertical[:, None] * horizontal)
         for row, vertical in ((top, (1 - y_share) * y_mask), (bottom, y_share * y_mask))
         for column, horizontal in ((left, (1 - x_share) * x_mask), (right, x_share * x_mask))
     ]
-    shape = (len(image), bins[0], each[0], bins[1], each[1])
-    if 0 in each:
+    shape = (len(image), bins[0], per_bin[0], bins[1], per_bin[1])
+    if 0 in per_bin:
         return xp.zeros((len(image), *bins), dtype=np.float64)
     if node.attr("mode", "avg") == "avg":
         return xp.mean(sum(corners).reshape(shape), axis=(2, 4))
-    # The maximum of the four weighted neighbors, not of their sum: ONNX does not say, and other engines do this.
+    # The maximum of the four weighted neighbors, not of their sum. ONNX does not specify it, and other engines do this.
     return xp.max(xp.max(xp.stack(corners), axis=0).reshape(shape), axis=(2, 4))
 
 
 @eager("RoiAlign", host=(1, 2))
-def roi_align(node: Node, env: NodeContext) -> Run:
-    """Version 10 has no half-pixel shift and no attribute for it."""
-    xp, default = env.xp, "half_pixel" if env.version >= 16 else "output_half_pixel"
+def roi_align(node: Node, ctx: NodeContext) -> Run:
+    """Versions before 16 have no half-pixel shift, and no attribute for it."""
+    xp, default = ctx.xp, "half_pixel" if ctx.version >= 16 else "output_half_pixel"
     shift = 0.5 if node.attr("coordinate_transformation_mode", default) == "half_pixel" else 0.0
 
     def run(x: Array, boxes: Array, images: Array) -> Array:
-        pools = [_pool_region(xp, x[i], box, node, shift) for box, i in zip(boxes, images.tolist(), strict=True)]
+        pools = [_align_region(xp, x[i], box, node, shift) for box, i in zip(boxes, images.tolist(), strict=True)]
         empty = (0, x.shape[1], node.attr("output_height", 1), node.attr("output_width", 1))
         return xp.astype(xp.stack(pools), x.dtype) if pools else xp.empty(empty, dtype=x.dtype)
 
@@ -411,13 +436,13 @@ def roi_align(node: Node, env: NodeContext) -> Run:
 
 
 @eager("MaxRoiPool", host=(1,))
-def max_roi_pool(node: Node, env: NodeContext) -> Run:
-    """Corners are rounded to elements and are inclusive; an empty bin gives zero."""
-    xp, (height, width), scale = env.xp, node.attr("pooled_shape"), node.attr("spatial_scale", 1.0)
+def max_roi_pool(node: Node, ctx: NodeContext) -> Run:
+    """The corners of a box are rounded to elements, and are part of it. The maximum of an empty bin is zero."""
+    xp, (height, width), scale = ctx.xp, node.attr("pooled_shape"), node.attr("spatial_scale", 1.0)
 
     def pool_box(image: Array, box: Array) -> Array:
         x1, y1, x2, y2 = (floor(v * scale + 0.5) for v in box.tolist())
-        rows, columns = cut_bins(y1, y2, height, image.shape[1]), cut_bins(x1, x2, width, image.shape[2])
+        rows, columns = split_into_bins(y1, y2, height, image.shape[1]), split_into_bins(x1, x2, width, image.shape[2])
         out = xp.zeros((len(image), height, width), dtype=image.dtype)
         for i, row in enumerate(rows):
             for j, column in enumerate(columns):
@@ -437,44 +462,50 @@ def max_roi_pool(node: Node, env: NodeContext) -> Run:
 
 
 def _read_corners(xp: Any, boxes: Array, centred: bool) -> tuple[Array, Array]:
-    """Lower and upper corners of boxes given by any two opposite corners, or by center and size."""
+    """Return the lower and the upper corners of boxes given by two opposite corners, or, if ``centred``, by center and size."""
     if centred:
         return boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2
     return xp.minimum(boxes[:, :2], boxes[:, 2:]), xp.maximum(boxes[:, :2], boxes[:, 2:])
 
 
-def _select_boxes(xp: Any, low: Array, high: Array, scores: Array, most: int, overlap: float, least: float | None) -> list[int]:
-    """Select boxes in order of score, skipping those that overlap a selected box."""
+def _select_boxes(
+    xp: Any, low: Array, high: Array, scores: Array, max_count: int, max_iou: float, min_score: float | None
+) -> list[int]:
+    """Select at most ``max_count`` boxes in order of score, and return their indices.
+
+    Boxes are skipped whose intersection over union with a selected one exceeds ``max_iou``, or whose score is not above
+    ``min_score``.
+    """
     areas = xp.prod(high - low, axis=1)
-    order = xp.order(-scores, 0, False)
-    if least is not None:
-        order = order[scores[order] > least]
+    order = xp.argsort_stable(-scores, 0, False)
+    if min_score is not None:
+        order = order[scores[order] > min_score]
     selected: list[int] = []
-    while len(order) and len(selected) < most:
+    while len(order) and len(selected) < max_count:
         best, order = order[0], order[1:]
         selected.append(int(best))
         sides = xp.minimum(high[best], high[order]) - xp.maximum(low[best], low[order])
-        common = xp.prod(xp.maximum(sides, 0), axis=1)
-        union = areas[best] + areas[order] - common
-        order = order[~((common > 0) & (common / union > overlap))]
+        intersection = xp.prod(xp.maximum(sides, 0), axis=1)
+        union = areas[best] + areas[order] - intersection
+        order = order[~((intersection > 0) & (intersection / union > max_iou))]
     return selected
 
 
 @eager("NonMaxSuppression", devices=("cpu",))
-def non_max_suppression(node: Node, env: NodeContext) -> Run:
-    """(batch, class, box) indices of the selected boxes, by decreasing score within each batch and class."""
-    xp, centred = env.xp, bool(node.attr("center_point_box", 0))
+def non_max_suppression(node: Node, ctx: NodeContext) -> Run:
+    """Return the (image, class, box) indices of the selected boxes, by decreasing score for each image and class."""
+    xp, centred = ctx.xp, bool(node.attr("center_point_box", 0))
 
     def run(
         boxes: Array, scores: Array, max_boxes: Array | None = None, iou: Array | None = None, score: Array | None = None
     ) -> Array:
-        most, overlap = (0 if v is None or 0 in v.shape else v.reshape(-1)[0].item() for v in (max_boxes, iou))
-        least = None if score is None or 0 in score.shape else score.reshape(-1)[0].item()
+        max_count, max_iou = (0 if v is None or 0 in v.shape else v.reshape(-1)[0].item() for v in (max_boxes, iou))
+        min_score = None if score is None or 0 in score.shape else score.reshape(-1)[0].item()
         selected = [
             (image, label, box)
-            for image, (of_image, by_class) in enumerate(zip(boxes, scores, strict=True))
-            for label, of_class in enumerate(by_class)
-            for box in _select_boxes(xp, *_read_corners(xp, of_image, centred), of_class, most, overlap, least)
+            for image, (image_boxes, image_scores) in enumerate(zip(boxes, scores, strict=True))
+            for label, class_scores in enumerate(image_scores)
+            for box in _select_boxes(xp, *_read_corners(xp, image_boxes, centred), class_scores, max_count, max_iou, min_score)
         ]
         return xp.asarray(selected, dtype=np.int64).reshape(-1, 3)
 

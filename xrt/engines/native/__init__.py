@@ -1,7 +1,7 @@
-"""Native kernels: kernels written in C or C++ behind the interface of ``include/xrt/kernel.h``.
+"""Native kernels: kernels in C or C++ that implement the interface of ``include/xrt/kernel.h``.
 
-`load` opens a shared library, whose kernels join the Python ones in an engine's `OpTable`; a `NativeTape` runs a whole Function
-of such kernels in one call. Nothing here depends on an engine, and no Python runs per operator.
+`load` opens a shared library, whose kernels an engine can register in its `OpTable` beside its Python kernels. A `NativeTape`
+runs a whole Function of native kernels in one call, without running Python for each node. Nothing here depends on an engine.
 """
 
 from xrt.engines.native.bindings import (
@@ -10,7 +10,7 @@ from xrt.engines.native.bindings import (
     include_dir,
     multiply,
     open_bundled,
-    requires_native,
+    require_native_library,
     warn_once_of_absence,
     why_not_shipped,
 )
@@ -29,7 +29,7 @@ __all__ = [
     "load",
     "multiply",
     "open_bundled",
-    "requires_native",
+    "require_native_library",
     "run_kernel",
     "warn_once_of_absence",
     "why_not_shipped",

@@ -1,6 +1,6 @@
 """The structures of ``include/xrt/kernel.h`` for ctypes, and the element types of DLPack.
 
-Change both files together; a test compares every size and offset with the compiler's.
+Change both files together. A test compares every size and offset with the compiler's.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ from typing import Any
 
 from xrt.graph import DType
 
-ABI = 1
+ABI_VERSION = 1
 """``XRT_KERNEL_ABI``."""
-OK, REFUSED, FAILED = 0, 1, 2
-TRAINING, MODEL_UPDATE, ELEMENTWISE = 1, 2, 4
+STATUS_OK = 0
+STATUS_REFUSED = 1
+STATUS_FAILED = 2
+FLAG_TRAINING = 1
+FLAG_MODEL_UPDATE = 2
+FLAG_ELEMENTWISE = 4
 MAX_RANK = 16
 DEVICES = {1: "cpu", 2: "cuda"}
-"""Kinds of device of DLPack, by XRT's name."""
+"""XRT's names of DLPack's device types."""
 
 
 class DTypeC(Structure):
@@ -156,20 +160,20 @@ class LibraryC(Structure):
     ]
 
 
-def _make_codes() -> dict[DType, tuple[int, int]]:
-    """DLPack's code and bits by element type. Other types are not passed to native kernels."""
+def _make_dlpack_codes() -> dict[DType, tuple[int, int]]:
+    """Map element types to DLPack's (code, bits). Types that are missing are not passed to native kernels."""
     codes = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5}
     plain = [d for d in DType if d.numpy.itemsize * 8 == d.bits and d.bits >= 8 and not d.text.startswith("float8")]
     exceptions: dict[DType, tuple[int, int]] = {DType.BOOL: (6, 8)}
     return exceptions | {d: (codes[d.text.rstrip("0123456789")], d.bits) for d in plain if d not in exceptions}
 
 
-_CODES = _make_codes()
+_CODES = _make_dlpack_codes()
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 
 
 def encode_dtype(dtype: DType) -> DTypeC | None:
-    """Encode an element type for DLPack; None if DLPack has no such type or packs it differently.
+    """Convert an element type to DLPack's; None if DLPack lacks the type, or stores several elements per byte.
 
     >>> (encode_dtype(DType.BFLOAT16).code, encode_dtype(DType.BFLOAT16).bits), encode_dtype(DType.INT4)
     ((4, 16), None)
@@ -179,5 +183,5 @@ def encode_dtype(dtype: DType) -> DTypeC | None:
 
 
 def decode_dtype(data_type: Any) -> DType | None:
-    """Decode an ``xrt_dtype``; None if XRT has no such element type."""
+    """Convert an ``xrt_dtype`` to an element type; None if XRT has no such type."""
     return _DTYPES.get((data_type.code, data_type.bits)) if data_type.lanes == 1 else None

@@ -1,4 +1,4 @@
-"""Bindings to the functions of XRT's native library beside its kernels; see ``src/tape.h`` and ``src/products.h``."""
+"""Find and load XRT's native library, and call the functions of ``src/tape.h`` and ``src/products.h`` that it exports."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 
 
 SHIPPED = Path(__file__).parent / "lib" / "libxrt_native.so"
-"""The library that `CMakeLists.txt` builds; it exists if a compiler was available when XRT was installed."""
+"""The library that `CMakeLists.txt` builds. It exists if there was a compiler when XRT was installed."""
 
 
 def include_dir() -> str:
-    """The include directory in which a compiler finds ``xrt/kernel.h``."""
+    """Get the include directory for compilers, which contains ``xrt/kernel.h``."""
     return str(Path(__file__).parent / "include")
 
 
 def find_library() -> NativeLibrary | None:
-    """XRT's own library of kernels; None if it was not built or cannot be opened: see `why_not_shipped`."""
+    """Find XRT's own library of kernels; None if it was not built or cannot be opened (`why_not_shipped` explains why)."""
     return _load_shipped()[0]
 
 
-def requires_native() -> NativeLibrary:
-    """XRT's own library; raises EngineUnavailable with the reason if it cannot be used."""
+def require_native_library() -> NativeLibrary:
+    """Return XRT's own library. Raises EngineUnavailable with the reason if it cannot be used."""
     library, reason = _load_shipped()
     if library is None:
-        raise EngineUnavailable(f"the native kernels of XRT do not serve: {reason}")
+        raise EngineUnavailable(f"the native kernels of XRT cannot be used: {reason}")
     return library
 
 
@@ -50,8 +50,8 @@ def why_not_shipped() -> str | None:
 
 @cache
 def open_bundled(paths: tuple[str, ...], *, with_shipped: bool) -> tuple[NativeLibrary, ...]:
-    """Load the libraries at the paths, followed by XRT's own if requested and available."""
-    # The user's libraries first: of equal priority, the first kernel is chosen.
+    """Load the libraries at the paths. With ``with_shipped``, append XRT's own if it can be used."""
+    # The user's libraries come first, because of kernels with equal priority the first is selected.
     bundled = find_library() if with_shipped else None
     return (*(load(path) for path in paths), *([bundled] if bundled else []))
 
@@ -61,7 +61,7 @@ def warn_once_of_absence() -> None:
     reason = why_not_shipped()
     if reason is not None and not _warned.is_set():
         _warned.set()
-        warnings.warn(f"the native kernels of XRT do not serve, NumPy's do: {reason}", NativeWarning, stacklevel=2)
+        warnings.warn(f"the native kernels of XRT cannot be used, so NumPy is: {reason}", NativeWarning, stacklevel=2)
 
 
 _warned = threading.Event()
@@ -69,33 +69,38 @@ _warned = threading.Event()
 
 @lru_cache(maxsize=1)
 def _load_shipped() -> tuple[NativeLibrary | None, str | None]:
+    """Load XRT's own library. Return it, or None and the reason why it cannot be used."""
     if not SHIPPED.exists():
         return None, (
-            f"{SHIPPED.name} was not built when XRT was installed, usually for want of a C++ compiler; install one (on Debian: "
-            "apt-get install g++) and then XRT again; -v shows the build: pip install -v --force-reinstall --no-deps xrt-engine"
+            f"{SHIPPED.name} was not built when XRT was installed, usually because no C++ compiler was found; install one (on "
+            "Debian: apt-get install g++) and then XRT again; -v shows the build: "
+            "pip install -v --force-reinstall --no-deps xrt-engine"
         )
     try:
         library = load(SHIPPED)
     except EngineUnavailable as error:
         return None, str(error)
-    # A development tree may have a library of older sources, which would fail at the first call only.
+    # A development tree may have a library of older sources, which would otherwise fail only in the first call.
     missing = [name for name in FUNCTIONS if not hasattr(library.handle, name)]
     if missing:
         return None, (
-            f"{SHIPPED.name} was built of other sources than this XRT's: it lacks {', '.join(missing)}; rebuild it with "
+            f"{SHIPPED.name} was built from other sources than this XRT: it lacks {', '.join(missing)}; rebuild it with "
             "`make native`, or install XRT again"
         )
     return library, None
 
 
-ABSENT, CONSTANT, ARGUMENT, RESULT, INNER = range(5)
-NO_MEMORY, UNALIGNED = -1, -2
+STORAGE_ABSENT, STORAGE_CONSTANT, STORAGE_ARGUMENT, STORAGE_RESULT, STORAGE_INNER = range(5)
+"""``xrt_tape_value.storage``: where the elements of a value are."""
+STATUS_NO_MEMORY = -1
+STATUS_UNALIGNED = -2
+"""Results of ``xrt_tape_run``. 0 means success, and a positive number is the 1-based index of the step that failed."""
 
 
 class ValueC(Structure):
     """``xrt_tape_value``."""
 
-    _fields_ = [("tensor", abi.TensorC), ("home", c_int32), ("place", c_int64)]
+    _fields_ = [("tensor", abi.TensorC), ("storage", c_int32), ("location", c_int64)]
 
 
 class StepC(Structure):
@@ -136,40 +141,36 @@ FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
     "xrt_pool_workers": (c_int32,),
     "xrt_multiply": (None, c_void_p, c_int32),
 }
-"""Result and argument types of the functions that the library exports in addition to its kernels."""
+"""The result type and the argument types of each function that the library exports besides its kernels."""
 
 
 @lru_cache(maxsize=1)
-def core() -> CDLL:
-    """XRT's own library with its functions declared; ctypes releases the GIL while they run.
-
-    Raises EngineUnavailable with the reason if it cannot be used.
-    """
-    library: CDLL = requires_native().handle
+def get_core() -> CDLL:
+    """Get XRT's own library, with the types of `FUNCTIONS` declared. Raises EngineUnavailable if it cannot be used."""
+    library: CDLL = require_native_library().handle
     for name, (result, *arguments) in FUNCTIONS.items():
         function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
+        function.restype = result
+        function.argtypes = arguments
     return library
 
 
-# ---------------------------------------------------------------------- addresses of arrays
-
-_HEAD = object.__basicsize__
-"""Offset of the data pointer, which is the first field after the object header in every version of NumPy."""
+_DATA_POINTER_OFFSET = object.__basicsize__
+"""Offset of the data pointer in an array object. In every version of NumPy it is the first field after the object header."""
 
 
 def _read_pointer(array: Any) -> int:
-    """The address of the elements, read from the array object."""
-    return c_void_p.from_address(id(array) + _HEAD).value or 0
+    """Read the address of an array's elements from the array object."""
+    return c_void_p.from_address(id(array) + _DATA_POINTER_OFFSET).value or 0
 
 
 def _query_address(array: Any) -> int:
-    """The address of the elements by NumPy's interface."""
+    """Get the address of an array's elements by NumPy's interface."""
     return int(array.ctypes.data)
 
 
 def _choose_address_of() -> Callable[[Any], int]:
-    """Prefer reading the pointer, which is four times as fast, if it gives the same addresses."""
+    """Select `_read_pointer`, which is four times as fast, if it returns the same addresses as `_query_address`."""
     probes: Iterable[Any] = (np.arange(5), np.ones((2, 3), np.float32)[1:], np.empty(0), np.array(1.5))
     return _read_pointer if all(_read_pointer(p) == _query_address(p) for p in probes) else _query_address
 
@@ -177,55 +178,56 @@ def _choose_address_of() -> Callable[[Any], int]:
 address_of = _choose_address_of()
 
 
-# ---------------------------------------------------------------------- matrix products by NumPy's BLAS on XRT's threads
-
 Array = np.ndarray[Any, Any]
-_Words = c_int64 * 20
-"""``xrt_products`` as an array, since all fields are 64 bits wide: several times as fast to create as a structure."""
+_ProductsC = c_int64 * 20
+"""``xrt_products`` as an array of integers: all its fields have 64 bits, and an array is created faster than a structure."""
 
 
 def multiply(blas: BlasCalls, a: Array, b: Array, threads: int) -> Array | None:
-    """Multiply arrays of rank 2 or more with the same BLAS type and no zero extent.
+    """Compute ``a @ b`` with the functions of a BLAS library on ``threads`` threads of the native library.
 
-    Return None if an operand broadcasts along only some of the batch dimensions.
+    The arrays have rank 2 or more, no extent of 0, and the same dtype, float32 or float64. Return None if an operand broadcasts
+    along only some of the batch axes.
     """
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) if a.ndim > 2 or b.ndim > 2 else ()
-    first, second = _stack_batch(a, batch), _stack_batch(b, batch)
+    first = _flatten_batch(a, batch)
+    second = _flatten_batch(b, batch)
     if first is None or second is None:
         return None
     result = np.empty((*batch, a.shape[-2], b.shape[-1]), a.dtype)
     stack = result.reshape(-1, *result.shape[-2:])
-    # A batch that shares its right operand is one product with more rows.
+    # If all products of the batch have the same right operand, compute a single product with more rows.
     if len(second) == 1 and len(first) == len(stack) > 1 and first.flags.c_contiguous:
         first, stack = (x.reshape(1, -1, x.shape[-1]) for x in (first, stack))
     (count, m, n), k = stack.shape, a.shape[-1]
     numbers = (*blas.find_calls(a.dtype), 8 * a.itemsize, blas.indices, count, m, n, k)
-    core().xrt_multiply(_Words(*numbers, *_marshal_stack(first), *_marshal_stack(second), *_marshal_stack(stack)), threads)
+    get_core().xrt_multiply(
+        _ProductsC(*numbers, *_marshal_stack(first), *_marshal_stack(second), *_marshal_stack(stack)), threads
+    )
     return result
 
 
-def _stack_batch(array: Array, batch: tuple[int, ...]) -> Array | None:
-    """Flatten the batch dimensions; copy if BLAS cannot read the strides. None if only some batch dimensions broadcast."""
+def _flatten_batch(array: Array, batch: tuple[int, ...]) -> Array | None:
+    """Flatten the batch axes to one; copy if BLAS does not support the strides. None if only some batch axes broadcast."""
     if prod(array.shape[:-2]) not in (1, prod(batch)):
         return None
     stack = array.reshape(-1, *array.shape[-2:])
-    return stack if array.flags.aligned and _find_leading(stack) else np.ascontiguousarray(stack)
+    return stack if array.flags.aligned and _find_leading_dimension(stack) else np.ascontiguousarray(stack)
 
 
 def _marshal_stack(stack: Array) -> tuple[int, int, int, bool]:
-    """The fields of ``xrt_matrices``."""
-    leading, flipped = _find_leading(stack) or (0, False)  # `_stack_batch` let no other in
-    return address_of(stack), stack.strides[0] if len(stack) > 1 else 0, leading, flipped
+    """Return the fields of ``xrt_matrices``: address, stride between matrices, leading dimension, whether it is transposed."""
+    leading, is_transposed = _find_leading_dimension(stack) or (0, False)  # not None after `_flatten_batch`
+    return address_of(stack), stack.strides[0] if len(stack) > 1 else 0, leading, is_transposed
 
 
-def _find_leading(stack: Array) -> tuple[int, bool] | None:
-    """The leading dimension of each matrix in elements, and whether it is stored transposed.
-
-    None if neither rows nor columns are contiguous.
-    """
-    (_, high, wide), (_, down, across), size = stack.shape, stack.strides, stack.itemsize
-    if across == size and (high == 1 or (down >= wide * size and down % size == 0)):
-        return (wide if high == 1 else down // size), False
-    if down == size and (wide == 1 or (across >= high * size and across % size == 0)):
-        return (high if wide == 1 else across // size), True
+def _find_leading_dimension(stack: Array) -> tuple[int, bool] | None:
+    """Find BLAS's leading dimension and whether matrices are transposed; None if neither rows nor columns are contiguous."""
+    _, rows, columns = stack.shape
+    _, row_stride, column_stride = stack.strides
+    itemsize = stack.itemsize
+    if column_stride == itemsize and (rows == 1 or (row_stride >= columns * itemsize and row_stride % itemsize == 0)):
+        return (columns if rows == 1 else row_stride // itemsize), False
+    if row_stride == itemsize and (columns == 1 or (column_stride >= rows * itemsize and column_stride % itemsize == 0)):
+        return (rows if columns == 1 else column_stride // itemsize), True
     return None

@@ -69,9 +69,6 @@ def lower_to_opcodes(node: Node, function: Function) -> Steps | None:
     return row.write(node, dtypes)
 
 
-# ---------------------------------------------------------------------- common rules
-
-
 def _write_step(node: Node, dtypes: Sequence[DType], *, result: DType | None = None) -> Steps | None:
     """One step with the name of the operator."""
     # The machine reads all operands of an opcode as one type.
@@ -97,9 +94,6 @@ def _fold(node: Node, dtypes: Sequence[DType], *, operator: str, mean: bool = Fa
         # Divide in the narrow type itself, which represents the count exactly.
         steps.append(OpcodeStep("DivideBy", (len(steps) - 1,), dtypes[0], (float(len(node.inputs)), 0.0)))
     return tuple(steps)
-
-
-# ---------------------------------------------------------------------- single operators
 
 
 def _where(node: Node, dtypes: Sequence[DType]) -> Steps | None:
@@ -214,9 +208,6 @@ def fuse_elementwise(function: Function, is_eligible: Callable[[Node], bool] = l
     return function.replace(nodes=(*rest, *chains), opsets={**function.opsets, DOMAIN: 1})
 
 
-# ---------------------------------------------------------------------- candidates
-
-
 def _find_candidates(function: Function, is_eligible: Callable[[Node], bool]) -> dict[int, Shape]:
     """Nodes that may be fused, by index, with the shape of their iteration space."""
     ordering = {name for node in function.nodes for name in node.control}
@@ -252,9 +243,6 @@ def _find_shape(function: Function, name: str) -> Shape | None:
 def _broadcasts(shape: Shape, out: Shape) -> bool:
     """Whether the shape is known to broadcast to ``out``; equal symbols are equal extents."""
     return len(shape) <= len(out) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(out), strict=False))
-
-
-# ---------------------------------------------------------------------- groups
 
 
 def _group_candidates(function: Function, shapes: dict[int, Shape]) -> list[list[int]]:
@@ -307,9 +295,6 @@ def _find_root(leader: list[int], index: int) -> int:
         leader[index] = leader[leader[index]]
         index = leader[index]
     return index
-
-
-# ---------------------------------------------------------------------- fused nodes
 
 
 @dataclass(slots=True)

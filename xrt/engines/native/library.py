@@ -1,4 +1,4 @@
-"""Open and validate libraries of native kernels, and query their kernels."""
+"""Open libraries of native kernels, and check their tables of kernels."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from xrt.graph import Function, Node
 
 
-ENTRY = "xrt_library_entry"
+ENTRY_SYMBOL = "xrt_library_entry"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeKernel:
-    """One kernel of a library: the ``code`` of a `Kernel` in an `OpTable`."""
+    """A kernel of a native library. In an `OpTable` it is the ``code`` of a `Kernel`."""
 
     library: NativeLibrary = field(repr=False)
     structure: abi.KernelC = field(repr=False)
-    """The library's table row; read-only."""
+    """The kernel's row in the table of the library. Must not be changed."""
     name: str
     domain: str
     op_type: str
@@ -45,19 +45,20 @@ class NativeKernel:
         return f"kernel {self.name!r} of library {self.library.path}"
 
     def why_not(self, node: Node, function: Function) -> str | None:
-        """Explain why the kernel does not support the node; None if it does. The ``why_not`` of its table entry."""
+        """Explain why the kernel does not support the node; None if it does."""
         reason = why_not_marshalled(node, function)
-        # A kernel without a predicate supports every node that can be passed to it.
+        # A kernel without this function supports every node that can be passed to it.
         if reason is not None or not self.structure.why_not:
             return reason
-        message, keep_alive = MessageBuffer(), list[Any]()
+        message = MessageBuffer()
+        keep_alive: list[Any] = []
         status = self.structure.why_not(marshal_node(node, function, keep_alive), message.structure)
-        return None if status == abi.OK else f"{self.name}: {message.text}"
+        return None if status == abi.STATUS_OK else f"{self.name}: {message.text}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeLibrary:
-    """A validated shared library of kernels; it stays open for the life of the process."""
+    """A shared library of kernels whose table was checked. It stays open until the process ends."""
 
     path: Path
     name: str
@@ -69,14 +70,11 @@ class NativeLibrary:
 
     @property
     def signature(self) -> str:
-        """Name, version and hash: everything about the library that can change results."""
+        """Name, version and hash. Two libraries with the same signature compute the same results."""
         return f"{self.name} {self.version} ({self.digest[:16]})"
 
     def register(self, table: OpTable[Any]) -> None:
-        """Add every kernel to the table, under its own priority.
-
-        Of equal priority, the kernel that comes first in the table is tried first.
-        """
+        """Register every kernel in the table. Of kernels with equal priority, the first in the table is tried first."""
         for kernel in self.kernels:
             table(
                 kernel.op_type,
@@ -86,12 +84,12 @@ class NativeLibrary:
                 devices=(kernel.device,),
                 why_not=kernel.why_not,
                 priority=kernel.priority,
-                train=bool(kernel.flags & abi.TRAINING),
-                model_update=bool(kernel.flags & abi.MODEL_UPDATE),
+                train=bool(kernel.flags & abi.FLAG_TRAINING),
+                model_update=bool(kernel.flags & abi.FLAG_MODEL_UPDATE),
             )(kernel)
 
     def kernel(self, name: str) -> NativeKernel:
-        """Find a kernel by name; raises EngineUnavailable with the nearest name."""
+        """Get the kernel with a name. Raises EngineUnavailable, with the most similar name, if there is none."""
         for kernel in self.kernels:
             if kernel.name == name:
                 return kernel
@@ -100,7 +98,7 @@ class NativeLibrary:
 
 
 class MessageBuffer:
-    """A buffer for the message of a kernel."""
+    """A buffer to which a kernel writes its error message (``xrt_text``)."""
 
     __slots__ = ("_buffer", "structure")
 
@@ -110,41 +108,38 @@ class MessageBuffer:
 
     @property
     def text(self) -> str:
-        """The message on one line."""
-        # The kernel may have cut its message in the middle of a character, or not have terminated it.
+        """The message, on one line."""
+        # The message may end in the middle of a character, and may lack the terminating zero.
         raw = self._buffer.raw.split(b"\0", 1)[0]
         return " ".join(raw.decode("utf-8", "replace").split()) or "it gives no reason"
 
 
-# ---------------------------------------------------------------------- loading
-
-
 def load(path: str | Path) -> NativeLibrary:
-    """Load the library at a path; the same file is opened once.
+    """Load the library at a path. A file that is already loaded is not opened again.
 
-    Raises EngineUnavailable if the file is missing, is not a shared library with XRT's interface, or its table breaks a rule of
-    ``kernel.h``.
+    Raises EngineUnavailable if the file does not exist, is not a library of XRT kernels, or violates a rule of ``kernel.h``.
     """
     file = Path(path).expanduser().absolute()
     try:
-        state = file.stat()
-        if not stat.S_ISREG(state.st_mode):
-            kind = "a directory; name the file in it" if file.is_dir() else "a pipe or a device, and no file"
+        file_stat = file.stat()
+        if not stat.S_ISREG(file_stat.st_mode):
+            kind = "a directory; name the file in it" if file.is_dir() else "a pipe or a device, not a file"
             raise _make_error(file, f"it is {kind}")
-        # A rebuilt file is another one: its state is part of the key of the cache.
-        return _open(file, state.st_ino, state.st_mtime_ns, state.st_size)
+        # With these as part of the cache's key, a rebuilt file is loaded again.
+        return _open_cached(file, file_stat.st_ino, file_stat.st_mtime_ns, file_stat.st_size)
     except FileNotFoundError:
         raise _make_error(file, f"there is no such file.{_suggest_file(file)}") from None
     except OSError as error:
         raise _make_error(file, f"it cannot be read: {error.strerror}") from error
     except ValueError as error:  # a NUL in the path
-        raise _make_error(file, f"it is no path: {error}") from error
+        raise _make_error(file, f"it is not a path: {error}") from error
 
 
 @cache
-def _open(file: Path, *state: int) -> NativeLibrary:
+def _open_cached(file: Path, *file_stat: int) -> NativeLibrary:
+    """Open a library. ``file_stat`` is only part of the cache's key."""
     with file.open("rb") as stream:
-        # Its bytes identify the library in signatures, because a rebuild may keep the version.
+        # The signature contains a hash of the file, because a rebuilt library may have the same version.
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     try:
         handle = ctypes.CDLL(str(file))
@@ -152,27 +147,32 @@ def _open(file: Path, *state: int) -> NativeLibrary:
         raise _make_error(file, f"the system does not open it as a shared library: {error}") from error
     library_c = _read_library(file, handle)
     library = NativeLibrary(
-        file, _read_text(library_c.name, file, "its name"), _read_text(library_c.version, file, "its version"), digest, handle
+        file, _read_string(library_c.name, file, "its name"), _read_string(library_c.version, file, "its version"), digest, handle
     )
-    # Kernels refer to their library, so that it exists first.
+    # Set afterwards, because kernels refer to their library.
     object.__setattr__(library, "kernels", tuple(_iter_kernels(library, library_c)))
-    _check_choices(library)
+    _check_unambiguous(library)
     return library
 
 
 def _read_library(file: Path, handle: ctypes.CDLL) -> abi.LibraryC:
-    """Call the library's entry point; raises EngineUnavailable if there is none or its interface version differs."""
-    entry = getattr(handle, ENTRY, None)
+    """Call the library's entry point. Raises EngineUnavailable if it is missing, or for another version of the interface."""
+    entry = getattr(handle, ENTRY_SYMBOL, None)
     if entry is None:
-        raise _make_error(file, f"it does not export {ENTRY!r}, which kernel.h describes; is it a library of XRT's kernels?")
-    entry.restype, entry.argtypes = ctypes.POINTER(abi.LibraryC), [ctypes.c_uint32]
-    library_c = entry(abi.ABI)
+        raise _make_error(
+            file, f"it does not export {ENTRY_SYMBOL!r}, which kernel.h describes; is it a library of XRT's kernels?"
+        )
+    entry.restype = ctypes.POINTER(abi.LibraryC)
+    entry.argtypes = [ctypes.c_uint32]
+    library_c = entry(abi.ABI_VERSION)
     if not library_c:
-        raise _make_error(file, f"it does not serve version {abi.ABI} of the kernel interface, which this XRT speaks; {_REBUILD}")
-    if library_c.contents.abi != abi.ABI:
-        versions = f"it speaks version {library_c.contents.abi} of the kernel interface, this XRT version {abi.ABI}"
+        raise _make_error(
+            file, f"it does not support version {abi.ABI_VERSION} of the kernel interface, which this XRT has; {_REBUILD}"
+        )
+    if library_c.contents.abi != abi.ABI_VERSION:
+        versions = f"it has version {library_c.contents.abi} of the kernel interface, this XRT version {abi.ABI_VERSION}"
         raise _make_error(file, f"{versions}; {_REBUILD}")
-    return library_c.contents  # type: ignore[no-any-return]  # what ctypes gives
+    return library_c.contents  # type: ignore[no-any-return]  # ctypes has no types
 
 
 _REBUILD = "rebuild it with the kernel.h of xrt.engines.native.include_dir()"
@@ -182,17 +182,19 @@ def _iter_kernels(library: NativeLibrary, library_c: abi.LibraryC) -> Iterator[N
     for index in range(library_c.n_kernels):
         row = library_c.kernels[index].contents
         label = f"kernel {index}"
-        name = _read_text(row.name, library.path, f"the name of {label}")
+        name = _read_string(row.name, library.path, f"the name of {label}")
         if not (row.prepare and row.run):
             raise _make_error(library.path, f"kernel {name!r} lacks {'run' if row.prepare else 'prepare'}, which is not optional")
         if row.device_type not in abi.DEVICES:
-            raise _make_error(library.path, f"kernel {name!r} is for a device of kind {row.device_type}, which XRT does not know")
+            raise _make_error(
+                library.path, f"kernel {name!r} is for a device of type {row.device_type}, which XRT does not support"
+            )
         yield NativeKernel(
             library=library,
             structure=row,
             name=name,
-            domain=_read_text(row.domain, library.path, f"the domain of kernel {name!r}", may_be_empty=True),
-            op_type=_read_text(row.op_type, library.path, f"the operator of kernel {name!r}"),
+            domain=_read_string(row.domain, library.path, f"the domain of kernel {name!r}", may_be_empty=True),
+            op_type=_read_string(row.op_type, library.path, f"the operator of kernel {name!r}"),
             since=row.since,
             until=row.until or None,
             priority=row.priority,
@@ -202,7 +204,8 @@ def _iter_kernels(library: NativeLibrary, library_c: abi.LibraryC) -> Iterator[N
         )
 
 
-def _read_text(raw: bytes | None, file: Path, field: str, *, may_be_empty: bool = False) -> str:
+def _read_string(raw: bytes | None, file: Path, field: str, *, may_be_empty: bool = False) -> str:
+    """Decode a string of a library's table. Raises EngineUnavailable if it is missing, empty or not UTF-8."""
     if raw is None or not (raw or may_be_empty):
         raise _make_error(file, f"{field} is {'missing' if raw is None else 'empty'}")
     try:
@@ -211,17 +214,19 @@ def _read_text(raw: bytes | None, file: Path, field: str, *, may_be_empty: bool 
         raise _make_error(file, f"{field} is not UTF-8: {raw!r}") from None
 
 
-def _check_choices(library: NativeLibrary) -> None:
-    """Raise EngineUnavailable for two kernels that support the same nodes with equal priority."""
+def _check_unambiguous(library: NativeLibrary) -> None:
+    """Raise EngineUnavailable if two kernels with equal priority support the same nodes."""
     seen: dict[Any, NativeKernel] = {}
     for kernel in library.kernels:
-        # A predicate may tell kernels of the same priority apart; which nodes it accepts is not known here.
+        # Which nodes a kernel with `why_not` supports is not known here.
         if kernel.structure.why_not:
             continue
         old = seen.setdefault((kernel.domain, kernel.op_type, kernel.priority, kernel.since, kernel.device), kernel)
         if old is not kernel:
-            conflict = f"kernels {old.name!r} and {kernel.name!r} both serve every {kernel.op_type} at priority {kernel.priority}"
-            raise _make_error(library.path, f"{conflict}; give one another priority, version range or why_not")
+            conflict = (
+                f"kernels {old.name!r} and {kernel.name!r} both support every {kernel.op_type} at priority {kernel.priority}"
+            )
+            raise _make_error(library.path, f"{conflict}; change the priority or the version range of one, or add a why_not")
 
 
 def _make_error(file: Path, reason: str) -> EngineUnavailable:

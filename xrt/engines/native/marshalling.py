@@ -1,4 +1,4 @@
-"""Marshal nodes to the structures of the C interface, with the memory behind them."""
+"""Convert nodes to the structures of the C interface, and the memory that these point to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from xrt.engines.native import abi
 from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, TensorType
 
 Array = np.ndarray[Any, Any]
-UNKNOWN_RANK, LEFT_OUT, UNKNOWN = -2, -1, -1
+# Values of `xrt_tensor.ndim` and of its extents.
+RANK_UNKNOWN = -2
+RANK_ABSENT = -1
+EXTENT_UNKNOWN = -1
 
 
 def why_not_marshalled(node: Node, function: Function) -> str | None:
@@ -21,17 +24,17 @@ def why_not_marshalled(node: Node, function: Function) -> str | None:
         for index, name in enumerate(names):
             type_ = function.get_type(name) if name else None
             if type_ is not None and not (isinstance(type_, TensorType) and abi.encode_dtype(type_.dtype)):
-                return f"native kernels take no {type_}, which {which} {index} is"
+                return f"native kernels do not support {type_}, the type of {which} {index}"
     for attribute in node.attributes:
         if attribute.kind is AttrKind.TENSOR and abi.encode_dtype(attribute.value.dtype) is None:
-            return f"native kernels take no {attribute.value.type}, which attribute {attribute.name!r} is"
+            return f"native kernels do not support {attribute.value.type}, the type of attribute {attribute.name!r}"
     return None
 
 
 def marshal_node(node: Node, function: Function, keep_alive: list[Any]) -> abi.NodeC:
-    """Marshal a node for which `why_not_marshalled` returns None. Linear in inputs and attributes.
+    """Convert a node for which `why_not_marshalled` returns None, in linear time.
 
-    ``keep_alive`` receives the memory that the structure points to; keep it while a kernel may read the node.
+    The memory that the structure points to is added to ``keep_alive``, which must exist as long as a kernel may read the node.
     """
     attributes = [_marshal_attribute(a, keep_alive) for a in node.attributes if a.kind in _KINDS]
     inputs = [_marshal_input(name, function, keep_alive) for name in node.inputs]
@@ -48,44 +51,47 @@ def marshal_node(node: Node, function: Function, keep_alive: list[Any]) -> abi.N
     )
 
 
-def tensor_c(dtype: DType | None, shape: Sequence[Any] | None, data: int | None, keep_alive: list[Any]) -> abi.TensorC:
-    """Describe a tensor in host memory; unknown extents are -1, an unknown shape has rank -2."""
-    extents = [dim if isinstance(dim, int) else UNKNOWN for dim in shape or ()]
-    steps = [1] * len(extents)
-    # Row-major, in elements; an extent of 0 counts as 1, so that no stride is 0.
+def make_tensor_c(dtype: DType | None, shape: Sequence[Any] | None, data: int | None, keep_alive: list[Any]) -> abi.TensorC:
+    """Make the structure of a tensor in host memory. ``data`` is its address, or None.
+
+    An unknown extent is -1, and an unknown shape has the rank -2. The shape and strides are added to ``keep_alive``.
+    """
+    extents = [dim if isinstance(dim, int) else EXTENT_UNKNOWN for dim in shape or ()]
+    # Row-major strides, in elements. An extent of 0 counts as 1, so that no stride is 0.
+    strides = [1] * len(extents)
     for axis in range(len(extents) - 2, -1, -1):
-        steps[axis] = steps[axis + 1] * max(extents[axis + 1], 1)
+        strides[axis] = strides[axis + 1] * max(extents[axis + 1], 1)
     return abi.TensorC(
         data=data,
         device_type=1,
-        ndim=UNKNOWN_RANK if shape is None else len(extents),
+        ndim=RANK_UNKNOWN if shape is None else len(extents),
         dtype=(abi.encode_dtype(dtype) if dtype else None) or abi.DTypeC(0, 0, 1),
         shape=_make_array(c_int64, extents, keep_alive),
-        strides=_make_array(c_int64, steps, keep_alive),
+        strides=_make_array(c_int64, strides, keep_alive),
     )
 
 
 def _marshal_input(name: str, function: Function, keep_alive: list[Any]) -> abi.TensorC:
     if not name:
-        return abi.TensorC(device_type=1, ndim=LEFT_OUT, dtype=abi.DTypeC(0, 0, 1))
+        return abi.TensorC(device_type=1, ndim=RANK_ABSENT, dtype=abi.DTypeC(0, 0, 1))
     type_ = function.get_type(name)
     constant = function.constants.get(name)
     if constant is not None:
         return _marshal_constant(constant, keep_alive)
     if not isinstance(type_, TensorType):
-        return tensor_c(None, None, None, keep_alive)
-    return tensor_c(type_.dtype, type_.shape, None, keep_alive)
+        return make_tensor_c(None, None, None, keep_alive)
+    return make_tensor_c(type_.dtype, type_.shape, None, keep_alive)
 
 
 def _marshal_constant(constant: Constant, keep_alive: list[Any]) -> abi.TensorC:
-    array = align(constant.array)
-    # The copy, if one was necessary, has no other owner.
+    array = make_aligned(constant.array)
+    # If it is a copy, nothing else keeps it alive.
     keep_alive.append(array)
-    return tensor_c(constant.dtype, array.shape, array.ctypes.data, keep_alive)
+    return make_tensor_c(constant.dtype, array.shape, array.ctypes.data, keep_alive)
 
 
-def align(array: Array) -> Array:
-    """Make the array C-contiguous and aligned; copies only if necessary."""
+def make_aligned(array: Array) -> Array:
+    """Return the array, or a copy if it is not C-contiguous or not aligned."""
     flags = array.flags
     return array if flags.c_contiguous and flags.aligned else np.require(array, requirements=["C", "A"])
 
@@ -100,34 +106,36 @@ def _marshal_attribute(attribute: Attribute, keep_alive: list[Any]) -> abi.Attri
             attribute_c.f = value
         case AttrKind.STRING:
             attribute_c.s = raw = _encode(value)
-            # With its length, because the bytes may contain zeros.
+            # Kernels need the length, because the bytes may contain zeros.
             attribute_c.count = len(raw)
         case AttrKind.TENSOR:
             attribute_c.tensor = _make_array(abi.TensorC, [_marshal_constant(value, keep_alive)], keep_alive)
         case AttrKind.INTS:
-            attribute_c.ints, attribute_c.count = _make_array(c_int64, value, keep_alive), len(value)
+            attribute_c.ints = _make_array(c_int64, value, keep_alive)
+            attribute_c.count = len(value)
         case AttrKind.FLOATS:
-            attribute_c.floats, attribute_c.count = _make_array(c_double, value, keep_alive), len(value)
+            attribute_c.floats = _make_array(c_double, value, keep_alive)
+            attribute_c.count = len(value)
         case AttrKind.STRINGS:
-            buffers = [create_string_buffer(_encode(text)) for text in value]
-            # c_char_p refers to the bytes and does not own them.
+            buffers = [create_string_buffer(_encode(string)) for string in value]
+            # A c_char_p does not keep the bytes alive.
             keep_alive.append(buffers)
             attribute_c.strings = _make_array(c_char_p, [cast(b, c_char_p) for b in buffers], keep_alive)
             attribute_c.count = len(value)
     return attribute_c
 
 
-_LISTED = ("INT", "FLOAT", "STRING", "TENSOR", "INTS", "FLOATS", "STRINGS")
-_KINDS = {AttrKind[name]: number for number, name in enumerate(_LISTED, 1)}
-"""The number in ``xrt_attribute.kind`` of each kind of attribute; kinds that are missing here are not passed."""
+_KIND_NAMES = ("INT", "FLOAT", "STRING", "TENSOR", "INTS", "FLOATS", "STRINGS")
+_KINDS = {AttrKind[name]: k for k, name in enumerate(_KIND_NAMES, 1)}
+"""The value of ``xrt_attribute.kind`` for each kind of attribute. Attributes of other kinds are not passed to kernels."""
 
 
-def _encode(text: str | bytes) -> bytes:
-    return text if isinstance(text, bytes) else text.encode()
+def _encode(string: str | bytes) -> bytes:
+    return string if isinstance(string, bytes) else string.encode()
 
 
 def _make_array(kind: Any, items: Sequence[Any], keep_alive: list[Any]) -> Any:
-    """A pointer to the items, which `keep_alive` keeps alive; null if there are none."""
+    """Copy items to a C array of ``kind``, which is added to ``keep_alive``; return a pointer to it, or null for no items."""
     if not items:
         return POINTER(kind)()
     items_c = (kind * len(items))(*items)

@@ -1,8 +1,8 @@
 """The `openvino` engine: OpenVINO on the CPU. No other package imports OpenVINO.
 
-A Function is exported to OpenVINO's ONNX frontend, with large constants passed by reference, and compiled; each concurrent call
-uses a separate infer request. It computes in the types of the model unless a lower precision is requested. Telemetry is disabled
-(`library`).
+OpenVINO's ONNX frontend converts a Function, with large constants passed by reference, and its CPU plugin compiles the result.
+Each concurrent call uses a separate infer request. Values are computed in the types of the model unless a lower precision is
+requested. OpenVINO's telemetry is disabled: see the module `library`.
 """
 
 from xrt.engines.contract.registry import EngineDeclaration

@@ -16,11 +16,11 @@ from xrt.engines.openvino.executable import (
     why_not_passable,
 )
 from xrt.engines.openvino.library import (
-    HINTS,
     LIBRARY,
-    check_pools,
+    PRECISIONS,
     check_precision,
-    core,
+    check_thread_pools,
+    get_core,
     has_precision,
     openvino,
     report_memory,
@@ -55,13 +55,13 @@ class OpenVino(GraphCompiler):
     supports_dynamic_shapes: ClassVar[bool] = True
 
     streams: int = option(1, at_least=1)
-    """Maximum number of concurrent runs per executable. The threads are divided among them; further calls wait."""
+    """Maximum number of concurrent runs of an executable. Its threads are divided among them; further calls wait."""
     pinning: bool = False
     """Whether to pin the threads to cores. This slows down the threads of other engines."""
 
     precision: Literal["allowed", "fp32", "bf16", "fp16"] = "allowed"
-    """The type that float32 is computed in: ``allowed`` is the precision that the module allows, by default float32; the others
-    apply regardless of the module. A compile that would use another precision is declined."""
+    """The precision of float32 operators. ``allowed`` means the one that the module allows, by default float32. The others apply
+    regardless of the module. Compilation fails if OpenVINO would use another precision."""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -75,11 +75,11 @@ class OpenVino(GraphCompiler):
         return has_quantized_readers(node, function) and self.why_not(node, function) is None
 
     def why_not_dynamic(self, function: Function) -> str | None:
-        """Decline a Function with an input of unknown rank or an unsupported node; otherwise one executable serves all sizes."""
+        """Explain why one executable cannot support all sizes: an input of unknown rank, or an unsupported node. Else None."""
         for value in function.inputs:
             if isinstance(value.type, TensorType) and value.type.shape is None:
                 return f"the rank of {value.name!r} is not known, and OpenVINO needs it"
-        # Nodes are accepted one by one for fixed sizes; check them again with symbolic dims.
+        # The nodes may have been accepted for fixed sizes. Some are unsupported with symbolic dims.
         for node in function.nodes:
             if reason := self.why_not(node, function):
                 return f"{node.name!r} ({node.op}): {reason}"
@@ -91,33 +91,34 @@ class OpenVino(GraphCompiler):
         return list_scattered_inputs(node)
 
     def compile(self, function: Function, context: CompileContext) -> OpenVinoExecutable:
-        """Compile; large constants are not copied. Raises CompileRefused if OpenVINO rejects the model."""
+        """Compile a Function. Large constants are not copied. Raises CompileRefused if OpenVINO rejects the model."""
         from xrt.engines.openvino.export import export_function
         from xrt.engines.openvino.support import lower
         from xrt.engines.toolkit.memory import find_inplace_outputs
         from xrt.operators import compute_outputs
 
-        check_pools()
-        names, function = {node.name for node in function.nodes}, compute_outputs(function)
+        check_thread_pools()
+        names = {node.name for node in function.nodes}
+        function = compute_outputs(function)
         _check_boundary_types(function)
         if reason := next(filter(None, (self.why_not(x, function) for x in function.nodes if x.name not in names)), None):
             raise CompileRefused(reason)
         lowered = lower(function)
-        # The plugin does not report its memory, so measure the growth of the process.
+        # The plugin does not report its memory use, so measure the growth of the process.
         with AllocationTracker(sum(constant.nbytes for constant in function.constants.values())) as growth:
             try:
                 imported = export_function(lowered)
-                model = core().compile_model(imported.model, DEVICE, self._make_settings(context, function))
+                model = get_core().compile_model(imported.model, DEVICE, self._make_settings(context, function))
                 # The plugin may silently choose another precision.
                 check_precision(model, self._choose_precision(context))
-                compiled = CompiledModel.of(model, imported.used, imported.passed)
+                compiled = CompiledModel.from_model(model, imported.used_inputs, imported.passed_through)
             except (RuntimeError, ValueError, TypeError) as error:
                 raise CompileRefused(f"{LIBRARY} declines: {summarize_error(error)}") from error
-        uses = partial(report_memory, imported.copied, growth)
+        uses = partial(report_memory, imported.copied_bytes, growth)
         return OpenVinoExecutable(function, compiled, imported.arrays, uses, find_inplace_outputs(function))
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
-        """Export the compiled model, constants included."""
+        """Serialize the compiled model, including its constants."""
         if not isinstance(executable, OpenVinoExecutable) or executable.compiled is None:
             raise CompileRefused("there is no compiled model to save")
         if executable.saved is not None:
@@ -125,7 +126,7 @@ class OpenVino(GraphCompiler):
         return export_model(executable.compiled, executable.inplace)
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> OpenVinoExecutable:
-        check_pools()
+        check_thread_pools()
         with AllocationTracker(len(data)) as growth:
             compiled, inplace = load_model(data, DEVICE, self._make_settings(context, function))
         executable = OpenVinoExecutable(function, compiled, data, partial(report_memory, 0, growth, data), inplace)
@@ -134,25 +135,25 @@ class OpenVino(GraphCompiler):
         return executable
 
     def serves_threads(self, saved: int, threads: int) -> bool:
-        """Always: the blob contains the graph before kernel selection, which the plugin does on import."""
+        """Yes, for any thread count: the plugin selects kernels for the thread count when it loads the graph."""
         return True
 
     def unsupported_options(self, context: CompileContext) -> str | None:
-        """Decline a precision that the processor or the engine's own ``precision`` excludes."""
+        """Explain why the requested precision is not possible with this CPU and the option ``precision``; None if it is."""
         precision = context.options.precision
         if precision == "fp32":
             return None
         if self.precision in ("allowed", precision) and precision in ("bf16", "fp16") and has_precision(precision):
             return None
         return (
-            "engine 'openvino' computes in the model's own types or, where it sees fit, in bf16: "
+            "engine 'openvino' computes in the model's types, or a lower precision of this CPU: "
             f"it does not honour precision={precision!r}"
         )
 
     def lower_precision(self, precision: Precision) -> GraphCompiler | None:
-        """The engine in bf16 or fp16 if the processor supports it; None if it is fixed to fp32.
+        """Return this engine with its option ``precision`` set; None if the CPU does not support that, or the option is fp32.
 
-        For fp32, the engine fixed to it; for int8 the engine itself, which computes quantized operators in integers.
+        For int8 return the engine unchanged, because it computes quantized operators in integers anyway.
         """
         if precision == "int8":
             return self
@@ -168,18 +169,18 @@ class OpenVino(GraphCompiler):
         return f"openvino {openvino.__version__}"
 
     def _choose_precision(self, context: CompileContext) -> str:
-        """The precision of the engine if it is fixed, else the one that the caller allows."""
+        """The engine's option ``precision``, or the precision that the module allows if that is ``allowed``."""
         return context.options.precision if self.precision == "allowed" else self.precision
 
     def _make_settings(self, context: CompileContext, function: Function) -> dict[str, Any]:
         is_static = all(isinstance(value.type, TensorType) and value.type.is_static for value in function.inputs)
         precision = self._choose_precision(context)
-        # Without streams a call computes in its own thread, and the library starts no threads for one.
+        # With one thread use no streams: then a call computes in the calling thread, and OpenVINO starts no others.
         streams = min(self.streams, context.threads) if context.threads > 1 else 0
-        # The plugin caches kernels of about 25 kB for each size; its default limit is 5,000 entries.
+        # For dynamic shapes the plugin caches kernels of about 25 kB for each size. Its default limit is 5,000 entries.
         return {
             "EXECUTION_MODE_HINT": "ACCURACY" if precision == "fp32" else "PERFORMANCE",
-            "INFERENCE_PRECISION_HINT": HINTS[precision],
+            "INFERENCE_PRECISION_HINT": PRECISIONS[precision],
             "INFERENCE_NUM_THREADS": context.threads,
             "NUM_STREAMS": streams,
             "ENABLE_CPU_PINNING": self.pinning,

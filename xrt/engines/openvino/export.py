@@ -1,4 +1,4 @@
-"""Convert a Function to an OpenVINO model: a small ONNX model for the frontend, with large constants attached by reference."""
+"""Convert a Function to an OpenVINO model, by way of an ONNX model without the large constants, which are not copied."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from xrt.engines.openvino.executable import Array, make_contiguous, to_tensor
-from xrt.engines.openvino.library import core, openvino
+from xrt.engines.openvino.library import get_core, openvino
 from xrt.formats.onnx import lowest_model
 from xrt.graph import DType, Function, Value
 
 NEWEST_OPSET = 25
 """The newest version of ai.onnx that the frontend converts correctly."""
 
-HEAVY = 64 * 1024
-"""Constants from this many bytes are passed by reference; smaller ones inside the ONNX model."""
+MIN_SHARED_BYTES = 64 * 1024
+"""Constants of at least this size are passed by reference. Smaller ones are stored in the ONNX model."""
 
 
 @dataclass(frozen=True)
@@ -23,45 +23,48 @@ class ImportedModel:
     """An OpenVINO model and the arrays that it references."""
 
     model: Any
-    used: tuple[int, ...]
-    """Per input of the model, its position among the Function's inputs: the frontend drops unused ones."""
-    passed: tuple[bool, ...]
-    """Per output, whether it is an input or constant passed through."""
+    used_inputs: tuple[int, ...]
+    """For each input of the model, its index among the Function's inputs. The frontend drops inputs that are not used."""
+    passed_through: tuple[bool, ...]
+    """For each output, whether it is an input or a constant."""
     arrays: tuple[Array, ...]
-    """Must live as long as the model and everything compiled from it."""
-    copied: int
-    """Total bytes of constants that were copied because they were not contiguous."""
+    """The large constants. They must live as long as the model and everything compiled from it."""
+    copied_bytes: int
+    """Total size of large constants that were copied because they were not contiguous."""
 
 
 def export_function(function: Function) -> ImportedModel:
-    """Convert the Function to a model.
+    """Convert the Function to an OpenVINO model. Raises ModelError or an error of OpenVINO's frontend.
 
-    Large constants are inputs while the frontend reads the model and are replaced afterwards, so that protobuf does not copy
-    them. Raises ModelError or an error of OpenVINO's frontend.
+    The frontend sees large constants as inputs, so that protobuf does not copy them. Afterwards these inputs are replaced by
+    constants.
     """
-    large = {name: c for name, c in function.constants.items() if c.nbytes >= HEAVY and c.dtype is not DType.STRING}
+    large = {name: c for name, c in function.constants.items() if c.nbytes >= MIN_SHARED_BYTES and c.dtype is not DType.STRING}
     small = {name: c for name, c in function.constants.items() if name not in large}
-    # Large constants come after the real inputs, so that positions tell them apart.
+    # Large constants come after the Function's inputs, so an index tells which of the two it is.
     inputs = (*function.inputs, *(Value(name, c.type) for name, c in large.items()))
     model = read_model(function.replace(inputs=inputs, constants=small) if large else function)
     weights = list(large.values())
     contiguous = [make_contiguous(c.array) for c in weights]
-    places = _map_inputs([value.name for value in inputs], model)
+    indices = _map_inputs([value.name for value in inputs], model)
     count = len(function.inputs)
-    for place, parameter in zip(places, model.get_parameters(), strict=True):
-        if place >= count:
-            _replace_by_constant(model, parameter, to_tensor(contiguous[place - count], weights[place - count].dtype))
-    _keep_order_of_ties(model)
-    # Constants in place of inputs may determine more types and shapes.
+    for index, parameter in zip(indices, model.get_parameters(), strict=True):
+        if index >= count:
+            _replace_by_constant(model, parameter, to_tensor(contiguous[index - count], weights[index - count].dtype))
+    _make_topk_stable(model)
+    # With constants instead of inputs the frontend can infer more types and shapes.
     model.validate_nodes_and_infer_types()
-    copied = sum(array.nbytes for array, c in zip(contiguous, weights, strict=True) if array is not c.array)
-    return ImportedModel(model, tuple(p for p in places if p < count), _find_passed_through(model), tuple(contiguous), copied)
+    copied_bytes = sum(array.nbytes for array, c in zip(contiguous, weights, strict=True) if array is not c.array)
+    return ImportedModel(
+        model, tuple(k for k in indices if k < count), _find_passed_through(model), tuple(contiguous), copied_bytes
+    )
 
 
 def _map_inputs(names: Sequence[str], model: Any) -> list[int]:
-    """Return the position in ``names`` of each input of the model, from which the frontend drops unused inputs.
+    """Find the index in ``names`` of each input of the model.
 
-    Inputs are matched by name. The frontend may rename an input that is also an output; raises TypeError if such a one remains.
+    The frontend may have dropped unused inputs; then the others are matched by name. It may also have renamed an input that is
+    an output too. Raises TypeError if it did both.
     """
     parameters = model.get_parameters()
     # Without dropped inputs the order is that of the Function.
@@ -74,13 +77,14 @@ def _map_inputs(names: Sequence[str], model: Any) -> list[int]:
 
 
 def _find_passed_through(model: Any) -> tuple[bool, ...]:
+    """Find which outputs of the model are inputs or constants."""
     producers = (result.input_value(0).get_node().get_type_name() for result in model.get_results())
     return tuple(producer in ("Parameter", "Constant") for producer in producers)
 
 
 def read_model(function: Function) -> Any:
-    """Convert the Function with all constants copied; raises ModelError or an error of the frontend."""
-    return core().read_model(lowest_model(function, NEWEST_OPSET).SerializeToString())
+    """Convert the Function with the frontend, copying all constants. Raises ModelError or an error of the frontend."""
+    return get_core().read_model(lowest_model(function, NEWEST_OPSET).SerializeToString())
 
 
 def _replace_by_constant(model: Any, parameter: Any, tensor: Any) -> None:
@@ -90,8 +94,8 @@ def _replace_by_constant(model: Any, parameter: Any, tensor: Any) -> None:
     model.remove_parameter(parameter)
 
 
-def _keep_order_of_ties(model: Any) -> None:
-    """Make each TopK stable, as ONNX requires; the frontend does not."""
+def _make_topk_stable(model: Any) -> None:
+    """Replace each TopK by a stable one, as ONNX requires. The frontend creates unstable ones."""
     for node in model.get_ordered_ops():
         if node.get_type_name() == "TopK":
             attributes = node.get_attributes()

@@ -1,9 +1,9 @@
-"""Import OpenVINO without telemetry; its Core, thread pools, errors, precisions and memory.
+"""Import OpenVINO without telemetry, and wrap its process-wide parts: Core, thread pools, errors, precisions, memory.
 
 ``import openvino`` imports its model converter, which sends an event to a web analytics service and writes files to the home
-directory (``openvino/tools/ovc/__init__.py``, by way of ``openvino-telemetry``). That distribution is hidden during the import,
-so that the converter uses its silent stub. Modules imported earlier by other code are unchanged. The frontend and the runtime
-report only to a ``TelemetryExtension`` that a caller would have to add.
+directory (``openvino/tools/ovc/__init__.py``, through ``openvino-telemetry``). Hiding that package during the import makes the
+converter use its silent stub. If other code has imported OpenVINO earlier, nothing changes. The frontend and the runtime report
+only to a ``TelemetryExtension``, which XRT does not add.
 """
 
 from __future__ import annotations
@@ -22,52 +22,59 @@ from xrt.graph.constants import find_file_offset
 if TYPE_CHECKING:
     from xrt.engines.toolkit.libraries import AllocationTracker
 
-__all__ = ["HINTS", "LIBRARY", "check_precision", "core", "has_precision", "openvino", "report_memory", "summarize_error"]
+__all__ = [
+    "LIBRARY",
+    "PRECISIONS",
+    "check_precision",
+    "get_core",
+    "has_precision",
+    "openvino",
+    "report_memory",
+    "summarize_error",
+]
 
 with hide_module("openvino_telemetry", even_imported=True):  # NNCF imports it, too
     import openvino
 
 LIBRARY = f"OpenVINO {openvino.__version__.partition('-')[0]}"
-"""Name and version for reasons and errors."""
+"""Name and version of the library for error messages."""
 
 
 @lru_cache(maxsize=1)
-def core() -> Any:
-    """The Core of the process; thread-safe."""
+def get_core() -> Any:
+    """Get OpenVINO's Core object, of which there is one per process. It is thread-safe."""
     return openvino.Core()
 
 
-class _Pools:
-    """Thread pools of closed models, which the library reuses for the next model. A forked child does not have their threads."""
+class _ThreadPools:
+    """The thread pools of closed models, which OpenVINO reuses for the next model. A forked child does not have their threads."""
 
-    are_idle = False
-    are_dead = False
-
-
-def release_pool() -> None:
-    """Record that a model was closed, whose threads the library keeps for the next one."""
-    _Pools.are_idle = True
+    have_idle_threads = False
+    were_lost_in_fork = False
 
 
-def check_pools() -> None:
-    """Raise CompileRefused in a forked child that would reuse a pool without threads and wait forever."""
-    if _Pools.are_dead:
+def mark_pool_idle() -> None:
+    """Record that a model was closed, so OpenVINO holds a thread pool to reuse."""
+    _ThreadPools.have_idle_threads = True
+
+
+def check_thread_pools() -> None:
+    """Raise CompileRefused in a forked child in which OpenVINO would reuse a pool without threads, and wait forever."""
+    if _ThreadPools.were_lost_in_fork:
         text = f"{LIBRARY} had closed a model in the process that this one was forked from; fork earlier, or spawn"
-        # The cause keeps the refusal, which holds for this process only, out of the disk cache.
+        # With an OSError as cause the error is not stored in the disk cache, because it holds for this process only.
         raise CompileRefused(text) from OSError("forked")
 
 
-def _forget_pools() -> None:
-    _Pools.are_dead |= _Pools.are_idle
+def _mark_lost_pools() -> None:
+    _ThreadPools.were_lost_in_fork |= _ThreadPools.have_idle_threads
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_pools)
+    os.register_at_fork(after_in_child=_mark_lost_pools)
 
 
-# ---------------------------------------------------------------------- errors
-
-_NOISE = (
+_NOISE_PATTERNS = (
     r"Exception from \S+:\d+: ",
     r"Check '.*?' failed at \S+:\d+: ",
     r"FrontEnd API failed with \w+: ",
@@ -84,39 +91,35 @@ def summarize_error(error: BaseException, limit: int = 300) -> str:
     >>> summarize_error(RuntimeError("Exception from src/core.cpp:105:\nCheck 'ok' failed at src/x.cpp:1:\nNo rule for: NoSuch"))
     'No rule for: NoSuch'
     """
-    return shorten(remove_noise(str(error), _NOISE) or type(error).__name__, limit)
+    return shorten(remove_noise(str(error), _NOISE_PATTERNS) or type(error).__name__, limit)
 
 
-# ---------------------------------------------------------------------- precision
-
-HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
-"""The library's names of precisions."""
+PRECISIONS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
+"""OpenVINO's values of its property INFERENCE_PRECISION_HINT, by XRT's names of precisions."""
 
 
 @cache
 def has_precision(precision: str) -> bool:
-    """Whether the library reports this precision as a capability of the processor."""
-    return precision.upper() in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    """Whether OpenVINO lists the precision as a capability of this CPU."""
+    return precision.upper() in get_core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 def check_precision(model: Any, precision: str) -> None:
-    """Raise CompileRefused if the compiled model uses another precision than requested, such as bf16 instead of fp16."""
+    """Raise CompileRefused if OpenVINO compiled the model in another precision than requested, such as bf16 instead of fp16."""
     if precision == "fp32":
         return
     actual: openvino.Type = model.get_property("INFERENCE_PRECISION_HINT")
-    if actual.get_type_name() != HINTS[precision]:
+    if actual.get_type_name() != PRECISIONS[precision]:
         raise CompileRefused(f"{LIBRARY} computes in {actual.get_type_name()} on this machine instead of {precision}")
 
 
-# ---------------------------------------------------------------------- memory
+def report_memory(copied_bytes: int, growth: AllocationTracker, blob: memoryview | None = None) -> tuple[MemoryUse, ...]:
+    """List the memory of an executable.
 
-
-def report_memory(copied: int, growth: AllocationTracker, blob: memoryview | None = None) -> tuple[MemoryUse, ...]:
-    """The memory of an executable: copied constants and the growth of the process during the compile.
-
-    ``blob`` is the saved form that it was loaded from, which the library reads in place.
+    ``copied_bytes`` are constants that were copied, and ``growth`` measured the process during the compile. ``blob`` contains
+    the serialized model if the executable was loaded: OpenVINO reads constants from it without copying.
     """
-    uses = [MemoryUse("copied weights", copied, _COPIED)] if copied else []
+    uses = [MemoryUse("copied weights", copied_bytes, _COPIED)] if copied_bytes else []
     if blob is not None:
         uses.append(MemoryUse("blob", len(blob), _BLOB, shared=find_file_offset(np.frombuffer(blob, np.uint8)) is not None))
     return (*uses, MemoryUse("model", growth.nbytes, _MODEL), MemoryUse("workspace", None, _WORKSPACE, per_call=True))

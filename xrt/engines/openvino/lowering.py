@@ -1,4 +1,4 @@
-"""Decompose operators that OpenVINO lacks: by the decompositions of `xrt.operators`, by ONNX's, or by the rule below."""
+"""Decompose operators that OpenVINO lacks, by decompositions of `xrt.operators` and of ONNX, and a rule for Pad."""
 
 from __future__ import annotations
 
@@ -8,48 +8,49 @@ from functools import lru_cache
 import numpy as np
 
 from xrt import passes
-from xrt.engines.openvino.tables import may_crop_beyond_extent, may_mask_all_keys
+from xrt.engines.openvino.tables import may_crop_whole_axis, may_mask_all_keys
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.errors import ModelError
 from xrt.graph import Function, Node
 from xrt.graph.node import rename_node
 from xrt.operators import NodeWriter, as_function, decompose_nodes, rewrite_nodes
 
-REMEMBERED = 1024
-"""Cached decompositions; equal nodes share one."""
+MAX_CACHED_DECOMPOSITIONS = 1024
+"""Size of each cache of decompositions. Equal nodes share an entry."""
 
 
 def find_decomposition(node: Node, function: Function) -> Function | None:
-    """Decompose the node into other operators and fold constants; None if no decomposition is known."""
+    """Decompose the node into other operators and fold their constants; None if no decomposition is known to be correct."""
     if node.domain or node.bodies or node.control:
         return passes.find_decomposition(node, function)
     if node.op_type == "Pad":
-        # The decomposition contains a Pad.
-        return _decompose_pad(as_function(node, function)) if may_crop_beyond_extent(node, function) else None
+        # The decomposition contains a Pad, which must not be decomposed again.
+        return _decompose_pad(as_function(node, function)) if may_crop_whole_axis(node, function) else None
     if node.op_type == "Attention" and may_mask_all_keys(node, function):
+        # ONNX's decomposition compares the maximum of a row with -inf, and OpenVINO's ReduceMax never returns -inf.
         return None
     return _decompose(as_function(node, function))
 
 
 def decompose(function: Function, is_lowered: Callable[[Node, Function], bool]) -> Function:
-    """Replace each node that `is_lowered` selects by its decomposition, recursively."""
-    return decompose_nodes(function, lambda node, at: find_decomposition(node, at) if is_lowered(node, at) else None)
+    """Replace each node for which ``is_lowered(node, function)`` holds by its decomposition, and that one's nodes likewise."""
+    return decompose_nodes(function, lambda node, holder: find_decomposition(node, holder) if is_lowered(node, holder) else None)
 
 
-@lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=MAX_CACHED_DECOMPOSITIONS)
 def _decompose(isolated: Function) -> Function | None:
     lowered = passes.find_decomposition(isolated.nodes[0], isolated)
-    return None if lowered is None or lowered.opset() != isolated.opset() else _fold(lowered)
+    return None if lowered is None or lowered.opset() != isolated.opset() else _fold_shapes(lowered)
 
 
-@lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=MAX_CACHED_DECOMPOSITIONS)
 def _decompose_pad(isolated: Function) -> Function | None:
     lowered = rewrite_nodes(isolated, _write_pad)
-    return None if lowered is isolated else _fold(lowered.replace(types={}))
+    return None if lowered is isolated else _fold_shapes(lowered.replace(types={}))
 
 
-def _fold(lowered: Function) -> Function | None:
-    """Compute constant shapes and axes, on which OpenVINO's support depends."""
+def _fold_shapes(lowered: Function) -> Function | None:
+    """Fold computed shapes and axes, because OpenVINO needs some of them as constants; None if the types are inconsistent."""
     try:
         folded = passes.fold_constants(passes.infer_shapes(lowered), evaluate)
     except ModelError:
@@ -58,7 +59,7 @@ def _fold(lowered: Function) -> Function | None:
 
 
 def _add_identities(lowered: Function) -> Function:
-    """Add an Identity for each result that was folded to a constant, so that its type is checked as a node's."""
+    """Insert an Identity before each constant result, because support is decided, and types are checked, node by node."""
     computed = [value.name for value in lowered.outputs if value.name in lowered.constants]
     if not computed:
         return lowered
@@ -70,7 +71,7 @@ def _add_identities(lowered: Function) -> Function:
 
 
 def _write_pad(w: NodeWriter) -> str | None:
-    """Split a Pad into a non-negative Pad and a Slice; None for an unknown rank or a mode that reads the cropped elements."""
+    """Write a Pad that crops as a positive Pad and a Slice; None for modes that read cropped elements, or an unknown rank."""
     x, pads = w.find_type(w.x), w.find_type(w.get_input(1))
     count = pads.shape[0] if pads is not None and pads.shape else None
     if x is None or x.shape is None or not isinstance(count, int) or w.attr("mode", "constant") != "constant":
@@ -80,7 +81,8 @@ def _write_pad(w: NodeWriter) -> str | None:
     positive, negative = (w.op(kind, w.node.inputs[1], zero) for kind in ("Max", "Min"))
     padded = w.op("Pad", w.x, positive, *w.node.inputs[2:], attributes=w.node.attributes)
     axes = w.get_input(3) or w.integers(range(len(x.shape)))
-    first, middle, last = (w.integers([place]) for place in (0, count // 2, count))
+    # The first half of the pads are the amounts before each axis, the second half those after it.
+    first, middle, last = (w.integers([position]) for position in (0, count // 2, count))
     begins = w.op("Neg", w.op("Slice", negative, first, middle))
     sizes = w.op("Gather", w.op("Shape", padded), axes)
     ends = w.op("Max", w.op("Add", sizes, w.op("Slice", negative, middle, last)), zero)

@@ -1,7 +1,8 @@
-"""Tables of OpenVINO: supported operators with their element types, and known issues on ordinary values.
+"""Tables of the openvino engine: supported operators with their element types, and known issues.
 
-Each row of ISSUES and OPEN_ISSUES declines a set of nodes with a reason and evidence. If a condition depends on an unknown size,
-the row applies: a node declined without need runs on another engine, while one accepted by mistake gives wrong results.
+Each row of ISSUES and DYNAMIC_SHAPE_ISSUES makes some nodes unsupported, with a reason and evidence. If its condition depends on
+a size that is unknown, the row applies: a node that is declined without need runs on another engine, but one that is accepted by
+mistake gives wrong results.
 """
 
 from __future__ import annotations
@@ -27,23 +28,29 @@ from xrt.engines.toolkit.support import has_symbolic_dims
 from xrt.graph import DType, Function, Node, TensorType, find_schema, since_version
 from xrt.operators import is_training
 
-TOLERANCE = 1e-4
-"""Maximum rounding error relative to the largest element of a result."""
+MAX_TRANSFORM_ERROR = 1e-4
+"""Maximum accepted error of a DFT or STFT, relative to the largest element of the result."""
 
-# ---------------------------------------------------------------------- exported operators
+# Indices of inputs.
+_ATTN_MASK = 3
+_PAST_KEY = 4
+_NONPAD_KV_SEQLEN = 6
+_LSTM_PEEPHOLES = 7
 
-HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
-FLOATS = HALVES | {DType.FLOAT32}
+
+FLOAT16S = frozenset({DType.FLOAT16, DType.BFLOAT16})
+FLOATS = FLOAT16S | {DType.FLOAT32}
 BOOL = frozenset({DType.BOOL})
-BYTES = frozenset({DType.INT8, DType.UINT8})
-SHORTS = frozenset({DType.INT16, DType.UINT16})
-WORDS = frozenset({DType.INT32, DType.INT64, DType.UINT32, DType.UINT64})
-"""Computed in int32; overflow is a declared deviation."""
-INTEGERS = BYTES | SHORTS | WORDS
+INT8S = frozenset({DType.INT8, DType.UINT8})
+INT16S = frozenset({DType.INT16, DType.UINT16})
+INT32S_INT64S = frozenset({DType.INT32, DType.INT64, DType.UINT32, DType.UINT64})
+"""OpenVINO computes these types in int32. Overflow is declared as a deviation of the engine."""
+INTEGERS = INT8S | INT16S | INT32S_INT64S
 ANY = FLOATS | BOOL | INTEGERS
 
 
 def _make_rows(operators: str, dtypes: frozenset[DType], main: int = 0) -> Iterator[tuple[str, tuple[frozenset[DType], int]]]:
+    """Make one row of `EXPORTED` per operator. ``main`` is the index of the input that must have one of the types."""
     return ((operator, (dtypes, main)) for operator in operators.split())
 
 
@@ -54,18 +61,18 @@ EXPORTED: Mapping[str, tuple[frozenset[DType], int]] = dict(
         *_make_rows("CenterCropPad Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity Reshape", ANY),
         *_make_rows("Scatter ScatterElements ScatterND Slice SpaceToDepth Split Squeeze Tile Transpose Trilu Unsqueeze", ANY),
         *_make_rows("Where", ANY, main=1),
-        *_make_rows("Col2Im", FLOATS - {DType.BFLOAT16} | BOOL | BYTES | SHORTS | {DType.INT32}),
+        *_make_rows("Col2Im", FLOATS - {DType.BFLOAT16} | BOOL | INT8S | INT16S | {DType.INT32}),
         *_make_rows("Pad", ANY),
         *_make_rows("ReverseSequence", ANY - {DType.BFLOAT16}),
         *_make_rows("EyeLike NonZero Shape Size", ANY),
         *_make_rows("ConstantOfShape", frozenset({DType.INT64})),
-        *_make_rows("Range", frozenset({DType.FLOAT32, DType.INT16}) | WORDS),
+        *_make_rows("Range", frozenset({DType.FLOAT32, DType.INT16}) | INT32S_INT64S),
         *_make_rows("OneHot", INTEGERS),
-        *_make_rows("Unique", frozenset({DType.FLOAT32}) | SHORTS | WORDS),
+        *_make_rows("Unique", frozenset({DType.FLOAT32}) | INT16S | INT32S_INT64S),
         # elementwise
-        *_make_rows("Add Mul Sub Neg", FLOATS | WORDS),
+        *_make_rows("Add Mul Sub Neg", FLOATS | INT32S_INT64S),
         *_make_rows("Max Min", FLOATS | INTEGERS),
-        *_make_rows("Abs", FLOATS | {DType.UINT8} | WORDS),
+        *_make_rows("Abs", FLOATS | {DType.UINT8} | INT32S_INT64S),
         *_make_rows("Div", FLOATS | INTEGERS),
         *_make_rows("Mod", INTEGERS),
         *_make_rows("Relu", FLOATS | {DType.INT8, DType.INT16}),
@@ -74,7 +81,7 @@ EXPORTED: Mapping[str, tuple[frozenset[DType], int]] = dict(
         *_make_rows("Greater GreaterOrEqual Less LessOrEqual", FLOATS | INTEGERS),
         *_make_rows("And Not Or Xor", BOOL),
         *_make_rows("BitShift", frozenset({DType.UINT16})),
-        *_make_rows("BitwiseAnd BitwiseNot BitwiseOr BitwiseXor", BYTES | SHORTS | {DType.INT32}),
+        *_make_rows("BitwiseAnd BitwiseNot BitwiseOr BitwiseXor", INT8S | INT16S | {DType.INT32}),
         *_make_rows("Cast CastLike", ANY),
         *_make_rows("Acos Acosh Asin Asinh Atan Atanh Ceil Celu Cos Cosh Dropout Elu Erf Exp Floor Gelu HardSigmoid", FLOATS),
         *_make_rows("HardSwish IsInf IsNaN LeakyRelu Log Mean Mish PRelu Pow Reciprocal Round Selu Shrink Sigmoid", FLOATS),
@@ -83,16 +90,16 @@ EXPORTED: Mapping[str, tuple[frozenset[DType], int]] = dict(
         *_make_rows("Attention LRN LayerNormalization LpNormalization MeanVarianceNormalization RMSNormalization", FLOATS),
         *_make_rows("BatchNormalization GroupNormalization InstanceNormalization RotaryEmbedding", FLOATS),
         *_make_rows("AveragePool Conv ConvTranspose GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool", FLOATS),
-        *_make_rows("MaxPool", FLOATS | BYTES),
+        *_make_rows("MaxPool", FLOATS | INT8S),
         *_make_rows("NonMaxSuppression", frozenset({DType.FLOAT32})),
         *_make_rows("AffineGrid GridSample Resize RoiAlign Upsample", FLOATS),
         *_make_rows("Einsum Gemm MatMul GRU LSTM RNN", FLOATS),
         *_make_rows("Hardmax LogSoftmax NegativeLogLikelihoodLoss Softmax SoftmaxCrossEntropyLoss", FLOATS),
         *_make_rows("ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean ReduceSumSquare", FLOATS),
-        *_make_rows("ReduceProd ReduceSum", FLOATS | WORDS),
-        *_make_rows("ReduceMax ReduceMin", FLOATS | BOOL | BYTES | WORDS),
+        *_make_rows("ReduceProd ReduceSum", FLOATS | INT32S_INT64S),
+        *_make_rows("ReduceMax ReduceMin", FLOATS | BOOL | INT8S | INT32S_INT64S),
         *_make_rows("ArgMax ArgMin", FLOATS | INTEGERS),
-        *_make_rows("CumSum", FLOATS | WORDS),
+        *_make_rows("CumSum", FLOATS | INT32S_INT64S),
         *_make_rows("DFT STFT", frozenset({DType.FLOAT32})),
         *_make_rows("BlackmanWindow HammingWindow HannWindow", frozenset({DType.INT32, DType.INT64})),
         # control flow
@@ -100,30 +107,30 @@ EXPORTED: Mapping[str, tuple[frozenset[DType], int]] = dict(
         *_make_rows("Loop", ANY, main=2),
         *_make_rows("TopK", FLOATS | INTEGERS),
         # quantized numbers
-        *_make_rows("ConvInteger MatMulInteger QLinearConv QLinearMatMul", BYTES),
-        *_make_rows("DequantizeLinear", BYTES | SHORTS | {DType.INT32}),
+        *_make_rows("ConvInteger MatMulInteger QLinearConv QLinearMatMul", INT8S),
+        *_make_rows("DequantizeLinear", INT8S | INT16S | {DType.INT32}),
         *_make_rows("QuantizeLinear", FLOATS),
         *_make_rows("DynamicQuantizeLinear", frozenset({DType.FLOAT32})),
     ]
 )
-"""For each supported operator of OpenVINO 2026.4: the element types whose results match the reference on ordinary values, and
-the position of the input that must have one of them.
+"""For each supported operator of OpenVINO 2026.4: the element types for which its results match the reference on ordinary
+values, and the index of the input that must have one of these types.
 
-The types are tested and not queried, because the plugin accepts every type but computes only in float32, int32, int8, uint8 and
-bool. Sums of int8 and uint8 saturate, so Add does not list these types."""
+The types were found by tests, because the plugin accepts every type, but computes only in float32, int32, int8, uint8 and bool.
+Sums of int8 and uint8 saturate, so Add does not list these types."""
 
 
 def why_not_computed(node: Node, function: Function) -> str | None:
-    """Explain that the operator, or an element type of the node, is not in `EXPORTED`; None if all are."""
+    """Explain that the operator is not in `EXPORTED`, or not for this element type; None if it is."""
     if node.op_type not in EXPORTED:
-        return f"{LIBRARY} computes {node.op} otherwise than ONNX says, or not at all"
+        return f"{LIBRARY} does not support {node.op}, or computes it differently from ONNX"
     dtypes = EXPORTED[node.op_type][0]
     data = list_data_inputs(node, function)
     for name in dict.fromkeys((*node.uses, *node.defines)):
         type_ = function.get_type(name)
         if not isinstance(type_, TensorType):
             continue
-        # float64 would silently lose precision, even for values that are only moved.
+        # float64 silently loses precision, even in operators that only move values.
         if type_.dtype is DType.FLOAT64:
             return f"{name!r} is float64, and {LIBRARY} computes float64 in float32"
         if name in data and type_.dtype not in dtypes:
@@ -132,30 +139,29 @@ def why_not_computed(node: Node, function: Function) -> str | None:
 
 
 def list_data_inputs(node: Node, function: Function) -> frozenset[str]:
-    """Names of the node's values that have the type of its main input by ONNX's schema, so no indices and sizes."""
+    """List the names of inputs and outputs that, by ONNX's schema, have the type of the main input; not indices and sizes."""
     schema = find_schema(node.op_type, since_version(node, function) or 1)
     if node.op_type not in EXPORTED or schema is None or not schema.inputs:
         return frozenset(node.uses)
-    kinds = [[formal.type_str for formal in formals] for formals in (schema.inputs, schema.outputs)]
-    pairs = zip(kinds, (node.inputs, node.outputs), strict=True)
-    typed_names = [(kind[min(k, len(kind) - 1)], name) for kind, names in pairs for k, name in enumerate(names) if kind and name]
-    main = kinds[0][min(EXPORTED[node.op_type][1], len(kinds[0]) - 1)]
-    return frozenset(name for kind, name in typed_names if kind == main)
+    # Type variables of the schema, such as "T", of the inputs and of the outputs. The last one also applies to variadic values.
+    variables = [[formal.type_str for formal in formals] for formals in (schema.inputs, schema.outputs)]
+    pairs = zip(variables, (node.inputs, node.outputs), strict=True)
+    typed_names = [(side[min(k, len(side) - 1)], name) for side, names in pairs for k, name in enumerate(names) if side and name]
+    main = variables[0][min(EXPORTED[node.op_type][1], len(variables[0]) - 1)]
+    return frozenset(name for variable, name in typed_names if variable == main)
 
 
-# ---------------------------------------------------------------------- conditions
-
-
-def _varies(index: int) -> Test:
+def _is_computed(index: int) -> Test:
+    """Make a predicate: whether the node has input ``index``, and it is not a constant."""
     return lambda node, function: has_input(node, index) and find_input(node, index, function) is None
 
 
-def _has_window(node: Node, function: Function) -> bool:
+def _is_since_opset_25(node: Node, function: Function) -> bool:
     return (since_version(node, function) or 0) >= 25
 
 
-def _flattens(node: Node, function: Function) -> bool:
-    """Whether Softmax before opset 13 flattens more than one axis, or may."""
+def _flattens_axes(node: Node, function: Function) -> bool:
+    """Whether a Softmax before opset 13, which flattens all axes from ``axis`` on, may have several that are larger than 1."""
     shape = find_shape(node, 0, function)
     if (since_version(node, function) or 0) >= 13:
         return False
@@ -163,50 +169,54 @@ def _flattens(node: Node, function: Function) -> bool:
 
 
 def _is_causal_after_past(node: Node, function: Function) -> bool:
-    return node.attr("is_causal", 0) == 1 and has_input(node, 4)
+    return node.attr("is_causal", 0) == 1 and has_input(node, _PAST_KEY)
 
 
 def may_mask_all_keys(node: Node, function: Function) -> bool:
-    """Whether a boolean mask or the lengths of padded keys may exclude all keys of a query.
+    """Whether an Attention may mask all keys of a query: it has a boolean mask, or lengths of padded keys.
 
-    The decomposition compares the maximum of such a row with -inf, and ReduceMax returns the lowest finite number for it. The
-    library's own Attention computes zeros.
+    ONNX defines the result of such a query as zeros, which OpenVINO's own Attention computes for static shapes. It must not be
+    decomposed then: the decomposition finds these rows by a maximum of -inf, and OpenVINO's ReduceMax returns the lowest finite
+    number instead.
     """
-    return has_input(node, 6) or find_dtype(node, 3, function) is DType.BOOL
+    return has_input(node, _NONPAD_KV_SEQLEN) or find_dtype(node, _ATTN_MASK, function) is DType.BOOL
 
 
-def _multiplies_a_vector_by_channels(node: Node, function: Function) -> bool:
-    """Whether one operand of a product may be a vector, and another one is dequantized with several scales."""
+def _multiplies_vector_by_scaled_weights(node: Node, function: Function) -> bool:
+    """Whether a MatMul may have a vector as one operand, and the other one is dequantized with several scales."""
     shapes = [find_shape(node, index, function) for index in (0, 1)]
     if all(shape is not None and len(shape) != 1 for shape in shapes):
         return False
-    # OpenVINO 2026.4.1 moves scales through Transpose, Mul, Gather, Pad and the like, but not through a further product.
-    seen, remaining = {""}, list(node.inputs)
+    # OpenVINO 2026.4.1 moves scales through Transpose, Mul, Gather, Pad and the like, so search the producers behind these. It
+    # does not move scales through another product, so stop there.
+    seen = {""}  # absent inputs have the name ""
+    remaining = list(node.inputs)
     while remaining:
         name = remaining.pop()
         producer = None if name in seen else function.producer(name)
         seen.add(name)
         if producer is not None and producer.op_type == "DequantizeLinear":
-            if _has_many_scales(producer, function):
+            if _may_have_several_scales(producer, function):
                 return True
         elif producer is not None and producer.op_type not in ("Conv", "Gemm", "MatMul"):
             remaining += producer.inputs
     return False
 
 
-def _has_many_scales(node: Node, function: Function) -> bool:
-    """Whether there may be more than one scale."""
+def _may_have_several_scales(node: Node, function: Function) -> bool:
+    """Whether a (De)QuantizeLinear may have more than one scale."""
     return find_shape(node, 1, function) != ()
 
 
-def _is_strided_point_with_padding(node: Node, function: Function) -> bool:
+def _is_strided_pointwise_with_padding(node: Node, function: Function) -> bool:
+    """Whether a Conv may have kernel size 1, and has strides and padding."""
     kernel = (find_shape(node, 1, function) or (None, None, None))[2:]
     pads = any(node.attr("pads", ())) or node.attr("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER")
     return pads and any(stride > 1 for stride in node.attr("strides", ())) and all(extent in (1, None) for extent in kernel)
 
 
-def _scales_by_a_fraction(node: Node, function: Function) -> bool:
-    """Whether a Resize with aligned corners may have a fractional output size."""
+def _may_resize_to_fraction(node: Node, function: Function) -> bool:
+    """Whether the sizes times the scales of a Resize with aligned corners may not be integers."""
     if node.attr("coordinate_transformation_mode") not in ("align_corners", "pytorch_half_pixel"):
         return False
     scales, shape = find_input(node, 2, function), find_shape(node, 0, function)
@@ -218,10 +228,11 @@ def _scales_by_a_fraction(node: Node, function: Function) -> bool:
     return not all(is_whole(shape[axis], float(scale)) for axis, scale in zip(axes, scales.array, strict=False))
 
 
-def _adds_window(reaches: Callable[[int, int, int, int], bool]) -> Test:
-    """Make a predicate: whether ``ceil_mode`` adds a last window for which ``reaches`` holds, or may add one.
+def _adds_pooling_window(reaches: Callable[[int, int, int, int], bool]) -> Test:
+    """Make a predicate: whether the last window that a pooling with ``ceil_mode`` adds satisfies, or may satisfy, ``reaches``.
 
-    ``reaches`` gets the first and last element of the window, the end of the data and the end of the padding, along one axis.
+    ``reaches`` gets four positions along one axis, counted from the start of the padding: the first and the last element of the
+    window, the end of the data, and the end of the padding.
     """
 
     def applies(node: Node, function: Function) -> bool:
@@ -231,15 +242,19 @@ def _adds_window(reaches: Callable[[int, int, int, int], bool]) -> Test:
         # Without all sizes, assume that the condition holds.
         if not extents or not all(isinstance(e, int) for e in extents) or node.attr("auto_pad", "NOTSET") != "NOTSET":
             return True
-        rank, kernel = len(extents), node.attr("kernel_shape")
-        pads, ones = node.attr("pads", (0,) * 2 * rank), (1,) * rank
+        rank = len(extents)
+        kernel = node.attr("kernel_shape")
+        pads = node.attr("pads", (0,) * 2 * rank)
+        ones = (1,) * rank
         strides, dilations = (node.attr(name, ones) for name in ("strides", "dilations"))
-        for extent, size, stride, dilation, before, behind in zip(
+        for extent, size, stride, dilation, pad_before, pad_after in zip(
             extents, kernel, strides, dilations, pads, pads[rank:], strict=False
         ):
-            data_end, reach = before + extent, dilation * (size - 1)
-            first = -(-(data_end + behind - reach - 1) // stride) * stride
-            if reaches(first, first + reach, data_end, data_end + behind):
+            data_end = pad_before + extent
+            reach = dilation * (size - 1)  # from the first to the last element of a window
+            # The number of windows is ceil((length - reach - 1) / stride) + 1, so this is where the last one begins.
+            first = -(-(data_end + pad_after - reach - 1) // stride) * stride
+            if reaches(first, first + reach, data_end, data_end + pad_after):
                 return True
         return False
 
@@ -250,25 +265,25 @@ def _begins_in_padding(first: int, last: int, data_end: int, end: int) -> bool:
     return first >= data_end
 
 
-def _ends_behind_padding(first: int, last: int, data_end: int, end: int) -> bool:
+def _ends_after_padding(first: int, last: int, data_end: int, end: int) -> bool:
     return last >= end
 
 
 def _counts_beyond_padding(node: Node, function: Function) -> bool:
     counts = node.op_type == "LpPool" or bool(node.attr("count_include_pad", 0))
-    return counts and _adds_window(_ends_behind_padding)(node, function)
+    return counts and _adds_pooling_window(_ends_after_padding)(node, function)
 
 
-def _splits_an_open_extent(node: Node, function: Function) -> bool:
-    """Whether a Split with ``num_outputs`` (opset 18) divides an extent that is unknown before the run."""
+def _splits_symbolic_extent(node: Node, function: Function) -> bool:
+    """Whether a Split with ``num_outputs`` (opset 18) divides an axis whose extent is unknown before the run."""
     if not node.attr("num_outputs"):
         return False
     shape, axis = find_shape(node, 0, function), node.attr("axis", 0)
     return shape is None or not isinstance(shape[axis], int)
 
 
-def _gathers_from_another_shape(node: Node, function: Function) -> bool:
-    """Whether indices may be smaller than data along another axis than the gathered one."""
+def _gathers_from_larger_data(node: Node, function: Function) -> bool:
+    """Whether the indices of a GatherElements may be smaller than the data along an axis other than the gathered one."""
     data, indices = find_shape(node, 0, function), find_shape(node, 1, function)
     if data is None or indices is None or len(data) != len(indices):
         return True
@@ -276,8 +291,8 @@ def _gathers_from_another_shape(node: Node, function: Function) -> bool:
     return any(data[i] is None or data[i] != indices[i] for i in others)
 
 
-def _has_slopes_of_channels(node: Node, function: Function) -> bool:
-    """Whether slopes along the last axis could be mistaken for slopes per channel."""
+def _has_ambiguous_slopes(node: Node, function: Function) -> bool:
+    """Whether the number of slopes of a PRelu may equal both the number of channels and the extent of the last axis."""
     shape, slopes = find_shape(node, 0, function), find_shape(node, 1, function)
     if shape is None or slopes is None:
         return True
@@ -287,26 +302,27 @@ def _has_slopes_of_channels(node: Node, function: Function) -> bool:
 
 
 def _may_be_empty_at_run_time(node: Node, function: Function) -> bool:
-    """Whether a computed shape, axes or pads may be empty."""
-    if not _varies(1)(node, function):
+    """Whether the second input (a shape, axes or pads) is computed, and may be empty."""
+    if not _is_computed(1)(node, function):
         return False
     shape = find_shape(node, 1, function)
     return shape is None or not (len(shape) == 1 and isinstance(shape[0], int) and shape[0] > 0)
 
 
 def _is_inexact_transform(node: Node, function: Function) -> bool:
-    """Whether float32 angles make the error of the transform exceed the tolerance."""
-    return estimate_transform_error(node, function) > TOLERANCE
+    """Whether a DFT or STFT with float32 angles has an error above `MAX_TRANSFORM_ERROR`."""
+    return estimate_transform_error(node, function) > MAX_TRANSFORM_ERROR
 
 
 def _divides_constant_integers(node: Node, function: Function) -> bool:
     dtype = find_dtype(node, 0, function)
-    return dtype is not None and dtype.is_integer and _is_folded(node, function)
+    return dtype is not None and dtype.is_integer and _is_constant_expression(node, function)
 
 
-def _is_folded(node: Node, function: Function) -> bool:
-    """Whether the library folds the node at compile time: it depends on no input and no node with bodies."""
-    seen, remaining = {""}, list(node.inputs)
+def _is_constant_expression(node: Node, function: Function) -> bool:
+    """Whether OpenVINO folds the node at compile time, because it depends neither on an input nor on a node with bodies."""
+    seen = {""}  # absent inputs have the name ""
+    remaining = list(node.inputs)
     while remaining:
         name = remaining.pop()
         if name in seen or name in function.constants:
@@ -321,7 +337,7 @@ def _is_folded(node: Node, function: Function) -> bool:
 
 def _is_empty_range(node: Node, function: Function) -> bool:
     """Whether a Range of constants steps away from its limit, and so is empty."""
-    values = [find_input(node, place, function) for place in range(3)]
+    values = [find_input(node, index, function) for index in range(3)]
     if None in values:
         return False
     start, limit, step = (constant.array.item() for constant in values if constant is not None)
@@ -329,20 +345,25 @@ def _is_empty_range(node: Node, function: Function) -> bool:
 
 
 def _transforms_another_axis(node: Node, function: Function) -> bool:
-    """Whether the axis is not the default one, if it is negative or an input; an input that is not constant counts."""
+    """Whether OpenVINO transforms another axis than a DFT specifies.
+
+    It does if the axis is a negative attribute, or an input, as of opset 20, that may be another axis than the first after the
+    batch.
+    """
     if (since_version(node, function) or 0) < AXIS_IS_INPUT:
         return bool(node.attr("axis", 1) < 0)
-    rank, axis = len(find_shape(node, 0, function) or ()), find_input(node, 2, function)
+    rank = len(find_shape(node, 0, function) or ())
+    axis = find_input(node, 2, function)
     if has_input(node, 2) and axis is None:
         return True
     return (int(axis.array) if axis is not None else -2) % max(rank, 1) != 1
 
 
-def may_crop_beyond_extent(node: Node, function: Function) -> bool:
-    """Whether a negative pad may crop more elements than the axis has."""
+def may_crop_whole_axis(node: Node, function: Function) -> bool:
+    """Whether the negative amounts of a Pad may crop more elements than an axis has."""
     pads_constant, axes = find_input(node, 1, function), find_input(node, 3, function)
     if pads_constant is None and has_input(node, 1):
-        # The decomposition of a Pad has one whose pads are a Max with zero.
+        # The decomposition of a Pad contains another Pad whose amounts are computed as Max(pads, 0), so it crops nothing.
         producer = function.producer(node.inputs[1])
         limits = [function.constants.get(name) for name in (producer.inputs if producer and producer.op == "Max" else ())]
         return not any(limit is not None and bool((limit.array >= 0).all()) for limit in limits)
@@ -357,14 +378,14 @@ def may_crop_beyond_extent(node: Node, function: Function) -> bool:
     return any(cut and not (isinstance(extent, int) and cut <= extent) for cut, extent in zip(cuts, extents, strict=True))
 
 
-def _wraps_in_a_region(node: Node, function: Function) -> bool:
-    """Whether a cast to 16 bits may truncate a number that another node reads."""
+def _truncates_inside_region(node: Node, function: Function) -> bool:
+    """Whether a cast to a 16-bit integer may truncate a number, and another node of the region reads the result."""
     source, result = find_dtype(node, 0, function), getattr(function.get_type(node.outputs[0]), "dtype", None)
-    return result in SHORTS and source not in BYTES | BOOL | {result} and bool(function.users(node.outputs[0]))
+    return result in INT16S and source not in INT8S | BOOL | {result} and bool(function.users(node.outputs[0]))
 
 
-def _may_stack_no_rows(node: Node, function: Function) -> bool:
-    """Whether a Loop that may run no iteration stacks rows with undeclared or symbolic dims."""
+def _may_stack_unknown_empty_rows(node: Node, function: Function) -> bool:
+    """Whether a Loop may run no iteration, and has a scan output whose shape its body does not declare completely."""
     trip_count, condition = (find_input(node, index, function) for index in (0, 1))
     if (
         trip_count is not None
@@ -372,24 +393,22 @@ def _may_stack_no_rows(node: Node, function: Function) -> bool:
         and (not has_input(node, 1) or (condition is not None and condition.array.item()))
     ):
         return False
-    carried = len(node.inputs) - 2
+    carried = len(node.inputs) - 2  # the first two inputs are the trip count and the condition
+    # The first output of a body is the condition, then come the loop-carried values, then the scan outputs.
     rows = [value.type for body in node.bodies for value in body.outputs[1 + carried :]]
     return not all(isinstance(type_, TensorType) and type_.is_static for type_ in rows)
-
-
-# ---------------------------------------------------------------------- issues
 
 
 ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("PRelu",),
-        _has_slopes_of_channels,
+        _has_ambiguous_slopes,
         "applies the slopes of a PRelu along the channels instead of the last axis if their number fits both",
         ("slopes_along_the_last_axis of the corpus",),
     ),
     KnownIssue(
         ("Tile",),
-        _varies(1),
+        _is_computed(1),
         "returns uninitialized memory for a Tile with computed repeats",
         ("test_tile",),
     ),
@@ -407,7 +426,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("Pad",),
-        may_crop_beyond_extent,
+        may_crop_whole_axis,
         "writes out of bounds and crashes the process when a negative pad crops more elements than the axis has",
         (
             "cut_off_more_than_there_is of the corpus: ends the process",
@@ -428,7 +447,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("Abs",),
-        lambda node, function: find_dtype(node, 0, function) in HALVES and _is_folded(node, function),
+        lambda node, function: find_dtype(node, 0, function) in FLOAT16S and _is_constant_expression(node, function),
         "does not remove the sign when Abs reads a constant of 16 bits",
         ("absolute_value_of_constants of the corpus",),
     ),
@@ -452,20 +471,20 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("Split",),
-        _splits_an_open_extent,
-        "fails at run time to split an extent that is not a multiple of the number of parts, and this extent is not known before",
+        _splits_symbolic_extent,
+        "fails at run time to split an extent that is not a multiple of the number of parts, and is not known earlier",
         ("split_unevenly_at_an_open_extent of the corpus",),
     ),
     KnownIssue(
         ("GatherElements",),
-        _gathers_from_another_shape,
+        _gathers_from_larger_data,
         "supports a GatherElements only if data and indices have equal extents along the other axes",
         ("gather_elements_of_an_open_shape of the corpus",),
     ),
     KnownIssue(
         ("DFT",),
         _transforms_another_axis,
-        "transforms another axis than a DFT says where that is counted from the end, or is an input",
+        "transforms another axis than a DFT specifies if that axis is negative or an input",
         ("test_dft_axis", "test_dft_inverse", "compared with NumPy: axis=-2 of float32[2,1024,1]"),
     ),
     KnownIssue(
@@ -482,19 +501,19 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("LSTM",),
-        lambda node, function: has_input(node, 7),
+        lambda node, function: has_input(node, _LSTM_PEEPHOLES),
         "ignores the peepholes of LSTM",
         ("test_lstm_with_peepholes",),
     ),
     KnownIssue(
         ("Softmax", "LogSoftmax", "Hardmax"),
-        _flattens,
-        "computes a Softmax before opset 13 along one axis, where ONNX flattens all axes from that one",
+        _flattens_axes,
+        "computes a Softmax before opset 13 along one axis, where ONNX flattens all axes from that one on",
         ("softmax_before_opset_13 of the corpus",),
     ),
     KnownIssue(
         ("Attention",),
-        _has_window,
+        _is_since_opset_25,
         "supports Attention up to opset 24, which has no windows",
         ("test_attention_local_window", "test_attention_bidirectional_window"),
     ),
@@ -506,7 +525,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("MatMul",),
-        _multiplies_a_vector_by_channels,
+        _multiplies_vector_by_scaled_weights,
         "returns one axis too many for the product of a quantized vector and weights with several scales",
         ("compared with the reference: float32[4] by int8[4,3] with three scales gives [1,3]",),
     ),
@@ -518,7 +537,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("MaxPool", "AveragePool", "LpPool"),
-        _adds_window(_begins_in_padding),
+        _adds_pooling_window(_begins_in_padding),
         "includes a window of a pooling with ceil_mode=1 that lies entirely in the padding",
         ("test_maxpool_2d_ceil_output_size_reduce_by_one",),
     ),
@@ -530,14 +549,14 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("Conv",),
-        _is_strided_point_with_padding,
+        _is_strided_pointwise_with_padding,
         "applies the strides of a Conv of size 1 before its padding instead of after it",
         ("strided_point_with_padding of the corpus",),
     ),
     KnownIssue(
         ("Resize",),
-        _scales_by_a_fraction,
-        "places pixels by the rounded size, ONNX by the exact one, and these scales may give a size that is not whole",
+        _may_resize_to_fraction,
+        "computes coordinates from the rounded size, ONNX from the exact one, which these scales may make a fraction",
         ("test_resize_downsample_scales_linear_align_corners", "test_resize_downsample_scales_cubic_align_corners"),
     ),
     KnownIssue(
@@ -560,27 +579,27 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("Cast", "CastLike"),
-        _wraps_in_a_region,
+        _truncates_inside_region,
         "does not truncate a number that is cast to 16 bits inside a region",
         ("short_integers_in_the_middle of the corpus, with the reference behind: 70000 for 4464",),
     ),
     KnownIssue(
         ("Loop",),
-        _may_stack_no_rows,
+        _may_stack_unknown_empty_rows,
         "returns extents of 0 for the stacked outputs of a Loop without iterations if its body does not declare them",
         ("loop_of_no_turns_over_open_extents of the corpus: the Concat behind it fails when run",),
     ),
 )
-"""Known issues of OpenVINO 2026.4."""
+"""Known issues of OpenVINO 2026.4, for static and dynamic shapes."""
 
 
 def _may_resize_channels(node: Node, function: Function) -> bool:
-    """Whether a Resize by ``sizes`` may also resize the batch or channel axis: an extent of these is unknown."""
+    """Whether a Resize has ``sizes``, and the extent of the batch or channel axis is unknown, so it might be resized too."""
     shape = find_shape(node, 0, function) or (None,)
     return has_input(node, 3) and not all(isinstance(extent, int) for extent in shape[:2])
 
 
-OPEN_ISSUES: tuple[KnownIssue, ...] = (
+DYNAMIC_SHAPE_ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("Div",),
         lambda node, function: not getattr(find_dtype(node, 0, function), "is_float", False),
@@ -608,7 +627,7 @@ OPEN_ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("Resize", "Upsample"),
         _may_resize_channels,
-        "fails when a Resize to given sizes runs with an unknown batch or channel dim",
+        "fails when a Resize with sizes runs with an unknown batch or channel dim",
         ("nearest_of_two_as_near of the corpus",),
     ),
     KnownIssue(
@@ -619,7 +638,7 @@ OPEN_ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("DequantizeLinear", "QuantizeLinear"),
-        _has_many_scales,
+        _may_have_several_scales,
         "fails when it quantizes or dequantizes with several scales",
         ("test_dequantizelinear_axis", "test_quantizelinear_axis"),
     ),
@@ -627,9 +646,9 @@ OPEN_ISSUES: tuple[KnownIssue, ...] = (
 """Known issues with dynamic shapes only."""
 
 
-def find_issue(node: Node, function: Function) -> str | None:
-    """The reason of the first matching issue; None if none matches."""
-    if (reason := match_known_issue(OPEN_ISSUES, node, function)) and has_symbolic_dims(node, function):
-        return f"{LIBRARY} {reason}, where extents are known only at run time"
+def why_known_issue(node: Node, function: Function) -> str | None:
+    """Explain the first known issue that the node has; None if it has none."""
+    if (reason := match_known_issue(DYNAMIC_SHAPE_ISSUES, node, function)) and has_symbolic_dims(node, function):
+        return f"{LIBRARY} {reason}, if sizes are known only at run time"
     reason = match_known_issue(ISSUES, node, function)
     return reason and f"{LIBRARY} {reason}"

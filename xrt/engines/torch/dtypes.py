@@ -1,8 +1,10 @@
-"""Representation of ONNX element types in tensors of PyTorch.
+"""How tensors of PyTorch represent ONNX's element types.
 
-Types that PyTorch computes in share memory with NumPy arrays. Others have a wider or coded form: unsigned integers of 16 and 32
-bits are the next wider signed ones, uint64 is int64 with the same bits, integers under 8 bits are int8 and uint8, and small
-floats are uint8 codes, which only conversions decode.
+Types that PyTorch computes in represent themselves, and such tensors share memory with NumPy arrays. The other types:
+
+- uint16 and uint32 are int32 and int64, and integers of 2 and 4 bits are int8 or uint8 (widened).
+- uint64 is int64 with the same bits.
+- Floats of at most 8 bits are uint8 codes, which only conversions decode (coded).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from xrt.engines.toolkit.libraries import shorten
 from xrt.engines.toolkit.memory import make_writable_alias
 from xrt.graph import DType
 
-DIRECT = {
+NATIVE = {
     DType.BOOL: torch.bool,
     DType.UINT8: torch.uint8,
     DType.INT8: torch.int8,
@@ -33,7 +35,7 @@ DIRECT = {
 }
 """Types that PyTorch computes in."""
 COMPLEX = {DType.COMPLEX64: torch.complex64, DType.COMPLEX128: torch.complex128}
-"""Types that only opaque calls of PyTorch compute in."""
+"""Types that only nodes of the domain ``aten`` compute in."""
 _WIDENED = {
     DType.UINT16: torch.int32,
     DType.UINT32: torch.int64,
@@ -42,47 +44,44 @@ _WIDENED = {
     DType.UINT4: torch.uint8,
     DType.UINT2: torch.uint8,
 }
-MASKS = {DType.UINT16: 0xFFFF, DType.UINT32: 0xFFFFFFFF}
-"""Bits of a result, for types that are represented by wider ones."""
-_NUMPY: dict[DType, np.dtype[Any]] = {
+BIT_MASKS = {DType.UINT16: 0xFFFF, DType.UINT32: 0xFFFFFFFF}
+"""Bits to which kernels truncate results of widened types, so that they wrap around as in the type itself."""
+_NUMPY_DTYPES: dict[DType, np.dtype[Any]] = {
     dtype: np.dtype(str(kind).removeprefix("torch."))
-    for dtype, kind in {**DIRECT, **_WIDENED}.items()
+    for dtype, kind in {**NATIVE, **_WIDENED}.items()
     if dtype is not DType.BFLOAT16
 }
 
 
 def get_torch_dtype(dtype: DType) -> torch.dtype:
-    """The torch.dtype that represents an element type; raises KeyError if there is none."""
-    # PyTorch's uint64 has few kernels.
+    """Get the torch.dtype that represents an element type; raises KeyError for strings."""
+    # PyTorch has a uint64, but few kernels for it.
     if dtype is DType.UINT64:
         return torch.int64
-    return DIRECT.get(dtype) or COMPLEX.get(dtype) or _WIDENED.get(dtype) or _CODES[dtype]
+    return NATIVE.get(dtype) or COMPLEX.get(dtype) or _WIDENED.get(dtype) or _CODED[dtype]
 
 
-_CODES = {dtype: torch.uint8 for dtype in DType if dtype.is_float and dtype.bits <= 8}
+_CODED = {dtype: torch.uint8 for dtype in DType if dtype.is_float and dtype.bits <= 8}
 
 
-def from_numpy(dtype: DType) -> Callable[[np.ndarray[Any, Any]], torch.Tensor]:
-    """Make the function that converts arrays of an element type to tensors.
-
-    A tensor shares the memory of its array, even of a read-only one, unless a wider type represents the element type.
-    """
+def make_from_numpy(dtype: DType) -> Callable[[np.ndarray[Any, Any]], torch.Tensor]:
+    """Make a function that converts arrays of an element type to tensors, which share their memory unless the type is widened."""
     if dtype in _WIDENED:
-        wider = _NUMPY[dtype]
+        wider = _NUMPY_DTYPES[dtype]
         return lambda array: torch.from_numpy(array.astype(wider))
-    # NumPy's bfloat16 is of ml_dtypes, which `torch.from_numpy` does not know: share the bits.
+    # `torch.from_numpy` does not support the bfloat16 of ml_dtypes, so pass the bits as int16.
     if dtype is DType.BFLOAT16:
         return lambda array: _share(array.view(np.int16)).view(torch.bfloat16)
     if dtype is DType.UINT64:
         return lambda array: _share(array.view(np.int64))
-    if dtype in _CODES:
+    if dtype in _CODED:
         return lambda array: _share(array.view(np.uint8))
     return _share
 
 
 def _share(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """View an array as a tensor; copy if strides are negative or no multiple of the item size."""
-    # PyTorch counts strides in elements, and has no negative ones.
+    """View an array as a tensor. It is copied if PyTorch cannot represent its strides."""
+    # PyTorch counts strides in elements, and does not support negative ones.
     if any(stride < 0 or stride % array.itemsize for stride in array.strides):
         return torch.from_numpy(array.copy())
     if not array.flags.writeable:
@@ -90,28 +89,28 @@ def _share(array: np.ndarray[Any, Any]) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def to_numpy(dtype: DType) -> Callable[[torch.Tensor], np.ndarray[Any, Any]]:
-    """Make the function that converts tensors that represent an element type to arrays; they share memory as in `from_numpy`."""
+def make_to_numpy(dtype: DType) -> Callable[[torch.Tensor], np.ndarray[Any, Any]]:
+    """Make a function that converts tensors to arrays of an element type, which share their memory unless the type is widened."""
     if dtype in _WIDENED:
         return lambda tensor: tensor.numpy().astype(dtype.numpy)
     if dtype is DType.BFLOAT16:
         return lambda tensor: tensor.view(torch.int16).numpy().view(dtype.numpy)
-    if dtype is DType.UINT64 or dtype in _CODES:
+    if dtype is DType.UINT64 or dtype in _CODED:
         return lambda tensor: tensor.numpy().view(dtype.numpy)
     return lambda tensor: tensor.numpy()
 
 
 @lru_cache(maxsize=16)
-def decode_table(dtype: DType) -> torch.Tensor:
-    """The float32 values of the codes of a small float type."""
+def get_decoded_values(dtype: DType) -> torch.Tensor:
+    """Make a tensor of the 256 float32 values that the uint8 codes of a small float type represent."""
     return torch.from_numpy(np.arange(256, dtype=np.uint8).view(dtype.numpy).astype(np.float32))
 
 
-LONGEST = 160
+MAX_SUMMARY_LENGTH = 160
 
 
 def summarize_error(cause: BaseException) -> str:
-    """The first nonempty line of an error of PyTorch, shortened."""
+    """Shorten PyTorch's error to its first nonempty line."""
     lines = [line.strip() for line in str(cause).splitlines()]
     text = next((line for line in lines if line), "")
-    return shorten(re.sub(r"\s+", " ", text).rstrip(" .:"), LONGEST) or type(cause).__name__
+    return shorten(re.sub(r"\s+", " ", text).rstrip(" .:"), MAX_SUMMARY_LENGTH) or type(cause).__name__

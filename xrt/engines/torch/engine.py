@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from xrt.graph import Function, Node
 
 
-# PyTorch takes seconds to import, and the first node imports it. Whether it is missing must be known now.
+# PyTorch takes seconds to import, so that waits for the first node. Whether it is installed must be known now.
 if find_spec("torch") is None:
     raise ModuleNotFoundError("No module named 'torch'", name="torch")
 Mode: TypeAlias = Literal["eager", "inductor"]
@@ -30,7 +30,7 @@ def _find_version() -> str:
 
 @dataclass(frozen=True)
 class Torch(GraphCompiler):
-    """PyTorch on the CPU: operator by operator, without a compiler, or compiled by Inductor. One executable serves all sizes."""
+    """PyTorch on the CPU: operator by operator, or compiled by Inductor. One executable supports all sizes."""
 
     name: ClassVar[str] = "torch"
     supports_dynamic_shapes: ClassVar[bool] = True
@@ -43,10 +43,10 @@ class Torch(GraphCompiler):
         check_options(self)
 
     def why_not(self, node: Node, function: Function) -> str | None:
-        from xrt.engines.torch.executable import shield
+        from xrt.engines.torch.executable import use_default_modes
         from xrt.engines.torch.support import why_not
 
-        with shield():
+        with use_default_modes():
             reason = why_not(node, function)
             if reason is not None or self.mode == "eager":
                 return reason
@@ -56,16 +56,16 @@ class Torch(GraphCompiler):
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         from xrt.engines.torch.dtypes import summarize_error
-        from xrt.engines.torch.executable import TorchExecutable, shield
+        from xrt.engines.torch.executable import TorchExecutable, use_default_modes
         from xrt.engines.torch.program import make_program
 
         if self.mode == "inductor":
             from xrt.engines.torch.inductor import compile_function
 
-            # The process of the compile ends with it; its library is loaded as if it had been saved.
+            # A subprocess compiles, so its library is loaded here like one from a file.
             return self.load(compile_function(function, context), function, context)
         try:
-            with shield():
+            with use_default_modes():
                 return TorchExecutable(make_program(function), function, context.threads)
         except CompileRefused:
             raise
@@ -76,7 +76,7 @@ class Torch(GraphCompiler):
         return self.mode == "inductor"  # building a list of kernels is faster than reading a file
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
-        """Inductor's library, which contains the packed weights; empty for a list of kernels."""
+        """Return the bytes of Inductor's library, which contains the packed weights. With ``mode=eager`` return no bytes."""
         from xrt.engines.torch.inductor import InductorExecutable
 
         return executable.data if isinstance(executable, InductorExecutable) else b""
@@ -89,13 +89,13 @@ class Torch(GraphCompiler):
         return InductorExecutable(data, function, context)
 
     def serves_threads(self, saved: int, threads: int) -> bool:
-        """Inductor's parallel loops use the threads of the call; code compiled for one thread has none."""
+        """Yes, except for Inductor's code that was compiled for one thread: that has no parallel loops."""
         return self.mode == "eager" or saved == threads or saved > 1
 
     def missing_features(self) -> str:
-        from xrt.engines.torch.inductor import why_no_compiler
+        from xrt.engines.torch.inductor import why_no_cxx_compiler
 
-        return why_no_compiler() or ""
+        return why_no_cxx_compiler() or ""
 
     def version(self) -> str:
         return _find_version()

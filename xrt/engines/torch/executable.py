@@ -15,22 +15,22 @@ import torch
 from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.toolkit.memory import peak_of_values
-from xrt.engines.torch.dtypes import from_numpy, to_numpy
-from xrt.engines.torch.program import find_addresses
+from xrt.engines.torch.dtypes import make_from_numpy, make_to_numpy
+from xrt.engines.torch.program import iter_addresses
 from xrt.graph import OptionalType, SequenceType, TensorType, Type
 
 if TYPE_CHECKING:
     from xrt.graph import Function
 
 
-_FORKED = [False]
+_IS_FORKED = [False]
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: _FORKED.__setitem__(0, True))
+    os.register_at_fork(after_in_child=lambda: _IS_FORKED.__setitem__(0, True))
 
 
 @cache
 def _find_thread_setters() -> tuple[Callable[[int], Any], Callable[[int], Any]]:
-    """Functions that set the thread counts of OpenMP and MKL for the calling thread; PyTorch's own setter as a substitute."""
+    """Find functions that set the thread counts of OpenMP and MKL for the calling thread. Without OpenMP use PyTorch's setter."""
     lib = Path(torch.__file__).parent / "lib"
     try:
         omp = ctypes.CDLL(str(next(iter(sorted(lib.glob("libgomp*")))))).omp_set_num_threads
@@ -43,10 +43,11 @@ def _find_thread_setters() -> tuple[Callable[[int], Any], Callable[[int], Any]]:
     return omp, mkl
 
 
-def call_within(threads: int, call: Callable[..., Any], *arguments: Any) -> Any:
-    """Call with a thread budget; with one thread in a forked child, where OpenMP's threads are gone."""
-    # For the calling thread alone: others may be in calls with other budgets.
-    before, budget = torch.get_num_threads(), 1 if _FORKED[0] else threads
+def call_with_threads(threads: int, call: Callable[..., Any], *arguments: Any) -> Any:
+    """Call ``call(*arguments)`` with ``threads`` threads; with one in a forked child, which does not have OpenMP's threads."""
+    # Set for the calling thread only: other threads may be in calls with other thread counts.
+    before = torch.get_num_threads()
+    budget = 1 if _IS_FORKED[0] else threads
     if before == budget:
         return call(*arguments)
     set_omp, set_mkl = _find_thread_setters()
@@ -63,16 +64,16 @@ Convert = Callable[[Any], Any]
 
 
 class TensorCall(Protocol):
-    """Computes the outputs of a Function on tensors."""
+    """The callable that `TorchExecutable` runs: computes the outputs of a Function on tensors."""
 
     @property
     def constants(self) -> frozenset[int]:
-        """Addresses of constants that an output may share."""
+        """Memory addresses of constants. Outputs at these addresses are copied before the caller gets them."""
         ...
 
     @property
     def packed_weights(self) -> Sequence[torch.Tensor]:
-        """Copies of constants made by kernels."""
+        """Copies of constants in another layout, which kernels have made."""
         ...
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
@@ -81,7 +82,7 @@ class TensorCall(Protocol):
 
 
 class TorchExecutable(Executable):
-    """A program over tensors that share memory with the caller's arrays. It has no state of a call, so threads may share it."""
+    """Runs a program on tensors that share memory with the caller's arrays. Calls share no state, so they may be concurrent."""
 
     outputs_are_fresh = True
 
@@ -89,21 +90,21 @@ class TorchExecutable(Executable):
         self.program = program
         self.function = function
         self._threads = threads
-        self._read = tuple(_make_converter(value.type, from_numpy) for value in function.inputs)
-        self._write = tuple(_make_converter(value.type, to_numpy) for value in function.outputs)
+        self._input_converters = tuple(_make_converter(value.type, make_from_numpy) for value in function.inputs)
+        self._output_converters = tuple(_make_converter(value.type, make_to_numpy) for value in function.outputs)
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         out = options.host_buffers
-        with torch.inference_mode(), shield():
-            tensors = [read(x) for read, x in zip(self._read, inputs, strict=True)]
-            results = call_within(self._threads, self._compute, tensors)
-            arrays = [write(result) for write, result in zip(self._write, results, strict=True)]
+        with torch.inference_mode(), use_default_modes():
+            tensors = [read(x) for read, x in zip(self._input_converters, inputs, strict=True)]
+            results = call_with_threads(self._threads, self._compute, tensors)
+            arrays = [write(result) for write, result in zip(self._output_converters, results, strict=True)]
         return arrays if out is None else [_write_result(array, buffer) for array, buffer in zip(arrays, out, strict=True)]
 
     def _compute(self, tensors: list[Any]) -> list[Any]:
-        """Compute the results, each in separate memory."""
-        # Kernels such as Identity and Reshape return their input; results belong to the caller, who may write to them.
-        addresses = {*self.program.constants, *find_addresses(tensors)}
+        """Compute the outputs. None of them shares memory with an input, a constant or another output."""
+        # Kernels such as Identity and Reshape return their input, but the caller may write to results.
+        addresses = {*self.program.constants, *iter_addresses(tensors)}
         return [_make_unshared(result, addresses) for result in self.program(tensors)]
 
     def memory(self) -> tuple[MemoryUse, ...]:
@@ -114,7 +115,7 @@ class TorchExecutable(Executable):
 
 
 def _make_converter(type_: Type | None, of: Callable[[Any], Convert]) -> Convert:
-    """Function that converts values of a type; an optional may be None."""
+    """Make a function that converts values of a type. ``of(dtype)`` makes the function for tensors of an element type."""
     if isinstance(type_, SequenceType):
         element = _make_converter(type_.element, of)
         return lambda values: [element(value) for value in values]
@@ -126,14 +127,14 @@ def _make_converter(type_: Type | None, of: Callable[[Any], Convert]) -> Convert
 
 
 def _make_unshared(value: Any, addresses: set[int]) -> Any:
-    """Make a result contiguous and unshared: copy it if its storage is in ``addresses`` or larger than the result."""
+    """Return a contiguous result; copied if it is part of a storage, or at one of ``addresses``, which then get its address."""
     if isinstance(value, list):
         return [_make_unshared(item, addresses) for item in value]
     if not isinstance(value, torch.Tensor):
         return value
     tensor = value.contiguous()
     storage = tensor.untyped_storage()
-    # A view of a larger storage would keep all of it alive.
+    # A view of part of a storage would keep the whole storage alive.
     if storage.data_ptr() in addresses or storage.nbytes() > tensor.nbytes:
         tensor = tensor.clone()
     addresses.add(tensor.untyped_storage().data_ptr())
@@ -147,16 +148,16 @@ def _write_result(array: Any, buffer: Any) -> Any:
     return buffer
 
 
-def shield() -> AbstractContextManager[Any]:
-    """Context that hides the caller's default device and autocast from kernels, for the calling thread."""
+def use_default_modes() -> AbstractContextManager[Any]:
+    """Context in which the caller's default device and autocast do not apply, for the calling thread."""
     has_autocast = torch.is_autocast_enabled("cpu")
     if not has_autocast and not torch._C._len_torch_function_stack():
-        return _NOTHING
+        return _NO_CONTEXT
     stack = ExitStack()
-    stack.enter_context(torch._C.DisableTorchFunction())  # a default device is such a mode
+    stack.enter_context(torch._C.DisableTorchFunction())  # a default device is implemented as a torch function mode
     if has_autocast:
         stack.enter_context(torch.autocast("cpu", enabled=False))
     return stack
 
 
-_NOTHING = nullcontext()
+_NO_CONTEXT = nullcontext()

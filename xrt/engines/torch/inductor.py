@@ -1,7 +1,7 @@
-"""Regions compiled by Inductor, PyTorch's compiler, to a shared library that contains the weights.
+"""Compile regions with Inductor, PyTorch's compiler, to a shared library that contains the weights.
 
 The compile runs in a subprocess, because Inductor changes state, folders and environment variables of its process. A node is
-supported if its kernel can be traced: if neither the operators that it calls nor the shapes of its results depend on data.
+supported if its kernel can be traced: the operators that it calls, and the shapes of its results, must not depend on values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from xrt.engines.toolkit.shared_values import put_function, read_function
 from xrt.engines.torch.dtypes import get_torch_dtype, summarize_error
 from xrt.engines.torch.executable import TorchExecutable
 from xrt.engines.torch.program import TensorProgram, make_program
-from xrt.engines.torch.tables import GAPS
+from xrt.engines.torch.tables import INDUCTOR_ISSUES
 from xrt.errors import CompileRefused, RunFailed
 from xrt.formats.output import map_file
 from xrt.graph import Dim, Function, Node, TensorType, Type
@@ -46,12 +46,9 @@ if TYPE_CHECKING:
     from xrt.engines.contract.options import CompileContext
 
 
-# ---------------------------------------------------------------------- support
-
-
 @cache
-def why_no_compiler() -> str | None:
-    """Explain why Inductor cannot compile C++ here; None if it can."""
+def why_no_cxx_compiler() -> str | None:
+    """Explain that no C++ compiler is installed, which Inductor needs; None if one is."""
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(compiler) is not None:
         return None
@@ -63,59 +60,60 @@ _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 def why_not(node: Node, function: Function) -> str | None:
     """Explain why Inductor does not support a node that has a kernel; None if it does."""
-    if reason := why_no_compiler():
+    if reason := why_no_cxx_compiler():
         return reason
     if node.domain == DOMAIN:
-        return "mode=inductor leaves operators of PyTorch's own to mode=eager"
+        return "mode=inductor does not support opaque calls of PyTorch operators; mode=eager does"
     for name in (*node.uses, *filter(None, node.outputs)):
         type_ = function.get_type(name)
         if not isinstance(type_, TensorType):
-            return f"mode=inductor compiles tensors alone, and {name!r} is {type_}"
+            return f"mode=inductor supports only tensors, and {name!r} is {type_}"
         if type_.shape is None:
-            return f"mode=inductor needs the number of dimensions of {name!r}"
-    return match_known_issue(GAPS, node, function) or _why_not_traced(as_function(node, function))
+            return f"mode=inductor needs the rank of {name!r}"
+    return match_known_issue(INDUCTOR_ISSUES, node, function) or _why_not_traceable(as_function(node, function))
 
 
 @lru_cache(maxsize=4096)
-def _why_not_traced(isolated: Function) -> str | None:
-    """Call `why_not_traced` and restore the environment variables.
+def _why_not_traceable(isolated: Function) -> str | None:
+    """Explain why `trace_node` fails; None if it does not. Cached. The environment variables are left unchanged.
 
-    The first trace creates Inductor's folder and stores its name in a variable. Set the variable to an existing folder and
-    remove it afterwards, so that the caller's own compiles use their usual folder.
+    The first trace creates Inductor's cache folder and stores its name in a variable. Setting the variable to an existing folder
+    meanwhile prevents both, so the caller's own compiles use their usual folder.
     """
     is_set = _CACHE_VARIABLE in os.environ
     if not is_set:
         os.environ[_CACHE_VARIABLE] = tempfile.gettempdir()
     try:
-        return why_not_traced(isolated)
+        return trace_node(isolated)
     finally:
         if not is_set:
             os.environ.pop(_CACHE_VARIABLE, None)
 
 
-HINTS = (5, 7, 11, 13, 17, 19, 23, 29)
-"""Sizes of symbolic dims while tracing: distinct, and neither 0 nor 1, which PyTorch specializes."""
+EXAMPLE_SIZES = (5, 7, 11, 13, 17, 19, 23, 29)
+"""Sizes to use for symbolic dims while tracing. PyTorch would specialize the code for sizes 0 and 1, and for equal sizes."""
 
 
-class SizeHints(dict[str, int]):
-    """A size per symbol, chosen on first use; each unknown dimension gets another one."""
+class ExampleSizes(dict[str, int]):
+    """Maps symbolic dims to the sizes to trace with, all distinct."""
 
     def choose(self, dim: Dim) -> int:
-        """The size to trace a dimension with: its extent, or a hint per symbol."""
+        """Return the size to trace a dim with: a static dim itself, one size per symbol, a new size for each unknown dim."""
         if isinstance(dim, int):
             return dim
         symbol = f"?{len(self)}" if dim is None else dim
-        return self.setdefault(symbol, HINTS[len(self) % len(HINTS)] + len(self) // len(HINTS) * 31)
+        # After the last of EXAMPLE_SIZES start again 31 higher: 31 exceeds their range, so no size repeats.
+        return self.setdefault(symbol, EXAMPLE_SIZES[len(self) % len(EXAMPLE_SIZES)] + len(self) // len(EXAMPLE_SIZES) * 31)
 
     def make_example(self, type_: Type | None) -> torch.Tensor:
-        """A tensor of zeros of the type."""
+        """Make a tensor of zeros of the type, with an example size for each symbolic dim."""
         assert isinstance(type_, TensorType)  # checked by `why_not`
         assert type_.shape is not None
         return torch.zeros([self.choose(dim) for dim in type_.shape], dtype=get_torch_dtype(type_.dtype))
 
 
 class ProgramModule(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
-    """A program as a module whose buffers are its constants, which a compiler may fold and pack."""
+    """Wraps a program as a module with the constants as buffers, so that Inductor may fold and pack them."""
 
     def __init__(self, program: TensorProgram) -> None:
         super().__init__()
@@ -125,7 +123,7 @@ class ProgramModule(torch.nn.Module):  # type: ignore[misc]  # torch has no type
             self.register_buffer(f"constant{slot}", program.template[slot])
 
     def forward(self, *inputs: Any) -> tuple[Any, ...]:
-        """Compute the outputs; constants and inputs among them are copied."""
+        """Compute the outputs of the program, with the buffers in place of its constants."""
         template = list(self.program.template)
         for slot in self.slots:
             template[slot] = getattr(self, f"constant{slot}")
@@ -133,25 +131,25 @@ class ProgramModule(torch.nn.Module):  # type: ignore[misc]  # torch has no type
 
 
 _TRACE_ERRORS = {
-    "DataDependentOutputException": "it reads numbers that only a call shows",
-    "DynamicOutputShapeException": "it gives results whose sizes only a call shows",
+    "DataDependentOutputException": "it reads values that are known only at run time",
+    "DynamicOutputShapeException": "the sizes of its results are known only at run time",
 }
-"""Reasons by the name of PyTorch's error."""
+"""Reasons in plain words, by the name of PyTorch's error."""
 
 
-def why_not_traced(isolated: Function) -> str | None:
-    """Explain why the single node of a Function cannot be traced; None if it can."""
+def trace_node(isolated: Function) -> str | None:
+    """Trace the single node of a Function; return the reason if that fails, else None."""
     # These import SymPy, which takes half a second that a load of a compiled library does not need.
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     (node,) = isolated.nodes
-    hints = SizeHints()
+    example_sizes = ExampleSizes()
     shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     try:
         program = make_program(isolated)
-        with _suppress_log(), FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True) as mode, torch.no_grad():
-            inputs = [_make_fake(mode, value.type, hints) for value in isolated.inputs]
+        with _silence_trace_log(), FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True) as mode, torch.no_grad():
+            inputs = [_make_fake_tensor(mode, value.type, example_sizes) for value in isolated.inputs]
             template = [
                 mode.from_tensor(slot, static_shapes=True) if isinstance(slot, torch.Tensor) else slot
                 for slot in program.template
@@ -159,15 +157,17 @@ def why_not_traced(isolated: Function) -> str | None:
             replace(program, template=tuple(template))(inputs)
     except Exception as error:  # noqa: BLE001  # PyTorch raises many kinds of errors here
         cause = error.__cause__ or error
-        return f"mode=inductor does not take this {node.op}: {_TRACE_ERRORS.get(type(cause).__name__) or summarize_error(cause)}"
-    # The trace has fixed a symbolic dim to the size of the example: the code would be right for that size alone.
+        return (
+            f"mode=inductor does not support this {node.op}: {_TRACE_ERRORS.get(type(cause).__name__) or summarize_error(cause)}"
+        )
+    # The trace has replaced a symbolic dim by its example size, so the code would be correct for that size only.
     if shapes.replacements:
-        return f"mode=inductor does not take this {node.op}: what it does depends on sizes that only a call shows"
+        return f"mode=inductor does not support this {node.op}: its code depends on sizes that are known only at run time"
     return None
 
 
 @contextmanager
-def _suppress_log() -> Iterator[None]:
+def _silence_trace_log() -> Iterator[None]:
     """Suppress PyTorch's log of failed traces, which are expected here."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     level = logger.level
@@ -178,23 +178,21 @@ def _suppress_log() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _make_fake(mode: FakeTensorMode, type_: Type | None, hints: SizeHints) -> torch.Tensor:
+def _make_fake_tensor(mode: FakeTensorMode, type_: Type | None, example_sizes: ExampleSizes) -> torch.Tensor:
+    """Make a tensor without data for the trace. Its symbolic and unknown dims are dynamic."""
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
     assert isinstance(type_, TensorType)
     assert type_.shape is not None
     if type_.is_static:
-        return mode.from_tensor(hints.make_example(type_), static_shapes=True)
+        return mode.from_tensor(example_sizes.make_example(type_), static_shapes=True)
     kinds = [DimDynamic.STATIC if isinstance(dim, int) else DimDynamic.DYNAMIC for dim in type_.shape]
-    return mode.from_tensor(hints.make_example(type_), symbolic_context=StatelessSymbolicContext(kinds))
-
-
-# ---------------------------------------------------------------------- compile
+    return mode.from_tensor(example_sizes.make_example(type_), symbolic_context=StatelessSymbolicContext(kinds))
 
 
 def compile_function(function: Function, context: CompileContext) -> memoryview:
-    """Compile a Function to a library that contains its weights; raises CompileRefused with the reason."""
-    if reason := why_no_compiler():
+    """Compile a Function in a subprocess, and return the bytes of the library. Raises CompileRefused if that fails."""
+    if reason := why_no_cxx_compiler():
         raise CompileRefused(reason)
     with tempfile.TemporaryDirectory(prefix="inductor-", dir=context.workdir) as folder:
         buffer = SharedBuffer()
@@ -202,8 +200,8 @@ def compile_function(function: Function, context: CompileContext) -> memoryview:
         variables = {"TMPDIR": folder, "OMP_NUM_THREADS": str(context.threads)}
         worker = WorkerProcess("xrt.engines.torch.inductor:main", environment=variables)
         try:
-            answer, _ = worker.ask(request, buffer)
-            with Path(answer["library"]).open("rb") as library:
+            response, _ = worker.ask(request, buffer)
+            with Path(response["library"]).open("rb") as library:
                 return map_file(library.fileno())  # the mapping outlives the folder
         except RemoteError as error:
             raise CompileRefused(f"Inductor cannot compile {function.name!r}: {summarize_error(error)}") from error
@@ -213,12 +211,11 @@ def compile_function(function: Function, context: CompileContext) -> memoryview:
             worker.end()
 
 
-# ---------------------------------------------------------------------- in the subprocess
-
 _USER_PREFIXES = ("TORCHINDUCTOR_", "AOT_INDUCTOR_", "AOTINDUCTOR_", "TORCH_COMPILE_")
-"""Prefixes of environment variables that configure the user's own compiles; they are not part of the cache key."""
+"""Prefixes of environment variables that configure the user's own compiles. The subprocess removes them, because the key of XRT's
+cache does not contain them."""
 
-SETTINGS: dict[str, Any] = {
+INDUCTOR_SETTINGS: dict[str, Any] = {
     "freezing": True,
     "compile_threads": 1,
     "emulate_precision_casts": True,
@@ -228,23 +225,24 @@ SETTINGS: dict[str, Any] = {
     "aot_inductor.enable_line_tables": False,
     "aot_inductor.enable_frame_pointer": False,
 }
-"""Fold and pack weights, in a single process; round half precision after each operator, as ONNX specifies."""
+"""Settings of Inductor: fold and pack weights, compile in one process, and round half precision after each operator as ONNX
+specifies."""
 
 
 def compile_library(function: Function, threads: int, folder: Path) -> Path:
-    """Compile a Function to a library in the folder; raises errors of PyTorch."""
+    """Compile a Function to a library in the folder, and return its path. Raises CompileRefused and any error of PyTorch."""
     function = fold_constants(infer_shapes(function), evaluate)
-    hints = SizeHints()
+    example_sizes = ExampleSizes()
     dims: dict[str, Any] = {}
-    examples = tuple(hints.make_example(value.type) for value in function.inputs)
-    shapes = [_name_dims(value.type, dims) for value in function.inputs]
+    examples = tuple(example_sizes.make_example(value.type) for value in function.inputs)
+    shapes = [_make_export_dims(value.type, dims) for value in function.inputs]
     module = ProgramModule(make_program(function))
-    # Bounds the folding of constants too.
+    # Inductor also folds constants with this number of threads.
     torch.set_num_threads(threads)
     with torch.no_grad():
         program = torch.export.export(module, examples, dynamic_shapes=(tuple(shapes),), strict=False)
-        settings = SETTINGS | {"cpp.threads": 1, "aot_inductor.output_path": str(folder / "region.so")}
-        if threads > 1:  # the thread count of a call is OpenMP's, which the caller sets
+        settings = INDUCTOR_SETTINGS | {"cpp.threads": 1, "aot_inductor.output_path": str(folder / "region.so")}
+        if threads > 1:  # the code uses OpenMP's thread count at run time, which `call_with_threads` sets
             settings |= {"cpp.threads": threads, "cpp.dynamic_threads": True}
         output = torch._inductor.aot_compile(program.module(), examples, options=settings)
     if called := sorted(_list_python_calls(folder)):
@@ -252,8 +250,8 @@ def compile_library(function: Function, threads: int, folder: Path) -> Path:
     return Path(output if isinstance(output, str) else output[-1])
 
 
-def _name_dims(type_: Type | None, dims: dict[str, Any]) -> dict[int, Any] | None:
-    """Dimensions for torch.export: equal symbols share one dimension."""
+def _make_export_dims(type_: Type | None, dims: dict[str, Any]) -> dict[int, Any] | None:
+    """Map dynamic axes of an input to dimensions of torch.export, one per symbol (``dims`` has those so far); None if static."""
     assert isinstance(type_, TensorType)
     assert type_.shape is not None
     axes = {}
@@ -266,30 +264,28 @@ def _name_dims(type_: Type | None, dims: dict[str, Any]) -> dict[int, Any] | Non
 
 
 def _list_python_calls(folder: Path) -> set[str]:
-    """Operators without a C interface, which Inductor lists in a file next to its code."""
-    lists = [file for file in folder.rglob("*.json") if not file.name.endswith("_metadata.json")]
-    return {entry["node"]["target"] for file in lists for entry in json.loads(file.read_text())["nodes"]}
+    """List the operators without a C interface, which the code would call through Python. Inductor writes them to a JSON file."""
+    files = [file for file in folder.rglob("*.json") if not file.name.endswith("_metadata.json")]
+    return {entry["node"]["target"] for file in files for entry in json.loads(file.read_text())["nodes"]}
 
 
 def main(handle: str) -> None:
-    """Serve one request on the socket with this handle."""
+    """Run the subprocess: compile the Functions that it receives on the socket with this handle."""
     for name in [name for name in os.environ if name.startswith(_USER_PREFIXES)]:
         del os.environ[name]
 
-    def answer(request: Request) -> Message:
+    def handle_request(request: Request) -> Message:
         message = request.message
         function = read_function(request.memory, message["function"])
-        # Everything that Inductor writes is removed with the folder.
+        # Inductor writes only to this folder, which is removed afterwards.
         os.environ[_CACHE_VARIABLE] = message["folder"]
         return {"library": str(compile_library(function, message["threads"], Path(message["folder"])))}
 
-    serve(handle, answer)
+    serve(handle, handle_request)
 
 
-# ---------------------------------------------------------------------- run
-
-CONCURRENT_RUNS = 8
-"""Threads that may run one library concurrently, sharing its weights; further ones wait."""
+MAX_CONCURRENT_RUNS = 8
+"""Number of threads that may run one library at the same time. They share its weights; further threads wait."""
 _wrap = ctypes.pythonapi.PyCapsule_New
 _wrap.restype, _wrap.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 _unwrap = ctypes.pythonapi.PyCapsule_GetPointer
@@ -297,19 +293,19 @@ _unwrap.restype, _unwrap.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c
 
 
 class LibraryError(RuntimeError):
-    """The compiled code failed, or could not be loaded; the message is PyTorch's."""
+    """The compiled code failed, or could not be loaded. The message is PyTorch's."""
 
 
-class Library:
-    """A compiled Function: contiguous tensors of its types in, new tensors out."""
+class InductorLibrary:
+    """Calls the C interface of a library that Inductor compiled from a Function."""
 
     def __init__(self, path: Path) -> None:
-        """Load the library; the file may be removed afterwards."""
+        """Load the library. The file may be removed afterwards."""
         self._code = ctypes.CDLL(str(path))
         self._container = ctypes.c_void_p()
         self._check(
             self._code.AOTInductorModelContainerCreateWithDevice(
-                ctypes.byref(self._container), ctypes.c_size_t(CONCURRENT_RUNS), b"cpu", None
+                ctypes.byref(self._container), ctypes.c_size_t(MAX_CONCURRENT_RUNS), b"cpu", None
             )
         )
         count = ctypes.c_size_t()
@@ -318,9 +314,10 @@ class Library:
         self._call = self._code.AOTInductorModelContainerRun
 
     def __call__(self, tensors: Sequence[Any]) -> list[Any]:
-        """Compute the results; raises LibraryError."""
+        """Compute the outputs into new tensors. The inputs must be contiguous. Raises LibraryError."""
         handles = [_unwrap(handle, None) for handle in torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors))]
-        arguments, results = (ctypes.c_void_p * len(handles))(*handles), self._results()
+        arguments = (ctypes.c_void_p * len(handles))(*handles)
+        results = self._results()
         sizes = ctypes.c_size_t(len(arguments)), ctypes.c_size_t(len(results))
         self._check(self._call(self._container, arguments, sizes[0], results, sizes[1], None, None))
         return list(torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs([_wrap(result, None, None) for result in results]))
@@ -338,24 +335,24 @@ class Library:
 
 
 class CompiledProgram:
-    """The library of a Function, and a list of kernels for sizes 0 and 1, which PyTorch's compiler specializes."""
+    """Computes a Function by its library, or by kernels if a dynamic dim is 0 or 1, for which Inductor's code is not valid."""
 
     constants: frozenset[int] = frozenset()
     packed_weights: tuple[Any, ...] = ()
 
-    def __init__(self, library: Library, function: Function) -> None:
-        self.library, self.function = library, function
-        self._open_axes = tuple(_list_open_axes(function))
-        """Input axes of symbolic or unknown size."""
+    def __init__(self, library: InductorLibrary, function: Function) -> None:
+        self.library = library
+        self.function = function
+        self._dynamic_axes = tuple(_iter_dynamic_axes(function))
+        """(Input index, axis) of each symbolic or unknown dim."""
 
     @cached_property
     def kernels(self) -> TensorProgram:
-        """The Function as a list of kernels, built on first use."""
+        """The Function as a program of kernels, built on first use."""
         return make_program(self.function)
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        """Compute the outputs."""
-        if any(inputs[i].shape[axis] < 2 for i, axis in self._open_axes):
+        if any(inputs[i].shape[axis] < 2 for i, axis in self._dynamic_axes):
             return [result.clone() for result in self.kernels(inputs)]  # an output must not share a constant's memory
         try:
             return self.library([tensor.contiguous() for tensor in inputs])
@@ -363,21 +360,21 @@ class CompiledProgram:
             raise RunFailed(f"torch failed in {self.function.name!r}: {summarize_error(cause)}") from cause
 
 
-def _list_open_axes(function: Function) -> Iterator[tuple[int, int]]:
+def _iter_dynamic_axes(function: Function) -> Iterator[tuple[int, int]]:
     for i, value in enumerate(function.inputs):
         if isinstance(value.type, TensorType) and value.type.shape is not None:
             yield from ((i, axis) for axis, dim in enumerate(value.type.shape) if not isinstance(dim, int))
 
 
 class InductorExecutable(TorchExecutable):
-    """A library over tensors that share memory with the caller's arrays."""
+    """Runs a library of Inductor on tensors that share memory with the caller's arrays."""
 
     def __init__(self, data: memoryview, function: Function, context: CompileContext) -> None:
-        """``data`` is the content of the library."""
+        """``data`` is the content of the library's file."""
         with tempfile.NamedTemporaryFile(prefix="inductor-", suffix=".so", dir=context.workdir) as file:
             file.write(data)
             file.flush()
-            self._library = Library(Path(file.name))
+            self._library = InductorLibrary(Path(file.name))
         super().__init__(CompiledProgram(self._library, function), function, context.threads)
         self.data = data
 

@@ -1,4 +1,4 @@
-"""The kernels of the torch engine: the shared ones, and overrides where PyTorch has a better or another form."""
+"""The kernels of the torch engine: the shared ones, and overrides where PyTorch has a faster function or a different one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from xrt.engines.kernels import eager, elementwise, ops as shared, recurrent, re
 from xrt.engines.kernels.arrays import broadcast_parameters, get_integer_limits, round_once, widen
 from xrt.engines.kernels.quantization import SATURABLE
 from xrt.engines.kernels.table import KernelContext, Run
-from xrt.engines.torch.dtypes import DIRECT, MASKS, decode_table, from_numpy, get_torch_dtype, to_numpy
+from xrt.engines.torch.dtypes import BIT_MASKS, NATIVE, get_decoded_values, get_torch_dtype, make_from_numpy, make_to_numpy
 from xrt.engines.torch.namespace import TORCH, Tensor, is_integral
 from xrt.graph import DType, Function, Node, TensorType
 from xrt.operators.windows import Placement, Window, compute_padding_trims, make_window
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TorchKernelContext(KernelContext):
-    """A node and its surroundings, for the factory of its kernel."""
+    """What a kernel factory of this engine gets: the node, its Function, and a list for packed weights."""
 
     packed_weights: list[Tensor] = field(default_factory=list)
-    """Reordered copies of constants; kernels append to it, and the executable reports their memory."""
+    """Kernels append the copies of constants that they make to this list, so that the executable can report their memory."""
 
-    def attribute_dtype(self, name: str) -> DType | None:
-        """The element type in an attribute; None if absent."""
-        number = self.attr(name) or 0
-        return DType.from_onnx(number) if number else None
+    def get_dtype_attribute(self, name: str) -> DType | None:
+        """Get the element type that an attribute stores as ONNX's number; None if it is absent or 0."""
+        onnx_number = self.attr(name) or 0
+        return DType.from_onnx(onnx_number) if onnx_number else None
 
-    def attribute_torch_dtype(self, name: str) -> torch.dtype | None:
-        """The torch.dtype that represents the element type in an attribute; None if absent."""
-        dtype = self.attribute_dtype(name)
+    def get_torch_dtype_attribute(self, name: str) -> torch.dtype | None:
+        """Get the torch.dtype that represents the element type in an attribute; None if it is absent or 0."""
+        dtype = self.get_dtype_attribute(name)
         return None if dtype is None else get_torch_dtype(dtype)
 
 
 def find_constant_input(node: Node, function: Function, index: int) -> Constant | None:
-    """The constant behind an input; None if it is omitted or computed."""
+    """Find the constant that an input is, directly or as the output of a Constant node; None if it is omitted or computed."""
     name = node.inputs[index] if index < len(node.inputs) else ""
     if not name:
         return None
@@ -56,34 +56,31 @@ def find_constant_input(node: Node, function: Function, index: int) -> Constant 
 Factory: TypeAlias = Callable[[TorchKernelContext], Run]
 
 ops = shared.extend("torch", eager)
-"""The shared kernels, and those of this module, which have priority."""
+"""The table of kernels: the shared ones, and those of this module, which have a higher priority."""
 
 
 def overrides(*op_types: str, **options: Any) -> Callable[[Factory], Factory]:
-    """Decorator: register a kernel factory that has priority over the shared kernel."""
+    """Decorate a kernel factory to register it with priority over the shared kernel. ``options`` are those of `ops`."""
 
     def register(factory: Factory) -> Factory:
-        ops(*op_types, priority=2, **options)(lambda node, at: factory(at))
+        ops(*op_types, priority=2, **options)(lambda node, ctx: factory(ctx))
         return factory
 
     return register
 
 
-# ---------------------------------------------------------------------- arithmetic and activations
-
-
-SIGN = torch.iinfo(torch.int64).min
-"""Flipping this bit makes int64 compare like uint64 of the same bits."""
+SIGN_BIT = torch.iinfo(torch.int64).min
+"""int64 numbers with this bit flipped compare like uint64 numbers of the original bits."""
 
 
 def divide(a: Tensor, b: Tensor) -> Tensor:
-    """The quotient; integers are truncated, and division by zero gives zero.
+    """Divide; integer quotients are truncated, and an integer divided by zero is zero.
 
-    PyTorch raises for an integer division by zero, and the process crashes when the least integer is divided by -1.
+    PyTorch raises for an integer division by zero, and crashes the process when the lowest integer is divided by -1.
     """
     if not is_integral(a):
         return torch.div(a, b)
-    # Divisors that would raise or crash are replaced by 1, and their quotients set afterwards.
+    # Replace divisors that would raise or crash by 1, and set their quotients afterwards.
     is_zero = b == 0
     if not a.dtype.is_signed:
         return torch.div(a, b.masked_fill(is_zero, 1), rounding_mode="trunc").masked_fill_(is_zero, 0)
@@ -93,51 +90,51 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
 
 
 def power(base: Tensor, exponent: Tensor) -> Tensor:
-    """The power in the base's type; integers to negative or fractional powers are computed in float64 and truncated."""
+    """Compute powers in the type of ``base``. Integers to negative or fractional powers are computed in float64 and truncated."""
     if not is_integral(base):
         if exponent.dtype == torch.float64 and base.dtype != torch.float64:
             exponent = exponent.to(base.dtype)
         return torch.pow(base, exponent if is_integral(exponent) else exponent.to(base.dtype))
     if not is_integral(exponent):
         return torch.pow(base.double(), exponent.double()).to(base.dtype)
-    # Both are computed: PyTorch raises for negative exponents of integers, and float64 is inexact from 2**53 on.
+    # Compute both: the integer power raises for negative exponents, and the one in float64 is inexact from 2**53 on.
     powers = torch.pow(base, exponent.clamp(min=0)).to(base.dtype)
     truncated = torch.pow(base.double(), exponent.double()).to(base.dtype)
     return torch.where(exponent < 0, truncated, powers)
 
 
-elementwise.binary(ops, "Div", priority=2)(lambda node, at: divide)
-elementwise.binary(ops, "Pow", priority=2)(lambda node, at: power)
+elementwise.register_binary(ops, "Div", priority=2)(lambda node, ctx: divide)
+elementwise.register_binary(ops, "Pow", priority=2)(lambda node, ctx: power)
 
 
 def _make_comparison(name: str) -> Any:
-    """Factory of a comparison: uint64 is represented by int64, so its sign bit is flipped first."""
+    """Make the kernel factory of a comparison. For uint64, which int64 represents, the kernel flips the sign bits first."""
 
-    def factory(node: Any, at: TorchKernelContext) -> Run:
+    def factory(node: Any, ctx: TorchKernelContext) -> Run:
         compare = getattr(torch, name)
-        if at.input_dtype(0) is not DType.UINT64:
+        if ctx.input_dtype(0) is not DType.UINT64:
             return compare  # type: ignore[no-any-return]  # a function of PyTorch
-        return lambda *operands: compare(*(x ^ SIGN for x in operands))
+        return lambda *operands: compare(*(x ^ SIGN_BIT for x in operands))
 
     return factory
 
 
 for _op, _name in {"Greater": "gt", "Less": "lt", "GreaterOrEqual": "ge", "LessOrEqual": "le"}.items():
-    elementwise.binary(ops, _op, priority=2)(_make_comparison(_name))
+    elementwise.register_binary(ops, _op, priority=2)(_make_comparison(_name))
 
 
 @overrides("Max", "Min")
-def extremes(at: TorchKernelContext) -> Run:
-    combine = torch.maximum if at.node.op_type == "Max" else torch.minimum
-    if at.input_dtype(0) is not DType.UINT64:
+def max_or_min(ctx: TorchKernelContext) -> Run:
+    combine = torch.maximum if ctx.node.op_type == "Max" else torch.minimum
+    if ctx.input_dtype(0) is not DType.UINT64:
         return lambda *operands: reduce(combine, operands)
-    return lambda *operands: reduce(combine, (x ^ SIGN for x in operands)) ^ SIGN
+    return lambda *operands: reduce(combine, (x ^ SIGN_BIT for x in operands)) ^ SIGN_BIT
 
 
 @overrides("Mod")
-def mod(at: TorchKernelContext) -> Run:
-    """The sign follows the divisor, or with ``fmod`` the dividend; integers modulo zero give zero, where PyTorch raises."""
-    remainder = torch.fmod if at.attr("fmod", 0) else torch.remainder
+def mod(ctx: TorchKernelContext) -> Run:
+    """Remainder with the sign of the divisor, or with ``fmod`` of the dividend. Integers modulo zero are zero; PyTorch raises."""
+    remainder = torch.fmod if ctx.attr("fmod", 0) else torch.remainder
 
     def run(a: Tensor, b: Tensor) -> Tensor:
         if not is_integral(a):
@@ -149,13 +146,14 @@ def mod(at: TorchKernelContext) -> Run:
 
 
 @overrides("Gemm")
-def gemm(at: TorchKernelContext) -> Run:
-    """Compute with a single addmm unless the operands are scaled."""
-    general, is_plain = elementwise.gemm(at.node, at), at.attr("alpha", 1.0) == 1 and at.attr("beta", 1.0) == 1
-    transpose_a, transpose_b = at.attr("transA", 0), at.attr("transB", 0)
+def gemm(ctx: TorchKernelContext) -> Run:
+    """Compute with a single addmm, unless an operand is scaled."""
+    general = elementwise.gemm(ctx.node, ctx)
+    is_unscaled = ctx.attr("alpha", 1.0) == 1 and ctx.attr("beta", 1.0) == 1
+    transpose_a, transpose_b = ctx.attr("transA", 0), ctx.attr("transB", 0)
 
     def run(a: Tensor, b: Tensor, c: Tensor = None) -> Tensor:
-        if c is None or not is_plain or not a.dtype.is_floating_point:
+        if c is None or not is_unscaled or not a.dtype.is_floating_point:
             return general(a, b, c)
         # Narrow floats are added in float32 and rounded once, as in ONNX's definition.
         wide_a, wide_b = widen(TORCH, a), widen(TORCH, b)
@@ -166,64 +164,59 @@ def gemm(at: TorchKernelContext) -> Run:
 
 
 # PyTorch has a single function for each of these.
-ops("Relu", priority=2)(lambda node, at: torch.relu)
-ops("Identity", priority=2)(lambda node, at: lambda x: x)
-ops("Where", priority=2)(lambda node, at: torch.where)
-ops("Sigmoid", priority=2)(lambda node, at: round_once(TORCH, torch.sigmoid))
+ops("Relu", priority=2)(lambda node, ctx: torch.relu)
+ops("Identity", priority=2)(lambda node, ctx: lambda x: x)
+ops("Where", priority=2)(lambda node, ctx: torch.where)
+ops("Sigmoid", priority=2)(lambda node, ctx: round_once(TORCH, torch.sigmoid))
 
 
 @overrides("Swish")
-def swish(at: TorchKernelContext) -> Run:
-    alpha = at.attr("alpha", 1.0)
+def swish(ctx: TorchKernelContext) -> Run:
+    alpha = ctx.attr("alpha", 1.0)
     return round_once(TORCH, lambda x: x * torch.sigmoid(alpha * x))
 
 
 @overrides("HardSigmoid")
-def hard_sigmoid(at: TorchKernelContext) -> Run:
-    alpha, beta = at.attr("alpha", float(np.float32(0.2))), at.attr("beta", 0.5)
+def hard_sigmoid(ctx: TorchKernelContext) -> Run:
+    alpha, beta = ctx.attr("alpha", float(np.float32(0.2))), ctx.attr("beta", 0.5)
     return round_once(TORCH, lambda x: torch.clamp(alpha * x + beta, 0, 1))
 
 
-# ---------------------------------------------------------------------- constants
-
-
 @overrides("Constant")
-def constant(at: TorchKernelContext) -> Run:
-    value = find_constant(at.node, at.function)
+def constant(ctx: TorchKernelContext) -> Run:
+    value = find_constant(ctx.node, ctx.function)
     if value is None:
-        raise at.refuse("holds no numbers")
-    # Shared by all calls; `make_program` reads its address, so that no result shares its memory.
-    tensor = from_numpy(value.dtype)(value.array)
+        raise ctx.refuse("does not contain numbers")
+    # All calls return the same tensor. `make_program` records its address, so that results at this address are copied.
+    tensor = make_from_numpy(value.dtype)(value.array)
     return lambda: tensor
 
 
 @overrides("ConstantOfShape", host=(0,))
-def constant_of_shape(at: TorchKernelContext) -> Run:
-    fill = at.attr("value")
-    scalar = torch.zeros((), dtype=torch.float32) if fill is None else from_numpy(fill.dtype)(fill.array).reshape(())
+def constant_of_shape(ctx: TorchKernelContext) -> Run:
+    fill = ctx.attr("value")
+    scalar = torch.zeros((), dtype=torch.float32) if fill is None else make_from_numpy(fill.dtype)(fill.array).reshape(())
     return lambda shape: scalar.expand(shape.tolist()).clone()
 
 
-# ---------------------------------------------------------------------- normalizations
-
-
 @overrides("LayerNormalization")
-def layer_normalization(at: TorchKernelContext) -> Run:
-    general, axis, epsilon = reduction.layer_normalization(at.node, at), at.attr("axis", -1), at.attr("epsilon", 1e-5)
-    stash_dtype = at.attribute_torch_dtype("stash_type") or torch.float32
+def layer_normalization(ctx: TorchKernelContext) -> Run:
+    general = reduction.layer_normalization(ctx.node, ctx)
+    axis, epsilon = ctx.attr("axis", -1), ctx.attr("epsilon", 1e-5)
+    stash_dtype = ctx.get_torch_dtype_attribute("stash_type") or torch.float32
 
     def run(x: Tensor, scale: Tensor, bias: Tensor = None) -> Any:
         extents = x.shape[axis % x.ndim :]
         has_full_shape = scale.shape == extents and (bias is None or bias.shape == extents)
-        # A single element may overflow in PyTorch's kernel.
-        fits = has_full_shape and x.dtype is stash_dtype is torch.float32 and extents.numel() > 1
-        return torch.native_layer_norm(x, extents, scale, bias, epsilon) if fits else general(x, scale, bias)
+        # PyTorch's kernel may overflow for a single element.
+        is_supported = has_full_shape and x.dtype is stash_dtype is torch.float32 and extents.numel() > 1
+        return torch.native_layer_norm(x, extents, scale, bias, epsilon) if is_supported else general(x, scale, bias)
 
     return run
 
 
 def softmax(xp: Any, x: Tensor, axis: int) -> Tensor:
-    """PyTorch's softmax; narrow types are rounded after each step, as in ONNX's definition."""
+    """PyTorch's softmax, except for floats under 32 bits: ONNX defines that these are rounded after each step."""
     return reduction.softmax(xp, x, axis) if x.dtype in xp.narrow else torch.softmax(x, axis)
 
 
@@ -232,89 +225,93 @@ def log_softmax(xp: Any, x: Tensor, axis: int) -> Tensor:
 
 
 for _op, _compute in {"Softmax": softmax, "LogSoftmax": log_softmax}.items():
-    ops(_op, since=13, priority=2)(reduction.along_axis(_compute))
-    ops(_op, until=12, priority=2)(reduction.flatten_axes(_compute))
-
-# ---------------------------------------------------------------------- convolutions
+    ops(_op, since=13, priority=2)(reduction.make_axis_factory(_compute))
+    ops(_op, until=12, priority=2)(reduction.make_flattening_factory(_compute))
 
 
-TRANSPOSE = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}
+CONV_TRANSPOSE = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}
 
 
-def _why_not_rank(node: Node, function: Function) -> str | None:
-    """PyTorch's convolutions have one to three spatial axes; the shared kernel serves other and unknown ranks."""
+def _why_not_convolution_rank(node: Node, function: Function) -> str | None:
+    """Explain that PyTorch's convolutions do not support the rank of the input, so the shared kernel is used; else None."""
     type_ = function.get_type(node.inputs[0])
     rank = len(type_.shape) - 2 if isinstance(type_, TensorType) and type_.shape is not None else 0
-    return None if 1 <= rank <= 3 else f"PyTorch has {node.op} for one, two or three spatial axes"
+    return None if 1 <= rank <= 3 else f"PyTorch supports {node.op} only with one, two or three spatial axes"
 
 
 def convolve(x: Tensor, w: Tensor, window: Window, group: int, bias: Tensor, is_computed: bool) -> Tensor:
-    """Convolve by PyTorch's convolution, or by its function for gradients of weights where that is faster.
+    """Convolve with PyTorch's convolution, or with its function for gradients of weights if that is faster.
 
-    In a backward pass, the gradient of a convolution's weights is the convolution of its input with the gradient of its result:
-    one with computed weights. A training step of a ResNet of 32 x 32 pixels takes 1.3 times as long as eager PyTorch with that
-    function, and 1.8 times without.
+    The latter applies to convolutions with computed weights (``is_computed``), which are common in a backward pass: the gradient
+    of a convolution's weights is the convolution of its input with the gradient of its result. A training step of a ResNet of
+    32 x 32 pixels takes 1.3 times as long as eager PyTorch with that function, and 1.8 times without.
     """
     if group == 1 and bias is None and is_computed:
-        place = window.over(x.shape[2:])
-        if _is_weight_gradient(x, place):
-            return _compute_weight_gradient(x, w, place)
+        placement = window.over(x.shape[2:])
+        if _is_weight_gradient(x, placement):
+            return _compute_weight_gradient(x, w, placement)
     return TORCH.convolve(x, w, window, group, bias)
 
 
-def _is_weight_gradient(x: Tensor, place: Placement) -> bool:
-    """Whether the function for gradients of weights computes this convolution, and is faster.
+def _is_weight_gradient(x: Tensor, placement: Placement) -> bool:
+    """Whether PyTorch's function for gradients of weights can compute this convolution, and is faster.
 
     It is faster if the window has at least four times as many elements as the result has positions. The function pads both ends
-    of an axis equally: its padding, that at the beginning, must give the same number of positions.
+    of an axis by the padding at the beginning, and that must result in the same number of positions.
     """
-    window = place.window
+    window = placement.window
     is_supported = type(x) is torch.Tensor and x.dtype in (torch.float32, torch.float64)
-    if not is_supported or not 0 < 4 * prod(place.positions) <= window.size or any(n < 0 for n in place.begins):
+    if not is_supported or not 0 < 4 * prod(placement.positions) <= window.size or any(n < 0 for n in placement.begins):
         return False
+    # Per axis: the elements, with equal padding at both ends, that remain after the last window. If they are fewer than the
+    # dilation, the function returns exactly as many elements as the window has.
     rests = (
         begin + extent + begin - ((kernel - 1) * dilation + (count - 1) * stride + 1)
         for begin, extent, kernel, dilation, count, stride in zip(
-            place.begins, place.extents, window.kernel, window.dilations, place.positions, window.strides, strict=True
+            placement.begins, placement.extents, window.kernel, window.dilations, placement.positions, window.strides, strict=True
         )
     )
     return all(0 <= rest < dilation for rest, dilation in zip(rests, window.dilations, strict=True))
 
 
-def _compute_weight_gradient(x: Tensor, w: Tensor, place: Placement) -> Tensor:
-    """The convolution as a gradient of weights (M, N, *positions): batch and channels are swapped, strides and dilations too."""
-    window, source, gradient = place.window, x.transpose(0, 1), w.transpose(0, 1)
-    weights = source.new_empty((gradient.shape[1], source.shape[1], *place.positions))
-    stride_padding_dilation = (list(window.dilations), list(place.begins), list(window.strides))
-    options = (False, [0] * len(place.positions), 1, [False, True, False])  # transposed, output padding, groups, wanted gradients
+def _compute_weight_gradient(x: Tensor, w: Tensor, placement: Placement) -> Tensor:
+    """Compute a convolution as the gradient of weights (M, N, *positions): batch and channels, strides and dilations swap."""
+    window = placement.window
+    source, gradient = x.transpose(0, 1), w.transpose(0, 1)
+    weights = source.new_empty((gradient.shape[1], source.shape[1], *placement.positions))
+    stride_padding_dilation = (list(window.dilations), list(placement.begins), list(window.strides))
+    # Not transposed, no output padding, one group, and of the gradients of input, weights and bias only the second.
+    options = (False, [0] * len(placement.positions), 1, [False, True, False])
     gradients = torch.ops.aten.convolution_backward(gradient, source, weights, None, *stride_padding_dilation, *options)
     return gradients[1].transpose(0, 1)
 
 
-@overrides("Conv", why_not=_why_not_rank)
-def conv(at: TorchKernelContext) -> Run:
-    group = at.attr("group", 1)
-    is_computed = find_constant_input(at.node, at.function, 1) is None
-    compute = round_once(TORCH, lambda x, w, bias: convolve(x, w, make_window(at.node, w.shape[2:]), group, bias, is_computed))
+@overrides("Conv", why_not=_why_not_convolution_rank)
+def conv(ctx: TorchKernelContext) -> Run:
+    group = ctx.attr("group", 1)
+    is_computed = find_constant_input(ctx.node, ctx.function, 1) is None
+    compute = round_once(TORCH, lambda x, w, bias: convolve(x, w, make_window(ctx.node, w.shape[2:]), group, bias, is_computed))
     return lambda x, w, bias=None: compute(x, w, bias)
 
 
-@overrides("ConvTranspose", why_not=_why_not_rank)
-def conv_transpose(at: TorchKernelContext) -> Run:
-    group = at.attr("group", 1)
+@overrides("ConvTranspose", why_not=_why_not_convolution_rank)
+def conv_transpose(ctx: TorchKernelContext) -> Run:
+    group = ctx.attr("group", 1)
 
     def compute(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
-        window, count = make_window(at.node, w.shape[2:]), x.ndim - 2
+        window = make_window(ctx.node, w.shape[2:])
+        count = x.ndim - 2
         lengths = zip(x.shape[2:], window.strides, window.spans, strict=True)
-        trims = compute_padding_trims(at.node, window, [(n - 1) * s + span for n, s, span in lengths], x.shape[2:])
+        trims = compute_padding_trims(ctx.node, window, [(n - 1) * s + span for n, s, span in lengths], x.shape[2:])
         pads = [-begin for begin in trims[:count]]
         output_padding = [pad + end for pad, end in zip(pads, trims[count:], strict=True)]
         limits = zip(pads, output_padding, window.strides, window.dilations, strict=True)
-        # PyTorch has no negative padding, and output padding only below a stride or dilation: else crop or pad the full result.
+        # PyTorch supports no negative padding, and output padding only below the stride or dilation. For others compute without
+        # padding, and crop or pad the result.
         if all(pad >= 0 and 0 <= end < max(s, d) for pad, end, s, d in limits):
-            y = TRANSPOSE[count](x, w, None, window.strides, pads, output_padding, group, window.dilations)
+            y = CONV_TRANSPOSE[count](x, w, None, window.strides, pads, output_padding, group, window.dilations)
         else:
-            padded = TRANSPOSE[count](x, w, None, window.strides, 0, 0, group, window.dilations)
+            padded = CONV_TRANSPOSE[count](x, w, None, window.strides, 0, 0, group, window.dilations)
             y = TORCH.pad_axes(padded, trims, "constant", 0, range(2, x.ndim))
         return y if bias is None else y + bias.reshape(-1, *(1,) * (y.ndim - 2))
 
@@ -322,93 +319,98 @@ def conv_transpose(at: TorchKernelContext) -> Run:
     return lambda x, w, bias=None: rounded(x, w, bias)
 
 
-# ---------------------------------------------------------------------- recurrent layers
-
-
-# PyTorch's gate order as indices into ONNX's: i o f c, z r h.
+# For each gate in PyTorch's order its index in ONNX's order, which is i o f c for LSTM and z r h for GRU.
 _GATE_ORDERS = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
 _DEFAULT_ACTIVATIONS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"], "RNN": ["tanh"]}
-_LIBRARY_DTYPES = (torch.float32, torch.float64)
+_LAYER_DTYPES = (torch.float32, torch.float64)
 
 
-class LibraryLayer:
-    """A recurrent layer computed by a function of PyTorch, for calls whose inputs it supports.
+class PyTorchLayer:
+    """Computes a recurrent layer with PyTorch's function for it, which supports only some inputs (see `accepts`).
 
     Weights are reordered to PyTorch's gate order: once if they are constant, else in each call.
     """
 
-    def __init__(self, at: TorchKernelContext) -> None:
-        self._op = at.node.op_type
-        self._direction = at.attr("direction", "forward")
-        self._batch_first = bool(at.attr("layout", 0))
-        self._call = _find_function(at)
-        has_bias = len(at.node.inputs) > 3 and bool(at.node.inputs[3])
-        self._is_constant = all(find_constant_input(at.node, at.function, i) is not None for i in range(1, 4 if has_bias else 3))
-        self._packed = at.packed_weights
+    def __init__(self, ctx: TorchKernelContext) -> None:
+        self._op = ctx.node.op_type
+        self._direction = ctx.attr("direction", "forward")
+        self._batch_first = bool(ctx.attr("layout", 0))
+        self._call = _find_layer_function(ctx)
+        has_bias = len(ctx.node.inputs) > 3 and bool(ctx.node.inputs[3])
+        self._is_constant = all(
+            find_constant_input(ctx.node, ctx.function, i) is not None for i in range(1, 4 if has_bias else 3)
+        )
+        self._packed = ctx.packed_weights
         self._weights: list[Tensor] | None = None
 
     def accepts(self, x: Tensor, rest: Sequence[Tensor]) -> bool:
-        """Whether the library supports a call: float32 or float64, and no lengths or peepholes in ``rest``."""
-        is_supported = self._call is not None and type(x) is torch.Tensor and x.dtype in _LIBRARY_DTYPES
+        """Whether PyTorch supports a call. ``rest`` are the lengths and peepholes, of which it supports none."""
+        is_supported = self._call is not None and type(x) is torch.Tensor and x.dtype in _LAYER_DTYPES
         return is_supported and x.numel() > 0 and all(operand is None for operand in rest)
 
     def __call__(self, x: Tensor, w: Tensor, r: Tensor, bias: Tensor, initial: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Compute Y and the last states in the node's layout."""
+        """Compute Y and the last states, in the node's layout. ``initial`` are the initial states, or None for zeros."""
         x = x.transpose(0, 1) if self._batch_first else x
-        # PyTorch has no layer that only runs backwards: reverse the sequence before and after.
+        # PyTorch has no layer that runs only backwards: reverse the sequence before and after.
         backwards = self._direction == "reverse"
         x = x.flip(0) if backwards else x
         shape = (r.shape[0], x.shape[1], r.shape[-1])
-        states = [x.new_zeros(shape) if state is None else self._swap(state).contiguous() for state in initial]
+        states = [x.new_zeros(shape) if state is None else self._swap_batch_axis(state).contiguous() for state in initial]
         is_bidirectional = self._direction == "bidirectional"
         states_argument = states if self._op == "LSTM" else states[0]
         assert self._call is not None
         y, *last = self._call(
-            x, states_argument, self._order(w, r, bias), bias is not None, 1, 0.0, False, is_bidirectional, False
+            x, states_argument, self._reorder_weights(w, r, bias), bias is not None, 1, 0.0, False, is_bidirectional, False
         )
         y = (y.flip(0) if backwards else y).unflatten(2, (shape[0], shape[2]))
         y = y.transpose(0, 1) if self._batch_first else y.transpose(1, 2)
-        return y, *map(self._swap, last)
+        return y, *map(self._swap_batch_axis, last)
 
-    def _swap(self, state: Tensor) -> Tensor:
+    def _swap_batch_axis(self, state: Tensor) -> Tensor:
         return state.transpose(0, 1) if self._batch_first else state
 
-    def _order(self, w: Tensor, r: Tensor, bias: Tensor) -> list[Tensor]:
-        """The library's parameters per direction: weights of input and state, then biases."""
+    def _reorder_weights(self, w: Tensor, r: Tensor, bias: Tensor) -> list[Tensor]:
+        """List the parameters of each direction with their gates in PyTorch's order: weights of input and state, then biases."""
         if self._weights is not None:
             return self._weights
         order = _GATE_ORDERS[self._op]
-        of_gates = [w, r] if bias is None else [w, r, *bias.chunk(2, 1)]
-        parts = [value.unflatten(1, (len(order), r.shape[-1]))[:, list(order)].flatten(1, 2) for value in of_gates]
+        by_gate = [w, r] if bias is None else [w, r, *bias.chunk(2, 1)]
+        # Axis 1 has all gates, each as many rows as there are hidden elements.
+        parts = [value.unflatten(1, (len(order), r.shape[-1]))[:, list(order)].flatten(1, 2) for value in by_gate]
         weights = [value[d] for d in range(len(w)) for value in parts]
-        if self._is_constant:  # harmless if two threads do it
+        if self._is_constant:  # two threads may both do this, with equal results
             self._packed.extend(parts)
             self._weights = weights
         return weights
 
 
-def _find_function(at: TorchKernelContext) -> Callable[..., Any] | None:
-    """PyTorch's function for these attributes; None if there is none."""
-    op = at.node.op_type
-    names = {name.lower() for name in at.attr("activations") or ()}
-    if at.attr("clip") is not None or at.attr("activation_alpha") or at.attr("activation_beta"):
+def _find_layer_function(ctx: TorchKernelContext) -> Callable[..., Any] | None:
+    """Find PyTorch's function for a layer with the node's attributes; None if there is none."""
+    op = ctx.node.op_type
+    names = {name.lower() for name in ctx.attr("activations") or ()}
+    if ctx.attr("clip") is not None or ctx.attr("activation_alpha") or ctx.attr("activation_beta"):
         return None
     if op == "RNN":
         by_name: dict[str, Callable[..., Any]] = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}
         return by_name.get((names or {"tanh"}).pop()) if len(names) < 2 else None
-    # PyTorch's LSTM and GRU have fixed activations, and its GRU applies the reset after the product.
-    directions = 2 if at.attr("direction", "forward") == "bidirectional" else 1
-    activations = [name.lower() for name in at.attr("activations") or _DEFAULT_ACTIVATIONS[op] * directions]
-    if activations != _DEFAULT_ACTIVATIONS[op] * directions or at.attr("input_forget", 0):
+    # PyTorch's LSTM and GRU have fixed activations, and its GRU applies the reset gate after the product.
+    directions = 2 if ctx.attr("direction", "forward") == "bidirectional" else 1
+    activations = [name.lower() for name in ctx.attr("activations") or _DEFAULT_ACTIVATIONS[op] * directions]
+    if activations != _DEFAULT_ACTIVATIONS[op] * directions or ctx.attr("input_forget", 0):
         return None
-    return torch.lstm if op == "LSTM" else torch.gru if at.attr("linear_before_reset", 0) else None
+    return torch.lstm if op == "LSTM" else torch.gru if ctx.attr("linear_before_reset", 0) else None
 
 
 def _make_layer_factory(general_factory: Callable[..., Run], states: slice) -> Factory:
-    """Factory of a layer: PyTorch's function if it supports the call, else the shared loop over time."""
+    """Make the kernel factory of a recurrent layer. The kernel uses PyTorch's function in calls that it supports.
 
-    def factory(at: TorchKernelContext) -> Run:
-        library, general = LibraryLayer(at), general_factory(at.node, at)
+    Other calls use the shared kernel of ``general_factory``. ``states`` selects the initial states among the inputs that follow
+    the lengths; after these come the peepholes.
+    """
+
+    def factory(ctx: TorchKernelContext) -> Run:
+        library = PyTorchLayer(ctx)
+        general = general_factory(ctx.node, ctx)
 
         def run(x: Tensor, w: Tensor, r: Tensor, bias: Tensor = None, lengths: Tensor = None, *rest: Tensor) -> Any:
             initial = [*rest[states], *[None] * (states.stop - len(rest[states]))]
@@ -425,18 +427,16 @@ overrides("RNN", since=7)(_make_layer_factory(recurrent.rnn, slice(1)))
 overrides("GRU", since=7)(_make_layer_factory(recurrent.gru, slice(1)))
 overrides("LSTM", since=7)(_make_layer_factory(recurrent.lstm, slice(2)))
 
-# ---------------------------------------------------------------------- types that are represented by wider or coded ones
 
-
-_TWO_TO_64 = 2.0**64
+TWO_TO_64 = 2.0**64
 
 
 def decode(x: Tensor, dtype: DType | None) -> Tensor:
-    """Decode a tensor that represents ``dtype``: small floats to float32, uint64 to float64; others are unchanged."""
+    """Convert a tensor that represents ``dtype`` to its values: small floats to float32, uint64 to float64, others unchanged."""
     if dtype is DType.UINT64:
         wide = x.to(torch.float64)
-        return torch.where(x < 0, wide + _TWO_TO_64, wide)
-    return decode_table(dtype)[x.int()] if dtype is not None and _is_coded(dtype) else x
+        return torch.where(x < 0, wide + TWO_TO_64, wide)
+    return get_decoded_values(dtype)[x.int()] if dtype is not None and _is_coded(dtype) else x
 
 
 def _is_coded(dtype: DType | None) -> bool:
@@ -444,12 +444,12 @@ def _is_coded(dtype: DType | None) -> bool:
 
 
 def convert(x: Tensor, source: DType | None, to: DType, saturate: bool = True) -> Tensor:
-    """Convert to an element type like ONNX's Cast."""
+    """Convert a tensor that represents ``source`` to one that represents ``to``, by the rules of ONNX's Cast."""
     if source is to:
         return x
     if to is DType.UINT64 and not x.dtype.is_floating_point and not _is_coded(source):
         return x.to(torch.int64)
-    # Integers keep their lowest bits, which decoding to float64 would round.
+    # The result has the lowest bits. Decoding to float64 would round them away.
     if source is DType.UINT64 and to.is_integer:
         return _narrow(x, to)
     x = decode(x, source)
@@ -458,24 +458,24 @@ def convert(x: Tensor, source: DType | None, to: DType, saturate: bool = True) -
     if _is_coded(to):
         return _encode(x, to, saturate)
     if to is DType.UINT64:
-        # PyTorch converts floats only to signed integers: values from 2**63 on are converted without that bit.
+        # PyTorch converts floats only to signed integers: subtract 2**63 from values that have this bit, and set it afterwards.
         high = x >= 2.0**63
         return torch.where(high, (x - 2.0**63).to(torch.int64) ^ torch.iinfo(torch.int64).min, x.to(torch.int64))
-    if to.is_integer and (to.bits < 8 or to in MASKS):
+    if to.is_integer and (to.bits < 8 or to in BIT_MASKS):
         return _narrow(x.to(torch.int64), to)
     if x.dtype.is_floating_point and to.is_integer and to.bits < 32:
-        x = x.to(torch.int32)  # values out of range wrap around, independent of vector instructions
+        x = x.to(torch.int32)  # so that values out of range wrap around; otherwise that depends on the vector instructions used
     return x.to(get_torch_dtype(to))
 
 
 def _narrow(x: Tensor, to: DType) -> Tensor:
-    """Truncate integers to the bits of the type."""
-    if to in MASKS:
-        return (x & MASKS[to]).to(get_torch_dtype(to))
+    """Truncate integers to the bits of ``to``, and represent them as this type does."""
+    if to in BIT_MASKS:
+        return (x & BIT_MASKS[to]).to(get_torch_dtype(to))
     if to.bits >= 8:
         return x.to(get_torch_dtype(to))
     low = x & ((1 << to.bits) - 1)
-    # Extend the sign: XOR and subtraction of the highest bit.
+    # Extend the sign of a signed type: flip its highest bit, then subtract it.
     if to.text.startswith("int"):
         half = 1 << (to.bits - 1)
         low = (low ^ half) - half
@@ -483,42 +483,42 @@ def _narrow(x: Tensor, to: DType) -> Tensor:
 
 
 def _encode(x: Tensor, to: DType, saturate: bool) -> Tensor:
-    """The codes of small floats, rounded by ``ml_dtypes``."""
+    """Convert numbers to the uint8 codes of a small float type. NumPy's ``ml_dtypes`` rounds them."""
     if to in SATURABLE and saturate:
-        most = float(decode_table(to).nan_to_num(posinf=0).max())
-        x = torch.clamp(x.float() if x.dtype.itemsize < 4 else x, -most, most)
+        largest = float(get_decoded_values(to).nan_to_num(posinf=0).max())
+        x = torch.clamp(x.float() if x.dtype.itemsize < 4 else x, -largest, largest)
     source = x.float() if x.dtype in (torch.bfloat16, torch.bool) else x
-    return from_numpy(to)(source.numpy().astype(to.numpy))
+    return make_from_numpy(to)(source.numpy().astype(to.numpy))
 
 
 @overrides("Cast", since=6)
-def cast(at: TorchKernelContext) -> Run:
-    source, to, saturate = at.input_dtype(0), DType.from_onnx(at.attr("to")), bool(at.attr("saturate", 1))
+def cast(ctx: TorchKernelContext) -> Run:
+    source, to, saturate = ctx.input_dtype(0), DType.from_onnx(ctx.attr("to")), bool(ctx.attr("saturate", 1))
     return lambda x: convert(x, source, to, saturate)
 
 
 @overrides("CastLike")
-def cast_like(at: TorchKernelContext) -> Run:
-    source, to, saturate = at.input_dtype(0), at.input_dtype(1), bool(at.attr("saturate", 1))
+def cast_like(ctx: TorchKernelContext) -> Run:
+    source, to, saturate = ctx.input_dtype(0), ctx.input_dtype(1), bool(ctx.attr("saturate", 1))
     if to is None:
-        raise at.refuse("is like a tensor of unknown type")
+        raise ctx.refuse("converts to the type of a tensor of unknown type")
     return lambda x, like: convert(x, source, to, saturate)
 
 
 @overrides("BitCast")
-def bit_cast(at: TorchKernelContext) -> Run:
-    source, to = at.input_dtype(0), at.attribute_dtype("to")
+def bit_cast(ctx: TorchKernelContext) -> Run:
+    source, to = ctx.input_dtype(0), ctx.get_dtype_attribute("to")
     if source is None or to is None:
-        raise at.refuse("is between types that are not known")
-    if source in DIRECT and to in DIRECT:
-        dtype = DIRECT[to]
+        raise ctx.refuse("converts between types that are not known")
+    if source in NATIVE and to in NATIVE:
+        dtype = NATIVE[to]
         return lambda x: x.contiguous().view(dtype)
-    write, read = to_numpy(source), from_numpy(to)
+    write, read = make_to_numpy(source), make_from_numpy(to)
     return lambda x: read(write(x.contiguous()).view(to.numpy))
 
 
 def _quantize(ratio: Tensor, zero: Tensor, to: DType, saturate: bool = True) -> Tensor:
-    """Round to the nearest (ties to even), add the zero point, and limit to the type's range."""
+    """Round ``ratio`` (input / scale) to nearest, ties to even; add the zero point; clamp to the range of ``to``."""
     if not to.is_integer:
         shifted = ratio if zero is None else ratio + decode(zero, to).to(ratio.dtype)
         return convert(shifted, None, to, saturate)
@@ -528,10 +528,10 @@ def _quantize(ratio: Tensor, zero: Tensor, to: DType, saturate: bool = True) -> 
 
 
 @overrides("QuantizeLinear")
-def quantize_linear(at: TorchKernelContext) -> Run:
-    axis, block, saturate = at.attr("axis", 1), at.attr("block_size", 0), bool(at.attr("saturate", 1))
-    to = at.input_dtype(2) or at.attribute_dtype("output_dtype") or DType.UINT8
-    precision, scaled = at.attribute_torch_dtype("precision"), at.input_dtype(1)
+def quantize_linear(ctx: TorchKernelContext) -> Run:
+    axis, block, saturate = ctx.attr("axis", 1), ctx.attr("block_size", 0), bool(ctx.attr("saturate", 1))
+    to = ctx.input_dtype(2) or ctx.get_dtype_attribute("output_dtype") or DType.UINT8
+    precision, scaled = ctx.get_torch_dtype_attribute("precision"), ctx.input_dtype(1)
 
     def run(x: Tensor, scale: Tensor, zero: Tensor = None) -> Tensor:
         scale = decode(scale, scaled)
@@ -543,9 +543,9 @@ def quantize_linear(at: TorchKernelContext) -> Run:
 
 
 @overrides("DequantizeLinear")
-def dequantize_linear(at: TorchKernelContext) -> Run:
-    axis, block = at.attr("axis", 1), at.attr("block_size", 0)
-    source, scaled, declared = at.input_dtype(0), at.input_dtype(1), at.attribute_torch_dtype("output_dtype")
+def dequantize_linear(ctx: TorchKernelContext) -> Run:
+    axis, block = ctx.attr("axis", 1), ctx.attr("block_size", 0)
+    source, scaled, declared = ctx.input_dtype(0), ctx.input_dtype(1), ctx.get_torch_dtype_attribute("output_dtype")
 
     def run(x: Tensor, scale: Tensor, zero: Tensor = None) -> Tensor:
         wide, scale = decode(x, source).float(), decode(scale, scaled)
@@ -556,27 +556,24 @@ def dequantize_linear(at: TorchKernelContext) -> Run:
     return run
 
 
-# ---------------------------------------------------------------------- Fourier transforms
-
-
 @overrides("DFT", until=19, host=(1,))
-def dft_by_attribute(at: TorchKernelContext) -> Run:
-    axis = at.attr("axis", 1)
-    return lambda x, length=None: _transform(at, x, None if length is None else int(length.reshape(())), axis)
+def dft_by_attribute(ctx: TorchKernelContext) -> Run:
+    axis = ctx.attr("axis", 1)
+    return lambda x, length=None: _fourier_transform(ctx, x, None if length is None else int(length.reshape(())), axis)
 
 
 @overrides("DFT", since=20, host=(1, 2))
-def dft(at: TorchKernelContext) -> Run:
+def dft(ctx: TorchKernelContext) -> Run:
     def run(x: Tensor, length: Tensor = None, axis: Tensor = None) -> Tensor:
         n = None if length is None else int(length.reshape(()))
-        return _transform(at, x, n, -2 if axis is None else int(axis.reshape(())))
+        return _fourier_transform(ctx, x, n, -2 if axis is None else int(axis.reshape(())))
 
     return run
 
 
-def _transform(at: TorchKernelContext, x: Tensor, length: int | None, axis: int) -> Tensor:
-    """Transform along an axis; the last axis has real parts, or real and imaginary parts."""
-    axis, onesided, inverse = axis % x.ndim, at.attr("onesided", 0), at.attr("inverse", 0)
+def _fourier_transform(ctx: TorchKernelContext, x: Tensor, length: int | None, axis: int) -> Tensor:
+    """Compute a DFT of ``length`` (None: the whole axis). The last axis of ``x`` has real parts, or real and imaginary parts."""
+    axis, onesided, inverse = axis % x.ndim, ctx.attr("onesided", 0), ctx.attr("inverse", 0)
     signal = _to_complex(x)
     n = length or x.shape[axis]
     if onesided and inverse:
@@ -588,6 +585,6 @@ def _transform(at: TorchKernelContext, x: Tensor, length: int | None, axis: int)
 
 
 def _to_complex(x: Tensor) -> Tensor:
-    """Combine the real and imaginary parts in the last axis to complex numbers."""
+    """Combine the real and imaginary parts in the last axis to complex numbers. Missing imaginary parts are zero."""
     wide = x.double()
     return torch.complex(wide[..., 0], wide[..., 1] if x.shape[-1] == 2 else torch.zeros_like(wide[..., 0]))

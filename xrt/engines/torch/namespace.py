@@ -1,4 +1,4 @@
-"""The array namespace of PyTorch: NumPy's functions by name over plain tensors, with the methods of `ArrayNamespace`."""
+"""The array namespace of PyTorch: NumPy's functions by name, for plain tensors, and the methods of `ArrayNamespace`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from xrt.engines.kernels.arrays import NARROW, trim
+from xrt.engines.kernels.arrays import NARROW, apply_negative_pads
 from xrt.engines.kernels.namespace import ArrayNamespace
 from xrt.engines.kernels.windows import convolve, fold, max_windows
-from xrt.engines.torch.dtypes import COMPLEX, DIRECT, from_numpy, get_torch_dtype
+from xrt.engines.torch.dtypes import COMPLEX, NATIVE, get_torch_dtype, make_from_numpy
 from xrt.graph import DType
 
 if TYPE_CHECKING:
@@ -27,26 +27,27 @@ Axes = int | Sequence[int] | None
 
 _DTYPES: dict[Any, torch.dtype] = {
     **{dtype.numpy: get_torch_dtype(dtype) for dtype in DType if dtype is not DType.STRING},
-    **{dtype.numpy.type: kind for dtype, kind in {**DIRECT, **COMPLEX}.items()},
+    **{dtype.numpy.type: torch_dtype for dtype, torch_dtype in {**NATIVE, **COMPLEX}.items()},
     bool: torch.bool,
     None: torch.float64,
 }
-"""PyTorch's types by NumPy's; NumPy's own default is float64."""
-_KINDS = {
-    kind: "b" if kind is torch.bool else "c" if kind.is_complex else "f" if kind.is_floating_point else "iu"[not kind.is_signed]
-    for kind in (*DIRECT.values(), *COMPLEX.values())
+"""PyTorch's types by NumPy's. None is the default of NumPy's functions, float64."""
+_DTYPE_KINDS = {
+    t: "b" if t is torch.bool else "c" if t.is_complex else "f" if t.is_floating_point else "iu"[not t.is_signed]
+    for t in (*NATIVE.values(), *COMPLEX.values())
 }
+"""NumPy's letter for the kind of a dtype, by PyTorch's dtype."""
 _CONVOLVE = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
 _POOL: dict[int, Any] = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
 
 
 def is_integral(x: Tensor) -> bool:
-    """Whether a tensor has integers or booleans."""
+    """Whether the elements of a tensor are integers or booleans."""
     return not x.dtype.is_floating_point
 
 
-def count_from_start(indices: Tensor, extent: int) -> Tensor:
-    """Indices as int64; negative ones count from the end."""
+def make_nonnegative(indices: Tensor, extent: int) -> Tensor:
+    """Convert indices of an axis with this extent to int64, and negative ones, which count from the end, to positive ones."""
     return torch.where(indices < 0, indices + extent, indices).long()
 
 
@@ -56,26 +57,24 @@ def _list_axes(x: Tensor, axis: Axes) -> list[int]:
 
 
 class TorchNamespace:
-    """NumPy's functions on tensors; names that are not defined here are PyTorch's functions of the same name."""
+    """NumPy's functions on tensors, and the methods of `ArrayNamespace`. Names that are not defined here are PyTorch's."""
 
     narrow = NARROW | {torch.float16, torch.bfloat16}
-    exact = torch.int32
-    wide = torch.float32
+    product_dtype = torch.int32
+    resize_dtype = torch.float32
     constants = ArrayNamespace(np)
     equal = staticmethod(torch.eq)
 
     def __getattr__(self, name: str) -> Any:
-        # Stored, so that the next access does not come here.
+        # Stored, so that the next access does not reach this method.
         value = getattr(torch, name)
         setattr(self, name, value)
         return value
 
-    # ------------------------------------------------------------------ element types
+    def dtype_kind(self, x: Tensor) -> str:
+        return _DTYPE_KINDS.get(x.dtype) or x.dtype.kind
 
-    def kind(self, x: Tensor) -> str:
-        return _KINDS.get(x.dtype) or x.dtype.kind
-
-    def extreme(self, dtype: torch.dtype, *, lowest: bool) -> Any:
+    def get_extreme_value(self, dtype: torch.dtype, *, lowest: bool) -> Any:
         if dtype is torch.bool:
             return not lowest
         if dtype.is_floating_point:
@@ -91,14 +90,12 @@ class TorchNamespace:
 
         return convert(x, None, to, saturate)
 
-    # ------------------------------------------------------------------ new tensors
-
-    def sizes(self, sizes: Any) -> Tensor:
+    def make_sizes(self, sizes: Any) -> Tensor:
         return torch.tensor(sizes, dtype=torch.int64)
 
     def asarray(self, value: Any, dtype: Any = None) -> Tensor:
         if isinstance(value, np.ndarray):
-            value = from_numpy(DType.of(value))(np.ascontiguousarray(value))
+            value = make_from_numpy(DType.of(value))(np.ascontiguousarray(value))
         if not isinstance(value, torch.Tensor):
             return torch.tensor(value, dtype=None if dtype is None else _DTYPES.get(dtype, dtype))
         return value if dtype is None else self.astype(value, dtype)
@@ -123,8 +120,6 @@ class TorchNamespace:
 
     def copy(self, x: Tensor) -> Tensor:
         return x.clone()
-
-    # ------------------------------------------------------------------ axes
 
     def transpose(self, x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
         return x.permute(tuple(range(x.ndim))[::-1] if axes is None else tuple(axes))
@@ -155,17 +150,15 @@ class TorchNamespace:
         return x.repeat_interleave(count, axis)
 
     def pad_axes(self, x: Tensor, pads: Sequence[int], mode: str, value: Any, axes: Sequence[int] | None = None) -> Tensor:
-        x, remaining = trim(x, pads, axes)
+        x, remaining = apply_negative_pads(x, pads, axes)
         if not any(begin or end for begin, end in remaining):
             return x
         if mode == "constant":
             return functional.pad(x, [n for pair in reversed(remaining) for n in pair], value=value)
         for axis, (begin, end) in enumerate(remaining):
             if begin or end:
-                x = x.index_select(axis, _mirror(torch.arange(-begin, x.shape[axis] + end), x.shape[axis], mode))
+                x = x.index_select(axis, _map_padded_indices(torch.arange(-begin, x.shape[axis] + end), x.shape[axis], mode))
         return x
-
-    # ------------------------------------------------------------------ element by element
 
     def maximum(self, a: Tensor, b: Any, out: Tensor = None) -> Tensor:
         return torch.maximum(a, b, out=out) if isinstance(b, torch.Tensor) else torch.clamp(a, min=b)
@@ -183,7 +176,7 @@ class TorchNamespace:
         return torch.remainder(a, b)
 
     def sign(self, x: Tensor) -> Tensor:
-        """The sign of NaN is NaN, and zero in PyTorch."""
+        """Compute signs. The sign of NaN is NaN, as in NumPy; PyTorch's is zero."""
         return torch.sign(x) if is_integral(x) else torch.where(torch.isnan(x), x, torch.sign(x))
 
     def logaddexp(self, x: Tensor, y: Any) -> Tensor:
@@ -197,8 +190,6 @@ class TorchNamespace:
 
     def einsum(self, equation: str, *operands: Tensor, optimize: bool = False) -> Tensor:
         return torch.einsum(equation, *operands)
-
-    # ------------------------------------------------------------------ reductions
 
     def sum(self, x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
         return x if axis == () else torch.sum(x, _list_axes(x, axis), keepdims) if x.ndim else x
@@ -217,7 +208,7 @@ class TorchNamespace:
         return x if axis == () or not x.ndim else torch.amin(x, _list_axes(x, axis), keepdims)
 
     def prod(self, x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        # PyTorch multiplies along one axis at a time; from the last one, so that the others keep their positions.
+        # PyTorch multiplies along one axis at a time. The last axis comes first, so that the indices of the others stay valid.
         for index in sorted(_list_axes(x, axis), reverse=True):
             x = torch.prod(x, index, keepdims, dtype=x.dtype)
         return x
@@ -231,79 +222,79 @@ class TorchNamespace:
     def subtract_max(self, x: Tensor, axis: int) -> Tensor:
         return x - torch.amax(x, axis, True)
 
-    # ------------------------------------------------------------------ places
-
     def take(self, x: Tensor, indices: Tensor, axis: int | None = None) -> Tensor:
         if axis is None:
             x, axis = x.reshape(-1), 0
         axis %= x.ndim
-        elements = x.index_select(axis, count_from_start(indices.reshape(-1), x.shape[axis]))
+        elements = x.index_select(axis, make_nonnegative(indices.reshape(-1), x.shape[axis]))
         return elements if indices.ndim == 1 else elements.reshape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
 
     def take_along_axis(self, x: Tensor, indices: Tensor, axis: int) -> Tensor:
-        return torch.take_along_dim(x, count_from_start(indices, x.shape[axis]), axis)
+        return torch.take_along_dim(x, make_nonnegative(indices, x.shape[axis]), axis)
 
-    def order(self, x: Tensor, axis: int, descending: bool) -> Tensor:
+    def argsort_stable(self, x: Tensor, axis: int, descending: bool) -> Tensor:
         return torch.argsort(x, stable=True, dim=axis, descending=descending)
 
     def nonzero(self, x: Tensor) -> Any:
         return torch.nonzero(x, as_tuple=True)
 
     def compress(self, condition: Tensor, x: Tensor, axis: int | None = None) -> Tensor:
-        places = condition.nonzero()[:, 0]
-        return x.reshape(-1).index_select(0, places) if axis is None else x.index_select(axis, places)
+        indices = condition.nonzero()[:, 0]
+        return x.reshape(-1).index_select(0, indices) if axis is None else x.index_select(axis, indices)
 
     def unique(self, x: Tensor, *returned: bool, axis: int | None = None) -> tuple[Tensor, ...]:
         values, inverse, counts = torch.unique(x, sorted=True, return_inverse=True, return_counts=True, dim=axis)
-        # PyTorch does not return first positions: the least position per value.
+        # PyTorch does not return the first index of each value: compute the minimum of its indices.
         first = torch.zeros(len(counts), dtype=torch.int64)
         flat = inverse.reshape(-1)
         first.scatter_reduce_(0, flat, torch.arange(len(flat)), "amin", include_self=False)
         return values, first, inverse, counts
 
-    def scatter(self, x: Tensor, places: tuple[Tensor, ...], values: Tensor, reduction: str) -> Tensor:
-        places = tuple(count_from_start(place, n) for place, n in zip(places, x.shape, strict=False))
-        if places:
-            return _write(x, places, values, reduction)
-        for value in values.reshape(-1, *x.shape).unbind():  # an index without coordinates is the whole tensor
-            x = value if reduction == "none" else _COMBINE[reduction](x, value)
+    def scatter(self, x: Tensor, indices: tuple[Tensor, ...], values: Tensor, reduction: str) -> Tensor:
+        indices = tuple(make_nonnegative(index, n) for index, n in zip(indices, x.shape, strict=False))
+        if indices:
+            return _write_elements(x, indices, values, reduction)
+        for value in values.reshape(-1, *x.shape).unbind():  # without indices each value is for the whole tensor
+            x = value if reduction == "none" else _COMBINING_FUNCTIONS[reduction](x, value)
         return x
-
-    # ------------------------------------------------------------------ windows and time
 
     def convolve(self, x: Tensor, w: Tensor, window: Window, group: int, bias: Tensor = None) -> Tensor:
         call = _CONVOLVE.get(x.ndim - 2)
         if call is None:
             return convolve(self, x, w, window, group)
-        place = window.over(x.shape[2:])
-        # PyTorch's padding is the same at both ends of an axis.
-        even = place.begins == place.ends and all(n >= 0 for n in place.begins)
-        pads = place.begins if even else (0,) * len(place.begins)
-        return call(x if even else self.around(place, x, 0), w, bias, window.strides, pads, window.dilations, group)
+        placement = window.over(x.shape[2:])
+        # PyTorch's convolution pads both ends of an axis equally. Other pads are applied beforehand.
+        has_equal_pads = placement.begins == placement.ends and all(n >= 0 for n in placement.begins)
+        pads = placement.begins if has_equal_pads else (0,) * len(placement.begins)
+        return call(
+            x if has_equal_pads else self.pad_windows(placement, x, 0), w, bias, window.strides, pads, window.dilations, group
+        )
 
-    def around(self, place: Placement, x: Tensor, fill: float) -> Tensor:
-        if not any(place.begins) and not any(place.ends):
+    def pad_windows(self, placement: Placement, x: Tensor, fill: float) -> Tensor:
+        if not any(placement.begins) and not any(placement.ends):
             return x
-        return functional.pad(x, [n for pair in reversed(place.pads) for n in pair], value=fill)
+        return functional.pad(x, [n for pair in reversed(placement.pads) for n in pair], value=fill)
 
-    def sum_windows(self, x: Tensor, place: Placement) -> Tensor:
-        padded, window = self.around(place, x, 0), place.window
-        # A mean with a divisor of 1 is a sum; PyTorch has no dilated means.
-        if len(place.extents) == 2 and set(window.dilations) == {1}:
+    def sum_windows(self, x: Tensor, placement: Placement) -> Tensor:
+        padded, window = self.pad_windows(placement, x, 0), placement.window
+        # A mean with a divisor of 1 is a sum. PyTorch's means support no dilations.
+        if len(placement.extents) == 2 and set(window.dilations) == {1}:
             return functional.avg_pool2d(padded, window.kernel, window.strides, divisor_override=1)
-        total: Any = sum(padded[region] for _, region in place.offsets())
+        total: Any = sum(padded[region] for _, region in placement.offsets())
         return total
 
-    def max_windows(self, x: Tensor, place: Placement) -> Tensor:
-        pool, window = _POOL.get(x.ndim - 2), place.window
+    def max_windows(self, x: Tensor, placement: Placement) -> Tensor:
+        pool, window = _POOL.get(x.ndim - 2), placement.window
         if pool is None or is_integral(x):
-            return max_windows(self, x, place)
-        return pool(self.around(place, x, float("-inf")), window.kernel, window.strides, 0, window.dilations)
+            return max_windows(self, x, placement)
+        return pool(self.pad_windows(placement, x, float("-inf")), window.kernel, window.strides, 0, window.dilations)
 
-    def fold(self, columns: Tensor, place: Placement, extents: Sequence[int]) -> Tensor:
-        return fold(self, columns, place, extents)
+    def fold(self, columns: Tensor, placement: Placement, extents: Sequence[int]) -> Tensor:
+        return fold(self, columns, placement, extents)
 
-    def walk(self, gates: Tensor, states: States, lengths: Tensor, backwards: bool, advance: Advance) -> tuple[Tensor, States]:
+    def scan_time(
+        self, gates: Tensor, states: States, lengths: Tensor, backwards: bool, advance: Advance
+    ) -> tuple[Tensor, States]:
         history: list[Tensor] = []
         for time in reversed(range(len(gates))) if backwards else range(len(gates)):
             following = advance(gates[time], states)
@@ -319,39 +310,43 @@ class TorchNamespace:
         return torch.stack(history[::-1] if backwards else history), states
 
 
-def _mirror(places: Tensor, extent: int, mode: str) -> Tensor:
-    """The index that each padded position reads."""
+def _map_padded_indices(indices: Tensor, extent: int, mode: str) -> Tensor:
+    """Map indices that may be outside an axis, where it is padded, to the elements to read, by the mode of a Pad."""
     if mode == "edge":
-        return places.clamp(0, extent - 1)
+        return indices.clamp(0, extent - 1)
     if mode == "wrap":
-        return places.remainder(extent)
+        return indices.remainder(extent)
     if extent == 1:
-        return torch.zeros_like(places)
-    # Reflection has a period of twice the extent without the ends, which are not repeated.
-    around = places.remainder(2 * extent - 2)
-    return torch.minimum(around, 2 * extent - 2 - around)
+        return torch.zeros_like(indices)
+    # Reflection has a period of 2 * extent - 2: forth and back, without repeating the elements at the ends.
+    phase = indices.remainder(2 * extent - 2)
+    return torch.minimum(phase, 2 * extent - 2 - phase)
 
 
-_REDUCTIONS = {"mul": "prod", "min": "amin", "max": "amax"}
-_COMBINE: dict[str, Any] = {"add": torch.add, "mul": torch.mul, "min": torch.minimum, "max": torch.maximum}
+_SCATTER_REDUCTIONS = {"mul": "prod", "min": "amin", "max": "amax"}
+_COMBINING_FUNCTIONS: dict[str, Any] = {"add": torch.add, "mul": torch.mul, "min": torch.minimum, "max": torch.maximum}
 
 
-def _write(x: Tensor, places: tuple[Tensor, ...], values: Tensor, reduction: str) -> Tensor:
-    """Write values at indices of a copy; a reduction includes repeated indices."""
+def _write_elements(x: Tensor, indices: tuple[Tensor, ...], values: Tensor, reduction: str) -> Tensor:
+    """Write ``values`` to a copy of ``x``, at the elements ``x[indices]``; with a reduction, combine them with the elements."""
     if reduction == "none":
-        return x.index_put(places, values)
+        return x.index_put(indices, values)
     if reduction == "add" and x.dtype is not torch.bool:
-        return x.index_put(places, values, accumulate=True)
-    rows, shape = prod(x.shape[: len(places)]), x.shape
-    steps = [prod(shape[i + 1 : len(places)]) for i in range(len(places))]
-    flat: Any = sum(place * step for place, step in zip(places, steps, strict=True))
+        return x.index_put(indices, values, accumulate=True)
+    # scatter_reduce has indices along one axis only: flatten the axes that are indexed to rows, and the others to columns.
+    shape = x.shape
+    rows = prod(shape[: len(indices)])
+    strides = [prod(shape[i + 1 : len(indices)]) for i in range(len(indices))]
+    flat: Any = sum(index * stride for index, stride in zip(indices, strides, strict=True))
     if x.dtype is torch.bool:
-        wide = _write(x.to(torch.uint8), places, values.to(torch.uint8), "max" if reduction in ("add", "max") else "min")
+        wide = _write_elements(
+            x.to(torch.uint8), indices, values.to(torch.uint8), "max" if reduction in ("add", "max") else "min"
+        )
         return wide.to(torch.bool)
     target = x.reshape(rows, -1)
     index = flat.reshape(-1, 1).expand(-1, target.shape[1])
-    parts = values.expand(*flat.shape, *shape[len(places) :]).reshape(index.shape)
-    return target.scatter_reduce(0, index, parts, _REDUCTIONS[reduction]).reshape(shape)
+    parts = values.expand(*flat.shape, *shape[len(indices) :]).reshape(index.shape)
+    return target.scatter_reduce(0, index, parts, _SCATTER_REDUCTIONS[reduction]).reshape(shape)
 
 
 TORCH = TorchNamespace()

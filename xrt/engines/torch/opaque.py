@@ -1,4 +1,4 @@
-"""Opaque nodes of the domain ``aten``: operators of PyTorch without an ONNX form, computed by calling the operator."""
+"""Kernels of opaque nodes (domain ``aten``): calls of PyTorch operators that have no ONNX form."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from xrt.engines.torch.namespace import Tensor
 
 
-_NAME = re.compile(r"(\w+)::(\w+)\.(\w+)", re.ASCII)
-_NAMESPACES = frozenset({"aten", "prims"})
-_DEFINED = frozenset({"debugprims", "device_mesh", "pippy", "testlib"})
-"""Namespaces in which PyTorch itself uses `torch.library.define`."""
-_RESULTS = frozenset({"Tensor", "int", "float", "bool", "complex", "number"})
-_CONTAINER = re.compile(r"(?:List|Optional)\[(.*)\]")
-_KINDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
-_LIBRARY = Path(torch.__file__).parent
+_OPERATOR_NAME = re.compile(r"(\w+)::(\w+)\.(\w+)", re.ASCII)
+_BUILTIN_NAMESPACES = frozenset({"aten", "prims"})
+_INTERNAL_NAMESPACES = frozenset({"debugprims", "device_mesh", "pippy", "testlib"})
+"""Namespaces in which PyTorch itself registers operators with `torch.library.define`. Models may not call these."""
+_RESULT_TYPES = frozenset({"Tensor", "int", "float", "bool", "complex", "number"})
+_CONTAINER_TYPE = re.compile(r"(?:List|Optional)\[(.*)\]")
+_ATTRIBUTE_TYPES = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
+_TORCH_FOLDER = Path(torch.__file__).parent
 
 
-def make_opaque_kernel(at: TorchKernelContext) -> Run:
-    """The kernel of a node that calls an operator of PyTorch.
+def make_opaque_kernel(ctx: TorchKernelContext) -> Run:
+    """Make the kernel of a node that calls an operator of PyTorch.
 
-    Raises ModelError if its attributes describe no call, CompileRefused if the operator is not registered or a model may not
-    call it.
+    Raises ModelError if the attributes do not describe a call, and CompileRefused if the operator is not registered, or if a
+    model may not call it.
     """
-    call = OpaqueCall.read(at.node)
+    call = OpaqueCall.read(ctx.node)
     operator = _find_operator(call.operator)
     updates = any(argument.name.startswith("running_") for argument in operator._schema.arguments)
-    declared = [at.function.get_type(name) if at.wants(k) else None for k, name in enumerate(at.node.outputs)]
+    declared = [ctx.function.get_type(name) if ctx.wants(k) else None for k, name in enumerate(ctx.node.outputs)]
 
     def run(*inputs: Any) -> tuple[Any, ...]:
-        if updates:  # batch norm in training writes to its statistics, which its schema does not declare
+        if updates:  # batch norm in training mode writes to its statistics, although its schema does not say so
             inputs = tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in inputs)
         args, kwargs = call.resolve(lambda tagged: _resolve_argument(tagged, inputs))
         results = operator(*args, **kwargs)
@@ -55,11 +55,11 @@ def make_opaque_kernel(at: TorchKernelContext) -> Run:
 
 
 def _find_operator(name: str) -> Any:
-    """Find the overload named ``namespace::operator.overload``; raises CompileRefused if a model may not call it.
+    """Find the operator called ``namespace::operator.overload``; raises CompileRefused if a model may not call it.
 
-    Security: no part of the name is looked up as an attribute before the dispatcher confirms that the operator exists.
+    For security, no part of the name is looked up as an attribute before the dispatcher confirms that the operator exists.
     """
-    match = _NAME.fullmatch(name)
+    match = _OPERATOR_NAME.fullmatch(name)
     if match is None:
         raise CompileRefused(f"{name!r} is not the name of an operator of PyTorch, which is namespace::operator.overload")
     namespace, operator, overload = match.groups()
@@ -69,74 +69,76 @@ def _find_operator(name: str) -> Any:
         raise CompileRefused(
             f"this process has no operator {name} of PyTorch; import the library that registers it before the model is compiled"
         )
-    if namespace not in _NAMESPACES and not _is_registered_by_program(qualified):
+    if namespace not in _BUILTIN_NAMESPACES and not _is_registered_by_program(qualified):
         raise CompileRefused(
-            f"{name} is an operator that no model may call: those are the operators of aten and prims, "
+            f"a model may not call the operator {name}, only operators of aten and prims, "
             "and those that this process registers by torch.library"
         )
     function = getattr(getattr(getattr(torch.ops, namespace), operator, None), overload, None)
     if not isinstance(function, torch._ops.OpOverload):
-        raise CompileRefused(f"{name} is an operator of TorchScript alone, which no model may call")
-    if why := _why_not(function._schema):
-        raise CompileRefused(f"{name} is an operator that no model may call: {why}")
+        raise CompileRefused(f"a model may not call the operator {name}, because it exists only in TorchScript")
+    if why := _why_not_callable(function._schema):
+        raise CompileRefused(f"a model may not call the operator {name}: {why}")
     return function
 
 
 def _is_registered_by_program(qualified: str) -> bool:
-    """Whether the program registered the operator by torch.library, rather than PyTorch or a compiled library."""
+    """Whether the user's program registered the operator by torch.library, rather than PyTorch or a compiled library."""
     if qualified not in torch.library._defs:
         return False
     if defined := OPDEFS.get(qualified):
         return str(defined._init_fn.__module__).partition(".")[0] != "torch"
     registration = re.search(r"^debug: registered at (.*):\d+$", torch._C._dispatch_dump(qualified), re.MULTILINE)
-    if registration is None or Path(registration[1]) == _LIBRARY / "library.py":  # registered by `torch.library.define`
-        return registration is not None and qualified.partition("::")[0] not in _DEFINED
-    return not Path(registration[1]).is_relative_to(_LIBRARY)
+    if registration is None or Path(registration[1]) == _TORCH_FOLDER / "library.py":  # registered by `torch.library.define`
+        return registration is not None and qualified.partition("::")[0] not in _INTERNAL_NAMESPACES
+    return not Path(registration[1]).is_relative_to(_TORCH_FOLDER)
 
 
-def _why_not(schema: Any) -> str | None:
+def _why_not_callable(schema: Any) -> str | None:
     """Explain why a model may not call an operator of this schema; None if it may."""
     if schema.is_mutable:
         return "it modifies its arguments"
     arguments = [(argument.name, _find_element_type(argument.type)) for argument in schema.arguments]
     if any(kind == "str" and ("file" in name or "path" in name) for name, kind in arguments):
-        return "it takes the name of a file"
+        return "it has a file name as argument"
     if all(kind != "Tensor" for _, kind in arguments) and not _is_factory(schema.name):
-        return "it takes no tensor"
-    if not schema.returns or any(_find_element_type(result.type) not in _RESULTS for result in schema.returns):
-        return "it returns something else than tensors and numbers"
+        return "it has no tensor as argument"
+    if not schema.returns or any(_find_element_type(result.type) not in _RESULT_TYPES for result in schema.returns):
+        return "it returns something other than tensors and numbers"
     return None
 
 
 def _is_factory(name: str) -> bool:
-    """Whether the operator creates a tensor from numbers; ``empty`` is excluded, because it exposes old memory."""
+    """Whether the operator creates a tensor from numbers. ``empty`` is excluded, because it exposes uninitialized memory."""
     return name.partition("::")[0] in ("aten", "prims") and "empty" not in name
 
 
 def _find_element_type(type_: Any) -> str:
-    """The element type of a schema type, without lists and optionals."""
+    """Strip lists and optionals from a schema type: ``"Tensor"`` for ``List[Optional[Tensor]]``."""
     name = str(type_)
-    while match := _CONTAINER.fullmatch(name):
+    while match := _CONTAINER_TYPE.fullmatch(name):
         name = match[1]
     return name
 
 
 def _resolve_argument(tagged: Tagged, inputs: tuple[Any, ...]) -> Any:
+    """Convert an argument that a node stores in its attributes: an index of an input, a device, or a constant of torch."""
     if tagged.kind == "tensor":
-        value = inputs[tagged.value]  # oneDNN's operators depend on the memory order
+        value = inputs[tagged.value]
+        # oneDNN's operators return other results for other memory orders.
         return value.contiguous() if isinstance(value, torch.Tensor) else value
     if tagged.kind == "number":
         return inputs[tagged.value].item()
     if tagged.kind == "device":
         return torch.device(tagged.value)
     value = vars(torch).get(tagged.value)
-    if not isinstance(value, _KINDS[tagged.kind]):
-        raise ValueError(f"{tagged.value!r} is no {tagged.kind} of PyTorch")
+    if not isinstance(value, _ATTRIBUTE_TYPES[tagged.kind]):
+        raise ValueError(f"{tagged.value!r} is not a {tagged.kind} of PyTorch")
     return value
 
 
 def _to_tensor(result: Any) -> Tensor:
-    """Convert a result to a tensor, and materialize lazy conjugation and negation."""
+    """Convert a result, such as a Python number, to a tensor. Lazy conjugation and negation are computed; None stays None."""
     if isinstance(result, torch.Tensor):
         return result.resolve_conj().resolve_neg()
     return None if result is None else torch.tensor(result, dtype=torch.float64 if isinstance(result, float) else None)
@@ -158,7 +160,7 @@ def _check_result(operator: str, index: int, result: Tensor, declared: Type | No
 
 
 def _matches_shape(shape: tuple[int, ...], declared: Shape | None) -> bool:
-    """Whether a shape has the declared rank and static extents."""
+    """Whether a shape has the rank and the static dims of a declared shape."""
     if declared is None:
         return True
     return len(shape) == len(declared) and all(

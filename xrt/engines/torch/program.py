@@ -1,7 +1,7 @@
-"""A Function as a list of kernels: a table of slots, and steps that read and write them.
+"""Compile a Function to a program: a list of steps, each of which runs a kernel on numbered slots.
 
-Everything that does not depend on a call is computed when the program is built. A call is a new list of slots and one loop, so
-threads may run one program concurrently.
+Everything that does not depend on the inputs is computed when the program is built. A call copies the list of slots and runs one
+loop over the steps, so threads may run one program concurrently.
 """
 
 from __future__ import annotations
@@ -13,47 +13,48 @@ from typing import Any, TypeAlias
 import torch
 
 from xrt.engines.kernels.table import Run
-from xrt.engines.torch.dtypes import MASKS, from_numpy, summarize_error
+from xrt.engines.torch.dtypes import BIT_MASKS, make_from_numpy, summarize_error
 from xrt.engines.torch.kernels import TorchKernelContext, find_constant_input, ops
 from xrt.engines.torch.namespace import TORCH
 from xrt.engines.torch.opaque import make_opaque_kernel
-from xrt.engines.torch.tables import MOVING
+from xrt.engines.torch.tables import MOVING_OPS
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Function, Node, TensorType
 from xrt.graph.node import DOMAIN
 from xrt.passes import find_decomposition
 
 Step: TypeAlias = tuple[Run, tuple[int, ...], int | tuple[int, ...], tuple[int, ...]]
-"""A kernel, the slots it reads, the slot or slots it writes, and the slots that are dead afterwards."""
-UNWANTED = 0
-"""Slot of outputs without readers."""
-ABSENT = 1
-"""Slot of omitted inputs: always None."""
+"""A kernel, the slots that it reads, the slot (or slots, of several outputs) that it writes, and the slots to clear
+afterwards."""
+UNUSED_SLOT = 0
+"""Slot for outputs that no node reads."""
+ABSENT_SLOT = 1
+"""Slot for omitted inputs. It always contains None."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorProgram:
-    """Steps over a table of slots."""
+    """A list of steps, and the slots that they read and write."""
 
     name: str
     template: tuple[Any, ...]
-    """Initial content of the slots: constants, and None."""
+    """Content of the slots at the start of a call: the constants, and None elsewhere."""
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     steps: tuple[Step, ...]
     nodes: tuple[Node, ...]
-    """Each step's node."""
+    """The node of each step."""
     constants: frozenset[int]
-    """Addresses of constants, including those in bodies and decompositions."""
+    """Memory addresses of constants, including those of bodies and decompositions."""
     packed_weights: list[torch.Tensor] = field(default_factory=list)
-    """Copies of constants made by kernels, including those in bodies."""
+    """Copies of constants in another layout, which kernels have made, including those in bodies."""
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Compute the outputs, which may share memory with inputs, constants and each other."""
         slots = list(self.template)
         for slot, value in zip(self.inputs, inputs, strict=True):
             slots[slot] = value
-        # The index of the step that runs, for the error message.
+        # Index of the running step, for the error message.
         index = 0
         try:
             for run, arguments, results, dead in self.steps:
@@ -77,14 +78,17 @@ class TensorProgram:
 
 
 def make_program(function: Function, packed: list[torch.Tensor] | None = None) -> TensorProgram:
-    """Build the program of a closed Function in linear time; raises CompileRefused for a node without a kernel."""
-    # Slots 0 and 1 are `UNWANTED` and `ABSENT`.
+    """Build the program of a closed Function in linear time; raises CompileRefused for a node without a kernel.
+
+    Kernels append the copies of constants that they make to ``packed``.
+    """
+    # Slots 0 and 1 are `UNUSED_SLOT` and `ABSENT_SLOT`.
     slots = {name: i for i, name in enumerate(function.value_names(), start=2)}
-    slots[""] = ABSENT
+    slots[""] = ABSENT_SLOT
     template: list[Any] = [None] * (len(slots) + 1)
     for name, constant in function.constants.items():
-        template[slots[name]] = from_numpy(constant.dtype)(constant.array)
-    shared = set(find_addresses(template))
+        template[slots[name]] = make_from_numpy(constant.dtype)(constant.array)
+    shared = set(iter_addresses(template))
     copies: list[torch.Tensor] = [] if packed is None else packed
 
     def make_inner(inner: Function) -> TensorProgram:
@@ -95,26 +99,26 @@ def make_program(function: Function, packed: list[torch.Tensor] | None = None) -
     steps = []
     for node, dead in zip(function.nodes, _list_last_uses(function), strict=True):
         run = _make_kernel(TorchKernelContext(node, function, TORCH, make_inner, copies))
-        # A result must not share the memory of a constant node's tensor either.
+        # The tensor of a Constant node counts as a constant too.
         if node.op_type == "Constant":
-            shared.update(find_addresses([run()]))
+            shared.update(iter_addresses([run()]))
         steps.append(_make_step(run, node, slots, dead))
     inputs, outputs = (tuple(slots[value.name] for value in values) for values in (function.inputs, function.outputs))
     return TensorProgram(function.name, tuple(template), inputs, outputs, tuple(steps), function.nodes, frozenset(shared), copies)
 
 
-def find_addresses(values: Sequence[Any]) -> Iterator[int]:
-    """Yield the addresses of tensors, including those in lists."""
+def iter_addresses(values: Sequence[Any]) -> Iterator[int]:
+    """Yield the memory addresses of tensors, including those in lists. Other values are skipped."""
     for value in values:
         if isinstance(value, list):
-            yield from find_addresses(value)
+            yield from iter_addresses(value)
         elif isinstance(value, torch.Tensor):
             yield value.untyped_storage().data_ptr()
 
 
 def _list_last_uses(function: Function) -> list[list[str]]:
-    """Per node, the values that are dead after it: read for the last time or never read. Linear time."""
-    # Outputs and constants never die.
+    """List for each node the values that no later node reads, in linear time. Their slots are cleared after it."""
+    # Outputs and constants are never cleared.
     seen = {value.name for value in function.outputs} | set(function.constants)
     dying: list[list[str]] = []
     for node in reversed(function.nodes):
@@ -126,33 +130,33 @@ def _list_last_uses(function: Function) -> list[list[str]]:
 
 def _make_step(run: Run, node: Node, slots: dict[str, int], dying: Sequence[str]) -> Step:
     arguments = tuple(slots[name] for name in (*node.inputs, *node.captures))
-    results = tuple(slots[name] if name else UNWANTED for name in node.outputs)
+    results = tuple(slots[name] if name else UNUSED_SLOT for name in node.outputs)
     dead = tuple(slots[name] for name in dying)
-    return run, arguments, results[0] if _returns_one(node) else results, dead
+    return run, arguments, results[0] if _has_single_output(node) else results, dead
 
 
-def _returns_one(node: Node) -> bool:
+def _has_single_output(node: Node) -> bool:
     return len(node.outputs) == 1 and not node.bodies
 
 
-def _make_kernel(at: TorchKernelContext) -> Run:
-    """The kernel of a node, which returns one output or a tuple of several."""
-    node, function = at.node, at.function
+def _make_kernel(ctx: TorchKernelContext) -> Run:
+    """Make the kernel of a node. It returns the output of a node with a single one, else a tuple."""
+    node, function = ctx.node, ctx.function
     kernel = ops.find(node, function)
     if node.domain == DOMAIN:
-        run = make_opaque_kernel(at)
+        run = make_opaque_kernel(ctx)
     elif isinstance(kernel, str):
-        run = _decompose(at, kernel)
+        run = _decompose(ctx, kernel)
     else:
-        run = _bind_constants(kernel.code(node, at), kernel.host, at)
-        if not node.bodies and node.op_type not in MOVING:
+        run = _bind_constants(kernel.code(node, ctx), kernel.host, ctx)
+        if not node.bodies and node.op_type not in MOVING_OPS:
             run = _truncate_results(run, [_find_mask(function, name) for name in node.outputs])
-    return _select_first(run) if _returns_one(node) else run
+    return _select_first(run) if _has_single_output(node) else run
 
 
-def _bind_constants(run: Run, host: Sequence[int], at: TorchKernelContext) -> Run:
-    """Pass constant sizes and axes as NumPy arrays, so that no call reads them from tensors."""
-    constants = {i: constant.array for i in host if (constant := find_constant_input(at.node, at.function, i)) is not None}
+def _bind_constants(run: Run, host: Sequence[int], ctx: TorchKernelContext) -> Run:
+    """Pass constants to a kernel as NumPy arrays, at the input indices ``host``, where it reads numbers such as axes."""
+    constants = {i: constant.array for i in host if (constant := find_constant_input(ctx.node, ctx.function, i)) is not None}
     if not constants:
         return run
 
@@ -165,27 +169,28 @@ def _bind_constants(run: Run, host: Sequence[int], at: TorchKernelContext) -> Ru
     return call
 
 
-def _decompose(at: TorchKernelContext, reason: str) -> Run:
-    """The kernel of a node that is computed by its decomposition."""
-    node = at.node
-    decomposition = find_decomposition(node, at.function)
+def _decompose(ctx: TorchKernelContext, reason: str) -> Run:
+    """Make a kernel that computes the node's decomposition; raises CompileRefused with ``reason`` if there is none."""
+    node = ctx.node
+    decomposition = find_decomposition(node, ctx.function)
     if decomposition is None:
         raise CompileRefused(reason)
-    program = at.compile(decomposition)
+    program = ctx.compile(decomposition)
+    # A decomposition calls its inputs i0, i1, ..., one for each distinct input of the node, and its outputs o0, o1, ...
     positions = {f"i{k}": node.inputs.index(name) for k, name in enumerate(dict.fromkeys(filter(None, node.inputs)))}
-    picks = [positions[value.name] for value in decomposition.inputs]
-    places = {name: k for k, name in enumerate(value.name for value in decomposition.outputs)}
-    indices = [places.get(f"o{k}") if name else None for k, name in enumerate(node.outputs)]
+    input_indices = [positions[value.name] for value in decomposition.inputs]
+    result_indices = {name: k for k, name in enumerate(value.name for value in decomposition.outputs)}
+    output_indices = [result_indices.get(f"o{k}") if name else None for k, name in enumerate(node.outputs)]
 
     def run(*inputs: Any) -> tuple[Any, ...]:
-        results = program([inputs[i] for i in picks])
-        return tuple(None if place is None else results[place] for place in indices)
+        results = program([inputs[i] for i in input_indices])
+        return tuple(None if index is None else results[index] for index in output_indices)
 
     return run
 
 
 def _select_first(run: Run) -> Run:
-    """A kernel that returns only the first output."""
+    """Wrap a kernel to return only the first output if it returns a tuple."""
 
     def run_first(*inputs: Any) -> Any:
         result = run(*inputs)
@@ -195,7 +200,7 @@ def _select_first(run: Run) -> Run:
 
 
 def _truncate_results(run: Run, masks: Sequence[int | None]) -> Run:
-    """A kernel whose results are truncated to the bits of their types, which are represented by wider ones."""
+    """Wrap a kernel to truncate its outputs by a mask of bits each; None leaves an output unchanged."""
     if not any(masks):
         return run
 
@@ -209,6 +214,6 @@ def _truncate_results(run: Run, masks: Sequence[int | None]) -> Run:
 
 
 def _find_mask(function: Function, name: str) -> int | None:
-    """The bits of a value that is represented by a wider type; None otherwise."""
+    """Find the mask of the bits of a widened value (`BIT_MASKS`); None for other values."""
     type_ = function.get_type(name) if name else None
-    return MASKS.get(type_.dtype) if isinstance(type_, TensorType) else None
+    return BIT_MASKS.get(type_.dtype) if isinstance(type_, TensorType) else None

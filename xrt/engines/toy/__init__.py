@@ -1,7 +1,7 @@
-"""The toy engine: NumPy kernels on a precomputed slot table; ``onnx.reference`` implements the remaining operators.
+"""The toy engine: NumPy kernels for common operators, and ``onnx.reference`` for the others.
 
-Compiles a Function to an Executable that runs a tape of kernels. No optimization crosses a node, so partitioning a
-Function does not change its results by a single bit.
+A Function is compiled to a tape, which is a list of kernel calls. No optimization crosses a node, so partitioning a Function
+does not change a single bit of its results.
 """
 
 from xrt.engines.contract.registry import EngineDeclaration

@@ -1,4 +1,4 @@
-"""The parts of a Function that run on a device, and the values that determine sizes, which stay on the host."""
+"""Decide which nodes of a Function run on a device, and which values (sizes and shapes) stay on the host."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from xrt.graph import Constant, DType, Function, MapType, Node, OptionalType, SequenceType, TensorType, Type
 
-FEW = 64
-"""Maximum number of elements of a constant that is treated as a shape value: a shape has no more extents than NumPy has axes."""
-SHAPES = frozenset({"Shape", "Size"})
+MAX_SHAPE_ELEMENTS = 64
+"""A constant with more elements is not treated as a shape, because a shape has at most as many elements as NumPy supports
+axes."""
+SHAPE_OPS = frozenset({"Shape", "Size"})
 """Operators that read only the shape of their input, not its data."""
-STEPS = frozenset(
+SHAPE_ARITHMETIC_OPS = frozenset(
     [
         *("Abs", "Add", "And", "Cast", "Ceil", "Concat", "Div", "Equal"),
         *("Floor", "Gather", "Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Max"),
@@ -19,11 +20,11 @@ STEPS = frozenset(
         *("Unsqueeze", "Where"),
     ]
 )
-"""Operators that compute small results from small operands."""
+"""Operators with which models compute shapes from shapes."""
 
 
 def find_shape_values(function: Function) -> frozenset[str]:
-    """Find the shape values: results of Shape and Size, small Constant nodes, and values computed from these. Linear."""
+    """Find the names of shapes: results of Shape and Size, small Constant nodes, and values computed from these. Linear time."""
     shape_values: set[str] = set()
     for node in function.nodes:
         if not node.domain and _computes_sizes(node, function, shape_values):
@@ -32,29 +33,30 @@ def find_shape_values(function: Function) -> frozenset[str]:
 
 
 def _computes_sizes(node: Node, function: Function, shape_values: set[str]) -> bool:
-    if node.op_type in SHAPES:
+    """Whether the results of a node are shapes, given the names of those before it."""
+    if node.op_type in SHAPE_OPS:
         return True
     if node.op_type == "Constant":
-        return all(_is_few(attribute.value) for attribute in node.attributes)
+        return all(_has_few_numbers(attribute.value) for attribute in node.attributes)
     reads = [name for name in node.inputs if name]
-    if node.op_type not in STEPS or not any(name in shape_values for name in reads):
+    if node.op_type not in SHAPE_ARITHMETIC_OPS or not any(name in shape_values for name in reads):
         return False
     return all(name in shape_values or _is_small(function.constants.get(name)) for name in reads)
 
 
-def _is_few(value: object) -> bool:
-    """Whether a Constant node's attribute holds at most `FEW` numbers."""
+def _has_few_numbers(value: object) -> bool:
+    """Whether the value of a Constant node's attribute is at most `MAX_SHAPE_ELEMENTS` numbers."""
     if isinstance(value, Constant):
         return _is_small(value)
     numbers = value if isinstance(value, tuple) else (value,)
-    return len(numbers) <= FEW and all(isinstance(number, int | float) for number in numbers)
+    return len(numbers) <= MAX_SHAPE_ELEMENTS and all(isinstance(number, int | float) for number in numbers)
 
 
 def _is_small(constant: Constant | None) -> bool:
-    return constant is not None and constant.array.size <= FEW and constant.array.dtype.kind in "biuf"
+    return constant is not None and constant.array.size <= MAX_SHAPE_ELEMENTS and constant.array.dtype.kind in "biuf"
 
 
-SUPPORTED = frozenset(
+CUPY_DTYPES = frozenset(
     [
         *(DType.BOOL, DType.INT8, DType.INT16, DType.INT32, DType.INT64, DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64),
         *(DType.FLOAT16, DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16, DType.COMPLEX64, DType.COMPLEX128),
@@ -64,22 +66,22 @@ SUPPORTED = frozenset(
 
 
 def plan_device_steps(function: Function, device: str) -> Function:
-    """Assign every node to `device`, except nodes inside bodies; an empty `device` leaves the Function unchanged."""
+    """Assign every node to ``device``, except nodes inside bodies. An empty ``device`` leaves the Function unchanged."""
     if not device or all(node.device == device for node in function.nodes):
         return function
     return function.replace(nodes=tuple(replace(node, device=device) for node in function.nodes))
 
 
 def why_not_on_device(node: Node, function: Function) -> str | None:
-    """Explain why the node cannot run on its device with any kernel; None if it may, or if it is a CPU node."""
+    """Explain why no kernel can run the node on its device: CuPy does not support its types. None for nodes on the CPU."""
     if node.device.partition(":")[0] in ("", "cpu"):
         return None
     for name in (*node.uses, *node.defines):
-        if _holds_map(function.get_type(name)):
-            return f"value {name!r} is {function.get_type(name)}, and maps lie on the host"
+        if _contains_map(function.get_type(name)):
+            return f"value {name!r} is {function.get_type(name)}, and maps are stored on the host"
         dtype = _find_dtype(function.get_type(name))
-        if dtype is not None and dtype not in SUPPORTED:
-            return f"value {name!r} is of {dtype}, of which CuPy has no arrays"
+        if dtype is not None and dtype not in CUPY_DTYPES:
+            return f"value {name!r} is {dtype}, which CuPy does not support"
         if dtype is DType.BFLOAT16 and node.op_type in ("TopK", "Unique"):
             return "CuPy does not sort bfloat16"
     return None
@@ -91,6 +93,6 @@ def _find_dtype(type_: Type | None) -> DType | None:
     return type_.dtype if isinstance(type_, TensorType) else None
 
 
-def _holds_map(type_: Type | None) -> bool:
+def _contains_map(type_: Type | None) -> bool:
     inside = type_.element if isinstance(type_, SequenceType | OptionalType) else type_
     return isinstance(inside, MapType)

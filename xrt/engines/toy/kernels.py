@@ -1,8 +1,8 @@
-"""The kernels of the toy engine: their table, their array namespace, and matrix products on the threads of a run.
+"""The kernels of the toy engine: their table, their array namespaces, and matrix products on several threads.
 
-NumPy's BLAS is limited to one thread, because its threads keep spinning after a product (OpenBLAS: 0.1 s) and take cores from
-the code that runs next. So the native library splits a large product into parts for its threads, which sleep when idle. Without
-the native library a product runs on the calling thread, so that its bits do not depend on the number of threads.
+During a run NumPy's BLAS is limited to one thread, because its threads spin for a while after a product (OpenBLAS: 0.1 s) and
+take cores from the code that runs next. Instead, the native library splits a large product into parts for its own threads, which
+sleep when idle. Without the native library a product runs on the calling thread.
 """
 
 from __future__ import annotations
@@ -24,26 +24,25 @@ ops = shared.extend("toy", eager, numpy_only)
 """All kernels of `xrt.engines.kernels`."""
 
 
-# ---------------------------------------------------------------------- matrix products
-
 Array = np.ndarray[Any, Any]
 
-LEAST = 1 << 20
-"""Multiplications from which waking a thread of the native library pays off: about 20 us of work."""
+MIN_THREADED_WORK = 1 << 20
+"""A matrix product with fewer multiplications (about 20 us) is computed on the calling thread, because waking others takes
+longer."""
 
 
-class _Runs(threading.local):
-    """Thread budgets of the active runs of this thread: the body of a Loop runs inside of its node's run."""
+class _ActiveRuns(threading.local):
+    """The thread counts of the active runs of this thread. Runs are nested, because the body of a Loop runs inside a run."""
 
     def __init__(self) -> None:
         self.threads: list[int] = []
 
 
-_runs = _Runs()
+_runs = _ActiveRuns()
 
 
 class ProductThreads:
-    """Context manager of a run whose products use up to ``threads`` threads of the native library; shared by concurrent runs."""
+    """Context manager for runs, in which matrix products use up to ``threads`` threads. Concurrent runs may share it."""
 
     __slots__ = ("_blas", "_threads")
 
@@ -52,7 +51,7 @@ class ProductThreads:
         self._threads = threads
 
     def __enter__(self) -> None:
-        # `enter` limits BLAS to one thread and returns how many the user allowed it.
+        # `enter` limits BLAS to one thread, and returns the number of threads that the user has allowed it.
         _runs.threads.append(min(self._threads, self._blas.enter(1)))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -60,20 +59,20 @@ class ProductThreads:
         self._blas.leave(1)
 
 
-def product_threads(threads: int, native: bool) -> ProductThreads | nullcontext[None]:
-    """Make the context for runs with this thread budget. ``native``: whether the native library is available.
+def make_product_context(threads: int, has_native: bool) -> ProductThreads | nullcontext[None]:
+    """Make the context for runs with ``threads`` threads; with one thread if there is no native library (``has_native``).
 
-    Uses at most as many threads as BLAS is configured for, since the user may have limited them.
+    Products use at most as many threads as BLAS is configured for, because the user may have limited that.
     """
     blas = find_blas()
     if blas.unlimited_threads == 1:
         return nullcontext()
-    return ProductThreads(blas, threads if native and blas.calls is not None else 1)
+    return ProductThreads(blas, threads if has_native and blas.calls is not None else 1)
 
 
 def multiply(xp: Any, a: Array, b: Array) -> Array:
-    """Compute ``xp.matmul(a, b)``; within a run of `ProductThreads`, large NumPy products are computed on its threads."""
-    if xp is not np or not _runs.threads or a.ndim < 2 or b.ndim < 2 or a.size * b.shape[-1] < LEAST:
+    """Compute ``xp.matmul(a, b)``. Within a `ProductThreads` context, large products of NumPy arrays use its threads."""
+    if xp is not np or not _runs.threads or a.ndim < 2 or b.ndim < 2 or a.size * b.shape[-1] < MIN_THREADED_WORK:
         return xp.matmul(a, b)  # type: ignore[no-any-return]  # an array module's
     threads, calls = _runs.threads[-1], find_blas().calls
     if (
@@ -84,7 +83,7 @@ def multiply(xp: Any, a: Array, b: Array) -> Array:
         or a.shape[-1] != b.shape[-2]
     ):
         return np.matmul(a, b)  # type: ignore[no-any-return]
-    # None for batches that broadcast along some dimensions only; NumPy computes these.
+    # None if a batch broadcasts along only some of its axes. NumPy supports that.
     result = native.multiply(calls, a, b, threads)
     return np.matmul(a, b) if result is None else result
 
@@ -93,17 +92,17 @@ _NUMPY = ArrayNamespace(np, multiply)
 
 
 class DeviceNamespace(ArrayNamespace):
-    """The functions of CuPy, with NumPy's results where they differ."""
+    """The functions of CuPy, changed to return NumPy's results where these differ."""
 
     def remainder(self, a: Array, b: Array) -> Array:
-        """The remainder with the sign of the divisor; CuPy's is NaN for an infinite divisor."""
+        """Compute the remainder with the sign of the divisor. CuPy's is NaN for an infinite divisor."""
         if a.dtype.kind in "iu":
             return self.module.remainder(a, b)  # type: ignore[no-any-return]  # an array module's
         rest = self.module.fmod(a, b)
         return self.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
 
     def where(self, condition: Array, a: Array, b: Array) -> Array:
-        """Select elements; CuPy's result for bfloat16 is float32."""
+        """Select elements. CuPy's result for bfloat16 is float32, so it is converted back."""
         result = self.module.where(condition, a, b)
         dtypes = {x.dtype for x in (a, b) if hasattr(x, "dtype")}
         return result.astype(_BFLOAT16) if dtypes == {_BFLOAT16} else result  # type: ignore[no-any-return]  # an array module's
@@ -112,6 +111,6 @@ class DeviceNamespace(ArrayNamespace):
 _BFLOAT16 = DType.BFLOAT16.numpy
 
 
-def namespace(module: Any) -> ArrayNamespace:
-    """The array namespace of a module: NumPy's, with matrix products on the threads of a run, or that of a device's module."""
+def get_namespace(module: Any) -> ArrayNamespace:
+    """Get the array namespace of NumPy, with matrix products by `multiply`, or make that of another ``module``, such as CuPy."""
     return _NUMPY if module is np else DeviceNamespace(module)

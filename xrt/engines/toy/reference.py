@@ -1,4 +1,4 @@
-"""Operators of `onnx.reference`: the rare ones for which toy has no kernel."""
+"""Run rare operators, for which toy has no kernel, with `onnx.reference`."""
 
 from __future__ import annotations
 
@@ -19,62 +19,62 @@ if TYPE_CHECKING:
     from xrt.engines.kernels.table import NodeContext, Run
 
 
-_LOADERS = {
+_LOADER_MODULES = {
     "": "onnx.reference.ops",
     "ai.onnx.ml": "onnx.reference.ops.aionnxml",
     "ai.onnx.preview": "onnx.reference.ops.aionnx_preview",
     "ai.onnx.preview.training": "onnx.reference.ops.aionnx_preview_training",
 }
-"""Modules with the implementations of each domain, imported on first use: the import takes 0.1 s, which would also be spent
-when only weights are folded."""
+"""By domain: the module with the implementations. Imported on first use, because the import takes 0.1 s, and most uses of toy,
+such as folding constants, do not need it."""
 
-DOMAINS = frozenset(_LOADERS)
-"""Domains whose operators the onnx package defines."""
+DOMAINS = frozenset(_LOADER_MODULES)
+"""The domains whose operators the onnx package defines."""
 
-_NEEDS = {("", "ImageDecoder"): ("PIL", "pillow")}
-"""Operators whose reference implementation needs a package beyond NumPy: (module, distribution)."""
+_REQUIRED_PACKAGES = {("", "ImageDecoder"): ("PIL", "pillow")}
+"""Operators whose reference implementation needs another package than NumPy: its module, and the name to install."""
 
 
 def why_not(node: Node, function: Function) -> str | None:
     """Explain why the reference implementation does not support the node; None if it does."""
     if node.device.partition(":")[0] not in ("", "cpu"):
         return f"the reference operators run on cpu, not on {node.device}"
-    return explain_absence(node.domain, node.op_type, function.opset(node.domain))
+    return why_not_implemented(node.domain, node.op_type, function.opset(node.domain))
 
 
 @lru_cache(maxsize=1024)
-def explain_absence(domain: str, op_type: str, version: int) -> str | None:
-    """Explain why `onnx.reference` does not implement this version of an operator; None if it does."""
-    module, distribution = _NEEDS.get((domain, op_type), ("", ""))
+def why_not_implemented(domain: str, op_type: str, version: int) -> str | None:
+    """Explain why `onnx.reference` cannot run this version of an operator; None if it can."""
+    module, distribution = _REQUIRED_PACKAGES.get((domain, op_type), ("", ""))
     if module and find_spec(module) is None:
         return (
             f"the reference implementation of {op_type} needs {distribution}, which is not installed: pip install {distribution}"
         )
     schema = find_schema(op_type, version, domain)
-    # The evaluator runs such an operator by its function body.
+    # The evaluator runs an operator that ONNX defines by other operators.
     if schema is not None and (schema.has_function or schema.has_context_dependent_function) and not domain:
         return None
-    place = _LOADERS.get(domain)
-    if place is None:
+    loader = _LOADER_MODULES.get(domain)
+    if loader is None:
         return f"neither toy nor onnx.reference has operators of domain {domain!r}"
     try:
-        import_module(place).load_op(domain, op_type, version)
+        import_module(loader).load_op(domain, op_type, version)
     except Exception as error:  # noqa: BLE001  # loaders raise RuntimeError, NotImplementedError, ValueError and others
         return f"neither toy nor onnx.reference implements {op_type} in version {version}: {str(error).splitlines()[0]}"
     return None
 
 
-def make_reference_kernel(node: Node, env: NodeContext) -> Run:
+def make_reference_kernel(node: Node, ctx: NodeContext) -> Run:
     """Make a kernel that runs the node as a one-node model in `onnx.reference.ReferenceEvaluator`.
 
     Each thread has a separate evaluator, because some operators keep state in their objects.
     """
     from onnx.reference import ReferenceEvaluator  # imported on use because the import is slow
 
-    model = to_model(isolate_node(node, env.function))
+    model = to_model(isolate_node(node, ctx.function))
     names = (*node.inputs, *node.captures)
     local = threading.local()
-    # Created here too, so that a model which it cannot load fails at compile.
+    # Create one here, so that an error is raised at compile time.
     local.evaluator = ReferenceEvaluator(model)
 
     def run(*values: Any) -> tuple[Any, ...]:
@@ -87,7 +87,7 @@ def make_reference_kernel(node: Node, env: NodeContext) -> Run:
 
 
 def isolate_node(node: Node, function: Function, constants: Mapping[str, Constant] = FrozenDict()) -> Function:
-    """Extract one node as a Function; all values that it reads, except ``constants``, are inputs."""
+    """Make a Function of one node. The values that it uses are inputs, except those in ``constants``."""
     return Function(
         inputs=tuple(function.value(name) for name in dict.fromkeys(node.uses) if name not in constants),
         outputs=tuple(function.value(name) for name in node.defines),
@@ -99,7 +99,7 @@ def isolate_node(node: Node, function: Function, constants: Mapping[str, Constan
 
 
 def _convert_result(value: Any) -> Any:
-    """Convert a reference result to XRT's representation: strings as object arrays, scalars as 0-d arrays."""
+    """Convert a result of the reference to XRT's representation: strings are object arrays, and scalars are 0-d arrays."""
     if isinstance(value, list):
         return [_convert_result(item) for item in value]
     if value is None:

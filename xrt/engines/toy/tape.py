@@ -1,11 +1,11 @@
-"""A Function as a linear program: a table of slots, and steps that read and write them.
+"""Compile a Function to a tape: a list of steps, each of which runs a kernel on numbered slots.
 
-Everything independent of a call is computed once, when the tape is built: the slot of each value, the kernel that computes
-it, and the step after which it is dead. A call makes a fresh list of slots and runs one loop, so any number of threads may
+Everything that does not depend on a call is determined when the tape is built: the slot of each value, the kernel that computes
+it, and the step after which no step needs it. A call makes a new list of slots and runs one loop, so any number of threads may
 run a tape concurrently.
 
-On a device, shapes, and values computed from shapes, are kept on the host until another kernel reads them on the device.
-Otherwise each kernel that allocates an array of such a size would have to wait for the device.
+On a device, shapes and values computed from shapes stay on the host until a kernel needs them on the device. Otherwise each
+kernel that allocates an array of such a shape would have to wait for the device.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from xrt.engines.native.bindings import address_of
 from xrt.engines.native.tape import check_buffers
 from xrt.engines.toolkit.memory import peak_of_values
 from xrt.engines.toolkit.support import list_used_outputs
-from xrt.engines.toy.devices import SHAPES, find_shape_values
-from xrt.engines.toy.kernels import product_threads
+from xrt.engines.toy.devices import SHAPE_OPS, find_shape_values
+from xrt.engines.toy.kernels import make_product_context
 from xrt.errors import InputError, RunFailed, XRTError
 from xrt.graph import DType, Function, Node, TensorType, Type, Value, is_static
 from xrt.operators import Trait, has_trait
@@ -36,103 +36,108 @@ if TYPE_CHECKING:
     from xrt.engines.kernels.table import Run
 
 
-ABSENT = 0
-"""The slot of absent inputs; holds None."""
-CONDITION = np.dtype(bool)
+ABSENT_SLOT = 0
+"""The slot of absent inputs. It always contains None."""
+BOOL_DTYPE = np.dtype(bool)
 
 
 @dataclass(frozen=True, slots=True)
 class StepKernel:
-    """The kernel of a node, and the memory that it may reuse."""
+    """The kernel of a node, and which inputs it may overwrite."""
 
     run: Run
     mutable: tuple[int, ...] = ()
-    """Positions of the inputs whose buffers it may overwrite with its only result."""
-    pairs: tuple[tuple[int, int], ...] | None = None
-    """For a run of native kernels, which accepts a list of buffers: (input, output) positions that may share memory."""
+    """Indices of the inputs whose memory it may overwrite with its only output."""
+    in_place_pairs: tuple[tuple[int, int], ...] | None = None
+    """For a run of native kernels: the (input, output) index pairs that may share memory. Such a kernel accepts a list of buffers
+    as ``out``. None for Python kernels."""
     host: tuple[int, ...] = ()
-    """Positions of the inputs that it reads on the host, whatever the device."""
+    """Indices of the inputs that it reads on the host, even if the node is on a device."""
 
 
 @dataclass(frozen=True, slots=True)
 class TapeStep:
-    """One kernel call, or one copy between host and device."""
+    """One call of a kernel, or one copy between host and device."""
 
     kernel: Run
     arguments: tuple[int, ...]
+    """Slots of the inputs."""
     results: tuple[int, ...]
+    """Slots of the outputs."""
     node: Node | str
-    """Named in error messages; for a copy between host and device, the reason for it."""
+    """The node, for error messages. For a copy between host and device, a string with the reason for it."""
     store: Callable[[Any], Any]
-    """Converts a result for its slot, on the host or on the device."""
-    free: tuple[int, ...] = ()
-    """Slots of values without readers after this step."""
-    fills: tuple[int, ...] = ()
-    """Slots of results that the kernel can write to a caller's buffers: its only result, or all results of a native run."""
-    is_run: bool = False
+    """Converts an output before it is stored in its slot, on the host or on the device."""
+    dead: tuple[int, ...] = ()
+    """Slots of values that no later step reads. They are cleared after this step."""
+    fillable: tuple[int, ...] = ()
+    """Slots of outputs that the kernel can write to buffers of the caller: its only output, or all outputs of a native run."""
+    is_native_run: bool = False
     """Whether the kernel is a run of native kernels."""
-    pairs: frozenset[tuple[int, int]] = frozenset()
-    """(argument, result) slots that may share memory; the argument is among ``free``."""
-    spread: tuple[int, ...] = ()
-    """Arguments that must broadcast to the buffer's shape: all of an elementwise kernel, the first of a scatter."""
+    in_place_pairs: frozenset[tuple[int, int]] = frozenset()
+    """(argument, result) slot pairs that may share memory. Each of these arguments is also in ``dead``."""
+    broadcast_arguments: tuple[int, ...] = ()
+    """Slots of arguments that must broadcast to the shape of a buffer: all of an elementwise kernel, the first of a scatter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tape:
-    """Slots and steps; the template holds the constants."""
+    """The steps of a compiled Function, and the slots that they read and write."""
 
     template: tuple[Any, ...]
+    """Content of the slots at the start of a call: the constants, and None elsewhere."""
     inputs: tuple[int, ...]
+    """Slots of the inputs."""
     outputs: tuple[int, ...]
+    """Slots of the outputs."""
     steps: tuple[TapeStep, ...]
     store: Callable[[Any], Any]
-    """Converts an input for its slot."""
+    """Converts an input before it is stored in its slot."""
     engine: str
-    """Engine name for error messages; may be an engine derived from toy."""
+    """Name of the engine for error messages: toy, or an engine derived from it."""
 
     def find_output_steps(self) -> tuple[TapeStep | None, ...]:
-        """For each output, the step that can write it to a caller's buffer; None if there is none, or for a repeated output."""
-        writers = {slot: step for step in self.steps for slot in step.fills}
+        """Find for each output the step that can write it to a caller's buffer; None if there is none, or if it is repeated."""
+        writers = {slot: step for step in self.steps for slot in step.fillable}
         return tuple(writers.get(slot) if slot not in self.outputs[:i] else None for i, slot in enumerate(self.outputs))
 
-    def find_inplace_pairs(self, alike: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
-        """Find the (input, output) positions where the output may be written to the input's memory.
+    def find_inplace_pairs(self, same_type_inputs: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
+        """Find the (input, output) index pairs for which the output may be written to the memory of the input.
 
-        ``alike`` lists, for each output, the positions of the inputs of the same type.
-
-        A pair qualifies if no step reads the input after the step that writes the output. Kernels may return views of the input;
-        whether one is alive is checked during the call.
+        ``same_type_inputs`` lists for each output the indices of the inputs that have its type. A pair is possible if no step
+        reads the input after the step that writes the output. Kernels may also have returned views of the input, which later
+        steps read: that is checked during the call.
         """
-        last = {slot: number for number, step in enumerate(self.steps) for slot in step.arguments}
-        last.update(dict.fromkeys(self.outputs, len(self.steps)))
-        order = {id(step): number for number, step in enumerate(self.steps)}
+        last_read = {slot: index for index, step in enumerate(self.steps) for slot in step.arguments}
+        last_read.update(dict.fromkeys(self.outputs, len(self.steps)))
+        step_indices = {id(step): index for index, step in enumerate(self.steps)}
         pairs = []
-        for place, (slot, step, inputs) in enumerate(zip(self.outputs, self.find_output_steps(), alike, strict=True)):
+        output_steps = self.find_output_steps()
+        for output, (slot, step, inputs) in enumerate(zip(self.outputs, output_steps, same_type_inputs, strict=True)):
             if step is None:
                 continue
-            for position in inputs:
-                source, written_at = self.inputs[position], order[id(step)]
-                read_at = last.get(source, -1)
-                if read_at < written_at or (read_at == written_at and (source, slot) in step.pairs):
-                    pairs.append((position, place))
+            for index in inputs:
+                source, written_at = self.inputs[index], step_indices[id(step)]
+                read_at = last_read.get(source, -1)
+                if read_at < written_at or (read_at == written_at and (source, slot) in step.in_place_pairs):
+                    pairs.append((index, output))
         return tuple(sorted(pairs))
 
-    def play(self, inputs: Iterable[Any], buffers: Mapping[int, Any] | None = None) -> list[Any]:
-        """Run the steps; the outputs may share memory with the inputs, the constants and each other.
+    def run(self, inputs: Iterable[Any], buffers: Mapping[int, Any] | None = None) -> list[Any]:
+        """Run the steps and return the outputs, which may share memory with the inputs, the constants and each other.
 
-        ``buffers`` maps output slots to arrays that results are written to where the kernel supports it; that array is then the
-        output. An `Overwritten` is the memory of an input, and its array is passed among the inputs too.
-
-        Raises RunFailed that names the node whose kernel failed, with the failure as its cause.
+        ``buffers`` maps slots of outputs to arrays of the caller. If the kernel supports it, the output is written to the array
+        and is this array. An `InPlaceBuffer` is the memory of an input, whose array must be passed as this input too. Raises
+        RunFailed with the name of the node whose kernel failed.
         """
         slots = list(self.template)
         for slot, value in zip(self.inputs, inputs, strict=True):
             slots[slot] = self.store(value)
-        # The call must not keep a sequence or an array alive beyond its last reader.
+        # So that an input is released after the last step that reads it.
         del inputs
         for buffer in (buffers or {}).values():
-            if isinstance(buffer, Overwritten):
-                buffer.count(slots)
+            if isinstance(buffer, InPlaceBuffer):
+                buffer.record_count(slots)
         step: TapeStep
         try:
             for step in self.steps:
@@ -144,49 +149,53 @@ class Tape:
         return [slots[i] for i in self.outputs]
 
 
-class Overwritten:
-    """An array whose memory belongs to both an input and an output of a call; detects live views by reference count."""
+class InPlaceBuffer:
+    """An array that is the memory of an input and of an output of a call.
+
+    It may be overwritten only if no view of the input is used any more, which `is_alone` determines by the reference count.
+    """
 
     __slots__ = ("_count", "array", "slot")
 
     def __init__(self, array: Any, slot: int) -> None:
-        """Wrap a C-contiguous array that outlives this object; ``slot`` is that of the input."""
-        # A view refers to the array that owns the memory. This array's memory is no ndarray's, so views of it refer to it.
+        """``array`` is C-contiguous and must outlive this object. ``slot`` is the slot of the input."""
+        # A view of an array refers to the ndarray that owns the memory. Make an array over memory that no ndarray owns, so that
+        # views of it refer to this very array, and its reference count includes them.
         memory = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
         self.array = np.ndarray(array.shape, array.dtype, buffer=memory)
         self.slot = slot
         self._count = 0
 
-    def count(self, slots: Sequence[Any]) -> None:
-        """Record how many references the array has before the first step, without that of its slot; `is_alone` compares."""
+    def record_count(self, slots: Sequence[Any]) -> None:
+        """Record the number of references to the array before the first step, without the one in its slot."""
         self._count = sys.getrefcount(self.array) - (slots[self.slot] is self.array)
 
     def is_alone(self, slots: Sequence[Any]) -> bool:
-        """Whether the array has no references beyond those that `count` recorded."""
+        """Whether the array has no more references than `record_count` recorded, so there is no view of it."""
         return sys.getrefcount(self.array) == self._count + (slots[self.slot] is self.array)
 
 
 def _run_step(step: TapeStep, slots: list[Any], buffers: Mapping[int, Any] | None) -> None:
-    """Run one step: compute, store the results, free dead values."""
-    out = _find_buffer(step, slots, buffers) if buffers and step.fills else None
+    """Run one step: call the kernel, store its results, and clear the slots of dead values."""
+    out = _find_buffer(step, slots, buffers) if buffers and step.fillable else None
     arguments = [slots[i] for i in step.arguments]
     result = step.kernel(*arguments) if out is None else step.kernel(*arguments, out=out)
     values = result if type(result) is tuple else (result,)
     if len(values) < len(step.results):
-        raise ValueError(f"the operator has {len(values)} output(s) in this form; the node lists {len(step.results)}")
+        raise ValueError(f"the operator returns {len(values)} output(s) with these attributes; the node has {len(step.results)}")
     store = step.store
-    # A kernel may return more outputs than the node lists.
+    # A kernel may return more outputs than the node has.
     for slot, value in zip(step.results, values, strict=False):
         slots[slot] = store(value)
-    for slot in step.free:
+    for slot in step.dead:
         slots[slot] = None
 
 
 def store_on_host(value: Any) -> Any:
-    """Convert a value for a slot: a C-contiguous array (0-d instead of a scalar), a list, a dictionary, or None.
+    """Convert a value before it is stored: arrays and scalars to C-contiguous arrays. Lists, dictionaries and None are unchanged.
 
-    The fixed layout makes results independent of how a value was computed (summing a transposed view uses another order than
-    summing its copy), and so of how a Function is partitioned.
+    With one layout, results do not depend on how a value was computed (the sum of a transposed view has another order than that
+    of its copy), and therefore not on how a Function is partitioned.
     """
     if type(value) is np.ndarray:
         return value if value.flags.c_contiguous else np.ascontiguousarray(value)
@@ -198,7 +207,7 @@ def store_on_host(value: Any) -> Any:
 
 
 def _make_device_store(accelerator: Accelerator) -> Callable[[Any], Any]:
-    """A function that converts a value to C-contiguous arrays on the device; lists element by element, None stays None."""
+    """Make a function that converts a value to a C-contiguous array on the device, or a list to a list of these. None stays."""
 
     def store(value: Any) -> Any:
         if value is None:
@@ -214,35 +223,37 @@ def _make_device_store(accelerator: Accelerator) -> Callable[[Any], Any]:
 
 
 def _find_buffer(step: TapeStep, slots: list[Any], buffers: Mapping[int, Any]) -> Any:
-    """The caller's buffer for the step's result, or None unless all arguments broadcast to it and one has its shape.
+    """Find the ``out`` argument for a step: the buffer of its output, or None if it must not be used.
 
-    For a run of native kernels, the list of all buffers, which are known to fit; None if the caller passes none.
+    The kernel can write to it if all arguments broadcast to its shape, and one has this shape. For a run of native kernels return
+    the list of the buffers of all outputs, whose types were checked; None if there are none.
     """
     candidates = [buffers.get(slot) for slot in step.results]
-    for place, entry in enumerate(candidates):
-        # A live view of the input would change with it. The result is then computed elsewhere, and copied after the last step.
-        if isinstance(entry, Overwritten):
-            candidates[place] = entry.array if entry.is_alone(slots) else None
-    if step.is_run:
+    for index, entry in enumerate(candidates):
+        # If there is a view of the input, overwriting the input would change it. Then the output is copied after the last step.
+        if isinstance(entry, InPlaceBuffer):
+            candidates[index] = entry.array if entry.is_alone(slots) else None
+    if step.is_native_run:
         return candidates if any(buffer is not None for buffer in candidates) else None
     (buffer,) = candidates
     if buffer is None:
         return None
-    arguments = [slots[i] for i in step.spread]
-    fits = all(_fits(value, buffer) for value in arguments) and any(value.shape == buffer.shape for value in arguments)
-    return buffer if fits else None
+    arguments = [slots[i] for i in step.broadcast_arguments]
+    is_usable = all(_is_compatible_argument(x, buffer) for x in arguments) and any(x.shape == buffer.shape for x in arguments)
+    return buffer if is_usable else None
 
 
-def _fits(argument: Any, buffer: Any) -> bool:
-    """Whether the argument broadcasts to the buffer's shape and has its dtype or is a boolean condition."""
-    if type(argument) is not np.ndarray or argument.ndim > buffer.ndim or argument.dtype not in (buffer.dtype, CONDITION):
+def _is_compatible_argument(argument: Any, buffer: Any) -> bool:
+    """Whether an argument broadcasts to the shape of a buffer, and has its dtype or, as the condition of a Where, bool."""
+    if type(argument) is not np.ndarray or argument.ndim > buffer.ndim or argument.dtype not in (buffer.dtype, BOOL_DTYPE):
         return False
     return all(a in (1, b) for a, b in zip(reversed(argument.shape), reversed(buffer.shape), strict=False))
 
 
 def _make_error(engine: str, step: TapeStep, slots: Sequence[Any], cause: Exception) -> RunFailed:
     node = step.node
-    where, advice = "a copy between host and device", ""
+    where = "a copy between host and device"
+    advice = ""
     if isinstance(node, Node):
         where = f"node {node.name!r} ({node.op})"
         advice = "; check the node's attributes and the shapes and types of its inputs"
@@ -262,46 +273,47 @@ def describe_value(value: Any) -> str:
     return f"{dtype}[{','.join(map(str, value.shape))}]"
 
 
-# ---------------------------------------------------------------------- building a tape
-
-Place: TypeAlias = tuple[str, bool]
-"""(value name, whether it is the copy on the device)."""
+ValueCopy: TypeAlias = tuple[str, bool]
+"""(name, whether on the device): a value may have one copy on the host and one on the device."""
 
 
 def make_tape(
     function: Function, make_kernel: Callable[[Node], StepKernel], engine: str = "toy", accelerator: Accelerator | None = None
 ) -> Tape:
-    """Build the tape of a closed Function, and upload its constants to the accelerator. Linear.
+    """Build the tape of a closed Function in linear time, and upload its constants to the accelerator.
 
-    A node whose results stay on the host is passed to ``make_kernel`` without its device.
+    ``make_kernel`` is called for each node. Nodes whose results stay on the host are passed to it without their device.
     """
     return _TapeBuilder(function, make_kernel, accelerator).build(engine)
 
 
 class _TapeBuilder:
-    """Builds a tape: one kernel per node, and a copy where a value is read on the other side."""
+    """Builds a tape: one step per node, and one for each value that must be copied between host and device."""
 
     def __init__(self, function: Function, make_kernel: Callable[[Node], StepKernel], accelerator: Accelerator | None) -> None:
         self.function = function
         self.make_kernel = make_kernel
         self.accelerator = accelerator
         self.stores = {False: store_on_host, True: _make_device_store(accelerator) if accelerator else store_on_host}
-        self.slots: dict[Place, int] = {}
-        self.computed: set[Place] = set()
-        self.count = ABSENT + 1
+        self.slots: dict[ValueCopy, int] = {}
+        self.computed: set[ValueCopy] = set()
+        """The copies that an input, or a step so far, provides."""
+        self.count = ABSENT_SLOT + 1
+        """Number of slots so far."""
         self.steps: list[tuple[TapeStep, StepKernel]] = []
 
     def build(self, engine: str) -> Tape:
-        """Build the slots and steps."""
-        function, on_device = self.function, self.accelerator is not None
+        """Build the tape. ``engine`` is the name of the engine for error messages."""
+        function = self.function
+        on_device = self.accelerator is not None
         sizes = find_shape_values(function) if on_device else frozenset()
         inputs = tuple(self._define((value.name, on_device)) for value in function.inputs)
         for node in function.nodes:
             self._add_node(node, on_device and not sizes.issuperset(node.defines))
-        outputs = tuple(self._find_slot((value.name, on_device)) for value in function.outputs)
+        outputs = tuple(self._get_slot((value.name, on_device)) for value in function.outputs)
         template: list[Any] = [None] * self.count
-        # Absent inputs, outputs and constants are never freed.
-        permanent = {ABSENT, *outputs}
+        # The slots of absent inputs, outputs and constants are never cleared.
+        permanent = {ABSENT_SLOT, *outputs}
         for (name, is_uploaded), slot in self.slots.items():
             if name in function.constants:
                 array = function.constants[name].array
@@ -313,142 +325,148 @@ class _TapeBuilder:
         self.count += 1
         return self.count - 1
 
-    def _number_slot(self, place: Place) -> int:
-        if place not in self.slots:
-            self.slots[place] = self._new_slot()
-        return self.slots[place]
+    def _assign_slot(self, value: ValueCopy) -> int:
+        """Get the slot of a copy of a value; a new one if it has none."""
+        if value not in self.slots:
+            self.slots[value] = self._new_slot()
+        return self.slots[value]
 
-    def _define(self, place: Place) -> int:
-        self.computed.add(place)
-        return self._number_slot(place)
+    def _define(self, value: ValueCopy) -> int:
+        """Record that a copy of a value is computed, and return its slot."""
+        self.computed.add(value)
+        return self._assign_slot(value)
 
-    def _find_slot(self, place: Place) -> int:
-        """The slot of a value on host or device; adds a copy if it is only on the other side."""
-        name, on_device = place
+    def _get_slot(self, value: ValueCopy) -> int:
+        """Get the slot of a value on the host or the device. If it is only on the other of these, add a step that copies it."""
+        name, on_device = value
         if not name:
-            return ABSENT
-        if place not in self.computed and name not in self.function.constants and self.accelerator:
+            return ABSENT_SLOT
+        if value not in self.computed and name not in self.function.constants and self.accelerator:
             copy = self.accelerator.upload if on_device else self.accelerator.download
-            source, result = self._number_slot((name, not on_device)), self._number_slot(place)
-            reason = f"value {name!r} is {'computed' if on_device else 'wanted'} on the host"
+            source = self._assign_slot((name, not on_device))
+            result = self._assign_slot(value)
+            reason = f"value {name!r} is {'computed' if on_device else 'needed'} on the host"
             self.steps.append((TapeStep(copy, (source,), (result,), reason, self.stores[on_device]), StepKernel(copy)))
-        return self._define(place)
+        return self._define(value)
 
     def _add_node(self, node: Node, on_device: bool) -> None:
         kernel = self.make_kernel(replace(node, device="") if self.accelerator and not on_device else node)
-        # SHAPES read no data, so their input may be on either side.
-        reads_on_device = self.accelerator is not None and (on_device or node.op_type in SHAPES)
+        # SHAPE_OPS do not read elements, so their input may stay on the device although their result is on the host.
+        reads_on_device = self.accelerator is not None and (on_device or node.op_type in SHAPE_OPS)
         names = (*node.inputs, *node.captures)
-        arguments = tuple(self._find_slot((name, reads_on_device and i not in kernel.host)) for i, name in enumerate(names))
-        # Absent outputs at the end are dropped; one before a present output has a slot, which is freed at once.
+        arguments = tuple(self._get_slot((name, reads_on_device and i not in kernel.host)) for i, name in enumerate(names))
+        # Absent outputs at the end are omitted. One before a present output has a slot, which is cleared at once.
         count = max((i for i, name in enumerate(node.outputs, 1) if name), default=0)
         results = tuple(self._define((name, on_device)) if name else self._new_slot() for name in node.outputs[:count])
         self.steps.append((TapeStep(kernel.run, arguments, results, node, self.stores[on_device]), kernel))
 
     def _finish_steps(self, permanent: set[int]) -> Iterator[TapeStep]:
-        """Yield the steps with the values that they may free and overwrite."""
-        last = {slot: number for number, (step, _) in enumerate(self.steps) for slot in (*step.arguments, *step.results)}
-        dying: list[list[int]] = [[] for _ in self.steps]
-        for slot, number in last.items():
+        """Yield the steps with the slots to clear afterwards, except ``permanent`` ones, and those that may be overwritten."""
+        last_use = {slot: index for index, (step, _) in enumerate(self.steps) for slot in (*step.arguments, *step.results)}
+        dead_slots: list[list[int]] = [[] for _ in self.steps]
+        for slot, index in last_use.items():
             if slot not in permanent:
-                dying[number].append(slot)
-        for (step, kernel), free in zip(self.steps, dying, strict=True):
+                dead_slots[index].append(slot)
+        for (step, kernel), dead in zip(self.steps, dead_slots, strict=True):
             arguments, results = step.arguments, step.results
             mutable = [arguments[i] for i in kernel.mutable if i < len(arguments)]
-            fills = results if kernel.pairs is not None or (kernel.mutable and len(results) == 1) else ()
-            pairs = [(arguments[i], results[o]) for i, o in kernel.pairs or ()] or [(i, results[0]) for i in mutable if fills]
+            fillable = results if kernel.in_place_pairs is not None or (kernel.mutable and len(results) == 1) else ()
+            native_pairs = [(arguments[i], results[o]) for i, o in kernel.in_place_pairs or ()]
+            pairs = native_pairs or [(i, results[0]) for i in mutable if fillable]
             is_scatter = isinstance(step.node, Node) and has_trait(step.node, Trait.UPDATES)
             yield replace(
                 step,
-                free=tuple(free),
-                fills=fills,
-                is_run=kernel.pairs is not None,
-                pairs=frozenset(pair for pair in pairs if pair[0] in free),
-                spread=arguments[:1] if is_scatter else arguments,
+                dead=tuple(dead),
+                fillable=fillable,
+                is_native_run=kernel.in_place_pairs is not None,
+                in_place_pairs=frozenset(pair for pair in pairs if pair[0] in dead),
+                broadcast_arguments=arguments[:1] if is_scatter else arguments,
             )
 
 
-# ---------------------------------------------------------------------- executables
-
-FILLED_FROM = 1 << 19
-"""Bytes of an output from which passing a buffer to the kernel (about 3 us) is negligible against the kernel's time."""
+MIN_FILLED_BYTES = 1 << 19
+"""A smaller output is copied to the caller's buffer, because passing the buffer to the kernel (about 3 us) takes longer."""
 
 
 class InterpretedExecutable(Executable):
-    """A tape of Python kernels and runs of native kernels; the same tape for every call."""
+    """Runs a tape of Python kernels and of runs of native kernels on the CPU."""
 
     outputs_are_fresh = True
     updates_inputs = False
 
-    def __init__(self, function: Function, tape: Tape, threads: int, native: bool) -> None:
+    def __init__(self, function: Function, tape: Tape, threads: int, has_native: bool) -> None:
         self.function = function
         self._tape = tape
         self._output_steps = tape.find_output_steps()
-        self._products = product_threads(threads, native)
+        self._product_context = make_product_context(threads, has_native)
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> list[Any]:
         tape, out = self._tape, options.host_buffers
         if len(inputs) != len(tape.inputs):
             raise InputError(f"function {self.function.name!r} takes {len(tape.inputs)} inputs; got {len(inputs)}")
-        # ONNX defines the results of division by zero and overflow as NumPy computes them, so its warnings are noise.
-        with self._products, np.errstate(all="ignore"):
+        # Ignore NumPy's warnings about division by zero and overflow, because its results are those that ONNX defines.
+        with self._product_context, np.errstate(all="ignore"):
             if out is None:
-                return copy_shared(tape.play(inputs), list_ids(inputs), _is_view)
+                return unshare_results(tape.run(inputs), collect_ids(inputs), _is_view)
             buffers, arguments = self._choose_buffers(out, inputs)
-            results = tape.play(arguments, buffers)
-            for place, slot in enumerate(tape.outputs):
+            results = tape.run(arguments, buffers)
+            for output, slot in enumerate(tape.outputs):
                 entry = buffers.get(slot)
-                # The caller gets its own array back, not the one that stands for the same memory.
-                if isinstance(entry, Overwritten) and results[place] is entry.array:
-                    results[place] = out[place]
-            buffer_ids = list_ids(out)
-            results = copy_shared(results, list_ids(arguments), lambda array: _is_view(array) and id(array) not in buffer_ids)
+                # Return the caller's own array, not the other array over the same memory.
+                if isinstance(entry, InPlaceBuffer) and results[output] is entry.array:
+                    results[output] = out[output]
+            buffer_ids = collect_ids(out)
+            results = unshare_results(
+                results, collect_ids(arguments), lambda array: _is_view(array) and id(array) not in buffer_ids
+            )
         return self._copy_to_buffers(results, out)
 
     def output_buffer_threshold(self) -> Sequence[int | None]:
-        return [FILLED_FROM if step else None for step in self._output_steps]
+        return [MIN_FILLED_BYTES if step else None for step in self._output_steps]
 
     def inplace_pairs(self) -> Sequence[tuple[int, int]]:
         return tuple(self._pairs)
 
     @cached_property
     def _pairs(self) -> dict[tuple[int, int], None]:
-        """The in-place pairs of equal static types, ordered."""
-        places: dict[Type | None, list[int]] = {}
-        for place, value in enumerate(self.function.inputs):
-            places.setdefault(value.type, []).append(place)
-        alike = [places.get(value.type, ()) if _is_plain(value.type) else () for value in self.function.outputs]
-        return dict.fromkeys(self._tape.find_inplace_pairs(alike))
+        """The (input, output) index pairs that may share memory, as the keys of an ordered set."""
+        inputs_by_type: dict[Type | None, list[int]] = {}
+        for index, value in enumerate(self.function.inputs):
+            inputs_by_type.setdefault(value.type, []).append(index)
+        same_type = [inputs_by_type.get(v.type, ()) if _is_static_numeric(v.type) else () for v in self.function.outputs]
+        return dict.fromkeys(self._tape.find_inplace_pairs(same_type))
 
     def _choose_buffers(self, out: Sequence[Any], inputs: Sequence[Any]) -> tuple[dict[int, Any], list[Any]]:
-        """Map output slots to the caller's buffers that fit and that a kernel can write to; also return the inputs to pass.
+        """Select the buffers of the caller that kernels can write to. Return them by slot, and the inputs to pass to the tape.
 
-        A buffer in the memory of an input must be one of the in-place pairs.
+        A buffer must have the type of its output. If it is the memory of an input, it must be one of the in-place pairs; then
+        the array of an `InPlaceBuffer` replaces the input.
         """
-        tape, arguments = self._tape, list(inputs)
-        # By address and not by identity: a view of the input is the same memory.
-        position = {address_of(value): number for number, value in enumerate(inputs) if isinstance(value, np.ndarray)}
+        tape = self._tape
+        arguments = list(inputs)
+        # Compare addresses rather than arrays, because a view of the input is the same memory.
+        input_by_address = {address_of(x): index for index, x in enumerate(inputs) if isinstance(x, np.ndarray)}
         buffers: dict[int, Any] = {}
-        for place, (slot, step, buffer) in enumerate(zip(tape.outputs, self._output_steps, out, strict=False)):
-            if step is None or not _matches(buffer, self.function.outputs[place]):
+        for output, (slot, step, buffer) in enumerate(zip(tape.outputs, self._output_steps, out, strict=False)):
+            if step is None or not _matches_type(buffer, self.function.outputs[output]):
                 continue
-            number = position.get(address_of(buffer))
-            if number is None:
+            index = input_by_address.get(address_of(buffer))
+            if index is None:
                 buffers[slot] = buffer
-            elif (number, place) in self._pairs and buffer.nbytes:
-                buffers[slot] = entry = Overwritten(buffer, tape.inputs[number])
-                arguments[number] = entry.array
+            elif (index, output) in self._pairs and buffer.nbytes:
+                buffers[slot] = entry = InPlaceBuffer(buffer, tape.inputs[index])
+                arguments[index] = entry.array
         return buffers, arguments
 
     def memory(self) -> tuple[MemoryUse, ...]:
-        why = "inner values, each until its last reader has run; what a kernel takes while it computes comes on top"
+        why = "inner values, each until its last reader has run; temporary memory of kernels is not included"
         return (MemoryUse("workspace", peak_of_values(self.function), why, per_call=True),)
 
     def _copy_to_buffers(self, results: list[Any], out: Sequence[Any]) -> list[Any]:
-        """Copy results into the caller's buffers and return the buffers in their place."""
+        """Copy results to the caller's buffers, and return the buffers instead of these results."""
         names = [value.name for value in self.function.outputs]
         outputs = [(x, getattr(x, "dtype", None), getattr(x, "shape", ())) for x in results]
-        # All buffers are checked before one is written, and written only after all steps have read their inputs.
+        # Check all buffers before writing one.
         check_buffers(self.function.name, names, outputs, out, describe_value, aligned=False)
         for result, buffer in zip(results, out, strict=True):
             if buffer is not None and result is not buffer:
@@ -456,39 +474,39 @@ class InterpretedExecutable(Executable):
         return [result if buffer is None else buffer for result, buffer in zip(results, out, strict=True)]
 
 
-def _is_plain(type_: Type | None) -> bool:
-    """Whether the type is a tensor of numbers with a static shape."""
+def _is_static_numeric(type_: Type | None) -> bool:
+    """Whether the type is a tensor of numbers or booleans with a static shape."""
     return isinstance(type_, TensorType) and is_static(type_) and type_.dtype is not DType.STRING
 
 
-def _matches(buffer: Any, value: Value) -> bool:
-    """Whether the buffer is a writable C-contiguous array of the value's dtype and static shape."""
+def _matches_type(buffer: Any, value: Value) -> bool:
+    """Whether a buffer is a writable C-contiguous array with the dtype and the static shape of a value."""
     type_ = value.type
     if not isinstance(buffer, np.ndarray) or not isinstance(type_, TensorType) or buffer.shape != type_.shape:
         return False
     return bool(buffer.dtype == type_.dtype.numpy and buffer.flags.carray)
 
 
-def list_ids(values: Iterable[Any]) -> set[int]:
-    """The identities of all arrays, those in lists included."""
+def collect_ids(values: Iterable[Any]) -> set[int]:
+    """Collect the identities of all arrays, including those in lists."""
     ids: set[int] = set()
     for value in values:
         if isinstance(value, list):
-            ids |= list_ids(value)
+            ids |= collect_ids(value)
         else:
             ids.add(id(value))
     return ids
 
 
 def _is_view(array: np.ndarray[Any, Any]) -> bool:
-    """Whether the array may share its memory; true of constants too."""
+    """Whether an array may share its memory with another one. Also true for constants."""
     return not array.flags.owndata
 
 
-def copy_shared(results: Iterable[Any], used_ids: set[int], is_view: Callable[[Any], bool]) -> list[Any]:
-    """Copy each result that may share memory with an input, a constant or an earlier result; ``used_ids`` grows.
+def unshare_results(results: Iterable[Any], used_ids: set[int], is_view: Callable[[Any], bool]) -> list[Any]:
+    """Copy each result that may share memory with an input, a constant or an earlier result.
 
-    Arrays that share memory are views, or the very same array.
+    That is the case if ``is_view(result)`` holds, or if its id is in ``used_ids``, to which the ids of the results are added.
     """
 
     def unshare(value: Any) -> Any:
@@ -505,47 +523,47 @@ def copy_shared(results: Iterable[Any], used_ids: set[int], is_view: Callable[[A
 
 
 class DeviceExecutable(Executable):
-    """Runs a Function's kernels on the current stream of a device."""
+    """Runs a Function on the current stream of a device, with one kernel call per node."""
 
     outputs_are_fresh = True
 
-    def __init__(self, function: Function, compiler: Callable[[Function], Tape], accelerator: Accelerator) -> None:
+    def __init__(self, function: Function, make_tape: Callable[[Function], Tape], accelerator: Accelerator) -> None:
         self.function = function
-        self._compiler = compiler
+        self._make_tape = make_tape
         self._accelerator = accelerator
         self._tape: Tape | None = None
 
     def prepare(self) -> None:
-        """Select kernels and upload the constants to the device."""
-        # The first call may be on another stream, so that the uploads must be done when this returns.
+        """Build the tape, which uploads the constants to the device."""
+        # The first call may be on another stream, so wait until the uploads are complete.
         stream = self._accelerator.new_stream()
         with self._accelerator.activate(stream):
-            self._tape = self._compiler(self.function)
+            self._tape = self._make_tape(self.function)
         self._accelerator.wait([stream])
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         if self._tape is None:
             name = self.function.name
-            raise RunFailed(f"function {name!r} is not ready to run; call prepare() first, and run() before close()")
-        # On a device constants own their memory, so that they are recognized by identity.
-        used_ids = list_ids(inputs).union(map(id, self._tape.template))
-        return copy_shared(self._tape.play(inputs), used_ids, lambda array: array.base is not None)
+            raise RunFailed(f"function {name!r} is not prepared or is closed; call prepare() first, and run() before close()")
+        # On a device constants are not views, so recognize them by identity.
+        used_ids = collect_ids(inputs).union(map(id, self._tape.template))
+        return unshare_results(self._tape.run(inputs), used_ids, lambda array: array.base is not None)
 
     def why_not_capturable(self) -> str | None:
         if self._tape is None:
             return "it is not prepared"
         for node in self.function.nodes:
             if node.bodies:
-                return f"node {node.name!r} ({node.op}) runs its body as often as its data says"
+                return f"the number of times that node {node.name!r} ({node.op}) runs its body depends on data"
             if any(not is_static(self.function.get_type(name)) for name in list_used_outputs(node, self.function)):
-                return f"node {node.name!r} ({node.op}) makes values whose size only its data tells"
+                return f"the size of a result of node {node.name!r} ({node.op}) depends on data"
         # A copy between host and device waits for the stream.
         return next((step.node for step in self._tape.steps if isinstance(step.node, str)), None)
 
     def memory(self) -> tuple[MemoryUse, ...]:
         on_device = self._accelerator.xp.ndarray
         weights = sum(array.nbytes for array in (self._tape.template if self._tape else ()) if isinstance(array, on_device))
-        why = "inner values, each until its last reader has been put on the stream"
+        why = "inner values, each until its last reader has been enqueued on the stream"
         return (
             MemoryUse("weights on the device", weights, "a copy of the constants in the device's own memory"),
             MemoryUse("workspace on the device", peak_of_values(self.function), why, per_call=True),

@@ -1,10 +1,11 @@
 """The ``tvm`` engine: regions compiled by Apache TVM (Relax) for this processor.
 
-A Function is imported by TVM's ONNX importer, fused and scheduled by XRT's pipeline, and compiled to a Relax executable, on
-which each concurrent call has a separate virtual machine. Only this package imports TVM, because the import takes seconds
-and hundreds of megabytes. TVM and PyTorch each bring an LLVM, and some orders of import are known to crash the process: if
-you need both, run one of them in a separate process. If PyTorch is installed, TVM imports it for tensors that this engine
-never passes, so the engine hides PyTorch during the import.
+TVM's ONNX importer converts a Function to Relax. XRT's pipeline fuses and schedules the result and compiles it to a Relax
+executable. Each concurrent call runs it on a separate virtual machine, because these are not thread-safe.
+
+Only this package imports TVM, because the import takes seconds and hundreds of megabytes. TVM and PyTorch each bring an LLVM,
+and some orders of import crash the process: if you need both, run one of them in a separate process. TVM would import an
+installed PyTorch to accept its tensors, which this engine never passes, so PyTorch is hidden during the import.
 """
 
 from xrt.engines.contract.registry import EngineDeclaration

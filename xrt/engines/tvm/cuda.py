@@ -1,6 +1,6 @@
 """``tvm`` on CUDA: TVM's GPU schedules, compiled by NVRTC, on XRT's memory and streams.
 
-TVM lowers a Function to CUDA C++ with all memory of a call as parameters, so that a run allocates nothing in TVM, does not
+TVM lowers a Function to CUDA C++, with all memory of a call as parameters. Therefore a run allocates nothing in TVM, does not
 synchronize, and can be captured in a CUDA graph. NVRTC compiles the source, TVM's CUDA runtime loads the binary, and
 `TvmOnDevice` launches it. Compiling needs no GPU.
 """
@@ -33,12 +33,12 @@ from xrt.engines.contract.options import RunOptions
 from xrt.engines.tvm.executable import summarize_error
 from xrt.engines.tvm.export import tensor_type
 from xrt.engines.tvm.pipeline import (
+    ALLOCATE_RESULT,
     FUSION,
     LOWERING,
     PLANNING,
-    RESULT,
     find_result_origin,
-    get_operator_name,
+    get_called_operator,
     legalize,
     lift_constants,
     list_tuple_fields,
@@ -52,14 +52,12 @@ if TYPE_CHECKING:
     from xrt.graph import Constant
 
 
-# ---------------------------------------------------------------------- from CUDA C++ to machine code
+# NVRTC has no C++ standard library, and TVM's sources include headers of NVIDIA's. These replacements declare what TVM uses.
 
-# NVRTC has no C++ standard library, and TVM's sources include parts of NVIDIA's. The few declarations that they use are enough.
-
-LIBRARY = "libnvrtc.so.13"
-PIP = "pip install nvidia-cuda-nvrtc"
-HEADERS_PIP = "pip install nvidia-cuda-runtime"
-_TYPES = """\
+NVRTC_LIBRARY = "libnvrtc.so.13"
+NVRTC_INSTALL_HINT = "pip install nvidia-cuda-nvrtc"
+HEADERS_INSTALL_HINT = "pip install nvidia-cuda-runtime"
+_CSTDINT_HEADER = """\
 #pragma once
 namespace cuda { namespace std {
 typedef signed char int8_t; typedef unsigned char uint8_t;
@@ -68,7 +66,7 @@ typedef int int32_t; typedef unsigned int uint32_t;
 typedef long long int64_t; typedef unsigned long long uint64_t;
 } }
 """
-_TRAITS = """\
+_TYPE_TRAITS_HEADER = """\
 #pragma once
 namespace cuda { namespace std {
 template <class A, class B> struct is_same { static constexpr bool value = false; };
@@ -84,43 +82,47 @@ template <bool C, class A, class B> struct conditional { typedef A type; };
 template <class A, class B> struct conditional<false, A, B> { typedef B type; };
 } }
 """
-_NUMBERS = """\
+_MATH_CONSTANTS_HEADER = """\
 #pragma once
 #define CUDART_INF_F __int_as_float(0x7f800000)
 #define CUDART_NAN_F __int_as_float(0x7fffffff)
 #define CUDART_INF __longlong_as_double(0x7ff0000000000000LL)
 #define CUDART_NAN __longlong_as_double(0xfff8000000000000LL)
 """
-PROVIDED = {"cuda/std/cstdint": _TYPES, "cuda/std/type_traits": _TRAITS, "math_constants.h": _NUMBERS}
-"""Replacements of the CUDA headers that TVM's sources include: parsing the originals takes most of a compile."""
+REPLACEMENT_HEADERS = {
+    "cuda/std/cstdint": _CSTDINT_HEADER,
+    "cuda/std/type_traits": _TYPE_TRAITS_HEADER,
+    "math_constants.h": _MATH_CONSTANTS_HEADER,
+}
+"""By name: short replacements for the headers that TVM's sources include. Parsing the originals would take most of a compile."""
 _MIN_MAX_MACROS = """\
 template <class T> __device__ __forceinline__ T xrt_max(T a, T b) { return a > b ? a : b; }
 template <class T> __device__ __forceinline__ T xrt_min(T a, T b) { return a < b ? a : b; }
 #define max xrt_max
 #define min xrt_min
 """
-"""If one operand of max or min is NaN, TVM's CPU code returns the second operand, CUDA's functions the number. These macros make
-both devices agree."""
+"""Make max and min of NaN return the second operand, as TVM's CPU code does. CUDA's functions return the operand that is not
+NaN."""
 
 
-def source_with_prelude(source: str) -> str:
-    """Define max and min after CUDA's headers, which declare functions of these names."""
-    # A macro before the headers would rewrite the names in their own declarations.
+def add_min_max_macros(source: str) -> str:
+    """Insert `_MIN_MAX_MACROS` into CUDA C++, after the headers of CUDA that declare functions called max and min."""
+    # Before the headers, the macros would rewrite those declarations.
     headers = [f"#include <{name}>\n" for name in _list_float_headers(source)]
-    place = max((source.index(header) + len(header) for header in headers), default=0)
-    return source[:place] + _MIN_MAX_MACROS + source[place:]
+    position = max((source.index(header) + len(header) for header in headers), default=0)
+    return source[:position] + _MIN_MAX_MACROS + source[position:]
 
 
 def _list_float_headers(source: str) -> tuple[str, ...]:
     return tuple(name for name in ("cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h") if f"#include <{name}>\n" in source)
 
 
-def binary(source: str, architecture: str) -> bytes:
+def compile_with_nvrtc(source: str, architecture: str) -> bytes:
     """Compile CUDA C++ to machine code for an architecture (``sm_90``); raises CompileRefused if NVRTC is missing or fails."""
     library = _load_nvrtc()
-    # "-default-device", as in TVM's own call of NVRTC: functions without an annotation are code for the device.
+    # "-default-device", as in TVM's own call of NVRTC: functions without an annotation are device code.
     flags = ["-default-device", f"--gpu-architecture={architecture}", *_make_include_flags(source)]
-    program = _Program(library, source_with_prelude(source))
+    program = _NvrtcProgram(library, add_min_max_macros(source))
     try:
         return program.compile(flags)
     finally:
@@ -131,52 +133,60 @@ def _make_include_flags(source: str) -> list[str]:
     headers = _list_float_headers(source)
     if not headers:
         return []
-    for folder in folders("include"):
+    for folder in iter_cuda_folders("include"):
         if all((folder / name).is_file() for name in headers):
             return [f"-I{folder}"]
-    raise CompileRefused(f"float16 and bfloat16 on CUDA need the header {headers[0]}, which is not to be found; {HEADERS_PIP}")
+    raise CompileRefused(
+        f"float16 and bfloat16 on CUDA need the header {headers[0]}, which was not found; {HEADERS_INSTALL_HINT}"
+    )
 
 
-def folders(name: str) -> Iterator[Path]:
-    """Yield possible folders of CUDA 13's libraries (``lib``) or headers (``include``): NVIDIA's wheels, then a toolkit."""
+def iter_cuda_folders(name: str) -> Iterator[Path]:
+    """Yield folders that may have CUDA 13's libraries (``"lib"``) or headers (``"include"``): NVIDIA's wheels, then a toolkit."""
     package = find_spec("nvidia")
-    for place in package.submodule_search_locations or () if package else ():
-        yield Path(place) / "cu13" / name
-    for top in filter(None, (os.environ.get("CUDA_PATH"), os.environ.get("CUDA_HOME"), "/usr/local/cuda")):
-        yield Path(top) / name
-        yield Path(top) / f"{name}64"
+    for location in package.submodule_search_locations or () if package else ():
+        yield Path(location) / "cu13" / name
+    for root in filter(None, (os.environ.get("CUDA_PATH"), os.environ.get("CUDA_HOME"), "/usr/local/cuda")):
+        yield Path(root) / name
+        yield Path(root) / f"{name}64"
 
 
 @lru_cache(maxsize=1)
 def _load_nvrtc() -> ctypes.CDLL:
-    # The bare name comes last: the system's loader looks for it in its own folders.
-    for path in (*(str(folder / LIBRARY) for folder in folders("lib") if (folder / LIBRARY).is_file()), LIBRARY):
+    # The bare name comes last: the system's loader searches for it in its default folders.
+    for path in (
+        *(str(folder / NVRTC_LIBRARY) for folder in iter_cuda_folders("lib") if (folder / NVRTC_LIBRARY).is_file()),
+        NVRTC_LIBRARY,
+    ):
         try:
             return ctypes.CDLL(path)
         except OSError as error:
             failure = error
-    raise CompileRefused(f"TVM's code for CUDA is compiled by NVRTC 13, which is not to be found: {failure}; {PIP}") from failure
+    raise CompileRefused(
+        f"TVM's CUDA code is compiled by NVRTC 13, which was not found: {failure}; {NVRTC_INSTALL_HINT}"
+    ) from failure
 
 
-class _Program:
-    """An NVRTC program; every call checks its status."""
+class _NvrtcProgram:
+    """CUDA C++ to compile with NVRTC. Methods raise CompileRefused if a call of NVRTC fails."""
 
     def __init__(self, library: ctypes.CDLL, source: str) -> None:
         self._library = library
         self._handle = ctypes.c_void_p()
-        headers = _make_c_strings([*PROVIDED.values()]), _make_c_strings([*PROVIDED])
-        arguments = ctypes.byref(self._handle), source.encode(), b"tvm.cu", len(PROVIDED), *headers
+        headers = _make_c_strings([*REPLACEMENT_HEADERS.values()]), _make_c_strings([*REPLACEMENT_HEADERS])
+        arguments = ctypes.byref(self._handle), source.encode(), b"tvm.cu", len(REPLACEMENT_HEADERS), *headers
         self._check(library.nvrtcCreateProgram(*arguments))
 
     def compile(self, options: Sequence[str]) -> bytes:
         status = self._library.nvrtcCompileProgram(self._handle, len(options), _make_c_strings(options))
         if status:
             log = self._read("ProgramLog").decode(errors="replace").strip("\0").strip()
-            first_error = next((line for line in log.splitlines() if "error" in line), "") or self._name(status)
-            raise CompileRefused(f"NVRTC refuses what TVM has generated: {first_error}")
+            first_error = next((line for line in log.splitlines() if "error" in line), "") or self._get_error_name(status)
+            raise CompileRefused(f"NVRTC cannot compile TVM's code: {first_error}")
         return self._read("CUBIN")
 
     def _read(self, kind: str) -> bytes:
+        """Read a result of the compile: ``"ProgramLog"`` or ``"CUBIN"``."""
         # NVRTC has a pair of functions for each kind of result: one for the size, one that fills a buffer of this size.
         size = ctypes.c_size_t()
         self._check(getattr(self._library, f"nvrtcGet{kind}Size")(self._handle, ctypes.byref(size)))
@@ -186,38 +196,40 @@ class _Program:
 
     def _check(self, status: int) -> None:
         if status:
-            raise CompileRefused(f"NVRTC failed: {self._name(status)}")
+            raise CompileRefused(f"NVRTC failed: {self._get_error_name(status)}")
 
-    def _name(self, status: int) -> str:
-        name = self._library.nvrtcGetErrorString
-        name.restype = ctypes.c_char_p
-        return str(name(status).decode())
+    def _get_error_name(self, status: int) -> str:
+        get_error_string = self._library.nvrtcGetErrorString
+        get_error_string.restype = ctypes.c_char_p
+        return str(get_error_string(status).decode())
 
     def close(self) -> None:
         self._library.nvrtcDestroyProgram(ctypes.byref(self._handle))
 
 
-def _make_c_strings(texts: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
-    return (ctypes.c_char_p * len(texts))(*(text.encode() for text in texts))
+def _make_c_strings(strings: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
+    return (ctypes.c_char_p * len(strings))(*(string.encode() for string in strings))
 
 
-_COMPILER = "tvm_callback_cuda_compile"
-_RUNTIME = "libtvm_runtime_cuda.so"
-_CUDART = "libcudart.so.13"
+_COMPILE_HOOK = "tvm_callback_cuda_compile"
+_TVM_RUNTIME_LIBRARY = "libtvm_runtime_cuda.so"
+_CUDA_RUNTIME_LIBRARY = "libcudart.so.13"
 
 
 def load_runtime() -> None:
-    """Load TVM's CUDA runtime; raises CompileRefused with the loader's message if the driver or a library is missing."""
+    """Load TVM's CUDA runtime into this process, once. Raises CompileRefused if the driver or a library is missing."""
     if tvm.get_global_func("device_api.cuda", allow_missing=True) is not None:
         return
-    # TVM's library depends on CUDA's runtime by name alone: load that of NVIDIA's wheel first, where the loader does not look.
-    for folder in folders("lib"):
+    # TVM's library depends on CUDA's runtime by name, and the system does not search NVIDIA's wheel: load that one beforehand.
+    for folder in iter_cuda_folders("lib"):
         with suppress(OSError):
-            ctypes.CDLL(str(folder / _CUDART), ctypes.RTLD_GLOBAL)
+            ctypes.CDLL(str(folder / _CUDA_RUNTIME_LIBRARY), ctypes.RTLD_GLOBAL)
             break
-    path = next((path for folder in package_lib_paths() if (path := folder / _RUNTIME).is_file()), None)
+    path = next((path for folder in package_lib_paths() if (path := folder / _TVM_RUNTIME_LIBRARY).is_file()), None)
     if path is None:
-        raise CompileRefused(f"this build of TVM has no runtime for CUDA: there is no {_RUNTIME}; pip install 'xrt-engine[tvm]'")
+        raise CompileRefused(
+            f"this build of TVM has no runtime for CUDA: there is no {_TVM_RUNTIME_LIBRARY}; pip install 'xrt-engine[tvm]'"
+        )
     try:
         ctypes.CDLL(str(path))
     except OSError as error:
@@ -229,9 +241,9 @@ def load_runtime() -> None:
 
 @contextmanager
 def use_nvrtc(compiler: Callable[[str], bytes]) -> Iterator[None]:
-    """Compile TVM's CUDA C++ with ``compiler`` inside this context; TVM's own compiler is restored afterwards.
+    """Within the ``with`` block, TVM calls ``compiler`` to compile CUDA C++ to machine code, instead of its own compiler.
 
-    A CompileRefused from ``compiler`` is raised unchanged, although TVM would convert it to another error.
+    If ``compiler`` raises CompileRefused, the block raises it unchanged. TVM would convert it to another error.
     """
     refused: list[CompileRefused] = []
 
@@ -242,9 +254,9 @@ def use_nvrtc(compiler: Callable[[str], bytes]) -> Iterator[None]:
             refused.append(error)
             raise
 
-    # The registry is global to the process; callers hold `compiler_lock`.
-    before = tvm.get_global_func(_COMPILER)
-    tvm_ffi.register_global_func(_COMPILER, compile_source, override=True)
+    # The registry is global to the process, so callers hold `compiler_lock`.
+    original = tvm.get_global_func(_COMPILE_HOOK)
+    tvm_ffi.register_global_func(_COMPILE_HOOK, compile_source, override=True)
     try:
         yield
     except Exception:
@@ -252,104 +264,119 @@ def use_nvrtc(compiler: Callable[[str], bytes]) -> Iterator[None]:
             raise refused[0] from None
         raise
     finally:
-        tvm_ffi.register_global_func(_COMPILER, before, override=True)
+        tvm_ffi.register_global_func(_COMPILE_HOOK, original, override=True)
 
 
-_STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")
-_TENSOR_IN_STORAGE = tvm.ir.Op.get("relax.memory.alloc_tensor")
-_MEMORY_OPERATORS = (_STORAGE, RESULT, tvm.ir.Op.get("relax.memory.kill_storage"), tvm.ir.Op.get("relax.memory.kill_tensor"))
-_VIEW = relax.ExternFunc("runtime.TVMTensorCreateView")
+_ALLOCATE_STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")
+_ALLOCATE_TENSOR = tvm.ir.Op.get("relax.memory.alloc_tensor")
+_MEMORY_OPERATORS = (
+    _ALLOCATE_STORAGE,
+    ALLOCATE_RESULT,
+    tvm.ir.Op.get("relax.memory.kill_storage"),
+    tvm.ir.Op.get("relax.memory.kill_tensor"),
+)
+_CREATE_VIEW = relax.ExternFunc("runtime.TVMTensorCreateView")
 
 
 @dataclass(frozen=True, slots=True)
-class AllocationFree:
-    """A module whose ``main`` has additional parameters: the blocks of its workspace, then the arrays for its results."""
+class ModuleWithBuffers:
+    """A module that allocates no memory. ``main`` has additional parameters: blocks of workspace, then arrays for the results."""
 
     module: IRModule
     workspace: tuple[int, ...]
-    """Bytes of each block, which inner values share over time."""
+    """Bytes of each workspace block. Intermediate values are stored in blocks, several in one block if not in use together."""
     result_types: tuple[TensorType, ...]
-    """Types of the result arrays that ``main`` fills: its last parameters."""
-    results: tuple[int, ...]
-    """For each result, the position of the parameter that holds it after the call."""
+    """Types of the result arrays, which are the last parameters."""
+    result_positions: tuple[int, ...]
+    """For each result, the index of the parameter that contains it after the call: a result array, or an input or constant."""
 
 
-def lift_allocations(module: IRModule) -> AllocationFree:
-    """Turn all allocations of ``main``, as planned by StaticPlanBlockMemory, into parameters.
+def lift_allocations(module: IRModule) -> ModuleWithBuffers:
+    """Turn all memory that ``main`` allocates after StaticPlanBlockMemory into parameters.
 
-    Raises CompileRefused if ``main`` does more than call functions of the module on tensors of static shape.
+    Raises CompileRefused if ``main`` contains anything but calls of the module's functions on tensors of static shape.
     """
     main = module["main"]
     bindings = [binding for block in main.body.blocks for binding in block.bindings]
-    blocks = {binding.var: _make_block_parameter(binding) for binding in bindings if get_operator_name(binding) == _STORAGE}
-    outputs = [binding.var for binding in bindings if get_operator_name(binding) == RESULT]
+    blocks = {
+        binding.var: _make_workspace_parameter(binding)
+        for binding in bindings
+        if get_called_operator(binding) == _ALLOCATE_STORAGE
+    }
+    outputs = [binding.var for binding in bindings if get_called_operator(binding) == ALLOCATE_RESULT]
     # Operators that allocate or free memory disappear: the caller of the program owns all of it.
-    inner = [_rewrite_binding(binding, blocks) for binding in bindings if get_operator_name(binding) not in _MEMORY_OPERATORS]
+    inner = [
+        _replace_allocation(binding, blocks) for binding in bindings if get_called_operator(binding) not in _MEMORY_OPERATORS
+    ]
     parameters = [*main.params, *blocks.values(), *outputs]
     body = relax.SeqExpr([relax.BindingBlock(inner)], main.body.body)
     module["main"] = relax.Function(parameters, body, main.ret_ty, main.is_pure, main.attrs)
     values = {binding.var: binding.value for binding in inner}
-    results = tuple(_find_parameter(field, values, parameters) for field in list_tuple_fields(main.body.body, values))
+    result_positions = tuple(_find_parameter(field, values, parameters) for field in list_tuple_fields(main.body.body, values))
     sizes = tuple(int(block.ty.shape.values[0]) for block in blocks.values())
-    return AllocationFree(module, sizes, tuple(tensor_type(variable.ty) for variable in outputs), results)
+    return ModuleWithBuffers(module, sizes, tuple(tensor_type(variable.ty) for variable in outputs), result_positions)
 
 
-def _make_block_parameter(binding: Any) -> relax.Var:
+def _make_workspace_parameter(binding: Any) -> relax.Var:
+    """Make a parameter for an array of bytes as large as the storage that the binding allocates."""
     (extent,) = binding.value.args[0].values
     return relax.Var(binding.var.name, relax.TensorType((int(extent),), "uint8"))
 
 
-def _rewrite_binding(binding: Any, blocks: Mapping[Any, relax.Var]) -> Any:
-    """Rewrite an allocation within a storage to a view of its block; other bindings are unchanged.
+def _replace_allocation(binding: Any, blocks: Mapping[Any, relax.Var]) -> Any:
+    """Turn the allocation of a tensor within a storage into a view of the storage's workspace block.
 
-    TVM's code supports no views with an offset, so each storage is a separate block; the planner puts tensors at offset 0.
+    ``blocks`` has the block's parameter by storage. Calls of functions of the module are returned unchanged. Raises
+    CompileRefused for other calls, and for a tensor at an offset other than 0, because TVM's code supports no such views.
     """
     call = binding.value
     if not isinstance(call, Call) or isinstance(call.op, GlobalVar):
         return binding
-    if call.op != _TENSOR_IN_STORAGE or int(call.args[1]):
-        raise CompileRefused(f"TVM computes a part of it by {_get_callee_name(call)}, which is no kernel of the device")
+    if call.op != _ALLOCATE_TENSOR or int(call.args[1]):
+        raise CompileRefused(f"TVM computes a part of it by {_get_callee_name(call)}, which is not a device kernel")
     storage, offset, shape, dtype, _ = call.args
-    return relax.VarBinding(binding.var, Call(_VIEW, [blocks[storage], shape, dtype, offset], ty_args=[binding.var.ty]))
+    return relax.VarBinding(binding.var, Call(_CREATE_VIEW, [blocks[storage], shape, dtype, offset], ty_args=[binding.var.ty]))
 
 
 def _get_callee_name(call: Call) -> str:
     if isinstance(call.op, relax.ExternFunc):
         return str(call.op.global_symbol)
+    # Operators such as call_packed pass the function as the first argument.
     first = call.args[0] if call.args else None
     return str(first.global_symbol) if isinstance(first, relax.ExternFunc) else str(getattr(call.op, "name", call.op))
 
 
 def _find_parameter(result: Any, values: Mapping[Any, Any], parameters: Sequence[Any]) -> int:
+    """Find the index of the parameter that contains a result; raises CompileRefused if none does."""
     origin = find_result_origin(result, values)
     for position, parameter in enumerate(parameters):
         if parameter.same_as(origin):
             return position
-    raise CompileRefused("a result of it lies in memory that is not the caller's")
+    raise CompileRefused("one of its results is in memory that the caller does not own")
 
 
-OLDEST = "sm_75"
+OLDEST_ARCHITECTURE = "sm_75"
 """Oldest architecture that CUDA 13 supports."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceProgram:
-    """Compiled code and the rest of its signature: inputs, constants, workspace blocks, result arrays."""
+    """Code compiled for a device. Its arguments are the inputs, constants, workspace blocks and result arrays, in this order."""
 
     code: Any
     """A Relax executable, or a module that was exported and loaded."""
     constants: tuple[Constant, ...]
     workspace: tuple[int, ...]
-    """Bytes of each block."""
+    """Bytes of each workspace block."""
     result_types: tuple[TensorType, ...]
-    """Types of the result arrays, the last arguments."""
-    results: tuple[int, ...]
-    """For each result, the position of the argument that holds it after the call: a result array, an input or a constant."""
+    result_positions: tuple[int, ...]
+    """For each result, the index of the argument that contains it after the call: a result array, an input or a constant."""
 
 
 def make_target(architecture: str, host: Target) -> Target:
-    """The target for an architecture (``sm_90``), with its host target."""
-    # dlight's rules read these limits, which a target made from an architecture alone lacks; they hold from `OLDEST` on.
+    """Make the target for a GPU architecture (``sm_90``). ``host`` is the target of the CPU code that launches its kernels."""
+    # dlight's rules read these limits, and TVM does not derive them from the architecture. `OLDEST_ARCHITECTURE` and all later
+    # architectures have at least these.
     limits = {
         "max_shared_memory_per_block": 49152,
         "max_threads_per_block": 1024,
@@ -360,28 +387,29 @@ def make_target(architecture: str, host: Target) -> Target:
 
 
 def build(module: IRModule, weights: Sequence[Constant], target: Target, opt_level: int, architecture: str = "") -> DeviceProgram:
-    """Compile the module's ``main``, whose last parameters are the weights; without an architecture, only generate source.
+    """Compile the module's ``main`` for a GPU. ``weights`` are the arguments of its last parameters.
 
-    Raises CompileRefused for work that cannot run on the device alone, and if NVRTC is missing or fails.
+    Without an ``architecture``, CUDA C++ is generated but not compiled. Raises CompileRefused if part of the work would run on
+    the host or allocate memory, and if NVRTC is missing or fails.
     """
 
     def compile_source(source: str) -> bytes:
-        return binary(source, architecture) if architecture else b""
+        return compile_with_nvrtc(source, architecture) if architecture else b""
 
     with target, tvm.transform.PassContext(opt_level=opt_level), use_nvrtc(compile_source):
         fused = tvm.transform.Sequential(FUSION)(legalize(_rename_parameters(module), target))
-        # Constants become parameters before the memory is planned: inside the program they would be in host memory.
+        # Constants become parameters before the memory is planned, because constants inside the program are in host memory.
         free, constants = lift_constants(dlight.ApplyDefaultSchedule(*_list_schedule_rules())(_remove_pragmas(fused)))
         lifted = lift_allocations(tvm.transform.Sequential(PLANNING)(free))
         code = relax.build(tvm.transform.Sequential(LOWERING)(lifted.module), target, relax_pipeline=None)
-    _check_memory(code)
-    return DeviceProgram(code, (*weights, *constants), lifted.workspace, lifted.result_types, lifted.results)
+    _check_no_device_allocation(code)
+    return DeviceProgram(code, (*weights, *constants), lifted.workspace, lifted.result_types, lifted.result_positions)
 
 
 def _rename_parameters(module: IRModule) -> IRModule:
-    """Rename parameters of ``main`` to C identifiers, because TVM copies the names to its CUDA source."""
+    """Rename the parameters of ``main`` to C identifiers, because TVM copies their names to its CUDA source."""
     main = module["main"]
-    plain = [relax.Var(f"given{place}", old.ty) for place, old in enumerate(main.params)]
+    plain = [relax.Var(f"given{index}", old.ty) for index, old in enumerate(main.params)]
     bindings = [relax.VarBinding(old, new) for old, new in zip(main.params, plain, strict=True)]
     body = relax.SeqExpr([relax.BindingBlock(bindings), *main.body.blocks], main.body.body)
     functions = {**dict(module.functions_items()), module.get_global_var("main"): relax.Function(plain, body, main.ret_ty)}
@@ -389,71 +417,72 @@ def _rename_parameters(module: IRModule) -> IRModule:
 
 
 def _list_schedule_rules() -> list[Any]:
-    """TVM's default schedule rules in its order: the first that fits a loop nest is applied."""
+    """List TVM's default schedule rules for GPUs. For each loop nest the first that fits is applied."""
     gpu = dlight.gpu
     return [gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback()]
 
 
 def _remove_pragmas(module: IRModule) -> IRModule:
-    """Remove the pragma of scatter operators, about which the host's code generator warns on stderr."""
+    """Remove the pragma of scatter operators, because TVM's code generator for the host prints a warning about it to stderr."""
     return from_json_graph_str(to_json_graph_str(module).replace('"pragma_scope"', '"scope"'))
 
 
 def list_kernel_sources(program: DeviceProgram) -> str:
-    """The CUDA C++ of a compiled program; empty if it launches nothing."""
-    return "\n".join(str(module.inspect_source()) for module in _list_imports(program.code.mod) if module.kind == "cuda")
+    """Join the CUDA C++ of all kernels of a compiled program; empty if it launches none."""
+    return "\n".join(str(module.inspect_source()) for module in _list_imported_modules(program.code.mod) if module.kind == "cuda")
 
 
-def _list_imports(module: Any) -> list[Any]:
-    return [inner for direct in module.imports for inner in (direct, *_list_imports(direct))]
+def _list_imported_modules(module: Any) -> list[Any]:
+    """List all modules that a TVM module imports, directly or through others."""
+    return [inner for direct in module.imports for inner in (direct, *_list_imported_modules(direct))]
 
 
-def _check_memory(code: Any) -> None:
-    """Raise CompileRefused if host code allocates device memory: TVM's pools are per thread and ignore streams."""
-    for module in _list_imports(code.mod):
-        if module.kind == "llvm" and _WORKSPACE in str(module.inspect_source("ll")):
-            raise CompileRefused("TVM's schedule takes working memory that follows no stream, as those that sort and scan do")
+def _check_no_device_allocation(code: Any) -> None:
+    """Raise CompileRefused if host code allocates device memory, because TVM's pools are per thread and ignore streams."""
+    for module in _list_imported_modules(code.mod):
+        if module.kind == "llvm" and _ALLOCATE_WORKSPACE in str(module.inspect_source("ll")):
+            raise CompileRefused(
+                "TVM's schedule allocates memory that ignores streams, as its schedules for sorting and scanning do"
+            )
 
 
-_WORKSPACE = "TVMBackendAllocWorkspace"
+_ALLOCATE_WORKSPACE = "TVMBackendAllocWorkspace"
 
 
 def export_program(program: DeviceProgram, function: Function, folder: Path | None) -> bytes:
-    """Serialize a program compiled from the Function for `load_program`; writes temporary files to the folder.
+    """Serialize a GPU program for `load_program`. ``function`` is the Function that it was compiled from.
 
-    Raises CompileRefused without a C compiler or a folder.
+    Temporary files are written to ``folder``. Raises CompileRefused if that is None, or if there is no C compiler.
     """
     outputs = [[str(type_.dtype), type_.shape] for type_ in program.result_types]
-    details = {"workspace": program.workspace, "made": outputs, "results": program.results}
+    details = {"workspace": program.workspace, "made": outputs, "results": program.result_positions}
     return pack(program.code, program.constants, details, function, folder)
 
 
 def load_program(data: memoryview, function: Function, folder: Path | None) -> DeviceProgram:
-    """Load a program of `export_program` for an equal Function; the caller has verified its checksum."""
+    """Load a program that `export_program` serialized for an equal Function. The caller has verified the checksum of ``data``."""
     code, constants, details = unpack(data, function, folder)
     outputs = tuple(TensorType(DType.parse(dtype), tuple(shape)) for dtype, shape in details["made"])
     return DeviceProgram(code, constants, tuple(details["workspace"]), outputs, tuple(details["results"]))
 
 
-# ---------------------------------------------------------------------- run
-
-ALIGNMENT = 64
-"""Alignment in bytes that TVM's code expects of every array."""
-_NO_WAIT = -1
-"""DLPack's value for a stream without synchronization: the runtime has ordered the work already."""
+ARRAY_ALIGNMENT = 64
+"""TVM's code requires that the address of every array is a multiple of this."""
+_NO_SYNCHRONIZATION = -1
+"""The ``stream`` argument that tells DLPack not to synchronize. XRT's runtime has already ordered the work on its streams."""
 
 
 class TvmOnDevice(Executable):
-    """Launches one program on memory of the device's pool, with a virtual machine per concurrent call."""
+    """Runs a compiled program on arrays of the device. Each concurrent call uses a separate virtual machine."""
 
     outputs_are_fresh: ClassVar[bool] = True
 
     def __init__(self, program: DeviceProgram, function: Function, accelerator: Accelerator, device: Any) -> None:
-        """`device` is TVM's handle of the accelerator's device."""
+        """``device`` is TVM's handle of the accelerator's device."""
         self.program = program
         self.function = function
         self.saved: memoryview | None = None
-        """The saved form, if it was loaded."""
+        """The bytes that this was loaded from; None if it was compiled."""
         self._accelerator = accelerator
         self._device = device
         self._stream = accelerator.new_stream()
@@ -470,10 +499,10 @@ class TvmOnDevice(Executable):
         self._idle.append(self._make_machine())
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        """Enqueue the work on the stream of the options, which is the thread's current one; without one, wait for the results."""
+        """Enqueue the work on the stream of the options, the thread's current one. Without a stream wait for the results."""
         if options.stream is not None:
             return self._launch(inputs, options.stream)
-        # No stream: the caller is not aware of the device, so the results must be complete on return.
+        # A caller without a stream does not synchronize with the device, so the results must be complete on return.
         with self._accelerator.activate(self._stream):
             results = self._launch(inputs, self._stream)
         self._accelerator.wait([self._stream])
@@ -482,7 +511,8 @@ class TvmOnDevice(Executable):
     def _launch(self, inputs: Sequence[Any], stream: Any) -> list[Any]:
         if self._closed:
             raise RunFailed(f"the executable of {self.function.name!r} is closed")
-        program, empty = self.program, self._accelerator.xp.empty
+        program = self.program
+        empty = self._accelerator.xp.empty
         # In the order of the program's parameters: inputs, constants, workspace, results.
         arrays = [*map(self._align, inputs), *self._constants]
         arrays += [empty((nbytes,), np.dtype(np.uint8)) for nbytes in program.workspace]
@@ -491,20 +521,20 @@ class TvmOnDevice(Executable):
         main = self._acquire_machine()
         try:
             with self._use_stream(stream):
-                main(*map(share_program, arrays))
+                main(*map(view_as_tensor, arrays))
         except Exception as cause:
             raise RunFailed(f"TVM failed while it ran {self.function.name!r}: {summarize_error(cause)}") from cause
         # A machine whose call failed is not used again.
         self._idle.append(main)
-        return _collect_results(arrays, program.results, first_result)
+        return _collect_results(arrays, program.result_positions, first_result)
 
     def _use_stream(self, stream: Any) -> AbstractContextManager[object]:
         context: AbstractContextManager[object] = tvm_ffi.use_raw_stream(self._device, self._accelerator.address(stream))
         return context
 
     def _align(self, array: Any) -> Any:
-        """Make the array C-contiguous and aligned as TVM's code expects; copies only if necessary."""
-        if array.flags.c_contiguous and not self._accelerator.address(array) % ALIGNMENT:
+        """Return the array, or a copy if it is not C-contiguous or not aligned to `ARRAY_ALIGNMENT`."""
+        if array.flags.c_contiguous and not self._accelerator.address(array) % ARRAY_ALIGNMENT:
             return array
         return array.copy(order="C")
 
@@ -537,23 +567,29 @@ class TvmOnDevice(Executable):
         self._constants = []
 
 
-def share_program(array: Any) -> Tensor:
-    """View the array as a TVM tensor; types that DLPack may not support on the other side are passed as raw bits."""
-    # The kinds of NumPy; the types of ml_dtypes, such as bfloat16, are of kind "V".
+def view_as_tensor(array: Any) -> Tensor:
+    """Make a TVM tensor that shares the array's memory. Types that DLPack may lack, such as bfloat16, are passed as integers."""
+    # The numeric kinds of NumPy. The types of ml_dtypes, such as bfloat16, are of kind "V".
     if array.dtype.kind in "biuf":
-        return tvm_ffi.from_dlpack(array.__dlpack__(stream=_NO_WAIT))
+        return tvm_ffi.from_dlpack(array.__dlpack__(stream=_NO_SYNCHRONIZATION))
     bits = array.view(np.dtype(f"u{array.dtype.itemsize}"))
-    return _view(tvm_ffi.from_dlpack(bits.__dlpack__(stream=_NO_WAIT)), array.shape, tvm.DataType(array.dtype.name), 0)
+    return _create_view(
+        tvm_ffi.from_dlpack(bits.__dlpack__(stream=_NO_SYNCHRONIZATION)), array.shape, tvm.DataType(array.dtype.name), 0
+    )
 
 
-_view = tvm.get_global_func("runtime.TVMTensorCreateView")
+_create_view = tvm.get_global_func("runtime.TVMTensorCreateView")
 
 
-def _collect_results(arrays: Sequence[Any], results: Sequence[int], first_result: int) -> list[Any]:
-    """List one array per result; copy inputs, constants, and arrays that an earlier result returned already."""
+def _collect_results(arrays: Sequence[Any], result_positions: Sequence[int], first_result: int) -> list[Any]:
+    """List the array of each result. ``arrays`` are the arguments of a call; those from ``first_result`` on are result arrays.
+
+    ``result_positions`` has the argument index of each result. An input or constant, and an array that is also an earlier
+    result, is copied.
+    """
     seen: set[int] = set()
     returned = []
-    for position in results:
+    for position in result_positions:
         is_new = position >= first_result and position not in seen
         seen.add(position)
         returned.append(arrays[position] if is_new else arrays[position].copy())

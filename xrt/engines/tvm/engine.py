@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from xrt.graph import Function, Node
 
 
-_COMPARING = (
+_COMPARISON_OPS = (
     *("Clip", "Equal", "GlobalMaxPool", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "MaxPool", "Min", "Not"),
     *("ReduceMax", "ReduceMin", "Relu", "Where"),
 )
@@ -37,16 +37,16 @@ _COMPARING = (
 
 @dataclass(frozen=True)
 class Tvm(GraphCompiler):
-    """Apache TVM: compiles quickly; fast for chains of elementwise operators, much slower than libraries elsewhere.
+    """Apache TVM. Compiles quickly, and is fast for chains of elementwise operators. Vendor libraries are faster for the rest.
 
-    On CUDA it uses TVM's own schedules for GPUs, and NVRTC compiles the resulting code for the device in use.
+    On CUDA, TVM's GPU schedules generate CUDA C++, which NVRTC compiles for the device in use.
     """
 
     name: ClassVar[str] = "tvm"
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     deviations: ClassVar[tuple[Deviation, ...]] = (
-        Deviation("nan", (*_COMPARING, "Add", "Div", "Elu", "HardSigmoid", "Mod", "Mul", "Selu", "Sign", "Sub")),
-        Deviation("infinity", (*_COMPARING, "Div", "Mod", "Mul", "PRelu", "ReduceLogSumExp", "Sub", "ThresholdedRelu")),
+        Deviation("nan", (*_COMPARISON_OPS, "Add", "Div", "Elu", "HardSigmoid", "Mod", "Mul", "Selu", "Sign", "Sub")),
+        Deviation("infinity", (*_COMPARISON_OPS, "Div", "Mod", "Mul", "PRelu", "ReduceLogSumExp", "Sub", "ThresholdedRelu")),
     )
     supports_dynamic_shapes: ClassVar[bool] = True
     compiles_in_parallel: ClassVar[bool] = False  # the importer and the pass contexts keep state of the process
@@ -65,12 +65,12 @@ class Tvm(GraphCompiler):
         return why_not(node, function)
 
     def why_not_dynamic(self, function: Function) -> str | None:
-        """Name a node that is unsupported, or whose schedule needs static shapes; None if one executable supports all sizes."""
+        """Explain why one executable cannot support all sizes, by the first node that prevents it; None if it can."""
         for node in function.nodes:
             if reason := self.why_not(node, function):
                 return f"{node.name!r} ({node.op}): {reason}"
             if node.op in STATIC_SCHEDULES and has_symbolic_dims(node, function):
-                return f"{node.name!r} ({node.op}): its loops are arranged for fixed sizes alone"
+                return f"{node.name!r} ({node.op}): its schedule needs static shapes"
         return None
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
@@ -88,10 +88,11 @@ class Tvm(GraphCompiler):
         return RelaxExecutable(program, context.threads, function)
 
     def _compile_on_device(self, function: Function, context: CompileContext) -> TvmOnDevice:
-        """Compile for the device's architecture; raises CompileRefused if part of CUDA is missing."""
+        """Compile for the architecture of the context's device; raises CompileRefused if a CUDA library is missing."""
         accelerator = _require_accelerator(context)
         load_runtime()
-        host, architecture = make_target(self.mcpu, self.opt_level), accelerator.architecture
+        host = make_target(self.mcpu, self.opt_level)
+        architecture = accelerator.architecture
         try:
             with compiler_lock:
                 imported = import_function(function, polynomials=False)
@@ -106,9 +107,9 @@ class Tvm(GraphCompiler):
         return TvmOnDevice(program, function, accelerator, _get_tvm_device(context))
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
-        """Serialize the library and constants that are not in the Function; needs a C compiler."""
+        """Serialize the compiled library, and the constants that are not in the Function; CompileRefused without a C compiler."""
         if not isinstance(executable, RelaxExecutable | TvmOnDevice):
-            raise CompileRefused("it is no executable of TVM's")
+            raise CompileRefused("the executable was not compiled by TVM")
         if executable.saved is not None:
             return executable.saved
         with compiler_lock:
@@ -124,7 +125,7 @@ class Tvm(GraphCompiler):
         return executable
 
     def serves_threads(self, saved: int, threads: int) -> bool:
-        """Parallel loops use the threads of the call. A program for one thread has no parallel loops."""
+        """Yes, if it was compiled for several threads: its parallel loops run on any number. For one thread it has none."""
         return saved == threads or saved > 1
 
     def _load_on_device(self, data: memoryview, function: Function, context: CompileContext) -> TvmOnDevice:
@@ -143,12 +144,11 @@ class Tvm(GraphCompiler):
 
 
 def _require_accelerator(context: CompileContext) -> Accelerator:
-    """The device of a compile; raises CompileRefused if libraries cannot access its memory."""
+    """Get the accelerator to compile for; raises CompileRefused if its arrays have no addresses to pass to TVM."""
     if context.accelerator is None or not context.accelerator.has_addresses:
         raise CompileRefused(f"TVM needs memory of {context.device} at addresses, and is given none")
     return context.accelerator
 
 
 def _get_tvm_device(context: CompileContext) -> Any:
-    """TVM's handle of the device."""
     return tvm.runtime.device("cuda", int(context.device.partition(":")[2] or 0))

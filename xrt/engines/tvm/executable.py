@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from xrt.graph import Function
 
 
-LONGEST = 160
+MAX_SUMMARY_LENGTH = 160
 
 
 def summarize_error(cause: BaseException) -> str:
-    """The first informative line of an error of TVM, without source locations."""
+    """Shorten TVM's error to its first informative line, without source locations."""
     lines = [line.strip() for line in str(cause).splitlines()]
     text = next((line for line in lines if line and not line.startswith(("Stack trace", "File "))), "")
     text = re.sub(r"^.*Check failed:\s*\(.*?\)(?: is false)?:?\s*", "", text) or text
     text = re.sub(r"\s+", " ", text).rstrip(" .:")
-    return shorten(text, LONGEST) or type(cause).__name__
+    return shorten(text, MAX_SUMMARY_LENGTH) or type(cause).__name__
 
 
 Array = np.ndarray[Any, Any]
 DESTINATION = "into"
-"""Name of the variant of ``main`` with destination arrays."""
+"""Name of the compiled function that is like ``main``, but writes its results to arrays that the caller passes last."""
 _clear_pool = tvm.get_global_func("vm.builtin.memory_manager.clear")
 
 
@@ -52,14 +52,16 @@ class RelaxExecutable(Executable):
         self.program = program
         self.function = function
         self.saved: memoryview | None = None
-        """The saved form, if it was loaded."""
+        """The bytes that this was loaded from; None if it was compiled."""
         self._constants = [to_tensor(constant.array) for constant in program.constants]
-        self._copied = sum(constant.nbytes for constant in program.constants if not _is_shared(constant.array))
+        self._copied_bytes = sum(constant.nbytes for constant in program.constants if not _is_shared(constant.array))
+        """Bytes of constants that TVM has a second copy of, because `to_tensor` cannot share their memory."""
         self._threads = threads
-        self._is_open = program.workspace is None
+        self._has_symbolic_dims = program.workspace is None
         types = enumerate(value.type for value in function.inputs)
-        self._sized = [k for k, type_ in types if isinstance(type_, TensorType) and _may_be_empty(type_)]
-        self._name = function.name
+        self._maybe_empty_inputs = [k for k, type_ in types if isinstance(type_, TensorType) and _may_be_empty(type_)]
+        """Indices of inputs that are empty for some sizes. The compiled loops cannot run on empty tensors."""
+        self._function_name = function.name
         self._idle: list[dict[str, Callable[..., Any]]] = []
 
     def prepare(self) -> None:
@@ -67,7 +69,7 @@ class RelaxExecutable(Executable):
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         out = options.host_buffers
-        if not all(inputs[place].size for place in self._sized):
+        if not all(inputs[index].size for index in self._maybe_empty_inputs):
             raise RunFailed("TVM's loops need tensors with elements")
         tensors = [*map(to_tensor, inputs), *self._constants]
         if out is not None and self._can_fill(out, inputs):
@@ -80,7 +82,7 @@ class RelaxExecutable(Executable):
         return [result if buffer is None else fill(buffer, result) for result, buffer in zip(results, out, strict=True)]
 
     def fast_call(self) -> Callable[..., Sequence[Any]]:
-        if self.program.fresh != (True,) or self._is_open:
+        if self.program.fresh != (True,) or self._has_symbolic_dims:
             return super().fast_call()
         # The common case, a single result in new memory: there is nothing to copy.
         call, constants = self._call, self._constants
@@ -96,12 +98,12 @@ class RelaxExecutable(Executable):
         return [0] * len(self.function.outputs) if self.program.fills else ()
 
     def _can_fill(self, outputs: Sequence[Any], inputs: Sequence[Any] = ()) -> bool:
-        """Whether compiled code can write to the buffers: they are shared, writable, and overlap no input."""
+        """Whether `DESTINATION` was compiled, and can write to these buffers: NumPy's, writable, and overlapping no input."""
         is_writable = all(_is_shared(buffer) and buffer.flags.writeable for buffer in outputs)
         return self.program.fills and is_writable and not any(np.may_share_memory(x, y) for x in inputs for y in outputs)
 
     def _call(self, entry: str, tensors: Sequence[Any]) -> Any:
-        """Call an idle machine, or a new one. A machine whose call fails is dropped."""
+        """Call ``main`` or `DESTINATION` on an idle virtual machine or a new one. One whose call fails is not used again."""
         try:
             machine = self._idle.pop()
         except IndexError:
@@ -109,15 +111,15 @@ class RelaxExecutable(Executable):
         try:
             returned = call_function(machine[entry], tensors, self._threads)
         except Exception as cause:
-            raise RunFailed(f"TVM failed while it ran {self._name!r}: {summarize_error(cause)}") from cause
+            raise RunFailed(f"TVM failed while it ran {self._function_name!r}: {summarize_error(cause)}") from cause
         self._idle.append(machine)
         return returned
 
     def memory(self) -> tuple[MemoryUse, ...]:
         why = "weights that are not contiguous, or whose type DLPack and NumPy do not share, are copied"
-        copies = (MemoryUse("copied weights", self._copied, why),) if self._copied else ()
-        why = "inner values, as planned by the compiler" + ", in TVM's pool" * (not self._is_open)
-        return *copies, MemoryUse("workspace", self.program.workspace, why, per_call=self._is_open)
+        copies = (MemoryUse("copied weights", self._copied_bytes, why),) if self._copied_bytes else ()
+        why = "inner values, as planned by the compiler" + ", in TVM's pool" * (not self._has_symbolic_dims)
+        return *copies, MemoryUse("workspace", self.program.workspace, why, per_call=self._has_symbolic_dims)
 
     def close(self) -> None:
         self._idle.clear()
@@ -126,23 +128,24 @@ class RelaxExecutable(Executable):
 
     def _make_machine(self) -> dict[str, Callable[..., Any]]:
         # The pooling allocator would keep memory of every size that ever occurred.
-        allocator = "naive" if self._is_open else None
+        allocator = "naive" if self._has_symbolic_dims else None
         machine = relax.VirtualMachine(self.program.code, tvm.cpu(), memory_cfg=allocator)
         return {entry: machine[entry] for entry in (("main", DESTINATION) if self.program.fills else ("main",))}
 
     def _copy_shared_results(self, returned: Any) -> list[Array]:
+        """Convert the tensor or tuple that ``main`` returned to arrays; copy those that share memory with another value."""
         tensors = (returned,) if isinstance(returned, Tensor) else returned
         pairs = zip(map(_to_array, tensors), self.program.fresh, strict=True)
         return [array if fresh else array.copy() for array, fresh in pairs]
 
 
 def _is_shared(array: Any) -> bool:
-    """Whether `to_tensor` shares the array's memory, so that the tensor sees later writes."""
+    """Whether `to_tensor` shares the array's memory instead of copying it."""
     return isinstance(array, np.ndarray) and array.dtype.kind in "biuf" and array.flags.c_contiguous and array.flags.aligned
 
 
 def to_tensor(array: Array) -> Any:
-    """Convert to a TVM tensor; shares memory if the array is contiguous and DLPack has its type."""
+    """Convert to a TVM tensor. It shares the array's memory if that is contiguous and DLPack supports its type."""
     flags = array.flags
     if array.dtype.kind in "biuf":
         if flags.carray:
@@ -153,7 +156,7 @@ def to_tensor(array: Array) -> Any:
 
 
 def _to_array(tensor: Any) -> Array:
-    """Convert to an array; copies types that DLPack and NumPy do not share."""
+    """Convert to an array. Types such as bfloat16, which NumPy does not accept through DLPack, are copied."""
     try:
         return np.from_dlpack(tensor)
     except RuntimeError:
@@ -161,5 +164,5 @@ def _to_array(tensor: Any) -> Array:
 
 
 def _may_be_empty(type_: TensorType) -> bool:
-    """Whether the input is empty for some sizes of its symbolic dims, but not for all: an extent of 0 makes it always empty."""
+    """Whether an input is empty for some sizes of its symbolic dims, but not for all (with a static dim of 0 it always is)."""
     return not type_.is_static and 0 not in (type_.shape or ())

@@ -1,8 +1,11 @@
 """Import a Function as a Relax module with TVM's ONNX importer.
 
-The importer stacks the inputs of Sum, Mean, Max and Min and reduces the stack; ignores IsInf's attributes for the sign;
-lacks a power of mixed types; has a softplus that overflows; and compares booleans as floats, which LLVM rejects. It would
-recompute values that depend only on weights in every run: BatchNormalization's factors and Gemm's transposed weight.
+The importer has these defects, so `decompose` rewrites the nodes before the import:
+
+- Sum, Mean, Max and Min copy their inputs into one stacked tensor and reduce that, which is slow.
+- IsInf ignores its attributes for the sign, Pow of mixed types is missing, and Softplus overflows.
+- Equal compares booleans as floats, which LLVM rejects.
+- Values that depend only on weights, such as Gemm's transposed weight, are recomputed in every run.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from tvm import relax, tirx
 from tvm.ir import IRModule
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from xrt.engines.tvm.relax_rewrites import rewrite
+from xrt.engines.tvm.relax_rewrites import rewrite_calls
 from xrt.engines.tvm.tables import LOWERED
 from xrt.forking import renew_after_fork
 from xrt.formats.onnx import lowest_model, upgrade_opset
@@ -30,8 +33,8 @@ from xrt.passes import drop_dead_nodes, fold_constants
 
 log = logging.getLogger("xrt.engines.tvm")
 
-INLINE = 64
-"""Constants of at most this many elements stay constants: shapes, axes, scales, which the importer reads while it imports."""
+MAX_INLINE_ELEMENTS = 64
+"""Constants up to this size stay in the model, because the importer reads shapes, axes and scales. Larger ones are weights."""
 
 compiler_lock = renew_after_fork(threading.RLock())
 """TVM's builders share a stack that is not thread-safe: one import or compile at a time."""
@@ -39,24 +42,24 @@ compiler_lock = renew_after_fork(threading.RLock())
 
 @dataclass(frozen=True, slots=True)
 class ImportedModule:
-    """A Relax module whose ``main`` takes the Function's inputs and then its weights."""
+    """A Relax module with one function, ``main``. Its parameters are the Function's inputs, then its weights."""
 
     module: IRModule
     weights: tuple[Constant, ...]
     results: tuple[TensorType, ...]
-    """Result types that the importer infers; a shape is None if it is unknown."""
+    """Result types that the importer inferred. A shape that it does not know is None."""
 
 
 def import_function(function: Function, polynomials: bool = True) -> ImportedModule:
-    """Import a Function whose inputs have shapes of numbers and symbolic dims.
+    """Import a Function whose inputs have known ranks. Errors of TVM's importer are not caught.
 
-    Constant nodes and the Shape of a static value become constants first, because few operators of the importer support its
-    special kinds of value for them. Operators that it imports wrong are decomposed. Weights (constants of more than `INLINE`
-    elements) become parameters, so that they are not copied through protobuf and do not affect the compile time. With
-    ``polynomials`` exponentials are approximated, for CPUs. Errors of TVM's importer pass through.
+    Constant nodes, and Shape of a static value, are folded first: the importer represents their results by special values,
+    which few of its operators accept. Operators that it imports wrong are decomposed. Weights (constants of more than
+    `MAX_INLINE_ELEMENTS` elements) become parameters, so that they are not copied through protobuf and do not affect the
+    compile time. ``polynomials`` replaces exponentials by polynomials, which are faster on CPUs (`POLYNOMIALS`).
     """
-    function = decompose(fold_constants(function, _refuse_evaluation))
-    weights = {name: c for name, c in function.constants.items() if c.array.size > INLINE}
+    function = decompose(fold_constants(function, _reject_evaluation))
+    weights = {name: c for name, c in function.constants.items() if c.array.size > MAX_INLINE_ELEMENTS}
     lifted = function.replace(
         inputs=(*function.inputs, *(Value(name, c.type) for name, c in weights.items())),
         constants={name: c for name, c in function.constants.items() if name not in weights},
@@ -65,37 +68,38 @@ def import_function(function: Function, polynomials: bool = True) -> ImportedMod
     opset = next(entry.version for entry in model.opset_import if not entry.domain)
     importer = onnx_frontend.ONNXGraphImporter(_list_shapes(lifted), {}, sanitize=False)
     with compiler_lock, _log_output(importer):
-        module = rewrite(importer.from_onnx(model.graph, opset), polynomials)
+        module = rewrite_calls(importer.from_onnx(model.graph, opset), polynomials)
     return ImportedModule(module, tuple(weights.values()), _list_result_types(module))
 
 
-def _refuse_evaluation(function: Function, inputs: list[Any]) -> NoReturn:
+def _reject_evaluation(function: Function, inputs: list[Any]) -> NoReturn:
+    """Stands in for the evaluator of `fold_constants`, which then folds only the nodes that need no computation."""
     raise NotImplementedError("only nodes that need no computation are folded")
 
 
 def _list_shapes(function: Function) -> dict[str, list[Any]]:
-    """Shapes by input, with a variable for each symbolic dim.
+    """Map the name of each input to its shape for the importer, with one TVM variable per symbolic dim.
 
-    They are passed separately, because the importer treats an extent of 0 in the model as unknown, and parses sums and products
-    in names of dims.
+    The importer cannot read the shapes from the model: it treats a dim of 0 as unknown, and parses sums and products in the
+    names of dims.
     """
     variables: dict[Dim, Any] = {}
 
-    def find(dim: Dim) -> Any:
+    def convert(dim: Dim) -> Any:
         return dim if isinstance(dim, int) else variables.setdefault(dim, tirx.Var(f"size_{len(variables)}", "int64"))
 
-    return {v.name: list(map(find, v.type.shape or ())) for v in function.inputs if isinstance(v.type, TensorType)}
+    return {v.name: list(map(convert, v.type.shape or ())) for v in function.inputs if isinstance(v.type, TensorType)}
 
 
 @contextmanager
 def _log_output(importer: onnx_frontend.ONNXGraphImporter) -> Iterator[None]:
-    """Log the importer's output instead of printing it; if it raises, end the block that it leaves open."""
+    """Log what the importer prints during the ``with`` block. If the importer raises, close the Relax block that it left open."""
     onnx_frontend.print = lambda *words: log.debug("importer: %s", words)
     try:
         yield
     except Exception:
         with suppress(Exception):
-            importer.bb._end_block()  # an open block is a warning on stderr when the builder goes
+            importer.bb._end_block()  # a builder that is destroyed with an open block prints a warning to stderr
         raise
     finally:
         del onnx_frontend.print
@@ -108,7 +112,7 @@ def _list_result_types(module: IRModule) -> tuple[TensorType, ...]:
 
 
 def tensor_type(type_: Any) -> TensorType:
-    """Convert a Relax type; raises TypeError if it is not a tensor."""
+    """Convert a Relax type. Symbolic dims become None. Raises TypeError if the type is not a tensor."""
     if not isinstance(type_, relax.TensorType):
         raise TypeError(f"the result is {type_}, which is not a tensor")
     dtype = DType.parse(str(type_.dtype).replace("_", ""))
@@ -117,24 +121,22 @@ def tensor_type(type_: Any) -> TensorType:
     return TensorType(dtype, tuple(int(d) if hasattr(d, "value") else None for d in type_.shape))
 
 
-# ---------------------------------------------------------------------- operators that the importer gets wrong
-
-OLDEST = 9
+MIN_REWRITE_OPSET = 9
 """The first opset with Where and IsNaN, and with broadcasting everywhere."""
 
-FARTHEST = 16384
-"""Limit on the corner coordinates of RoiAlign's boxes; no image is as large."""
+MAX_BOX_COORDINATE = 16384
+"""RoiAlign's box corners are clipped to this, because TVM reads out of bounds if one is infinite. No image is as large."""
 
 
 def decompose(function: Function) -> Function:
-    """Decompose the operators of `LOWERED`, and rewrite the forms of others that the importer gets wrong."""
+    """Decompose the operators of `LOWERED`, and apply `_REWRITTEN` to others that the importer gets wrong."""
     if not any(node.op in LOWERED or node.op in _REWRITTEN for node in function.nodes):
         return function
-    if function.opset() < OLDEST:
+    if function.opset() < MIN_REWRITE_OPSET:
         if not any(_compares_booleans(node, function) for node in function.nodes):
             return function
-        function = upgrade_opset(function, OLDEST)
-    return drop_dead_nodes(rewrite_nodes(function, _write))
+        function = upgrade_opset(function, MIN_REWRITE_OPSET)
+    return drop_dead_nodes(rewrite_nodes(function, _rewrite_node))
 
 
 def _compares_booleans(node: Node, function: Function) -> bool:
@@ -142,7 +144,8 @@ def _compares_booleans(node: Node, function: Function) -> bool:
     return isinstance(type_, TensorType) and type_.dtype is DType.BOOL
 
 
-def _write(w: NodeWriter) -> str | Sequence[str] | None:
+def _rewrite_node(w: NodeWriter) -> str | Sequence[str] | None:
+    """Write a replacement for ``w.node`` and return the names of its results; None leaves the node as it is."""
     if w.node.op in LOWERED:
         # The importer supports LayerNormalization only without its statistics.
         return None if w.node.op == "LayerNormalization" and not any(w.node.outputs[1:]) else write_decomposition(w)
@@ -165,8 +168,8 @@ def _pow(w: NodeWriter) -> str:
 
 
 def _batch_normalization(w: NodeWriter) -> str | None:
-    """Replace the normalization by one product and one sum with factors computed at compile time."""
-    weights = [weight.astype(np.float64) for place in range(1, 5) if (weight := w.find_input(place)) is not None]
+    """Replace the normalization by one product and one sum, whose factors are computed at compile time from the weights."""
+    weights = [weight.astype(np.float64) for index in range(1, 5) if (weight := w.find_input(index)) is not None]
     if len(weights) < 4 or len(w.node.outputs) > 1 or not w.dtype(w.x).is_float:
         return None
     scale, bias, mean, variance = weights
@@ -175,12 +178,12 @@ def _batch_normalization(w: NodeWriter) -> str | None:
 
 
 def _write_channels(w: NodeWriter, values: np.ndarray[Any, Any]) -> str:
-    """Write one value per channel as a constant of the input's type."""
+    """Write a constant with one value per channel that broadcasts over the input, and return its name."""
     return w.constant(values.reshape((-1, *[1] * (w.rank(w.x) - 2))), w.dtype(w.x).numpy)
 
 
 def _gemm(w: NodeWriter) -> str | None:
-    """Transpose a constant operand at compile time."""
+    """Transpose a constant second operand at compile time instead of in every run."""
     weights = w.find_input(1)
     if weights is None or not w.attr("transB", 0):
         return None
@@ -191,25 +194,27 @@ def _gemm(w: NodeWriter) -> str | None:
 
 def _roi_align(w: NodeWriter) -> str:
     """Clamp the batch indices to the batch and make the boxes finite: otherwise TVM reads out of bounds."""
-    boxes, places = w.node.inputs[1:3]
-    finite = w.op("Clip", boxes, w.number(-FARTHEST), w.number(FARTHEST))
-    return w.op("RoiAlign", w.x, finite, _clamp_to_batch(w, places), attributes=w.node.attributes)
+    boxes, batch_indices = w.node.inputs[1:3]
+    finite = w.op("Clip", boxes, w.number(-MAX_BOX_COORDINATE), w.number(MAX_BOX_COORDINATE))
+    return w.op("RoiAlign", w.x, finite, _clamp_to_batch(w, batch_indices), attributes=w.node.attributes)
 
 
 def _max_roi_pool(w: NodeWriter) -> str:
-    """Clamp batch indices as for RoiAlign; here they are the first number of each box."""
+    """Clamp the batch indices to the batch, as for RoiAlign. Here they are column 0 of the boxes, before the 4 coordinates."""
     boxes = w.node.inputs[1]
-    first, second, last, axis = (w.constant(np.array([k])) for k in (0, 1, 5, 1))
-    places = _clamp_to_batch(w, w.op("Slice", boxes, first, second, axis))
-    clamped = w.op("Concat", places, w.op("Slice", boxes, second, last, axis), axis=1)
+    zero, one, five = (w.constant(np.array([k])) for k in (0, 1, 5))
+    batch_indices = _clamp_to_batch(w, w.op("Slice", boxes, zero, one, one))
+    clamped = w.op("Concat", batch_indices, w.op("Slice", boxes, one, five, one), axis=1)
     return w.op("MaxRoiPool", w.x, clamped, attributes=w.node.attributes)
 
 
-def _clamp_to_batch(w: NodeWriter, places: str) -> str:
-    type_, kind = w.function.get_type(w.x), w.dtype(places if w.node.op == "RoiAlign" else w.x).numpy
+def _clamp_to_batch(w: NodeWriter, batch_indices: str) -> str:
+    type_ = w.function.get_type(w.x)
+    # MaxRoiPool's indices are sliced from the boxes: a new value without a type, whose dtype is that of the image.
+    dtype = w.dtype(batch_indices if w.node.op == "RoiAlign" else w.x).numpy
     extent = type_.shape[0] if isinstance(type_, TensorType) and type_.shape else 1
     batch = extent if isinstance(extent, int) else 1
-    return w.op("Clip", places, w.constant(np.array(0, kind)), w.constant(np.array(batch - 1, kind)))
+    return w.op("Clip", batch_indices, w.constant(np.array(0, dtype)), w.constant(np.array(batch - 1, dtype)))
 
 
 _REWRITTEN: Mapping[str, Callable[[NodeWriter], str | None]] = {

@@ -1,10 +1,10 @@
-"""Rewrite an imported module where TVM's loops are unsafe, wrong at the edges, or slow.
+"""Rewrite calls of an imported Relax module for which TVM would generate unsafe, wrong or slow loops.
 
-- Indices are clamped to their axis: out of range, which is an error in ONNX, they would access foreign memory.
-- Shifts by the width or more depend on the processor in TVM; ONNX defines them (opset 28).
-- Sums and exponentials of float16 and bfloat16 are computed in float32: TVM accumulates in the narrow type.
-- ``Where(a > b, a, b)`` becomes a maximum, which is one instruction; TVM selects by 64-bit conditions.
-- Small integer powers become products: TVM calls the C library for each element, and warns on stderr.
+- Indices are clamped to their axis. An index out of range is an error in ONNX; TVM would access memory out of bounds.
+- Shifts by the bit width or more get a condition: their result depends on the CPU in TVM, and ONNX defines it (opset 28).
+- Sums and exponentials of float16 and bfloat16 are computed in float32, because TVM would accumulate in the narrow type.
+- ``Where(a > b, a, b)`` becomes a maximum, which is one instruction. TVM's Where selects by 64-bit conditions.
+- Small integer powers become products. For Pow, TVM calls the C library for each element and prints a warning to stderr.
 """
 
 from __future__ import annotations
@@ -20,62 +20,60 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm_ffi import structural_equal
 
 
-def infer_scalar_dtype(tensor: Any) -> str:
-    """TVM's name of the element type of a tensor."""
+def get_dtype_name(tensor: Any) -> str:
+    """TVM's name of the element type of a tensor, such as ``"float32"``."""
     return str(tensor.ty.dtype)
 
 
-def scalar(value: float, like: Any) -> Any:
-    """A constant with the element type of a tensor."""
-    return relax.const(value, infer_scalar_dtype(like))
+def make_scalar(value: float, like: Any) -> Any:
+    """Make a scalar constant with the element type of ``like``."""
+    return relax.const(value, get_dtype_name(like))
 
 
 def _exp(call: Call, builder: BlockBuilder) -> Any:
-    """Compute exp(x) as exp(x / 2) squared: TVM's polynomial overflows slightly too early at x."""
-    if infer_scalar_dtype(call) != "float32":
+    """Compute exp(x) as exp(x / 2) squared, because TVM's polynomial overflows for slightly smaller x than exp does."""
+    if get_dtype_name(call) != "float32":
         return call
-    root = builder.emit(_fast_exp(relax.op.multiply(call.args[0], scalar(0.5, call)), builder))
+    root = builder.emit(_fast_exp(relax.op.multiply(call.args[0], make_scalar(0.5, call)), builder))
     return relax.op.multiply(root, root)
 
 
 def _tanh(call: Call, builder: BlockBuilder) -> Any:
-    return builder.call_te(topi.fast_tanh, call.args[0]) if infer_scalar_dtype(call) == "float32" else call
+    return builder.call_te(topi.fast_tanh, call.args[0]) if get_dtype_name(call) == "float32" else call
 
 
 def _erf(call: Call, builder: BlockBuilder) -> Any:
     (x,) = call.args
-    if infer_scalar_dtype(x) != "float32":
+    if get_dtype_name(x) != "float32":
         return call
-    # The polynomial limits its argument, which loses NaN.
+    # The polynomial clamps its argument, which would turn NaN into a number.
     return relax.op.where(relax.op.isnan(x), x, builder.call_te(topi.fast_erf, x))
 
 
 def _sigmoid(call: Call, builder: BlockBuilder) -> Any:
-    if infer_scalar_dtype(call) != "float32":
+    if get_dtype_name(call) != "float32":
         return call
-    one = scalar(1, call)
+    one = make_scalar(1, call)
     return relax.op.divide(one, relax.op.add(one, _fast_exp(relax.op.negative(call.args[0]), builder)))
 
 
 def _silu(call: Call, builder: BlockBuilder) -> Any:
     (x,) = call.args
-    return relax.op.multiply(x, _sigmoid(call, builder)) if infer_scalar_dtype(x) == "float32" else call
+    return relax.op.multiply(x, _sigmoid(call, builder)) if get_dtype_name(x) == "float32" else call
 
 
 def _gelu(call: Call, builder: BlockBuilder) -> Any:
     (x,) = call.args
-    if infer_scalar_dtype(x) != "float32":
+    if get_dtype_name(x) != "float32":
         return call
     # x * (1 + erf(x / sqrt(2))) / 2
-    erf = builder.call_te(topi.fast_erf, builder.normalize(relax.op.multiply(x, scalar(0.5**0.5, x))))
-    return relax.op.multiply(relax.op.multiply(x, scalar(0.5, x)), relax.op.add(erf, scalar(1, x)))
+    erf = builder.call_te(topi.fast_erf, builder.normalize(relax.op.multiply(x, make_scalar(0.5**0.5, x))))
+    return relax.op.multiply(relax.op.multiply(x, make_scalar(0.5, x)), relax.op.add(erf, make_scalar(1, x)))
 
 
 def _softmax(call: Call, builder: BlockBuilder) -> Any:
     return (
-        builder.call_te(topi.nn.fast_softmax, call.args[0], int(call.attrs.axis))
-        if infer_scalar_dtype(call) == "float32"
-        else call
+        builder.call_te(topi.nn.fast_softmax, call.args[0], int(call.attrs.axis)) if get_dtype_name(call) == "float32" else call
     )
 
 
@@ -92,11 +90,11 @@ POLYNOMIALS: Mapping[str, Callable[[Call, BlockBuilder], Any]] = {
     "relax.nn.gelu": _gelu,
     "relax.nn.softmax": _softmax,
 }
-"""Rewrites of float32 exponentials, by Relax operator."""
+"""By Relax operator: functions that replace exp, tanh, erf and operators that contain them by polynomials, for float32."""
 
 
-def rewrite(module: IRModule, polynomials: bool = True) -> IRModule:
-    """Rewrite the calls of ``main`` by `_REWRITES`, and exponentials by `POLYNOMIALS`."""
+def rewrite_calls(module: IRModule, polynomials: bool = True) -> IRModule:
+    """Rewrite the calls in ``main`` as in `_REWRITES`, and if ``polynomials`` is set also as in `POLYNOMIALS`."""
     rewriter = _CallRewriter(module, {**_REWRITES, **POLYNOMIALS} if polynomials else _REWRITES)
     rewriter.builder_.update_func(module.get_global_var("main"), rewriter.visit_expr(module["main"]))
     rewritten: IRModule = relax.transform.DeadCodeElimination()(rewriter.builder_.finalize())
@@ -105,6 +103,8 @@ def rewrite(module: IRModule, polynomials: bool = True) -> IRModule:
 
 @mutator
 class _CallRewriter(PyExprMutator):  # type: ignore[misc]  # TVM has no types
+    """Replaces each call of an operator in ``rewrites`` by the result of its function."""
+
     def __init__(self, module: IRModule, rewrites: Mapping[str, Callable[[Call, BlockBuilder], Any]]) -> None:
         super().__init__(module)
         self.rewrites = rewrites
@@ -112,18 +112,18 @@ class _CallRewriter(PyExprMutator):  # type: ignore[misc]  # TVM has no types
     def visit_call_(self, call: Call) -> Any:
         call = self.visit_expr_post_order(call)
         name = getattr(call.op, "name", "")
-        rewrite = self.rewrites.get(name, _keep_call)
-        if name in _IN_FLOAT32 and (narrow := infer_scalar_dtype(call.args[0])) in ("float16", "bfloat16"):
+        rewrite = self.rewrites.get(name, _return_unchanged)
+        if name in _ACCUMULATED_IN_FLOAT32 and (narrow := get_dtype_name(call.args[0])) in ("float16", "bfloat16"):
             return relax.op.astype(rewrite(_widen_operands(call, self.builder_), self.builder_), narrow)
         return rewrite(call, self.builder_)
 
 
-def _keep_call(call: Call, builder: BlockBuilder) -> Any:
+def _return_unchanged(call: Call, builder: BlockBuilder) -> Any:
     return call
 
 
 def _widen_operands(call: Call, builder: BlockBuilder) -> Call:
-    """Make the same call on float32 tensors."""
+    """Copy a call with all operands cast to float32."""
     wide = [builder.normalize(relax.op.astype(tensor, "float32")) for tensor in call.args]
     return builder.normalize(Call(call.op, wide, call.attrs))
 
@@ -142,7 +142,7 @@ def _gather_elements(call: Call, builder: BlockBuilder) -> Any:
 def _gather_nd(call: Call, builder: BlockBuilder) -> Any:
     data, indices = call.args
     batch = int(call.attrs.batch_dims)
-    return relax.op.gather_nd(data, _clamp_indices(indices, _list_extents(data, indices, batch)), batch)
+    return relax.op.gather_nd(data, _clamp_indices(indices, _list_indexed_extents(data, indices, batch)), batch)
 
 
 def _scatter_elements(call: Call, builder: BlockBuilder) -> Any:
@@ -154,10 +154,13 @@ def _scatter_elements(call: Call, builder: BlockBuilder) -> Any:
 
 def _scatter_nd(call: Call, builder: BlockBuilder) -> Any:
     data, indices, updates = call.args
-    return relax.op.scatter_nd(data, _clamp_indices(indices, _list_extents(data, indices, 0)), updates, call.attrs.reduction)
+    return relax.op.scatter_nd(
+        data, _clamp_indices(indices, _list_indexed_extents(data, indices, 0)), updates, call.attrs.reduction
+    )
 
 
 def _power(call: Call, builder: BlockBuilder) -> Any:
+    """Multiply ``x ** 3`` out to ``x * x * x``, for constant exponents from 2 to 8."""
     base, exponent = call.args
     if not isinstance(exponent, GenericConst) or (power := _get_small_exponent(exponent)) is None:
         return call
@@ -170,24 +173,24 @@ def _power(call: Call, builder: BlockBuilder) -> Any:
 def _left_shift(call: Call, builder: BlockBuilder) -> Any:
     value, amount = call.args
     clamped = _clamp_shift(amount)
-    # Shifted by the width or more, no bit is left.
-    return relax.op.where(relax.op.equal(amount, clamped), relax.op.left_shift(value, clamped), scalar(0, value))
+    # If the clamped amount differs, all bits are shifted out.
+    return relax.op.where(relax.op.equal(amount, clamped), relax.op.left_shift(value, clamped), make_scalar(0, value))
 
 
 def _right_shift(call: Call, builder: BlockBuilder) -> Any:
     value, amount = call.args
     clamped = _clamp_shift(amount)
-    # Shifted by the width or more, only copies of the sign are left; unsigned integers have none.
+    # If the clamped amount differs, only copies of the sign bit remain, which for unsigned integers are zeros.
     sign = (
-        relax.op.right_shift(value, scalar(_count_bits(value) - 1, value))
-        if infer_scalar_dtype(value).startswith("int")
-        else scalar(0, value)
+        relax.op.right_shift(value, make_scalar(_count_bits(value) - 1, value))
+        if get_dtype_name(value).startswith("int")
+        else make_scalar(0, value)
     )
     return relax.op.where(relax.op.equal(amount, clamped), relax.op.right_shift(value, clamped), sign)
 
 
 def _where(call: Call, builder: BlockBuilder) -> Any:
-    """Rewrite a selection of the larger or the smaller of two operands to a single instruction."""
+    """Replace ``where(a > b, a, b)`` by ``maximum(a, b)``, and ``where(a < b, a, b)`` by ``minimum(a, b)``."""
     condition, *branches = call.args
     compared = builder.lookup_binding(condition) if isinstance(condition, relax.Var) else None
     if not isinstance(compared, Call) or not all(map(_is_same, compared.args, branches)):
@@ -211,40 +214,43 @@ _REWRITES: dict[str, Callable[[Call, BlockBuilder], Any]] = {
     "relax.right_shift": _right_shift,
     "relax.where": _where,
 }
-_IN_FLOAT32 = {
+_ACCUMULATED_IN_FLOAT32 = {
     *("relax.matmul", "relax.sum", "relax.mean", "relax.prod", "relax.exp", "relax.tanh", "relax.erf", "relax.sigmoid"),
     *("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d", "relax.nn.softmax", "relax.nn.gelu", "relax.nn.silu"),
 }
-"""Operators that are computed in float32 if their float type is narrower."""
+"""Operators on float16 and bfloat16 that are computed in float32, and whose result is cast back."""
 
 
 def _count_bits(tensor: Any) -> int:
-    return np.dtype(infer_scalar_dtype(tensor)).itemsize * 8
+    return np.dtype(get_dtype_name(tensor)).itemsize * 8
 
 
 def _clamp_shift(amount: Any) -> Any:
-    return relax.op.minimum(relax.op.maximum(amount, scalar(0, amount)), scalar(_count_bits(amount) - 1, amount))
+    return relax.op.minimum(relax.op.maximum(amount, make_scalar(0, amount)), make_scalar(_count_bits(amount) - 1, amount))
 
 
 def _get_shape(tensor: Any) -> tuple[int, ...]:
     return tuple(int(extent) for extent in tensor.ty.shape)
 
 
-def _list_extents(data: Any, indices: Any, batch: int) -> tuple[int, ...]:
-    """The extent of each coordinate in the last axis of the indices."""
+def _list_indexed_extents(data: Any, indices: Any, batch: int) -> tuple[int, ...]:
+    """For GatherND and ScatterND: the extent of the data axis that each coordinate along the last axis of ``indices`` indexes."""
     return _get_shape(data)[batch : batch + _get_shape(indices)[-1]]
 
 
 def _clamp_indices(indices: Any, extents: int | tuple[int, ...], *, from_end: bool = False) -> Any:
-    """Clamp indices to their axes. The importer has counted negative ones from the end, unless ``from_end``."""
-    dtype = infer_scalar_dtype(indices)
+    """Clamp indices to ``extents``: of the one axis, or of one axis per coordinate.
+
+    Negative indices are kept only if ``from_end`` is set. Otherwise the importer has already converted them to positive ones.
+    """
+    dtype = get_dtype_name(indices)
     extent = np.asarray(extents, dtype)
     first = relax.const(-extent if from_end else extent * 0, dtype)
     return relax.op.minimum(relax.op.maximum(indices, first), relax.const(extent - 1, dtype))
 
 
 def _get_small_exponent(exponent: GenericConst) -> int | None:
-    """The exponent of a power that is written as a product: a scalar from 2 to 8."""
+    """Return the exponent if it is a scalar integer from 2 to 8, for which the power is written as a product; else None."""
     value = exponent.value.numpy()
     if value.size != 1 or value.ndim or float(value) not in range(2, 9):
         return None

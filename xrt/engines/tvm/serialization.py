@@ -1,12 +1,12 @@
 """Serialize a compiled program: a shared library, and the constants that it is called with.
 
-TVM exports code through a C compiler, which it uses as the linker (its ``.tar`` format, which needs none, cannot be loaded).
-Constants of the Function are stored by their position in it, without data.
+Linking the library needs a C compiler. TVM's ``.tar`` format would not, but it cannot be loaded. A constant that the Function
+contains is stored as its index in the Function, without data. The format:
 
 8 bytes      length of the header
 header       JSON: the program's properties besides its code, the constants, the length of the library
 library
-constants    each at a multiple of 64 bytes
+constants    those that the Function does not contain, each at a multiple of 64 bytes
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from xrt.engines.tvm.pipeline import TvmProgram
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function
 
-_LIBRARY = "library.so"
+_LIBRARY_NAME = "library.so"
 
 
 def link(code: Any, folder: Path) -> bytes:
-    """Link a module and its imports to a shared library, like `Module.export_library`; return its bytes.
+    """Link a module and its imports to a shared library, like `Module.export_library`, and return the library's bytes.
 
-    Writes to ``folder``. Raises CompileRefused without a C compiler, which is the linker, without in-memory files or code;
-    OSError if the folder is full.
+    ``folder`` receives the object files and the library. Raises CompileRefused if there is no C compiler, if this system has no
+    in-memory files, or if the module contains no object code. Raises OSError if the linker fails, as on a full disk.
     """
     if cc.get_cc() is None:
         raise CompileRefused("TVM needs a C compiler to export code, and there is none; install gcc or clang")
     if reason := _why_not_in_memory():
         raise CompileRefused(f"LLVM ends the process where it cannot write a file, and {reason}")
-    # Written here rather than by `Module.export_library`, which lets LLVM write the files itself: see `_why_not_in_memory`.
+    # `Module.export_library` would let LLVM write the files, and LLVM ends the process if a write fails.
     objects = []
     for index, module in enumerate(_iter_modules(getattr(code, "mod", code))):
         objects.append(folder / f"{index}.o")
         objects[-1].write_bytes(_write_object(module))
-    library = folder / _LIBRARY
+    library = folder / _LIBRARY_NAME
     try:
         cc.create_shared(str(library), list(map(str, objects)))
     except RuntimeError as error:
@@ -54,7 +54,7 @@ def link(code: Any, folder: Path) -> bytes:
 
 
 def _iter_modules(root: Any) -> Iterator[Any]:
-    """Yield the modules to link: those with code, and one that packs the other imports."""
+    """Yield the modules to link: those with object code, then one that embeds the other imports, such as CUDA binaries."""
     targets = set()
     for module in root._collect_dso_modules():
         if module.kind != "llvm":  # TVM generates C source instead of object code for a Function that computes nothing
@@ -67,35 +67,39 @@ def _iter_modules(root: Any) -> Iterator[Any]:
 
 
 def _why_not_in_memory() -> str | None:
-    """Explain why an in-memory file cannot hold an object of any size; None if it can."""
+    """Explain why this process cannot create in-memory files of any size; None if it can."""
     if not hasattr(os, "memfd_create") or not Path("/proc/self/fd").is_dir():
         return "this system has no files in memory"
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    return None if limit == resource.RLIM_INFINITY else f"this one may write none of more than {limit} bytes (ulimit -f)"
+    return None if limit == resource.RLIM_INFINITY else f"this one may not write files over {limit} bytes (ulimit -f)"
 
 
 def _write_object(module: Any) -> bytes:
-    """Compile a module to an object file."""
-    number = os.memfd_create("xrt-object")
-    with os.fdopen(number, "rb") as file:
-        module.write_to_file(f"/proc/self/fd/{number}", "o")
+    """Compile a module to an object file in memory and return its bytes."""
+    descriptor = os.memfd_create("xrt-object")
+    with os.fdopen(descriptor, "rb") as file:
+        module.write_to_file(f"/proc/self/fd/{descriptor}", "o")
         return file.read()
 
 
 ALIGNMENT = 64
-_SAVED = ("fresh", "fills", "workspace")
-"""Fields of a program that the header stores."""
+_STORED_FIELDS = ("fresh", "fills", "workspace")
+"""Fields of `TvmProgram` that the header stores."""
 
 
 def export_library(program: TvmProgram, function: Function, folder: Path | None) -> bytes:
-    """Serialize a program for `load_program`; raises CompileRefused without a C compiler or a folder to write to."""
-    return pack(program.code, program.constants, {name: getattr(program, name) for name in _SAVED}, function, folder)
+    """Serialize a CPU program for `load_program`; raises CompileRefused without a C compiler or a folder for temporary files."""
+    return pack(program.code, program.constants, {name: getattr(program, name) for name in _STORED_FIELDS}, function, folder)
 
 
 def pack(
     code: Any, constants: tuple[Constant, ...], details: Mapping[str, Any], function: Function, folder: Path | None
 ) -> bytes:
-    """Serialize code, constants and details for `unpack`."""
+    """Serialize code, constants and ``details`` (further JSON fields of the header) for `unpack`.
+
+    ``function`` is the Function that the code was compiled from: its constants are stored by index. Temporary files are written
+    to ``folder``; raises CompileRefused if it is None.
+    """
     if folder is None:
         raise CompileRefused("TVM exports through a file, and there is no working directory")
     library = link(code, folder)
@@ -106,14 +110,17 @@ def pack(
 
 
 def _describe_constants(constants: tuple[Constant, ...], function: Function) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """The header entry of each constant, and the bytes of constants that are not in the Function."""
-    # Reversed, so that the first of equal constants is stored.
-    places = {constant.digest: place for place, constant in reversed(list(enumerate(_list_constants(function))))}
+    """Return the header entry of each constant, and the padded bytes of those constants that are not in the Function.
+
+    An entry is ``{"place": index}`` for a constant of the Function; for others it has the dtype, shape, offset and size.
+    """
+    # In reverse order, so that of equal constants the first one determines the index.
+    indices = {constant.digest: index for index, constant in reversed(list(enumerate(_list_constants(function))))}
     entries: list[dict[str, Any]] = []
     parts: list[bytes] = []
     for constant in constants:
-        if constant.digest in places:
-            entries.append({"place": places[constant.digest]})
+        if constant.digest in indices:
+            entries.append({"place": indices[constant.digest]})
             continue
         content = constant.array.tobytes()
         offset = sum(map(len, parts))
@@ -123,30 +130,30 @@ def _describe_constants(constants: tuple[Constant, ...], function: Function) -> 
 
 
 def _list_constants(function: Function) -> list[Constant]:
-    """Constants in order of first use, which is the same in equal Functions."""
+    """List the Function's constants in the order of first use, which is the same for equal Functions."""
     used = dict.fromkeys(name for node in function.nodes for name in node.uses if name in function.constants)
     used.update(dict.fromkeys(v.name for v in function.outputs if v.name in function.constants))
     return [function.constants[name] for name in used]
 
 
 def load_program(data: memoryview, function: Function, folder: Path | None) -> TvmProgram:
-    """Load a program of `export_library` for an equal Function; the caller has verified its checksum."""
+    """Load a program that `export_library` serialized for an equal Function. The caller has verified the checksum of ``data``."""
     code, constants, details = unpack(data, function, folder)
-    saved: dict[str, Any] = {name: details[name] for name in _SAVED}
-    return TvmProgram(code, constants, **{**saved, "fresh": tuple(saved["fresh"])})
+    fields: dict[str, Any] = {name: details[name] for name in _STORED_FIELDS}
+    return TvmProgram(code, constants, **{**fields, "fresh": tuple(fields["fresh"])})
 
 
 def unpack(data: memoryview, function: Function, folder: Path | None) -> tuple[Any, tuple[Constant, ...], dict[str, Any]]:
-    """Deserialize code, constants and details that `pack` wrote for an equal Function."""
+    """Deserialize code, constants and header of `pack` for an equal Function. The library is written to ``folder``."""
     if folder is None:
         raise CompileRefused("TVM loads a library from a file, and there is no working directory")
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(bytes(data[8:start]))
     end = start + header["library"]
-    # The system's loader needs a file. It stays mapped when the folder is removed.
-    (folder / _LIBRARY).write_bytes(data[start:end])
-    # By default TVM never unmaps a library: each load would take 36 KB and 5 mappings, of which Linux allows 65,530.
-    code = load_module(str(folder / _LIBRARY), keep_module_alive=False)
+    # The system can only load a library from a file. The library stays mapped after the folder is removed.
+    (folder / _LIBRARY_NAME).write_bytes(data[start:end])
+    # By default TVM never unmaps a library: each load would leak 36 KB and 5 of the 65,530 mappings that Linux allows.
+    code = load_module(str(folder / _LIBRARY_NAME), keep_module_alive=False)
     stored = data[end + -end % ALIGNMENT :]
     ordered = _list_constants(function)
     constants = tuple(ordered[e["place"]] if "place" in e else _read_constant(e, stored) for e in header["constants"])

@@ -1,4 +1,4 @@
-"""Why TVM does not support a node: explicit rules, then a trial import of the single node."""
+"""Decide whether TVM supports a node: by explicit rules, then by importing the single node."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from xrt.engines.toolkit.support import (
     support_every_size,
     why_not_defined,
 )
-from xrt.engines.tvm.cuda import OLDEST, build, make_target as device_target
+from xrt.engines.tvm.cuda import OLDEST_ARCHITECTURE, build, make_target as device_target
 from xrt.engines.tvm.executable import summarize_error
-from xrt.engines.tvm.export import INLINE, compiler_lock, import_function
+from xrt.engines.tvm.export import MAX_INLINE_ELEMENTS, compiler_lock, import_function
 from xrt.engines.tvm.pipeline import legalize
-from xrt.engines.tvm.tables import AT_EVERY_SIZE, DTYPES, ISSUES, positions_read_at_import
+from xrt.engines.tvm.tables import DTYPES, ISSUES, SIZE_INDEPENDENT, list_constant_operands
 from xrt.engines.tvm.target import make_target
 from xrt.errors import CompileRefused
 from xrt.graph import Function, Node, TensorType, Type, find_schema, since_version
@@ -29,15 +29,15 @@ def why_not(node: Node, function: Function) -> str | None:
     return _SUPPORT.why_not(node, function)
 
 
-def _why_not_form(node: Node, function: Function) -> str | None:
+def _why_not_importable(node: Node, function: Function) -> str | None:
     if node.domain:
-        return f"TVM's importer does not tell operator domains apart, so that {node.op} could mean another operator"
+        return f"TVM's importer ignores operator domains, so {node.op} could mean another operator"
     return f"{node.op} has a body, and XRT exports only straight-line code to TVM" if node.bodies else None
 
 
 def _why_not_type(node: Node, name: str, type_: Type) -> str | None:
     if not isinstance(type_, TensorType):
-        return f"{name!r} is {type_}, and TVM takes tensors only"
+        return f"{name!r} is {type_}, and TVM supports only tensors"
     if type_.dtype not in DTYPES:
         return f"{name!r} is {type_.dtype}, which TVM does not compute in on a CPU"
     if name in node.inputs and (type_.shape is None or None in type_.shape):
@@ -47,33 +47,35 @@ def _why_not_type(node: Node, name: str, type_: Type) -> str | None:
     return None
 
 
-def _why_not_open(node: Node, function: Function) -> str | None:
+def _why_not_symbolic(node: Node, function: Function) -> str | None:
     if has_symbolic_dims(node, function) and node.device.partition(":")[0] not in ("", "cpu"):
         return "TVM's schedules for GPUs need fixed sizes"
-    return _EVERY_SIZE(node, function)
+    return _why_not_every_size(node, function)
 
 
-def _answer(node: Node, function: Function) -> str | None:
-    # The version of the operator, not of the model's opset: nodes of equal definition share an answer.
-    version, used = since_version(node, function), list_used_outputs(node, function)
-    query = NodeQuery.of(node, function, limit=INLINE, version=version, outputs=used)
-    reason = _check_conversion(query)
-    return reason if reason or node.device.partition(":")[0] in ("", "cpu") else _check_device_build(query)
+def _try_node(node: Node, function: Function) -> str | None:
+    """Explain why TVM fails to import the node, or to build it for its device; None if both work. Cached per class of nodes."""
+    # The operator's version, not the model's opset: nodes with the same definition share a cache entry.
+    version = since_version(node, function)
+    used = list_used_outputs(node, function)
+    query = NodeQuery.of(node, function, limit=MAX_INLINE_ELEMENTS, version=version, outputs=used)
+    reason = _why_not_convertible(query)
+    return reason if reason or node.device.partition(":")[0] in ("", "cpu") else _why_not_buildable_on_cuda(query)
 
 
-_EVERY_SIZE = support_every_size(AT_EVERY_SIZE)
+_why_not_every_size = support_every_size(SIZE_INDEPENDENT)
 _SUPPORT = LibrarySupport(
-    operator=(_why_not_form, why_not_defined),
+    operator=(_why_not_importable, why_not_defined),
     why_not_type=_why_not_type,
     typed="inputs",
-    tables=(_why_not_open, partial(match_known_issue, ISSUES)),
-    answer=_answer,
+    tables=(_why_not_symbolic, partial(match_known_issue, ISSUES)),
+    answer=_try_node,
 )
 
 
 @lru_cache(maxsize=4096)
-def _check_conversion(query: NodeQuery) -> str | None:
-    """Import and legalize the single node, which takes a few milliseconds, and compare the types that TVM and ONNX infer."""
+def _why_not_convertible(query: NodeQuery) -> str | None:
+    """Import the single node (a few ms); return the reason if that fails or infers other result types than ONNX, else None."""
     if reason := _why_not_constant(query):
         return reason
     try:
@@ -81,36 +83,36 @@ def _check_conversion(query: NodeQuery) -> str | None:
             imported = import_function(query.to_function())
             legalize(imported.module, make_target(None, 3))
     except Exception as cause:  # noqa: BLE001  # TVM may raise anything
-        return f"TVM cannot take this {query.op_type}: {summarize_error(cause)}"
+        return f"TVM does not support this {query.op_type}: {summarize_error(cause)}"
     declared = query.required_types
     if len(imported.results) != len(declared):
-        return f"TVM takes this {query.op_type} for one of {len(imported.results)} results, where {len(declared)} are asked for"
+        return f"TVM's {query.op_type} returns {len(imported.results)} results, and {len(declared)} are used"
     is_open = any(isinstance(type_, TensorType) and not type_.is_static for type_ in query.inputs)
     if any(inferred.shape is None or not (inferred.is_static or is_open) for inferred in imported.results):
-        return f"the shape of what {query.op_type} returns is not known to TVM before the run"
+        return f"TVM does not know the shape of the result of {query.op_type} before the run"
     return explain_disagreement("TVM", query.op_type, imported.results, declared)
 
 
 @lru_cache(maxsize=4096)
-def _check_device_build(query: NodeQuery) -> str | None:
-    """Generate CUDA C++ for the node, which takes about 60 ms and needs neither a GPU nor CUDA."""
+def _why_not_buildable_on_cuda(query: NodeQuery) -> str | None:
+    """Generate CUDA C++ for the single node (60 ms, without a GPU or CUDA); return the reason if that fails, else None."""
     try:
         with compiler_lock:
             imported = import_function(query.to_function(), polynomials=False)
-            # Later architectures support all that the oldest one does.
-            build(imported.module, imported.weights, device_target(OLDEST, make_target(None, 3)), 3)
+            # Every later architecture supports the features of the oldest one.
+            build(imported.module, imported.weights, device_target(OLDEST_ARCHITECTURE, make_target(None, 3)), 3)
     except CompileRefused as refused:
-        return f"TVM cannot take this {query.op_type} on CUDA: {refused}"
+        return f"TVM does not support this {query.op_type} on CUDA: {refused}"
     except Exception as cause:  # noqa: BLE001  # TVM may raise anything
-        return f"TVM's schedules for GPUs cannot take this {query.op_type}: {summarize_error(cause)}"
+        return f"TVM's schedules for GPUs do not support this {query.op_type}: {summarize_error(cause)}"
     return None
 
 
 def _why_not_constant(query: NodeQuery) -> str | None:
-    """Name an input that TVM needs as a constant but that is computed; None if there is none."""
-    for position in positions_read_at_import(query.op_type):
+    """Explain which computed input TVM needs as a constant; None if there is none."""
+    for position in list_constant_operands(query.op_type):
         if position < len(query.inputs) and isinstance(query.inputs[position], TensorType):
             schema = find_schema(query.op_type, query.version)
             name = schema.inputs[position].name if schema is not None else str(position)
-            return f"TVM needs the {name!r} of {query.op_type} as a constant, and here it is known only at run time"
+            return f"TVM needs the {name!r} of {query.op_type} as a constant, and it is computed at run time"
     return None

@@ -1,4 +1,4 @@
-"""Tables of the tvm engine: element types, operators that are decomposed, supported symbolic dims, and known issues."""
+"""Tables of the tvm engine: element types, decomposed operators, operators that support symbolic dims, and known issues."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ LOWERED = frozenset(
         *("Celu", "Equal", "LayerNormalization", "Max", "Mean", "MeanVarianceNormalization", "Min", "Mish", "Softplus", "Sum"),
     }
 )
-"""Operators that are wrong or slow as TVM imports them: decomposed where possible."""
+"""Operators that TVM's importer makes wrong or slow. XRT decomposes them before the import, if a decomposition is known."""
 STATIC_SCHEDULES = frozenset(
     ["Gemm", "LayerNormalization", "LogSoftmax", "MatMul", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Softmax"]
 )
-"""Operators whose schedules need static sizes."""
-AT_EVERY_SIZE = ELEMENTWISE.union(list_operators(Trait.REARRANGES), STATIC_SCHEDULES, ["Concat"])
-"""Operators that matched the reference at every size when compiled with symbolic dims."""
-_READ_AT_IMPORT = {"CumSum": (1,), "OneHot": (2,), "Pad": (2,), "Resize": (1,), "Trilu": (1,)}
-"""Positions of inputs that the importer needs as constants, in addition to shape operands."""
+"""Operators whose schedules need static shapes."""
+SIZE_INDEPENDENT = ELEMENTWISE.union(list_operators(Trait.REARRANGES), STATIC_SCHEDULES, ["Concat"])
+"""Operators that, compiled once with symbolic dims, matched the reference at every tested size."""
+_CONSTANT_OPERANDS = {"CumSum": (1,), "OneHot": (2,), "Pad": (2,), "Resize": (1,), "Trilu": (1,)}
+"""Indices of inputs that TVM's importer needs as constants, in addition to `list_shape_operands`."""
 
 
-def positions_read_at_import(op_type: str) -> tuple[int, ...]:
-    """Positions of inputs that the importer needs as constants."""
-    return (*list_shape_operands(op_type), *_READ_AT_IMPORT.get(op_type, ()))
+def list_constant_operands(op_type: str) -> tuple[int, ...]:
+    """List the indices of all inputs that TVM's importer needs as constants."""
+    return (*list_shape_operands(op_type), *_CONSTANT_OPERANDS.get(op_type, ()))
 
 
 def _is_integer(node: Node, function: Function) -> bool:
@@ -40,17 +40,17 @@ def _is_integer(node: Node, function: Function) -> bool:
     return dtype is None or not dtype.is_float
 
 
-def _gathers_from_both_ends(node: Node, function: Function) -> bool:
-    """Whether the axis is negative and not the first, and indices may be negative too."""
+def _has_negative_axis_and_indices(node: Node, function: Function) -> bool:
+    """Whether a Gather has a negative axis other than the first one, and its indices may be negative too."""
     rank, indices = len(find_shape(node, 0, function) or ()), find_value(node.inputs[1], function)
     return -rank != node.attr("axis", 0) < 0 and (indices is None or bool((indices.array < 0).any()))
 
 
-_SORTABLE = {DType.FLOAT16, DType.FLOAT32, DType.FLOAT64, DType.INT8, DType.UINT8, DType.INT32, DType.INT64}
+_SORTABLE_DTYPES = {DType.FLOAT16, DType.FLOAT32, DType.FLOAT64, DType.INT8, DType.UINT8, DType.INT32, DType.INT64}
 
 
 def _scales_by_a_fraction(node: Node, function: Function) -> bool:
-    """Whether an extent times its scale is not whole; TVM then scales by the rounded size instead."""
+    """Whether a dim times its scale is not an integer. TVM would resize by the ratio of the rounded sizes instead."""
     scales = find_value(node.inputs[-1 if len(node.inputs) < 3 else 2], function)
     shape = find_shape(node, 0, function)
     if scales is None or not scales.array.size or shape is None:
@@ -61,9 +61,10 @@ def _scales_by_a_fraction(node: Node, function: Function) -> bool:
 
 
 def _has_inexact_ties(node: Node, function: Function) -> bool:
-    """Whether a nearest-neighbor position is a tie, and the ratio of the extents is not a power of two.
+    """Whether a nearest-neighbor resize samples halfway between two elements, at a position that float32 cannot represent.
 
-    The library multiplies by a rounded ratio, so that the position may fall on either side.
+    TVM multiplies by a rounded ratio, so the position may fall on either side of the tie. Ratios whose denominator is a power
+    of two are exact.
     """
     before, after = (function.get_type(name) for name in (node.inputs[0], node.outputs[0]))
     shapes = [type_.shape for type_ in (before, after) if isinstance(type_, TensorType) and type_.shape is not None]
@@ -77,21 +78,27 @@ def _has_inexact_ties(node: Node, function: Function) -> bool:
 
 
 def _meets_tie(extent: int, target: int, coordinates: str, *, is_rounded: bool) -> bool:
-    """Whether a Resize samples on a boundary: ``(i + c) * extent / target - c`` is an integer, or with ``is_rounded`` a half."""
-    is_aligned, centre = coordinates == "align_corners", int(coordinates in _CENTRED)
+    """Whether resizing a dim from ``extent`` to ``target`` samples exactly on a boundary between two elements.
+
+    Output ``i`` reads position ``(i + c) * extent / target - c``, with c = 1/2 for half-pixel coordinates and 0 otherwise. The
+    boundaries are integers, or with ``is_rounded`` halves. Always False if the positions are exact in binary.
+    """
+    is_aligned = coordinates == "align_corners"
+    has_half_pixels = int(coordinates in _HALF_PIXEL_MODES)
     ratio = Fraction(extent - is_aligned, max(target - is_aligned, 1))
     p, q = ratio.numerator, ratio.denominator
-    if q & (q - 1) == 0:  # exact in binary, as are its multiples
+    if q & (q - 1) == 0:  # a power of two: all positions are exact in binary
         return False
-    first = 1 - centre  # position 0 is exact without an offset
-    return any(((2 * i + centre) * p - (centre + is_rounded) * q) % (2 * q) == 0 for i in range(first, target))
+    first = 1 - has_half_pixels  # without an offset position 0 is exact
+    # The position times 2q, an integer, is compared with the boundaries times 2q.
+    return any(((2 * i + has_half_pixels) * p - (has_half_pixels + is_rounded) * q) % (2 * q) == 0 for i in range(first, target))
 
 
-_CENTRED = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
+_HALF_PIXEL_MODES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
 
 
 def _widens_wrapped_integers(node: Node, function: Function) -> bool:
-    """Whether an int32 result of arithmetic, which may have wrapped around, is cast to a wider integer."""
+    """Whether a Cast widens an int32 that was computed by arithmetic, and so may have wrapped around."""
     if find_cast(node, function) not in ((DType.INT32, DType.INT64), (DType.INT32, DType.UINT64)):
         return False
     producer = function.producer(node.inputs[0])
@@ -114,7 +121,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("Cast", "CastLike"),
         _widens_wrapped_integers,
-        "TVM computes an int32 that is cast to 64 bits in 64 bits from the start, where nothing wraps around",
+        "TVM computes an int32 that is later cast to 64 bits in 64 bits from the start, so it does not wrap around",
         (
             "compared with the reference: the casts Mul_int32_int64",
             "compared with the reference: the casts int64_int32_int64_Mul",
@@ -158,29 +165,29 @@ ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("LeakyRelu", "HardSigmoid"),
         lambda node, function: find_dtype(node, 0, function) is DType.FLOAT64 and node.attr("alpha") is None,
-        "TVM's importer takes the default of alpha as a float64 number, where an ONNX attribute is a float32 one",
+        "TVM's importer uses a float64 default of alpha, where an ONNX attribute is float32",
         ("slope_by_default_in_float64 of the corpus",),
     ),
     KnownIssue(
         ("TopK",),
-        lambda node, function: find_dtype(node, 0, function) not in _SORTABLE,
+        lambda node, function: find_dtype(node, 0, function) not in _SORTABLE_DTYPES,
         "TVM's TopK fails at run time for elements of this type",
         ("test_top_k_uint64",),
     ),
     KnownIssue(
         ("RoiAlign",),
         lambda node, function: (
-            function.opset() >= 16  # where half pixels came
+            function.opset() >= 16  # earlier opsets have no half-pixel offset
             and node.attr("coordinate_transformation_mode", "half_pixel") == "half_pixel"
             and node.attr("spatial_scale", 1.0) != 1.0
         ),
-        "TVM scales the half pixel of a RoiAlign too",
+        "TVM's RoiAlign also multiplies the half-pixel offset by spatial_scale",
         ("regions_of_a_scaled_image of the corpus",),
     ),
     KnownIssue(
         ("RoiAlign",),
         attribute_is("mode", "max"),
-        "TVM's RoiAlign of mode max takes the largest sample where ONNX takes the largest weighted corner",
+        "TVM's RoiAlign with mode=max selects the largest sample, where ONNX selects the largest weighted corner",
         ("test_roialign_mode_max",),
     ),
     KnownIssue(
@@ -192,13 +199,13 @@ ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("NonMaxSuppression",),
         always,
-        "how many boxes NonMaxSuppression returns depends on the data, and TVM returns the most there could be",
+        "the number of boxes that NonMaxSuppression returns depends on the data, and TVM returns the maximum number",
         ("test_nonmaxsuppression_single_box", "test_nonmaxsuppression_suppress_by_IOU"),
     ),
     KnownIssue(
         ("Pow",),
         _is_integer,
-        "TVM has no power of integers",
+        "TVM has no Pow of integers",
         ("test_pow_types_int32_int32",),
     ),
     KnownIssue(
@@ -209,14 +216,14 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("Gather",),
-        _gathers_from_both_ends,
+        _has_negative_axis_and_indices,
         "TVM counts a negative index of Gather from the end of the first axis, where the axis itself is counted from the end",
         ("gathered_from_both_ends of the corpus",),
     ),
     KnownIssue(
         ("Attention",),
         always,
-        "TVM's importer takes Attention for the operator of that name in com.microsoft",
+        "TVM's importer treats Attention as the operator of the same name in com.microsoft",
         ("test_attention_4d",),
     ),
 )

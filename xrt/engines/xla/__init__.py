@@ -1,8 +1,8 @@
 """The ``xla`` engine: regions lowered operator by operator to XLA through JAX, and compiled ahead of time for this processor.
 
-The kernel table expresses each node in ``jax.numpy`` and ``jax.lax``; all nodes are traced once with the shapes of the inputs
-and compiled together. Only this package imports JAX. It changes none of JAX's process-wide settings and uses separate
-clients, so it does not affect other users of JAX in the process.
+The kernel table has a function of ``jax.numpy`` and ``jax.lax`` for each node. All nodes of a region are traced once, with the
+shapes of the inputs, and compiled together. Only this package imports JAX. It does not affect other users of JAX in the process,
+because it uses separate clients and changes no process-wide setting of JAX.
 """
 
 from xrt.engines.contract.registry import EngineDeclaration

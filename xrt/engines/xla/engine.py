@@ -25,7 +25,7 @@ class Xla(GraphCompiler):
 
     name: ClassVar[str] = "xla"
     deviations: ClassVar[tuple[Deviation, ...]] = (
-        Deviation("nan", ("Max", "Min", "ReduceMax", "ReduceMin", "Relu")),  # where XLA folds long rows
+        Deviation("nan", ("Max", "Min", "ReduceMax", "ReduceMin", "Relu")),  # if XLA reduces long rows in parts
         Deviation("denormal"),
     )
 
@@ -43,7 +43,7 @@ class Xla(GraphCompiler):
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         if not isinstance(executable, XlaExecutable):
-            raise CompileRefused("it is no executable of XLA's")
+            raise CompileRefused("the executable was not compiled by XLA")
         return export_program(executable.program) if executable.saved is None else executable.saved
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
@@ -55,7 +55,7 @@ class Xla(GraphCompiler):
         return executable
 
     def serves_threads(self, saved: int, threads: int) -> bool:
-        """Loops are partitioned for the thread count of the compile; with fewer threads after loading, the parts take turns."""
+        """Yes, for fewer threads: parallel loops are divided for ``saved`` threads, and fewer run several parts one by one."""
         return threads <= saved
 
     def version(self) -> str:

@@ -1,4 +1,4 @@
-"""A Function compiled ahead of time, with its large constants as arguments, and its calls on NumPy arrays."""
+"""Compile a Function ahead of time, with its large constants as arguments, and run the code on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from xrt.engines.contract.options import RunOptions
 from xrt.engines.toolkit.memory import make_writable_alias
 from xrt.engines.xla import client
 from xrt.engines.xla.client import configure_tracing, get_client_device, summarize_error
-from xrt.engines.xla.export import is_known, lower
+from xrt.engines.xla.export import is_known, lower_function
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Function, TensorType, Value
 from xrt.graph.constants import ALIGNMENT, make_aligned_array
@@ -31,36 +31,36 @@ Array = np.ndarray[Any, Any]
 
 # ---------------------------------------------------------------------- compile, save and load
 
-OPTIONS = {"xla_allow_excess_precision": False}
-"""Non-default XLA options: each result is rounded to its type, as at the boundaries of a partitioned graph."""
+COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
+"""Options of XLA: round each result to its type, as ONNX does, also within a fused loop."""
 Call = Callable[..., Sequence[Any]]
-"""Maps the inputs, followed by the constant arguments, to the outputs as JAX arrays. Inputs may be NumPy arrays."""
+"""``f(*inputs, *constants)`` returns the outputs as JAX arrays. Inputs may be NumPy arrays."""
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
-    """The constants that are arguments of the compiled code, in order, and their arrays on the device."""
+class ConstantArguments:
+    """The large constants of a Function, which are arguments of the compiled code after the inputs."""
 
     names: tuple[str, ...]
     arrays: tuple[Any, ...]
-    """Device arrays: the constants' memory itself where it is aligned, copies otherwise."""
-    copied: int
-    """Total bytes of the arrays that are copies."""
+    """JAX arrays, which share the memory of constants that are aligned, and are copies of others."""
+    copied_bytes: int
+    """Total size of the copies."""
 
     @classmethod
-    def of(cls, function: Function, device: Any) -> Arguments:
-        """Transfer the large constants that the Function reads to the device."""
+    def from_function(cls, function: Function, device: Any) -> ConstantArguments:
+        """Make JAX arrays on the device for the large constants that the Function uses."""
         used_names = dict.fromkeys(name for node in function.nodes for name in node.uses if name in function.constants)
         names = tuple(name for name in used_names if not is_known(function.constants[name]))
         constants = [function.constants[name].array for name in names]
         with configure_tracing(device):
             arrays = tuple(jax.device_put(array, device) for array in constants)
-        copied = sum(array.nbytes for array, copy in zip(constants, arrays, strict=True) if not shares_memory(array, copy))
-        return cls(names, arrays, copied)
+        copied_bytes = sum(array.nbytes for array, copy in zip(constants, arrays, strict=True) if not shares_memory(array, copy))
+        return cls(names, arrays, copied_bytes)
 
 
 def shares_memory(array: np.ndarray[Any, Any], device_array: Any) -> bool:
-    """Whether a JAX array aliases the NumPy array that it was created from."""
+    """Whether a JAX array has the memory of the NumPy array that it was created from."""
     return bool(array.__array_interface__["data"][0] == device_array.unsafe_buffer_pointer())
 
 
@@ -70,11 +70,12 @@ class XlaProgram:
 
     call: Call
     device: Any
-    arguments: Arguments
+    arguments: ConstantArguments
     code: Any
     """XLA's loaded executable."""
-    donates: bool
-    """Whether a call may consume the buffers of some inputs, if XLA owns them."""
+    donates_inputs: bool
+    """Whether a call may reuse the memory of an input for an output, so that a JAX array passed as input is invalid
+    afterwards."""
 
     @property
     def workspace(self) -> int:
@@ -83,54 +84,58 @@ class XlaProgram:
 
 
 def compile_program(function: Function, threads: int) -> XlaProgram:
-    """Compile a Function for a thread budget; raises CompileRefused, and any error of JAX and XLA."""
+    """Compile a Function for a number of threads. Raises CompileRefused in a forked child, and any error of JAX and XLA."""
     if not client.clients.can_compile:
-        # Its compiler would abort the process, which cannot be caught.
+        # XLA's compiler would abort the process, which cannot be caught.
         reason = "XLA has compiled in the process that this one was forked from, and cannot do so in both"
-        raise CompileRefused(reason) from OSError("forked")  # an OSError is not cached on disk: it concerns this process only
-    # Before the compile, so that a child forked in the middle of it does not compile either.
+        # With an OSError as cause the error is not stored in the disk cache, because it holds for this process only.
+        raise CompileRefused(reason) from OSError("forked")
+    # Set before the compile, so that a child forked during it does not compile either.
     client.clients.has_compiled = True
     device = get_client_device(threads)
-    arguments = Arguments.of(function, device)
+    arguments = ConstantArguments.from_function(function, device)
     with client.fork_guard.hold(), configure_tracing(device):
-        compiled = _lower_function(function, arguments, device).compile(compiler_options=OPTIONS)
-        # JAX converts 64-bit inputs at each call unless the setting is on in the calling thread, too; setting it takes time.
-        call = _enable_x64(compiled) if _has_wide(function) else compiled
-    return XlaProgram(call, device, arguments, compiled.runtime_executable(), bool(_list_donated(function)))
+        compiled = _lower_function(function, arguments, device).compile(compiler_options=COMPILER_OPTIONS)
+        # JAX converts 64-bit inputs to 32 bits unless x64 is enabled in the calling thread. Enabling it takes time.
+        call = _enable_x64(compiled) if _has_64_bit_inputs(function) else compiled
+    return XlaProgram(call, device, arguments, compiled.runtime_executable(), bool(_list_donated_inputs(function)))
 
 
-def _lower_function(function: Function, arguments: Arguments, device: Any) -> Any:
+def _lower_function(function: Function, arguments: ConstantArguments, device: Any) -> Any:
+    """Trace a Function to a JAX computation with the inputs and the constant arguments as parameters."""
     names = (*(value.name for value in function.inputs), *arguments.names)
     target = SingleDeviceSharding(device)
 
     def main(*operands: Operand) -> tuple[Operand, ...]:
         values = dict(zip(names, operands, strict=True))
         inputs = [values[value.name] for value in function.inputs]
-        return tuple(map(jnp.asarray, lower(function, inputs, {name: values[name] for name in arguments.names})))
+        return tuple(map(jnp.asarray, lower_function(function, inputs, {name: values[name] for name in arguments.names})))
 
-    # Unused inputs stay arguments: calls pass all inputs by position.
-    jitted = jax.jit(main, keep_unused=True, in_shardings=target, out_shardings=target, donate_argnums=_list_donated(function))
-    return jitted.lower(*map(_make_spec, function.inputs), *arguments.arrays)
+    # Keep unused inputs as arguments, because calls pass all inputs.
+    jitted = jax.jit(
+        main, keep_unused=True, in_shardings=target, out_shardings=target, donate_argnums=_list_donated_inputs(function)
+    )
+    return jitted.lower(*map(_make_shape_struct, function.inputs), *arguments.arrays)
 
 
-def _make_spec(value: Value) -> Any:
-    assert isinstance(value.type, TensorType)  # support.py has refused all other types
+def _make_shape_struct(value: Value) -> Any:
+    assert isinstance(value.type, TensorType)  # support.py rejects all other types
     return jax.ShapeDtypeStruct(value.type.shape or (), value.type.dtype.numpy)
 
 
-def _list_donated(function: Function) -> tuple[int, ...]:
-    """Positions of the inputs whose buffers XLA may reuse for an output, because an alias pairs them."""
-    places = {value.name: place for place, value in enumerate(function.inputs)}
+def _list_donated_inputs(function: Function) -> tuple[int, ...]:
+    """List the indices of the inputs whose memory XLA may reuse for an output, because the Function declares them as aliases."""
+    indices = {value.name: index for index, value in enumerate(function.inputs)}
     outputs = {value.name for value in function.outputs}
-    return tuple(sorted(places[source] for source, output in function.aliases if output in outputs - places.keys()))
+    return tuple(sorted(indices[source] for source, output in function.aliases if output in outputs - indices.keys()))
 
 
-WIDE = frozenset({"int64", "uint64", "float64"})
+TYPES_64_BIT = frozenset({"int64", "uint64", "float64"})
 
 
-def _has_wide(function: Function) -> bool:
-    """Whether JAX would by default convert an input to 32 bits at a call."""
-    return any(isinstance(value.type, TensorType) and str(value.type.dtype) in WIDE for value in function.inputs)
+def _has_64_bit_inputs(function: Function) -> bool:
+    """Whether the Function has an input that JAX would convert to 32 bits by default."""
+    return any(isinstance(value.type, TensorType) and str(value.type.dtype) in TYPES_64_BIT for value in function.inputs)
 
 
 def _enable_x64(compiled: Call) -> Call:
@@ -154,12 +159,13 @@ def load_program(data: memoryview, function: Function, threads: int) -> XlaProgr
     devices = xla_client.DeviceList((device,))
     with client.fork_guard.hold():
         code = device.client.deserialize_executable(bytes(data), executable_devices=devices)
-    call, donates = _make_call(code, function.inputs, device), bool(_list_donated(function))
-    return XlaProgram(call, device, Arguments.of(function, device), code, donates)
+    call = _make_call(code, function.inputs, device)
+    donates_inputs = bool(_list_donated_inputs(function))
+    return XlaProgram(call, device, ConstantArguments.from_function(function, device), code, donates_inputs)
 
 
 def _make_call(code: Any, inputs: Sequence[Value], device: Any) -> Call:
-    """Make the function that passes inputs to the runtime, without copying where XLA accepts their memory."""
+    """Make the function that calls loaded code. Inputs are not copied if XLA accepts their memory."""
     count, devices, sharding = len(inputs), [device], SingleDeviceSharding(device)
     types = [ShapedArray(value.type.shape, value.type.dtype.numpy) for value in inputs if isinstance(value.type, TensorType)]
     put, execute = xla_client.batched_device_put, code.execute
@@ -171,17 +177,15 @@ def _make_call(code: Any, inputs: Sequence[Value], device: Any) -> Call:
     return call
 
 
-# ---------------------------------------------------------------------- run
+MAX_SYNCHRONOUSLY_COPIED_BYTES = 100 * 1024
+"""XLA copies unaligned inputs up to this size in the calling thread, and larger ones in another thread."""
 
-COPIED_AT_ONCE = 100 * 1024
-"""Bytes up to which XLA copies an input synchronously."""
-
-COPIED = 32 * 1024
-"""Bytes up to which a result is copied out of XLA's memory; for larger ones an alias is faster than a copy."""
+MAX_COPIED_BYTES = 32 * 1024
+"""Results up to this size are copied out of XLA's memory. For larger ones a writable alias is faster."""
 
 
 class XlaExecutable(Executable):
-    """Compiled code. It keeps no state of a call, so threads may share it."""
+    """Runs compiled code. Calls share no state, so they may be concurrent."""
 
     outputs_are_fresh = True
 
@@ -191,18 +195,18 @@ class XlaExecutable(Executable):
         self._threads = threads
         self._clients = client.clients
         self._name = function.name
-        # Needed for a second save: XLA can serialize only the code that it compiled itself. What it writes for loaded code
-        # lacks the fused loops, and a call of it fails with "Function ... not found".
+        # Kept, because XLA can serialize only code that it compiled itself. If it serializes loaded code, the result lacks the
+        # fused loops, and a call of it fails with "Function ... not found".
         self.saved: memoryview | None = None
-        """The serialized program, if it was loaded rather than compiled."""
+        """The bytes that this was loaded from; None if it was compiled."""
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         out = options.host_buffers
-        # The fork handler replaces the clients: those of the parent have no threads here.
+        # In a forked child, whose clients are new, reload the program for one of these.
         program = self.program if self._clients is client.clients else self._reload()
         try:
-            # Read here, too: errors of the computation are raised only where a result is read.
-            results = [np.asarray(result) for result in program.call(*map(_align, inputs), *program.arguments.arrays)]
+            # Convert the results here too, because JAX raises errors of the computation only then.
+            results = [np.asarray(result) for result in program.call(*map(_align_input, inputs), *program.arguments.arrays)]
         except Exception as cause:  # noqa: BLE001  # retried, and raised if that fails
             results = self._retry(inputs, cause)
         if out is None:
@@ -217,7 +221,7 @@ class XlaExecutable(Executable):
             if clients is not client.clients:  # in a forked child, where `run` reloads the program
                 return run_anywhere(inputs)
             try:
-                results = [np.asarray(result) for result in call(*map(_align, inputs), *constants)]
+                results = [np.asarray(result) for result in call(*map(_align_input, inputs), *constants)]
             except Exception as cause:  # noqa: BLE001  # retried, in case user settings caused it, and raised if that fails
                 results = retry(inputs, cause)
             return [_to_owned_array(result) for result in results]
@@ -225,12 +229,15 @@ class XlaExecutable(Executable):
         return run
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
-        """Bind inputs that XLA can read in place; each call copies the results into the output buffers."""
-        program, shared = self.program, _share_inputs(inputs, self.program)
+        """Make JAX arrays of the inputs once, if XLA can read them in place. Each call copies the results to ``outputs``."""
+        program = self.program
+        shared = _share_inputs(inputs, program)
         if shared is None:
             return super().bind(inputs, outputs)
-        # The ordinary call also serves after a fork and after a reload, whose buffers are others.
-        call, operands, fallback = program.call, (*shared, *program.arguments.arrays), super().bind(inputs, outputs)
+        call = program.call
+        operands = (*shared, *program.arguments.arrays)
+        # After a fork or a reload the JAX arrays belong to another client, so use the ordinary call.
+        fallback = super().bind(inputs, outputs)
 
         def run() -> None:
             if self.program is not program or self._clients is not client.clients:
@@ -246,7 +253,7 @@ class XlaExecutable(Executable):
         return run
 
     def _retry(self, inputs: Sequence[Any], cause: Exception) -> list[Array]:
-        """Retry without user settings that break the call (debug_nans, disable_jit); raises RunFailed if it fails again."""
+        """Call again without settings of JAX that break calls (debug_nans, disable_jit). Raises RunFailed if that fails too."""
         try:
             with configure_tracing(self.program.device):
                 return [np.asarray(result) for result in self.program.call(*inputs, *self.program.arguments.arrays)]
@@ -254,9 +261,9 @@ class XlaExecutable(Executable):
             raise RunFailed(f"XLA failed while it ran {self._name!r}: {summarize_error(cause)}") from cause
 
     def _reload(self) -> XlaProgram:
-        """Reload the program on a client of this process, which was forked from the one that compiled or loaded it."""
-        # One thread reloads; the others wait and see the program replaced.
-        with client.clients.moving:
+        """Load the program to a client of this process, which was forked from the one that compiled or loaded it."""
+        # The first thread reloads the program. Others wait and then find it replaced.
+        with client.clients.reload_lock:
             if self._clients is not client.clients:
                 if self.saved is None:
                     self.saved = memoryview(export_program(self.program))
@@ -265,23 +272,23 @@ class XlaExecutable(Executable):
 
     def memory(self) -> tuple[MemoryUse, ...]:
         program = self.program
-        why = "weights that do not lie at a multiple of 64 bytes are copied, as XLA wants them there"
-        copies = (MemoryUse("copied weights", program.arguments.copied, why),) if program.arguments.copied else ()
+        why = "weights that are not aligned to 64 bytes are copied, because XLA requires that"
+        copies = (MemoryUse("copied weights", program.arguments.copied_bytes, why),) if program.arguments.copied_bytes else ()
         return *copies, MemoryUse("workspace", program.workspace, "inner values, as planned by the compiler", per_call=True)
 
 
 def _share_inputs(inputs: Sequence[Array], program: XlaProgram) -> list[Any] | None:
-    """JAX arrays that share the inputs' memory, so that they see later writes; None if one would be a copy."""
-    if program.donates:
-        return None  # a call would consume the buffers
+    """Make JAX arrays that share the memory of the inputs, so that they see later writes; None if one would be a copy."""
+    if program.donates_inputs:
+        return None  # a call would make the arrays invalid
     with configure_tracing(program.device):
         arrays = [jax.device_put(x, program.device) for x in inputs]
     return arrays if all(shares_memory(x, array) for x, array in zip(inputs, arrays, strict=True)) else None
 
 
-def _align(x: Any) -> Any:
-    """Align a large input, so that XLA reads it in place: otherwise it would copy it, and compute, in another thread."""
-    if not isinstance(x, np.ndarray) or x.nbytes <= COPIED_AT_ONCE or x.ctypes.data % ALIGNMENT == 0:
+def _align_input(x: Any) -> Any:
+    """Copy a large input that is not aligned to an aligned array. Otherwise XLA would copy it, and compute, in another thread."""
+    if not isinstance(x, np.ndarray) or x.nbytes <= MAX_SYNCHRONOUSLY_COPIED_BYTES or x.ctypes.data % ALIGNMENT == 0:
         return x
     aligned = make_aligned_array(x.shape, x.dtype)
     np.copyto(aligned, x)
@@ -289,10 +296,10 @@ def _align(x: Any) -> Any:
 
 
 def _to_owned_array(view: Array) -> Array:
-    """Convert a view of a result to an array owned by the caller: a copy if it is small, a writable alias if large."""
-    if view.nbytes <= COPIED:
+    """Convert a read-only result to an array that the caller may write to: a copy if it is small, else an alias."""
+    if view.nbytes <= MAX_COPIED_BYTES:
         return view.copy()
-    return make_writable_alias(view)  # nothing else uses the memory, although JAX marks it read-only
+    return make_writable_alias(view)
 
 
 def _write_result(view: Array, buffer: Array | None) -> Array:

@@ -1,4 +1,4 @@
-"""Trace a Function node by node to JAX operations, using the kernel table."""
+"""Trace a Function to JAX operations, node by node, with the kernels of the table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from xrt.engines.kernels.table import NodeContext
 from xrt.engines.xla.kernels import JAX, NUMPY, Operand, ops
-from xrt.engines.xla.tables import BY_NUMPY
+from xrt.engines.xla.tables import NUMPY_OPS
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, find_schema
 from xrt.passes import find_decomposition
@@ -19,36 +19,36 @@ from xrt.passes import find_decomposition
 
 @dataclass(frozen=True, slots=True)
 class LoweringContext(NodeContext):
-    """A node and its context during tracing; the namespace is JAX's, or NumPy's for known operands of `BY_NUMPY`."""
+    """What a kernel of this engine gets: the node and the values around it. ``xp`` is `JAX`, or `NUMPY` if NumPy computes it."""
 
     scope: Mapping[str, Operand]
-    """Values that the node's bodies may read, by name."""
-    lower: Callable[[Function, Sequence[Operand], Mapping[str, Operand]], list[Operand]]
-    """Traces a Function over its inputs and the values of the enclosing scope."""
+    """By name: the values that the node's bodies may use."""
+    lower_function: Callable[[Function, Sequence[Operand], Mapping[str, Operand]], list[Operand]]
+    """``f(function, inputs, scope)`` traces a Function (see `lower_function`)."""
 
-    def dtype(self, name: str, default: Any = None) -> Any:
-        """The NumPy dtype that an attribute names by its ONNX number; ``default`` if the attribute is absent."""
-        number = self.attr(name) or 0
-        return DType.from_onnx(number).numpy if number else default
+    def get_dtype_attribute(self, name: str, default: Any = None) -> Any:
+        """Get the NumPy dtype that an attribute stores as ONNX's number; ``default`` if it is absent or 0."""
+        onnx_number = self.attr(name) or 0
+        return DType.from_onnx(onnx_number).numpy if onnx_number else default
 
     def get_constant(self, operand: Operand, position: int) -> np.ndarray[Any, Any]:
-        """The elements of the input at this position; raises CompileRefused if they are known only at run time."""
+        """Get the elements of ``operand``, the input at this position. Raises CompileRefused if they are traced."""
         if isinstance(operand, np.ndarray):
             return operand
-        # No elements: nothing is unknown.
+        # An empty operand has no elements that could be unknown.
         if not operand.size:
             return np.zeros(operand.shape, operand.dtype)
         name = _find_input_name(self.node, self.function, position)
-        raise CompileRefused(f"XLA needs the {name!r} of {self.node.op} while it compiles, and here it is known only at run time")
+        raise CompileRefused(f"XLA needs the {name!r} of {self.node.op} as a constant, and it is computed at run time")
 
-    def ints(self, operand: Operand, position: int) -> tuple[int, ...]:
-        """The elements of the input at this position as ints; raises CompileRefused as `get_constant` does."""
+    def get_ints(self, operand: Operand, position: int) -> tuple[int, ...]:
+        """Get the elements of ``operand`` as ints, as `get_constant` does."""
         return tuple(int(number) for number in self.get_constant(operand, position).reshape(-1))
 
-    def body(self, attribute: str) -> Callable[[Sequence[Operand]], list[Operand]]:
-        """A function that traces the body in an attribute over the body's inputs."""
+    def make_body_tracer(self, attribute: str) -> Callable[[Sequence[Operand]], list[Operand]]:
+        """Make a function that traces the body that an attribute stores, for the given inputs of the body."""
         function = self.attr(attribute)
-        return lambda inputs: self.lower(function, inputs, self.scope)
+        return lambda inputs: self.lower_function(function, inputs, self.scope)
 
 
 def _find_input_name(node: Node, function: Function, position: int) -> str:
@@ -57,24 +57,24 @@ def _find_input_name(node: Node, function: Function, position: int) -> str:
     return str(schema.inputs[position].name) if schema is not None and is_declared else str(position)
 
 
-KNOWN = 1024
-"""Maximum number of elements of a constant that is known during tracing and becomes part of the compiled code. Larger constants
-are arguments of the code and stored once."""
+MAX_KNOWN_CONSTANT_ELEMENTS = 1024
+"""Constants up to this size are known while tracing, and are part of the compiled code. Larger ones are arguments of the code."""
 
 
 def is_known(constant: Constant) -> bool:
-    """Whether the constant is small enough to be part of the compiled code (`KNOWN`)."""
-    return bool(constant.array.size <= KNOWN)
+    """Whether the constant is small enough to be part of the compiled code (`MAX_KNOWN_CONSTANT_ELEMENTS`)."""
+    return bool(constant.array.size <= MAX_KNOWN_CONSTANT_ELEMENTS)
 
 
-def lower(function: Function, inputs: Sequence[Operand], outer: Mapping[str, Operand]) -> list[Operand]:
-    """Trace a Function and return its outputs; ``outer`` maps names of outer values, including constant arguments, to operands.
+def lower_function(function: Function, inputs: Sequence[Operand], outer: Mapping[str, Operand]) -> list[Operand]:
+    """Trace a Function and return its outputs.
 
-    Raises CompileRefused for a node without a kernel, and any error of JAX.
+    ``outer`` has the operands of values outside the Function by name: those that a body captures, and the constants that are
+    arguments of the compiled code. Raises CompileRefused for a node without a kernel, and any error of JAX.
     """
     values: dict[str, Operand] = dict(zip((value.name for value in function.inputs), inputs, strict=True))
     scope = ChainMap(values, outer)  # type: ignore[arg-type]  # only the first map is ever written to
-    # Constants in `outer` are arguments of the code; as a known array they would be copied into it.
+    # Constants in `outer` are arguments of the code. As known arrays they would be copied into the code.
     for name, constant in function.constants.items():
         if name not in outer:
             values[name] = constant.array
@@ -84,17 +84,17 @@ def lower(function: Function, inputs: Sequence[Operand], outer: Mapping[str, Ope
 
 
 def _lower_node(node: Node, function: Function, scope: Mapping[str, Operand]) -> dict[str, Operand]:
-    """Trace one node; return its outputs by name."""
+    """Trace one node and return its outputs by name."""
     kernel = ops.find(node, function)
     if isinstance(kernel, str):
         return _lower_decomposition(node, function, scope, kernel)
     operands = [scope[name] if name else None for name in node.inputs]
-    by_numpy = node.op_type in BY_NUMPY and all(operand is None or isinstance(operand, np.ndarray) for operand in operands)
-    at = LoweringContext(node, function, NUMPY if by_numpy else JAX, scope, lower)
-    # Inputs that a kernel reads on the host must be known at trace time.
-    arguments = [at.get_constant(x, i) if i in kernel.host and x is not None else x for i, x in enumerate(operands)]
+    by_numpy = node.op_type in NUMPY_OPS and all(operand is None or isinstance(operand, np.ndarray) for operand in operands)
+    ctx = LoweringContext(node, function, NUMPY if by_numpy else JAX, scope, lower_function)
+    # Inputs whose elements the kernel reads (`host`) must be known while tracing.
+    arguments = [ctx.get_constant(x, i) if i in kernel.host and x is not None else x for i, x in enumerate(operands)]
     with np.errstate(all="ignore"):
-        results = kernel.code(node, at)(*arguments)
+        results = kernel.code(node, ctx)(*arguments)
     outputs = results if isinstance(results, tuple) else (results,)
     return {name: _to_operand(result) for name, result in zip(node.outputs, outputs, strict=False) if name}
 
@@ -104,17 +104,17 @@ def _to_operand(result: Any) -> Operand:
 
 
 def _lower_decomposition(node: Node, function: Function, scope: Mapping[str, Operand], reason: str) -> dict[str, Operand]:
-    """Lower a node through its ONNX decomposition; raises CompileRefused with ``reason`` if there is none."""
+    """Trace the decomposition of a node without a kernel. Raises CompileRefused with ``reason`` if there is none."""
     isolated = _isolate_node(node, function, scope)
     decomposition = find_decomposition(node, isolated)
     if decomposition is None:
         raise CompileRefused(reason)
-    results = lower(decomposition, [scope[value.name] for value in isolated.inputs], {})
+    results = lower_function(decomposition, [scope[value.name] for value in isolated.inputs], {})
     return {value.name: result for value, result in zip(isolated.outputs, results, strict=True)}
 
 
 def _isolate_node(node: Node, function: Function, scope: Mapping[str, Operand]) -> Function:
-    """Extract the node as a Function, with inputs of the types that tracing produced."""
+    """Make a Function of the node alone. Its inputs have the types of the operands in ``scope``."""
     reads = {name: scope[name] for name in node.uses}
     return Function(
         inputs=tuple(Value(name, TensorType(DType.of(x), x.shape)) for name, x in reads.items()),

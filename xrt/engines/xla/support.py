@@ -1,4 +1,4 @@
-"""Why XLA does not support a node: explicit rules, then a trial trace of the single node."""
+"""Decide whether XLA supports a node: by explicit rules, then by tracing the single node."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from xrt.engines.toolkit.support import LibrarySupport, NodeQuery, explain_disagreement, list_used_outputs, why_not_defined
 from xrt.engines.xla.client import configure_tracing, get_client_device, summarize_error
-from xrt.engines.xla.export import KNOWN, lower
-from xrt.engines.xla.tables import DTYPES, SMALL, TAKING_SMALL
+from xrt.engines.xla.export import MAX_KNOWN_CONSTANT_ELEMENTS, lower_function
+from xrt.engines.xla.tables import DTYPES, SMALL_DTYPE_OPS, SMALL_DTYPES
 from xrt.errors import CompileRefused
 from xrt.graph import DType, Function, Node, TensorType, Type
 
@@ -22,31 +22,33 @@ def why_not(node: Node, function: Function) -> str | None:
 
 def _why_not_type(node: Node, name: str, type_: Type) -> str | None:
     if not isinstance(type_, TensorType):
-        return f"{name!r} is {type_}, and XLA takes tensors only"
-    if type_.dtype not in DTYPES and not (type_.dtype in SMALL and node.op in TAKING_SMALL):
-        return f"{name!r} is {type_.dtype}, in which this engine does not compute {node.op}"
+        return f"{name!r} is {type_}, and XLA supports only tensors"
+    if type_.dtype not in DTYPES and not (type_.dtype in SMALL_DTYPES and node.op in SMALL_DTYPE_OPS):
+        return f"{name!r} is {type_.dtype}, and this engine does not support {node.op} in that type"
     return None if type_.is_static or name not in node.uses else f"the shape of {name!r} is not known before the run"
 
 
-def _answer(node: Node, function: Function) -> str | None:
-    return _check_conversion(NodeQuery.of(node, function, limit=KNOWN, outputs=list_used_outputs(node, function)))
+def _try_node(node: Node, function: Function) -> str | None:
+    return _why_not_traceable(
+        NodeQuery.of(node, function, limit=MAX_KNOWN_CONSTANT_ELEMENTS, outputs=list_used_outputs(node, function))
+    )
 
 
 @lru_cache(maxsize=8192)
-def _check_conversion(query: NodeQuery) -> str | None:
-    """Trace the single node, which takes a few milliseconds, and compare the types that JAX and ONNX infer."""
+def _why_not_traceable(query: NodeQuery) -> str | None:
+    """Trace the single node (a few ms); return the reason if that fails or infers other result types than ONNX, else None."""
     function = query.to_function()
     (node,) = function.nodes
     inputs = [jax.ShapeDtypeStruct(v.type.shape, v.type.dtype.numpy) for v in function.inputs if isinstance(v.type, TensorType)]
     try:
-        # Only shapes and types: nothing is compiled or computed.
+        # `eval_shape` determines only shapes and types. It compiles and computes nothing.
         with configure_tracing(get_client_device(1)):
-            results = jax.eval_shape(lambda *operands: [jnp.asarray(x) for x in lower(function, operands, {})], *inputs)
+            results = jax.eval_shape(lambda *operands: [jnp.asarray(x) for x in lower_function(function, operands, {})], *inputs)
     except CompileRefused as refused:
         return str(refused)
     except Exception as cause:  # noqa: BLE001  # any error of JAX is the reason
-        return f"XLA cannot take this {node.op}: {summarize_error(cause)}"
+        return f"XLA does not support this {node.op}: {summarize_error(cause)}"
     return explain_disagreement("XLA", node.op, [TensorType(DType.of(x), x.shape) for x in results], query.required_types)
 
 
-_SUPPORT = LibrarySupport(operator=(why_not_defined,), why_not_type=_why_not_type, typed="inputs", tables=(), answer=_answer)
+_SUPPORT = LibrarySupport(operator=(why_not_defined,), why_not_type=_why_not_type, typed="inputs", tables=(), answer=_try_node)

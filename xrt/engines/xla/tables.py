@@ -1,4 +1,4 @@
-"""Tables of the xla engine: element types, and operators that are computed while a Function is traced."""
+"""Tables of the xla engine: element types, and operators that NumPy computes while a Function is traced."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ _INTEGERS = {DType.INT8, DType.INT16, DType.INT32, DType.INT64, DType.UINT8, DTy
 DTYPES = _FLOATS | _INTEGERS | {DType.BOOL}
 
 _SMALL_FLOATS = {DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ, DType.FLOAT4E2M1}
-SMALL = _SMALL_FLOATS | {DType.INT4, DType.UINT4, DType.INT2, DType.UINT2}
-"""Types that only the operators in `TAKING_SMALL` support."""
-TAKING_SMALL = frozenset(
+SMALL_DTYPES = _SMALL_FLOATS | {DType.INT4, DType.UINT4, DType.INT2, DType.UINT2}
+"""Types that only the operators in `SMALL_DTYPE_OPS` support."""
+SMALL_DTYPE_OPS = frozenset(
     {
         *("Cast", "CastLike", "QuantizeLinear", "DequantizeLinear", "Constant", "Identity"),
         *("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Concat", "Split", "Slice"),
     }
 )
 
-BY_NUMPY = frozenset(
+NUMPY_OPS = frozenset(
     {
         *("Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BitwiseAnd", "BitwiseNot", "BitwiseOr"),
         *("BitwiseXor", "Cast", "CastLike", "Ceil", "Concat", "Cos", "Cosh", "Div", "Equal", "Exp", "Flatten", "Floor", "Gather"),
@@ -28,4 +28,6 @@ BY_NUMPY = frozenset(
         *("Slice", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tan", "Tanh", "Transpose", "Unsqueeze", "Where", "Xor"),
     }
 )
-"""Operators computed by NumPy if all operands are known: models compute shapes with them, which other operators need known."""
+"""Operators that NumPy computes while tracing if all operands are known. Models compute shapes with them, and other operators
+need
+known shapes."""

@@ -132,12 +132,12 @@ struct xrt_tape {
 
   void add(const xrt_tape_value &value) {
     const size_t index = tensors_.size();
-    if (value.home == XRT_ARGUMENT) {
-      arguments_[value.place].tensors.push_back(index);
-      arguments_[value.place].alignment = alignment_of(value.tensor.dtype);
+    if (value.storage == XRT_ARGUMENT) {
+      arguments_[value.location].tensors.push_back(index);
+      arguments_[value.location].alignment = alignment_of(value.tensor.dtype);
     }
-    if (value.home == XRT_RESULT) results_[value.place].tensors.push_back(index);
-    if (value.home == XRT_INNER) inner_.push_back({index, value.place});
+    if (value.storage == XRT_RESULT) results_[value.location].tensors.push_back(index);
+    if (value.storage == XRT_INNER) inner_.push_back({index, value.location});
     tensors_.push_back(value.tensor);
   }
 
