@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from tests.module.small_models import chain
 from tests.placement.uneven import SimulatedClock, Uneven, simulate_time
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler
@@ -25,6 +26,7 @@ from xrt.graph import Function
 from xrt.measure.statistics import RatioInterval, compute_round_ratio_with_drift
 from xrt.partition import ClusteringOptions, Plan, partition
 from xrt.partition.partitioner import map_nodes_to_engines
+from xrt.passes import infer_shapes
 from xrt.placement.race import SEGMENTS, RegressionSetup, check_regression, find_runner_up, make_baseline
 from xrt.placement.records import create_lock, list_mismatches, list_node_ranges, plan_from_ranges, read_lock
 from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest, TuningResult
@@ -37,14 +39,7 @@ CONTEXT = CompileContext(threads=1)
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
 
-def chain(*ops: str, names: Sequence[str] = ()) -> Function:
-    values = ["x", *(f"v{i}" for i in range(1, len(ops))), "y"]
-    nodes = [node(op, values[i], values[i + 1], name=names[i] if names else f"n{i}") for i, op in enumerate(ops)]
-    function = graph({"x": "float32[2,3]"}, {"y": "float32[2,3]"}, *nodes, opset=20)
-    return function.replace(types=dict.fromkeys(values[1:-1], function.inputs[0].type), name="net")
-
-
-NET = chain(*OPS)
+NET = infer_shapes(chain(*OPS)).replace(name="net")
 ENGINES: list[GraphCompiler] = [Toy(native="off"), registry.create("ort")]
 
 
@@ -89,7 +84,7 @@ def test_neighbours_of_a_region_are_one_row() -> None:
 @pytest.mark.parametrize("names", [["\udc80", 'a"b', "c\nd", "", "e" * 5000], ["m0", "m1", "m2", "m3", "m4"]])
 def test_names_of_nodes_do_not_matter(names: list[str]) -> None:
     """A model whose nodes are called otherwise is the same model, and has the same plan."""
-    other = chain(*OPS, names=names)
+    other = NET.replace(nodes=tuple(replace(item, name=name) for item, name in zip(NET.nodes, names, strict=True)))
     lock = loads(dumps(locked()))
     assert list_mismatches(lock, ask(other)) == ()
     assert list(map_nodes_to_engines(plan_from_ranges(lock.plan, ask(other))).values()) == list(
