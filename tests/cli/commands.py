@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from xrt.formats import onnx
-from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.graph import DType, TensorType
+from xrt.testing.corpus.entry import graph, node
 
 Command: TypeAlias = Callable[..., tuple[int, str, str]]
 """Takes arguments; returns the exit code, standard output and standard error."""
@@ -20,8 +21,8 @@ BUDGET = ("--budget", "40s", "--gate", "1s")
 def write_model(path: Path, shape: tuple[Any, ...], *operators: str) -> str:
     """Write a model of operators in a row, from x to y, and return its path."""
     type_, names = TensorType(DType.FLOAT32, shape), ["x", *(f"v{place}" for place in range(1, len(operators))), "y"]
-    nodes = [Node(op, (names[place],), (names[place + 1],), name=op.lower()) for place, op in enumerate(operators)]
-    onnx.save(Function((Value("x", type_),), (Value("y", type_),), tuple(nodes), opsets={"": 18}), path)
+    nodes = [node(op, names[place], names[place + 1], name=op.lower()) for place, op in enumerate(operators)]
+    onnx.save(graph({"x": type_}, {"y": type_}, *nodes), path)
     return str(path)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import xrt
+from tests.cli.commands import Command
 from tests.module.test_faults import X, chain
 from xrt.cli import main
 from xrt.formats import onnx
@@ -20,25 +21,13 @@ from xrt.placement.throughput import COLUMNS
 
 pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.sample(3)]
 
-Command = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def command(command: Command, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run ``xrt tune`` on a model of one node, with a cache of its own, measuring in this process."""
     onnx.save(chain("Exp"), tmp_path / "model.onnx")
-    monkeypatch.setenv("XRT_CACHE_DIR", str(tmp_path / "cache"))
-    for place in ("xrt.cache.memory", "xrt.cli.tune"):
-        monkeypatch.setattr(f"{place}.default_cache", lambda: xrt.cache.open_cache(tmp_path / "cache"))
     monkeypatch.setattr("xrt.placement.autotune.choose_runner", lambda engine, limits: LocalRunner(engine))
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as raised:
-            main(["tune", str(tmp_path / "model.onnx"), *arguments])
-        captured = capsys.readouterr()
-        return int(raised.value.code or 0), captured.out, captured.err
-
-    return run
+    return partial(command, "tune", tmp_path / "model.onnx")
 
 
 @pytest.mark.full
