@@ -122,7 +122,7 @@ def make_readme_table(record: Record) -> str:
         f"{table(head, rows)}\n"
         f'{threads} threads of an {record.machine["processor"]}, random weights, XRT with `engine="auto"`, '
         f"by {commands['pytorch']}.\n"
-        f"The last column is the speedup over the best engine in float32, by {commands['precision']}:\n"
+        f"Bold is the fastest. The last column is the speedup over the best engine in float32, by {commands['precision']}:\n"
         "1.00 x where no lower precision keeps the budget. [The record](docs/performance.md) has intervals and missed targets.\n"
     )
 
@@ -132,8 +132,10 @@ def _make_model_row(name: str, seconds: Mapping[str, float], precision: Mapping[
     rows = precision.get(PRECISION_MODELS.get(name, ""), {}).get("rows", ())
     gain = next((f"{row['gain']['median']:.2f} x" for row in rows if row["candidate"] == "auto 1%"), "not measured")
     ms = {backend: f"{1e3 * value:.3g}" for backend, value in seconds.items()}
-    others = ms["eager"], ms["inductor"], ms["onnxruntime"], f"{ms[best]} ({ENGINES[best]})"
-    return MODELS[name], *others, f"**{ms['xrt']}**", gain
+    fastest = min(seconds[backend] for backend in ("eager", "inductor", "onnxruntime", best, "xrt"))
+    cells = {backend: f"**{text}**" if seconds[backend] == fastest else text for backend, text in ms.items()}
+    others = cells["eager"], cells["inductor"], cells["onnxruntime"], f"{cells[best]} ({ENGINES[best]})"
+    return MODELS[name], *others, cells["xrt"], gain + " (six layers)" * (name == "gpt2" and gain != "not measured")
 
 
 def update_readme(text: str, record: Record) -> str:

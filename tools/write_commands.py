@@ -37,7 +37,7 @@ A MODEL is the path of an ONNX file, the path of a bundle, or the name of a
 | 1 | the command found a fault: a difference, a regression, a broken engine |
 | 2 | the command could not run: one line on standard error says why |
 | 3 | `xrt check --undecided=fail`: the noise is too large for a decision |
-| 130 | interrupted with Ctrl-C |
+| 130 | interrupted with Ctrl-C (`xrt serve` ends with 0) |
 
 `xrt --debug COMMAND ...` adds the traceback to an error. `xrt --version` prints the version. Tables
 are tab-separated lines when the output is not a terminal. Shell completion is the one of click:
@@ -82,7 +82,8 @@ def _row(option: click.Option, context: click.Context) -> tuple[str, ...] | None
         return None
     names, meaning = record
     default = _DEFAULT.search(meaning)
-    return f"`{names}`", default[1] if default else "", _DEFAULT.sub("", meaning)
+    default_text = "required" if option.required else (default and default[1]) or ""
+    return f"`{names}`", default_text, _DEFAULT.sub("", meaning)
 
 
 def write_page() -> None:
