@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from tests.cli.commands import Command, write_model
+from tests.precision.lossy import Lossy
 from tests.verify.wrong import Wrong, long_model, numbers
 from xrt import XRTModule
 from xrt.cache import CompileCache
@@ -224,6 +225,16 @@ def test_debug_shows_the_traceback() -> None:
 def test_a_difference_is_exit_code_1(model: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_command, "compare", lambda *_, **__: Comparison("y differs"))
     assert command("run", model, "--verify")[0] == 1
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_plan_is_verified_at_its_precision(
+    precision: str, model: str, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Lossy(fault="0.02", lowered="0.02" if precision == "bf16" else "")
+    monkeypatch.setattr("xrt.cli.options.split_specs", lambda text: [engine])
+    code, out, _ = command("run", model, "-e", "lossy", "--verify")
+    assert (code, "y agrees in bf16 with the reference" in out) == ((0, True) if precision == "bf16" else (1, False))
 
 
 def test_what_the_reference_does_not_take_is_not_verified_and_the_advice_applies(tmp_path: Path, command: Command) -> None:

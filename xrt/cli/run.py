@@ -10,7 +10,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import click
 import numpy as np
@@ -20,7 +20,7 @@ from xrt.bench.targets import from_files, set_dims, set_shapes
 from xrt.cache import CompileCache, default_cache
 from xrt.cli import inputs, options
 from xrt.cli.screen import print_facts, print_json, print_lines, show_status, show_table
-from xrt.comparison import compare, tolerance_for
+from xrt.comparison import compare
 from xrt.engines import RunOptions, split_specs
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
@@ -45,13 +45,18 @@ from xrt.passes.quantize.form import prepare_for_quantization
 from xrt.passes.quantize.packed import why_not_stored
 from xrt.placement.engine_list import is_auto
 from xrt.placement.records import read_lock
+from xrt.placement.report import format_error
 from xrt.placement.result import describe_plan
 from xrt.placement.sizes import format_sizes, list_open_axes
 from xrt.precision import ErrorBudget, byte_sums
+from xrt.precision.budget import Measure
 from xrt.precision.collectors import METHODS
 from xrt.runtime import to_host
+from xrt.verify.comparison import find_tolerance
+from xrt.verify.regions import find_plan_precision
 
 if TYPE_CHECKING:
+    from xrt.formats.placement_file import PrecisionRecord
     from xrt.formats.program_record import StoredProgram
 
 
@@ -77,7 +82,10 @@ def run_command(model: str, target: Path | None, repeat: int, trace: Path | None
     with module:
         results, first = time_call(lambda: _as_tuple(module(**values)))
         seconds = statistics.median(seconds_per_call(partial(module, **values)) for _ in range(repeat))
-        plan, threads = module.plan, format_count(module.threads, "thread")
+        plan, threads, build = module.plan, format_count(module.threads, "thread"), module.specialization
+        record = None if build.tuned is None else build.tuned.precision
+        is_quantized = record is not None and record.is_quantized
+        precision = "int8" if is_quantized else find_plan_precision(plan, build.engines.by_spec, build.engines.context)
         if trace is not None:
             # Recorded after the timed calls: recording takes time, and on a device it waits for each region.
             for _ in range(repeat):
@@ -96,7 +104,7 @@ def run_command(model: str, target: Path | None, repeat: int, trace: Path | None
         if len(arrays) != len(outputs):
             raise InputError(f"only tensors of numbers can be saved; not: {', '.join(sorted(set(outputs) - set(arrays)))}")
         replace_file(target, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]  # the stub takes the names for its own option
-    return _verify(function, values, results) if verified else 0
+    return _verify(function, values, results, precision, record) if verified else 0
 
 
 def _as_tuple(results: Any) -> tuple[Any, ...]:
@@ -110,8 +118,13 @@ def _summarize(value: Any) -> tuple[str, ...]:
     return (f"{value.dtype}{list(value.shape)}", *(f"{number:.6g}" for number in numbers), *[""] * (3 - len(numbers)))
 
 
-def _verify(function: Function, values: Mapping[str, Any], results: Sequence[Any]) -> int:
-    """Print how each output compares with the reference engine's; return the exit code."""
+def _verify(
+    function: Function, values: Mapping[str, Any], results: Sequence[Any], precision: str, record: PrecisionRecord | None
+) -> int:
+    """Print how each output compares with the reference engine's; return the exit code.
+
+    ``precision`` is the plan's, and ``record`` the error budget that it was chosen within.
+    """
     try:
         with show_status("running the reference"):
             expected = _as_tuple(XRTModule(function, engine=REFERENCE, strict=True)(**values))
@@ -125,13 +138,21 @@ def _verify(function: Function, values: Mapping[str, Any], results: Sequence[Any
         )
         print_lines(f"not verified: {advice if unsupported else f'there is no reference, {error}'}")
         return 0  # exit code 1 means a difference, and none was found
-    code = 0
+    code, lower, lines = 0, f" in {precision}" if precision != "fp32" else "", []
     for value, actual, reference in zip(function.outputs, results, expected, strict=True):
-        tolerance = tolerance_for(reference.dtype, "network") if isinstance(reference, np.ndarray) else None
-        comparison = compare(actual, reference, tolerance, name=value.name)
-        agrees = f"{value.name} agrees with the reference; largest difference {comparison.absolute:.3g}"
-        print_lines(comparison.message or agrees)
+        comparison = compare(actual, reference, find_tolerance(reference, precision), name=value.name)
+        agrees = f"{value.name} agrees{lower} with the reference; largest difference {comparison.absolute:.3g}"
+        lines.append(comparison.message or agrees)
         code |= not comparison
+    if code and record is not None and record.precision != "fp32" and record.measure in get_args(Measure):
+        budget = ErrorBudget(record.limit, cast("Measure", record.measure))
+        error = budget.measure_error([expected], [results], []).error
+        if error <= budget.limit:
+            code, lines = (
+                0,
+                [f"agrees with the reference within the error budget: {format_error(error, budget.name)} of {budget}"],
+            )
+    print_lines(*lines)
     return int(code)
 
 

@@ -230,16 +230,19 @@ def compare_at_precision(function: Function, results: Sequence[Any], expected: S
     if len(results) != len(expected):
         return f"there are {len(results)} outputs; {len(expected)} were expected", ""
     comparisons = [
-        compare(result, reference, _find_tolerance(reference, _LOWERED[precision]), name=value.name)
+        compare(result, reference, find_tolerance(reference, precision), name=value.name)
         for value, result, reference in zip(function.outputs, results, expected, strict=True)
     ]
     wrong = next((comparison.message for comparison in comparisons if not comparison), "")
     return wrong, "" if wrong else _describe_loss(comparisons)
 
 
-def _find_tolerance(expected: Any, kind: str) -> Any:
-    is_exact = isinstance(expected, np.ndarray) and not DType.of(expected).is_float
-    return None if is_exact else tolerance_for(DType.parse(kind).numpy, "network")
+def find_tolerance(expected: Any, precision: str) -> Tolerance | None:
+    """The tolerance of a whole network's output that is computed in this precision; None for the default of `compare`."""
+    is_array = isinstance(expected, np.ndarray)
+    if is_lowered(precision) and not (is_array and not DType.of(expected).is_float):
+        return tolerance_for(DType.parse(_LOWERED[precision]).numpy, "network")
+    return tolerance_for(expected.dtype, "network") if is_array else None
 
 
 def _describe_loss(comparisons: Sequence[Comparison]) -> str:

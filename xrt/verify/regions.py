@@ -144,17 +144,21 @@ def verify(
     expected = {name: constant.array for name, constant in plan.function.constants.items()}
     expected.update((value.name, array) for value, array in zip(plan.function.inputs, inputs, strict=True))
     actual, checks = dict(expected), []
-    lowest: Precision = "fp32"
     for done, launch in enumerate(plan.launches):
         progress(done, len(plan.launches))
         engine, where = engines[launch.engine], on_device(plan.get_device(launch), context)
         region = _Region(launch, engine, where, reference, find_precision(engine, where))
-        # The whole plan is as accurate as its least accurate region.
-        lowest = region.precision if is_lowered(region.precision) else lowest
         checks.append(region.check(expected, actual, inner=inner))
     progress(len(plan.launches), len(plan.launches))
     results, expected_results = ([values[value.name] for value in function.outputs] for values in (actual, expected))
+    lowest = find_plan_precision(plan, engines, context)
     return Verification(tuple(checks), judge_outputs(function, inputs, results, expected_results, reference, lowest))
+
+
+def find_plan_precision(plan: Plan, engines: Mapping[str, GraphCompiler], context: CompileContext) -> Precision:
+    """The precision of the least accurate region: the whole plan is as accurate as that."""
+    regions = (find_precision(engines[launch.engine], on_device(plan.get_device(launch), context)) for launch in plan.launches)
+    return next(filter(is_lowered, regions), "fp32")
 
 
 @dataclass(frozen=True, slots=True)
