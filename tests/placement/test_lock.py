@@ -170,6 +170,11 @@ def test_another_model_and_another_machine_are_reported() -> None:
     assert result.startswith("processor was a Pentium and is ")
 
 
+def test_a_lock_has_the_versions_of_its_baseline() -> None:
+    lock = locked(single("ort"), Baseline("toy", 0.5, 0.4, 0.6, 9, list_node_ranges(single(ENGINES[1].spec), NET)))
+    assert list_mismatches(lock, ask(), for_check=True) == ()
+
+
 def test_engines_without_a_part_do_not_matter() -> None:
     lock = locked().replace(engines={**locked().engines, "openvino": "1.0"})
     assert list_mismatches(lock, ask()) == ()
@@ -238,8 +243,8 @@ def test_a_plan_that_has_become_slower_has_regressed(clock: SimulatedClock) -> N
 
 
 @pytest.mark.slow
-def test_noise_decides_nothing(clock: SimulatedClock) -> None:
-    gate = Baseline("slow", 0.5, 0.1, 3.0, 20)
+@pytest.mark.parametrize("gate", [Baseline("slow", 0.5, 0.1, 3.0, 20), Baseline("slow", 0.4, 0.3, 0.42, 20)])
+def test_noise_decides_nothing(gate: Baseline, clock: SimulatedClock) -> None:
     outcome = check_regression(course([QUICK, SLOW], 0.1, clock=clock), QUICK_PLAN, SLOW_PLAN, gate, 0.05)
     assert outcome and outcome.state == "undecided"
     assert str(outcome).startswith("not decided, the noise is too large: ")

@@ -223,14 +223,17 @@ def test_examples_that_do_not_serve_a_module(data: dict[str, Any], kind: type[Ex
         xrt.XRTModule(MODEL, ["ort", "auto"], max_error=0.1, **data)(**BATCHES[0])
 
 
-def test_three_examples_or_more_are_split() -> None:
-    examples = read_examples(BATCHES[:3], "calibrate", MODEL.inputs)
+@pytest.mark.parametrize("count", [4, 9])
+def test_four_examples_or_more_are_split(count: int) -> None:
+    examples = read_examples(BATCHES[:count], "calibrate", MODEL.inputs)
     calibrate, validate = examples.split()
-    assert (calibrate.items, validate.items) == (examples.items[:2], examples.items[2:])
-    with pytest.raises(
-        CalibrationError, match=r"^calibrate= has 2 batches, and the error is measured on two or more that nothing"
+    assert (calibrate.items, validate.items) == (examples.items[:-2], examples.items[-2:])
+    with raises_exactly(
+        CalibrationError,
+        "validate= has 2 batches, and the error is measured on two or more that nothing is calibrated on; pass validate= too, "
+        "or four batches or more",
     ):
-        calibrate.split()
+        validate.split()
 
 
 def test_programs_of_calibration_are_closed_if_a_run_fails(monkeypatch: pytest.MonkeyPatch) -> None:

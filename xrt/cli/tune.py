@@ -284,7 +284,7 @@ def _describe_baseline(baseline: Baseline | None) -> str:
         return "locked; no other plan could run, so a check has nothing to hold its time against"
     ratio, low, high = baseline.ratio, baseline.low, baseline.high
     text = f"locked at {ratio:.3f} ({low:.3f} to {high:.3f}) of the time of {baseline.plan}, {baseline.rounds} rounds"
-    doubt = (high - low) / ratio
+    doubt = baseline.doubt
     noise = f"; the machine is noisy, so a check can tell no change of less than about {doubt:.0%}: lock it on a quiet one"
     return text + noise * (doubt > NOISY)
 
@@ -421,7 +421,7 @@ def _read_validation(lock: PlacementFile, folder: Path, function: Function, vali
         return None
     batches = inputs.read_batches(file, function)
     # Without --validate the error was measured on the last fifth of --calibrate.
-    return batches if validate is not None or source == "validate" else batches[-max(1, len(batches) // 5) :]
+    return batches if validate is not None or source == "validate" else batches[-max(2, len(batches) // 5) :]
 
 
 def _read_number(facts: Mapping[str, str], name: str, default: str) -> int:

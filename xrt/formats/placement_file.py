@@ -186,6 +186,11 @@ class Baseline(Record, frozen=True):
         if not 0 < self.low <= self.ratio <= self.high:
             raise ValueError(f"needs 0 < low <= ratio <= high; it has {self.low:g}, {self.ratio:g} and {self.high:g}")
 
+    @property
+    def doubt(self) -> float:
+        """Width of the interval, relative to the ratio: a check can tell no smaller change."""
+        return (self.high - self.low) / self.ratio
+
 
 class DeclinedNodes(Record, frozen=True):
     """Nodes that an engine does not support for one reason."""

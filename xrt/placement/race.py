@@ -547,12 +547,12 @@ def check_regression(
             return RegressionResult("alone", limit)
 
     def is_decided(ratio: RatioInterval, rounds: int) -> bool:
-        state = _choose_state(_divide_ratios(ratio, baseline), limit)
+        state = _choose_state(ratio, baseline, limit)
         return state == "held" or (state == "regressed" and rounds >= SURE)
 
     now, rounds = compare_plans(setup, plan, other, is_decided)
     change = _divide_ratios(now, baseline)
-    return RegressionResult(_choose_state(change, limit), limit, baseline, now, rounds, change)
+    return RegressionResult(_choose_state(now, baseline, limit), limit, baseline, now, rounds, change)
 
 
 def _divide_ratios(now: RatioInterval, baseline: Baseline) -> RatioInterval:
@@ -564,7 +564,8 @@ def _divide_ratios(now: RatioInterval, baseline: Baseline) -> RatioInterval:
     return RatioInterval(middle, middle * math.exp(-less), middle * math.exp(more))
 
 
-def _choose_state(change: RatioInterval, limit: float) -> State:
-    if change.low > 1 + limit:
+def _choose_state(now: RatioInterval, baseline: Baseline, limit: float) -> State:
+    change = _divide_ratios(now, baseline)
+    if change.low > 1 + limit and change.median > 1 + baseline.doubt:
         return "regressed"
     return "held" if change.high <= 1 + limit else "undecided"

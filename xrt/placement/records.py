@@ -78,12 +78,14 @@ def create_lock(
     """
     function, plan = request.function, tuned.plan
     machine, options = _describe_setting(request, {launch.engine for launch in plan.launches})
+    # A check runs the baseline, too, and compares the versions of both.
+    used = {*plan.engines, *(run.engine for run in (baseline.ranges if baseline else ()))}
     return PlacementFile(
         writer=__version__,
         date=(now or datetime.now(UTC)).strftime("%Y-%m-%d"),
         model={**_describe_model(function), **source},
         inputs=_list_inputs(function),
-        engines={engine.spec: engine.version() for engine in unwrap(request.engines) if engine.spec in plan.engines},
+        engines={engine.spec: engine.version() for engine in unwrap(request.engines) if engine.spec in used},
         machine=machine,
         options=options,
         plan=list_node_ranges(plan, make_planned_function(function, tuned.precision)),

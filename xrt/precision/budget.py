@@ -338,17 +338,17 @@ class Examples:
         return self._digest[0]
 
     def split(self) -> tuple[Examples, Examples]:
-        """Split off the last fifth for validation, at least one example.
+        """Split off the last fifth for validation, at least two examples.
 
-        Raises CalibrationError for fewer than three examples: both parts need one, and the interval of an error needs two.
+        Raises CalibrationError for fewer than four examples: the interval of an error needs two, and calibration two others.
         """
-        if len(self) < 3:
+        if len(self) < 4:
             raise CalibrationError(
                 f"{self.purpose}= has {len(self)} batch{'es' * (len(self) != 1)}, and the error is measured on two or more that "
-                "nothing is calibrated on; pass validate= too, or more batches"
+                "nothing is calibrated on; pass validate= too, or four batches or more"
             )
         # The last ones and not random ones, so that every run splits alike.
-        held_out = max(1, len(self) // 5)
+        held_out = max(2, len(self) // 5)
         return Examples(self.purpose, self.items[:-held_out]), Examples("validate", self.items[-held_out:])
 
     def fit(self, function: Function, declared: Sequence[Value]) -> Examples:
