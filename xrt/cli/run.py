@@ -83,9 +83,9 @@ def run_command(model: str, target: Path | None, repeat: int, trace: Path | None
         results, first = time_call(lambda: _as_tuple(module(**values)))
         seconds = statistics.median(seconds_per_call(partial(module, **values)) for _ in range(repeat))
         plan, threads, build = module.plan, format_count(module.threads, "thread"), module.specialization
+        precision = find_plan_precision(plan, build.engines.by_spec, build.engines.context) if verified else "fp32"
         record = None if build.tuned is None else build.tuned.precision
-        is_quantized = record is not None and record.is_quantized
-        precision = "int8" if is_quantized else find_plan_precision(plan, build.engines.by_spec, build.engines.context)
+        precision = "int8" if record is not None and record.is_quantized else precision
         if trace is not None:
             # Recorded after the timed calls: recording takes time, and on a device it waits for each region.
             for _ in range(repeat):
