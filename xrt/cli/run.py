@@ -146,11 +146,11 @@ def _verify(
         code |= not comparison
     if code and record is not None and record.precision != "fp32" and record.measure in get_args(Measure):
         budget = ErrorBudget(record.limit, cast("Measure", record.measure))
-        error = budget.measure_error([expected], [results], []).error
-        if error <= budget.limit:
+        measured = budget.measure_error([expected], [results], []).error
+        if measured <= budget.limit:
             code, lines = (
                 0,
-                [f"agrees with the reference within the error budget: {format_error(error, budget.name)} of {budget}"],
+                [f"agrees with the reference within the error budget: {format_error(measured, budget.name)} of {budget}"],
             )
     print_lines(*lines)
     return int(code)
