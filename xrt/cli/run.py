@@ -148,10 +148,8 @@ def _verify(
         budget = ErrorBudget(record.limit, cast("Measure", record.measure))
         measured = budget.measure_error([expected], [results], []).error
         if measured <= budget.limit:
-            code, lines = (
-                0,
-                [f"agrees with the reference within the error budget: {format_error(measured, budget.name)} of {budget}"],
-            )
+            text = format_error(measured, budget.name)
+            code, lines = 0, [f"agrees with the reference within the error budget: {text} of {budget}"]
     print_lines(*lines)
     return int(code)
 
