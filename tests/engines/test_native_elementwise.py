@@ -15,7 +15,7 @@ from hypothesis import given, settings
 
 from tests.engines import native_running
 from tests.engines.native_running import SPECIAL, Array, on_native, on_python, one_node, ulps
-from xrt.engines.native.fusion import DOMAIN, ELEMENTWISE, LONGEST, ROWS, fuse_elementwise
+from xrt.engines.native.fusion import DOMAIN, ELEMENTWISE, MAX_CHAIN_NODES, OPCODE_RULES, fuse_elementwise
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.passes import infer_shapes
 from xrt.testing.corpus.entry import node, tensor
@@ -64,7 +64,7 @@ def check(op: str, *inputs: Array, attributes: dict[str, Any] | None = None, ops
 def test_every_operator_has_a_row_here() -> None:
     others = {"And", "Or", "Xor", "Not", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "Clip", "IsInf", "IsNaN"}
     tested = {*UNARY_EXACT, *CURVES, *ARITHMETIC, *COMPARISONS, *(op for op, _ in WITH_ATTRIBUTES), *others, "Pow", "Where"}
-    assert tested == set(ROWS)
+    assert tested == set(OPCODE_RULES)
 
 
 FLOATS, WHOLE = (np.float32, np.float64, np.float16, BFLOAT16), (np.int32, np.int64)
@@ -257,9 +257,9 @@ def test_what_is_left_alone() -> None:
 
 
 def test_long_chains_are_cut() -> None:
-    names = ["x", *(f"v{i}" for i in range(3 * LONGEST + 5))]
+    names = ["x", *(f"v{i}" for i in range(3 * MAX_CHAIN_NODES + 5))]
     function = graph(*(node("Neg", a, b) for a, b in pairwise(names)), outputs=names[-1])
-    assert [len(chain) for chain in members(function)] == [LONGEST, LONGEST, LONGEST, 5]
+    assert [len(chain) for chain in members(function)] == [MAX_CHAIN_NODES, MAX_CHAIN_NODES, MAX_CHAIN_NODES, 5]
     x = np.arange(16, dtype=np.float32).reshape(4, 4)
     np.testing.assert_array_equal(on_native(function, [x])[0], -x)
 

@@ -1,9 +1,9 @@
-// The native tape: a Function whose kernels are all native, as a straight line. Between this file and xrt/engines/native/
-// tape.py only; kernels and their authors see none of it.
+// The native tape runs a Function whose kernels are all native, as one list of steps. Only xrt/engines/native/tape.py uses
+// this interface; kernels do not see it.
 //
-// A tape is laid out by the caller: which values there are and where each lives, and which kernel each step runs. A run is
-// one call: it takes a frame (memory for the values in between, and the tensors that kernels are given), fills in where
-// arguments and results lie, and runs the steps. Frames are used again; any number of threads may run a tape at once.
+// The caller describes a tape: its values, where each is stored, and the kernel of each step. A run is one call. It takes a
+// frame (memory for the intermediate values, and the tensors that are passed to kernels), fills in the addresses of arguments
+// and results, and runs the steps. Frames are reused; any number of threads may run a tape at once.
 #ifndef XRT_TAPE_H
 #define XRT_TAPE_H
 
@@ -11,19 +11,19 @@
 
 extern "C" {
 
-// Where a value lives.
+// Where a value is stored: the meaning of `xrt_tape_value.storage`.
 enum {
-  XRT_ABSENT = 0,    // nowhere: an input that is left out, an output that nobody wants
-  XRT_CONSTANT = 1,  // where its tensor says
-  XRT_ARGUMENT = 2,  // `place` is its number among the arguments of a run
-  XRT_RESULT = 3,    // likewise among the results
-  XRT_INNER = 4      // `place` is its offset in the frame's memory
+  XRT_ABSENT = 0,    // nowhere: an input that is left out, or an output that is not used
+  XRT_CONSTANT = 1,  // at the address in its tensor
+  XRT_ARGUMENT = 2,  // `location` is its index among the arguments of a run
+  XRT_RESULT = 3,    // `location` is its index among the results of a run
+  XRT_INNER = 4      // `location` is its offset in the frame's memory
 };
 
 typedef struct xrt_tape_value {
   xrt_tensor tensor;
-  int32_t home;
-  int64_t place;
+  int32_t storage;
+  int64_t location;
 } xrt_tape_value;
 
 typedef struct xrt_tape_step {
@@ -31,7 +31,7 @@ typedef struct xrt_tape_step {
   void *state;
   int64_t scratch;  // the offset of its scratch in the frame's memory; -1 for none
   int32_t n_inputs;
-  const int32_t *inputs;  // numbers of values
+  const int32_t *inputs;  // indices of values
   int32_t n_outputs;
   const int32_t *outputs;
 } xrt_tape_step;
@@ -49,12 +49,12 @@ typedef struct xrt_tape_layout {
 
 typedef struct xrt_tape xrt_tape;
 
-// Returns a tape, or NULL when there is no memory for it. The layout may go afterwards; what its pointers in tensors and
-// steps lead to (shapes, strides, constants, kernels, states) must stay until the tape is deleted.
+// Returns a tape, or NULL when there is no memory for it. The caller may free the layout afterwards, but not what its tensors
+// and steps point to (shapes, strides, constants, kernels, states): that must stay until the tape is deleted.
 XRT_EXPORT xrt_tape *xrt_tape_new(const xrt_tape_layout *layout);
 
-// Runs the tape. Returns 0 when all is well; the number of the step that failed, counted from 1; or one of those below. What
-// the kernel said is then read with xrt_tape_said.
+// Runs the tape. Returns 0 on success, the number of the step that failed (counted from 1), or one of the codes below. Then
+// xrt_tape_said returns the kernel's message.
 XRT_EXPORT int32_t xrt_tape_run(xrt_tape *tape, void *const *arguments, void *const *results);
 
 enum {
