@@ -58,28 +58,28 @@ def test_an_error_within_the_budget_of_the_lock_passes() -> None:
             "zeros",
             BATCHES[:4],
             {},
-            "the plan in bf16 computes wrongly: output 0 is 0 everywhere, where the reference is not constant",
+            "the plan in bf16 computes wrong results: output 0 is 0 everywhere, where the reference is not constant",
         ),
         (
             "0.04",
             BATCHES[1:5],
             {},
-            "the examples of validation are others than those of the lock; write the lock again with `xrt lock`",
+            "the validation examples differ from those of the lockfile; write it again with `xrt lock`",
         ),
         (
             "0.04",
             None,
             {},
             (
-                "the lock has a plan in bf16, whose error must be measured again, and the examples of validation are not to be "
-                "found; pass --validate"
+                "the lockfile has a plan in bf16, whose error must be measured again, and the validation examples are "
+                "missing; pass --validate"
             ),
         ),
         (
             "0.04",
             BATCHES[:4],
             {"measure": "accuracy"},
-            "the lock's error was measured by the metric 'accuracy', which only its own code can measure again",
+            "the error in the lockfile was measured by the metric 'accuracy', which is not stored in it",
         ),
     ],
 )

@@ -86,7 +86,7 @@ def test_a_metric_that_fails_is_one_error(metric: Any, text: str) -> None:
     ("spoil", "text"),
     [
         (lambda x: x * 0, "output 0 is 0 everywhere, where the reference is not constant"),
-        (lambda x: x * np.nan, "output 0 has 40 NaN or infinities where numbers are due"),
+        (lambda x: x * np.nan, "output 0 has 40 NaN or infinities where the reference has finite numbers"),
         (lambda x: x * 2, "it differs by 100% of the output"),
         (lambda x: x * np.float32(1.4), ""),
     ],
@@ -133,8 +133,8 @@ X = np.ones((1, 2), "float32")
 @pytest.mark.parametrize(
     ("given", "kind", "text"),
     [
-        (X, CalibrationError, "validate= takes a list of batches, each what a call takes; got one ndarray: pass [x]"),
-        ([], CalibrationError, "validate= has no batches; pass at least two, as a list of what calls take"),
+        (X, CalibrationError, "validate= must be a list of batches, each the arguments of one call; got one ndarray: pass [x]"),
+        ([], CalibrationError, "validate= has no batches; pass a list of at least two, each the arguments of one call"),
         (
             [X, X * np.float32(np.nan)],
             CalibrationError,
@@ -144,8 +144,8 @@ X = np.ones((1, 2), "float32")
             [{"x": X, "label": 3}],
             OptionError,
             (
-                "an example has 'label', which is no input. Inputs: x. What else an example holds is for a metric of your own: "
-                "max_error=xrt.ErrorBudget(limit, metric)"
+                "an example has 'label', which is not an input. Inputs: x. Additional entries, such as labels, need your own "
+                "metric: max_error=xrt.ErrorBudget(limit, metric)"
             ),
         ),
         ([{}], InputError, "batch 1 of validate=: no value for input 'x'; the model takes 1 input (x)"),

@@ -51,14 +51,14 @@ def test_batches_come_in_every_form_of_a_call() -> None:
 def test_large_values_are_observed_in_several_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     with xrt.XRTModule(product(), engine="toy") as module:
         whole = module.calibrate([X])
-        monkeypatch.setattr(collectors, "MOST_BYTES", 1)
+        monkeypatch.setattr(collectors, "MAX_GROUP_BYTES", 1)
         assert module.calibrate([X]) == whole
 
 
 @pytest.mark.parametrize("engine", ["toy", "ort"])
 def test_what_the_model_updates_in_place_stays_as_it_was(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A calibration runs the model several times for large values."""
-    monkeypatch.setattr(collectors, "MOST_BYTES", 1)
+    monkeypatch.setattr(collectors, "MAX_GROUP_BYTES", 1)
     nodes = [Node("Add", ("x", "s"), ("n",)), Node("MatMul", ("n", "w"), ("a",)), Node("MatMul", ("s", "w"), ("b",))]
     nodes += [Node("Relu", ("a",), ("r",)), Node("MatMul", ("r", "w"), ("c",)), Node("Sum", ("b", "c"), ("y",))]
     function = make_function(nodes, {"w": draw(2, 6, 6)}, (3, 6), "y", "n")

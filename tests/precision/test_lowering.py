@@ -29,7 +29,7 @@ from xrt.placement.result import CandidateComparison, CandidateResult, Placement
 from xrt.precision import collectors
 from xrt.precision.budget import ErrorBudget, PrecisionOptions, read_examples
 from xrt.precision.lowering import LoweringWithinBudget
-from xrt.precision.search import Workbench, observe
+from xrt.precision.search import Workbench, observe_values
 
 MODEL = load("mlp", features=32, hidden=64, classes=8)
 BATCHES = [sample_inputs(MODEL, seed) for seed in range(8)]
@@ -71,7 +71,7 @@ def list_outcomes(result: TuningResult) -> dict[str, str]:
     ("fault", "outcome", "note"),
     [
         ("zeros", "wrong", "output 0 is 0 everywhere, where the reference is not constant"),
-        ("nan", "wrong", "output 0 has 1 NaN or infinities where numbers are due"),
+        ("nan", "wrong", "output 0 has 1 NaN or infinities where the reference has finite numbers"),
         ("0.9", "wrong", "it differs by 90% of the output"),
         ("0.1", "over", ""),
     ],
@@ -230,8 +230,8 @@ def test_four_examples_or_more_are_split(count: int) -> None:
     assert (calibrate.items, validate.items) == (examples.items[:-2], examples.items[-2:])
     with raises_exactly(
         CalibrationError,
-        "validate= has 2 batches, and the error is measured on two or more that nothing is calibrated on; pass validate= too, "
-        "or four batches or more",
+        "validate= has 2 batches; the error must be measured on two or more batches that are not used for calibration. Pass "
+        "validate= too, or four batches or more",
     ):
         validate.split()
 
@@ -243,11 +243,11 @@ def test_programs_of_calibration_are_closed_if_a_run_fails(monkeypatch: pytest.M
     closed: list[LossyExecutable] = []
     monkeypatch.setattr(LossyExecutable, "run", fail)
     monkeypatch.setattr(LossyExecutable, "close", lambda self: closed.append(self))
-    monkeypatch.setattr(collectors, "MOST_BYTES", 1)  # one program per value
+    monkeypatch.setattr(collectors, "MAX_GROUP_BYTES", 1)  # one program per value
     bench = Workbench(ask(Lossy()), CompileCache(), (Lossy(),))
     examples = read_examples(BATCHES[:1], "calibrate", MODEL.inputs)
     with pytest.raises(RunFailed, match="the planned fault") as caught:
-        list(observe(bench, MODEL, examples, [node.outputs[0] for node in MODEL.nodes], print))
+        list(observe_values(bench, MODEL, examples, [node.outputs[0] for node in MODEL.nodes], print))
     bench.scratch.clear()
     assert wait_until_closed(60) and len(closed) == len(MODEL.nodes), caught
 
@@ -271,7 +271,7 @@ def test_one_example_of_validation_is_no_interval() -> None:
     first = read_examples(BATCHES[:1], "validate", MODEL.inputs)
     with raises_exactly(
         CalibrationError,
-        "an error budget is kept by an interval over examples, and validate= has 1 of this size; give two examples or more",
+        "an error budget needs a confidence interval, and validate= has 1 examples of this size; pass two examples or more",
     ):
         lower(type(options)(options.budget, first, options.calibrate), ORT)
 

@@ -22,53 +22,56 @@ from xrt.runtime.inputs import read
 if TYPE_CHECKING:
     from xrt.formats.calibration_table import CalibrationTable
 
-MOST_GROUPS = 20
-"""Maximum number of groups of items in the jackknife of a metric."""
-NORMAL = 1.959964
-_T = (
+MAX_JACKKNIFE_GROUPS = 20
+"""The jackknife of a metric leaves out one of at most this many groups of items at a time."""
+# The 97.5 % quantile of the normal distribution, and of Student's t with 1 to 20 degrees of freedom.
+NORMAL_QUANTILE = 1.959964
+_T_QUANTILES = (
     *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
     *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
 )
 
 
-def find_t(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t, to three digits."""
-    if freedom <= len(_T):
-        return _T[freedom - 1]
-    return NORMAL + 2.3722 / freedom + 2.8225 / freedom**2  # Abramowitz and Stegun 26.7.5
+def compute_t_quantile(degrees_of_freedom: int) -> float:
+    """Compute the 97.5 % quantile of Student's t distribution, to three digits."""
+    if degrees_of_freedom <= len(_T_QUANTILES):
+        return _T_QUANTILES[degrees_of_freedom - 1]
+    return NORMAL_QUANTILE + 2.3722 / degrees_of_freedom + 2.8225 / degrees_of_freedom**2  # Abramowitz and Stegun 26.7.5
 
 
-def bound_mean(values: Sequence[float]) -> float:
-    """Half-width of the 95 % interval of a mean, by Student's t; 0 for one value, or if one is not finite."""
+def compute_mean_half_width(values: Sequence[float]) -> float:
+    """Compute the half-width of the mean's 95 % interval, by Student's t; 0 for a single value or if one is not finite."""
     if len(values) < 2 or not all(map(math.isfinite, values)):
         return 0.0
-    return find_t(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return compute_t_quantile(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
-def bound_share(shares: Sequence[tuple[int, int]]) -> float:
-    """Upper end of the 95 % interval of a share of rows, from the hits and the rows of each item.
+def compute_share_bound(shares: Sequence[tuple[int, int]]) -> float:
+    """Compute the upper end of the 95 % interval of the share of changed rows. ``shares``: changed rows and all rows, per item.
 
-    The larger of Wilson's bound for independent rows, which is above zero even without a hit, and the bound by Student's t on the
-    shares of items, since rows of one item may be correlated.
+    The result is the larger of two bounds. Wilson's bound assumes independent rows, and is above 0 even if no row changed. The
+    other is Student's t on the shares of the items, since rows of one item may be correlated.
     """
-    hits, rows = sum(changed for changed, _ in shares), sum(count for _, count in shares)
-    share, square = hits / rows, NORMAL**2
+    changed_rows = sum(changed for changed, _ in shares)
+    rows = sum(count for _, count in shares)
+    share = changed_rows / rows
+    square = NORMAL_QUANTILE**2
     middle = share + square / (2 * rows)
-    spread = NORMAL * math.sqrt(share * (1 - share) / rows + square / (4 * rows**2))
+    spread = NORMAL_QUANTILE * math.sqrt(share * (1 - share) / rows + square / (4 * rows**2))
     # Rows of one item, such as the words of a sentence, fail together more often than independent ones.
-    by_items = share + bound_mean([changed / count for changed, count in shares if count])
+    by_items = share + compute_mean_half_width([changed / count for changed, count in shares if count])
     return min(1.0, max((middle + spread) / (1 + square / rows), by_items))
 
 
-def bound_metric(loss: Callable[[Sequence[int]], float], items: int) -> float | None:
-    """Upper end of the 95 % interval of a metric's loss over the items; None for one item, or if a subset has no metric.
+def compute_metric_bound(loss: Callable[[Sequence[int]], float], items: int) -> float | None:
+    """Compute the upper end of the 95 % interval of a metric's loss, by the jackknife (Quenouille 1956, Tukey 1958).
 
-    ``loss`` maps the positions of the items to use to a loss, and may raise CalibrationError. The interval is by the jackknife
-    (Quenouille 1956, Tukey 1958): the loss is computed without each of at most 20 groups of items. For a mean over items this
-    equals Student's interval; for a discontinuous metric, such as a median, it may be too wide or too narrow.
+    ``items`` is the number of items. ``loss`` computes the loss on the items of the passed indices; it is called once without
+    each of at most 20 groups of items. Return None for one item, or if ``loss`` raises CalibrationError for some groups. For a
+    mean over items this is Student's interval; for a discontinuous metric, such as a median, it may be too wide or too narrow.
     """
-    # Each group is another call of the metric, which may be slow.
-    groups = min(items, MOST_GROUPS)
+    # The number of groups is limited because each one calls the metric again, which may be slow.
+    groups = min(items, MAX_JACKKNIFE_GROUPS)
     if groups < 2:
         return None
     try:
@@ -76,9 +79,9 @@ def bound_metric(loss: Callable[[Sequence[int]], float], items: int) -> float | 
         total = loss(range(items))
     except CalibrationError:
         return None
-    # The losses without one group vary less than those of groups, by this factor.
+    # The jackknife's estimate of the standard error: subsets that share all but one group vary less than independent samples.
     spread = math.sqrt((groups - 1) * float(np.var(parts)))
-    return total + find_t(groups - 1) * spread
+    return total + compute_t_quantile(groups - 1) * spread
 
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -86,8 +89,8 @@ Outputs: TypeAlias = Sequence[Sequence[Any]]
 """The outputs of a model, in order, for each item."""
 Measure: TypeAlias = Literal["relative", "cosine", "top1"]
 Metric: TypeAlias = Callable[[list[Any], list[Any]], float]
-WRONG = 0.5
-"""Relative error above which outputs are wrong, whatever the budget."""
+WRONG_RELATIVE_ERROR = 0.5
+"""Outputs with a larger relative error are rejected as wrong, even if the budget allows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ class MeasuredError:
 
     error: float
     high: float | None = None
-    """Upper end of the 95 % interval; None if a metric cannot be computed on parts of the examples."""
+    """Upper end of the 95 % interval of ``error``; None if a metric cannot be computed on parts of the examples."""
     worst: float | None = None
     """The error of the worst item; None for a metric."""
 
@@ -108,12 +111,12 @@ class MeasuredError:
 
 @dataclass(frozen=True)
 class ErrorBudget:
-    """The largest error that a plan may have, against the model in float32.
+    """The largest error that a plan may have, compared with the model in float32.
 
-    ``measure`` is ``"relative"``, the norm of the difference over that of the output; ``"cosine"``, one minus the cosine
-    similarity; ``"top1"``, the share of rows whose largest element changes; or your metric: a function of the outputs of all
-    items and of the items, as you passed them, to a number such as an accuracy, which may drop by ``limit`` (or rise by it, with
-    ``higher_is_better=False``). With several outputs, the largest error counts.
+    ``measure`` is ``"relative"`` (norm of the difference divided by the norm of the output), ``"cosine"`` (1 minus the cosine
+    similarity), ``"top1"`` (share of rows whose argmax changes), or your own metric. A metric is called with the outputs of all
+    examples and with the examples as you passed them. It returns a number such as an accuracy, which may drop by ``limit``, or
+    rise by it with ``higher_is_better=False``. If the model has several outputs, the largest error counts.
     """
 
     limit: float
@@ -141,27 +144,27 @@ class ErrorBudget:
         return describe_budget(self.name, self.limit)
 
     def measure_error(self, expected: Outputs, actual: Outputs, items: Sequence[Any]) -> MeasuredError:
-        """Measure the error; ``items`` are passed to a metric. Raises CalibrationError if the metric fails."""
+        """Compare outputs; ``items`` are the examples, for a metric. Raises CalibrationError if the metric fails."""
         if callable(self.measure):
             return self._measure_loss(self.measure, expected, actual, items)
         if self.measure == "top1":
-            return _measure_other_rows(expected, actual)
+            return _measure_top1_changes(expected, actual)
         distances = [_DISTANCES[self.measure](a, b) for a, b in zip(expected, actual, strict=True)]
-        places = range(len(distances[0]) if distances else 0)
-        return max((_summarize([item[place] for item in distances]) for place in places), key=lambda error: error.bound)
+        outputs = range(len(distances[0]) if distances else 0)
+        return max((_summarize([item[index] for item in distances]) for index in outputs), key=lambda error: error.bound)
 
     def _measure_loss(self, metric: Metric, expected: Outputs, actual: Outputs, items: Sequence[Any]) -> MeasuredError:
-        """Measure the loss of a metric, and its bound over the items."""
+        """Measure how much the metric worsens from the expected to the actual outputs, with its upper bound."""
         sign = 1.0 if self.higher_is_better else -1.0
 
-        def measure_loss(places: Sequence[int]) -> float:
-            selected = [items[index] for index in places]
-            before, after = (self._call(metric, [outputs[index] for index in places], selected) for outputs in (expected, actual))
+        def measure_loss(indices: Sequence[int]) -> float:
+            selected = [items[index] for index in indices]
+            before, after = (self._call(metric, [outputs[i] for i in indices], selected) for outputs in (expected, actual))
             return sign * (before - after)
 
         loss = measure_loss(range(len(items)))
-        # A sample without a loss does not prove that there is none, so that the bound counts.
-        high = bound_metric(measure_loss, len(items))
+        # A sample without a loss does not prove that there is none, so the bound may be above a loss of 0.
+        high = compute_metric_bound(measure_loss, len(items))
         return MeasuredError(max(0.0, loss), None if high is None else max(0.0, loss, high))
 
     def _call(self, metric: Metric, outputs: Outputs, items: Sequence[Any]) -> float:
@@ -177,44 +180,45 @@ class ErrorBudget:
 
 
 def parse_budget(value: Any) -> ErrorBudget | None:
-    """Parse ``max_error``: a share, an ErrorBudget or None; raises OptionError for anything else."""
+    """Convert the option ``max_error``: a relative error, an ErrorBudget or None. Raises OptionError for anything else."""
     if value is None or isinstance(value, ErrorBudget):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise OptionError(f"max_error is a share such as 0.01, an xrt.ErrorBudget or None; got {value!r}")
-    if not 0 <= value < WRONG:
-        hint = f"; did you mean {value / 100:g}?" if WRONG <= value < 100 * WRONG else ""
-        raise OptionError(f"max_error is a share of 0 to below {WRONG}, such as 0.01 for 1 %; got {value!r}{hint}")
+    if not 0 <= value < WRONG_RELATIVE_ERROR:
+        hint = f"; did you mean {value / 100:g}?" if WRONG_RELATIVE_ERROR <= value < 100 * WRONG_RELATIVE_ERROR else ""
+        raise OptionError(f"max_error is a share of 0 to below {WRONG_RELATIVE_ERROR}, such as 0.01 for 1 %; got {value!r}{hint}")
     return ErrorBudget(float(value))
 
 
 # ---------------------------------------------------------------------- distances
 
 
-def _list_floats(expected: Sequence[Any], actual: Sequence[Any]) -> list[tuple[Array, Array]]:
-    """Pair the float outputs, or all numeric outputs if there are none, as float64."""
+def _pair_float_outputs(expected: Sequence[Any], actual: Sequence[Any]) -> list[tuple[Array, Array]]:
+    """Pair expected and actual outputs, as float64: the float outputs, or all numeric ones if no output is a float."""
     pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(expected, actual, strict=True)]
     floats = [(a, b) for a, b in pairs if a.dtype.kind == "f"]
     return [(a.astype(np.float64), b.astype(np.float64)) for a, b in floats or pairs if a.dtype.kind in "fiub"]
 
 
 def _measure_relative(expected: Sequence[Any], actual: Sequence[Any]) -> list[tuple[float, float]]:
-    """Per output, the squared norms of the difference and of the expected output."""
-    return [_compute_squares(a, b) for a, b in _list_floats(expected, actual)]
+    """Return, per output, the squared norm of the difference and the squared norm of the expected output."""
+    return [_sum_squares(a, b) for a, b in _pair_float_outputs(expected, actual)]
 
 
-def _compute_squares(a: Array, b: Array) -> tuple[float, float]:
+def _sum_squares(a: Array, b: Array) -> tuple[float, float]:
+    """Sum the squares of ``a - b`` and ``a`` over the finite elements of ``a``; (infinity, 1) if ``b`` is not finite there."""
     usable = np.isfinite(a)
-    # Infinities and NaN of the exact model, such as of masks, must be reproduced; the error is of the other numbers.
+    # Infinities and NaN of the exact model, as in masks, must be reproduced; the error is measured on the finite numbers.
     if not np.array_equal(a[~usable], b[~usable], equal_nan=True) or not np.isfinite(b[usable]).all():
         return math.inf, 1.0
     return float(((a[usable] - b[usable]) ** 2).sum()), float((a[usable] ** 2).sum())
 
 
 def _measure_cosine(expected: Sequence[Any], actual: Sequence[Any]) -> list[tuple[float, float]]:
-    """Per output, the squared cosine distance and 1, so that all items have the same weight."""
+    """Return, per output, the squared cosine distance and 1 as its weight, so that all items have the same weight."""
     distances = []
-    for a, b in _list_floats(expected, actual):
+    for a, b in _pair_float_outputs(expected, actual):
         norm = math.sqrt(float((a**2).sum()) * float((b**2).sum()))
         equal = np.array_equal(a, b, equal_nan=True)
         distances.append(0.0 if equal else 1.0 - float((a * b).sum()) / norm if norm > 0 and math.isfinite(norm) else math.inf)
@@ -225,30 +229,30 @@ _DISTANCES = {"relative": _measure_relative, "cosine": _measure_cosine}
 
 
 def _summarize(squares: Sequence[tuple[float, float]]) -> MeasuredError:
-    """Combine the errors of one output over items: the root of the summed squares, its bound, and the worst item."""
+    """Combine the errors of one output over all items. ``squares``: squared error and squared norm (or weight), per item."""
     total, norm = (sum(column) for column in zip(*squares, strict=True))
     if not math.isfinite(total) or (total and not norm):
         return MeasuredError(math.inf, math.inf, math.inf)
     error = math.sqrt(total / norm) if total else 0.0
     errors = [math.sqrt(a / b) if b else (math.inf if a else 0.0) for a, b in squares]
-    return MeasuredError(error, error + bound_mean(errors), max(errors))
+    return MeasuredError(error, error + compute_mean_half_width(errors), max(errors))
 
 
-def _measure_other_rows(expected: Outputs, actual: Outputs) -> MeasuredError:
-    """Measure the share of rows whose largest element changes, its bound, and the share of the worst item."""
-    shares = [_count_other_rows(a, b) for a, b in zip(expected, actual, strict=True)]
+def _measure_top1_changes(expected: Outputs, actual: Outputs) -> MeasuredError:
+    """Measure the share of rows whose argmax differs. Raises CalibrationError if no output has rows of floats."""
+    shares = [_count_top1_changes(a, b) for a, b in zip(expected, actual, strict=True)]
     rows = sum(count for _, count in shares)
     if not rows:
         raise CalibrationError(
             "measure='top1' compares the largest elements of rows, and no output has rows of floats; use measure='relative' or a "
             "metric of your own"
         )
-    worst = max(other / count for other, count in shares if count)
-    return MeasuredError(sum(other for other, _ in shares) / rows, bound_share(shares), worst)
+    worst = max(changed / count for changed, count in shares if count)
+    return MeasuredError(sum(changed for changed, _ in shares) / rows, compute_share_bound(shares), worst)
 
 
-def _count_other_rows(expected: Sequence[Any], actual: Sequence[Any]) -> tuple[int, int]:
-    """Count the rows of the first float output whose largest element changes, and all its rows."""
+def _count_top1_changes(expected: Sequence[Any], actual: Sequence[Any]) -> tuple[int, int]:
+    """Count two things in the first float output: rows whose argmax differs, and all rows."""
     pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(expected, actual, strict=True)]
     a, b = next(((a, b) for a, b in pairs if a.dtype.kind == "f" and a.ndim), (np.zeros((0, 1)), np.zeros((0, 1))))
     if not a.size:
@@ -258,28 +262,29 @@ def _count_other_rows(expected: Sequence[Any], actual: Sequence[Any]) -> tuple[i
     return int((~same).sum()), len(rows)
 
 
-# ---------------------------------------------------------------------- faults, whatever the budget
+# ---------------------------------------------------------------------- faults that no budget allows
 
 
 def find_fault(expected: Outputs, actual: Outputs) -> str:
-    """Describe a fault of outputs, whatever the budget: not finite, constant, or a relative error above `WRONG`.
+    """Describe why the outputs are rejected under any budget, or return an empty string.
 
-    Empty if there is no fault.
+    Rejected outputs have NaN or infinities that the expected ones do not have, are constant where the expected ones vary, or
+    have a relative error above `WRONG_RELATIVE_ERROR`.
     """
     for exact, approximate in zip(expected, actual, strict=True):
-        for place, (a, b) in enumerate(zip(exact, approximate, strict=True)):
+        for output_index, (a, b) in enumerate(zip(exact, approximate, strict=True)):
             if (reason := _find_fault(np.asarray(a), np.asarray(b))) is not None:
-                return f"output {place} {reason}"
+                return f"output {output_index} {reason}"
     relative = ErrorBudget(1.0).measure_error(expected, actual, []).error if len(expected) else 0.0
-    return f"it differs by {relative:.0%} of the output" if relative > WRONG else ""
+    return f"it differs by {relative:.0%} of the output" if relative > WRONG_RELATIVE_ERROR else ""
 
 
 def _find_fault(a: Array, b: Array) -> str | None:
     if a.dtype.kind != "f" or not a.size:
         return None
-    lost = int((np.isfinite(a) & ~np.isfinite(b)).sum())
-    if lost:
-        return f"has {lost} NaN or infinities where numbers are due"
+    not_finite = int((np.isfinite(a) & ~np.isfinite(b)).sum())
+    if not_finite:
+        return f"has {not_finite} NaN or infinities where the reference has finite numbers"
     usable = np.isfinite(a)
     # A quantized model whose activations all saturate is constant, with a small error if the output varies little.
     if a[usable].size > 1 and np.ptp(a[usable]) > 0 and np.ptp(b[usable]) == 0:
@@ -287,18 +292,18 @@ def _find_fault(a: Array, b: Array) -> str | None:
     return None
 
 
-def check_labels(item: Mapping[str, Any], names: Sequence[str], budget: ErrorBudget | None) -> None:
-    """Raise OptionError for an entry of an example that is not an input, unless a metric may read it."""
+def check_entry_names(item: Mapping[str, Any], names: Sequence[str], budget: ErrorBudget | None) -> None:
+    """Raise OptionError if an example, a mapping, has a key that is not an input. A metric may read such entries, as labels."""
     other = [name for name in item if name not in names]
     if other and not (budget is not None and callable(budget.measure)):
         raise OptionError(
-            f"an example has {other[0]!r}, which is no input.{did_you_mean(other[0], names)} Inputs: {', '.join(names)}. "
-            "What else an example holds is for a metric of your own: max_error=xrt.ErrorBudget(limit, metric)"
+            f"an example has {other[0]!r}, which is not an input.{did_you_mean(other[0], names)} Inputs: {', '.join(names)}. "
+            "Additional entries, such as labels, need your own metric: max_error=xrt.ErrorBudget(limit, metric)"
         )
 
 
-MOST_ITEMS = 512
-"""Maximum number of examples made from the rows of batches."""
+MAX_ITEMS = 512
+"""At most this many examples are made when the rows of batches become separate examples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +313,7 @@ class ExampleInputs:
     example: Any
     """The example as the caller passed it, for a metric."""
     batch: int
-    """Position in the caller's list; several examples may be rows of one batch."""
+    """Index of the batch in the caller's list. Several examples may be rows of one batch."""
     values: tuple[Any, ...]
 
 
@@ -326,7 +331,7 @@ class Examples:
 
     @property
     def digest(self) -> str:
-        """A hash of dtypes, shapes and data."""
+        """The SHA-256 of the dtypes, shapes and data of all values, in hexadecimal."""
         if not self._digest:
             digest = hashlib.sha256()
             for item in self.items:
@@ -338,69 +343,70 @@ class Examples:
         return self._digest[0]
 
     def split(self) -> tuple[Examples, Examples]:
-        """Split off the last fifth for validation, at least two examples.
+        """Split into examples for calibration and, from the last fifth, for validation (at least two).
 
-        Raises CalibrationError for fewer than four examples: the interval of an error needs two, and calibration two others.
+        Raises CalibrationError for fewer than four examples: the confidence interval of an error needs two, calibration the rest.
         """
         if len(self) < 4:
             raise CalibrationError(
-                f"{self.purpose}= has {len(self)} batch{'es' * (len(self) != 1)}, and the error is measured on two or more that "
-                "nothing is calibrated on; pass validate= too, or four batches or more"
+                f"{self.purpose}= has {len(self)} batch{'es' * (len(self) != 1)}; the error must be measured on two or more "
+                "batches that are not used for calibration. Pass validate= too, or four batches or more"
             )
-        # The last ones and not random ones, so that every run splits alike.
-        held_out = max(2, len(self) // 5)
-        return Examples(self.purpose, self.items[:-held_out]), Examples("validate", self.items[-held_out:])
+        # The last ones instead of random ones, so that every run splits alike.
+        count = max(2, len(self) // 5)
+        return Examples(self.purpose, self.items[:-count]), Examples("validate", self.items[-count:])
 
     def fit(self, function: Function, declared: Sequence[Value]) -> Examples:
-        """Fit the examples to a Function with static shapes: cut or repeat the extents of symbolic dims.
+        """Cut or repeat the examples along symbolic dims until they have the static shapes of ``function``'s inputs.
 
-        A batch with more rows than the Function's becomes several examples. Raises InputError if another extent differs.
+        ``declared`` are the model's inputs, with symbolic dims. A batch with more rows than the Function takes becomes several
+        examples. Raises InputError if a dim that is not symbolic has another size.
         """
         if all(_matches(value, array) for item in self.items for value, array in zip(function.inputs, item.values, strict=True)):
             return self
-        fitted = islice((example for item in self.items for example in _fit(item, function, declared, self.purpose)), MOST_ITEMS)
+        fitted = islice((example for item in self.items for example in _fit(item, function, declared, self.purpose)), MAX_ITEMS)
         return Examples(self.purpose, tuple(fitted))
 
 
 def read_examples(data: Any, purpose: str, inputs: Sequence[Value], budget: ErrorBudget | None = None) -> Examples:
-    """Read the caller's examples: a list of call arguments, or None for no examples.
+    """Convert the caller's examples, a list with the arguments of one call each. None gives no examples.
 
-    Raises CalibrationError for one array or string instead of a list, for an empty list, and for NaN or infinity; InputError for
-    values that do not fit the inputs of the model.
+    ``purpose``, ``calibrate`` or ``validate``, is the option that errors name. Raises CalibrationError for one array or string
+    instead of a list, for an empty list, and for NaN or infinity; InputError for values that do not fit the model's ``inputs``.
     """
     if data is None:
         return Examples(purpose)
     if isinstance(data, Mapping | np.ndarray | str | bytes) or not isinstance(data, Iterable):
         kind = type(data).__name__
-        raise CalibrationError(f"{purpose}= takes a list of batches, each what a call takes; got one {kind}: pass [x]")
-    items = tuple(_read_example(example, purpose, number, inputs, budget) for number, example in enumerate(data))
+        raise CalibrationError(f"{purpose}= must be a list of batches, each the arguments of one call; got one {kind}: pass [x]")
+    items = tuple(_read_example(example, purpose, index, inputs, budget) for index, example in enumerate(data))
     if not items:
-        raise CalibrationError(f"{purpose}= has no batches; pass at least two, as a list of what calls take")
+        raise CalibrationError(f"{purpose}= has no batches; pass a list of at least two, each the arguments of one call")
     return Examples(purpose, items)
 
 
-def _read_example(example: Any, purpose: str, number: int, inputs: Sequence[Value], budget: ErrorBudget | None) -> ExampleInputs:
+def _read_example(example: Any, purpose: str, index: int, inputs: Sequence[Value], budget: ErrorBudget | None) -> ExampleInputs:
     names = [value.name for value in inputs]
     if isinstance(example, Mapping):
-        check_labels(example, names, budget)
+        check_entry_names(example, names, budget)
         args, kwargs = (), {name: example[name] for name in names if name in example}
     else:
         args, kwargs = (tuple(example) if isinstance(example, list | tuple) else (example,)), {}
     try:
         values = tuple(to_host(read(tuple(inputs), args, kwargs)))
     except InputError as error:
-        raise InputError(f"batch {number + 1} of {purpose}=: {error}") from error
+        raise InputError(f"batch {index + 1} of {purpose}=: {error}") from error
     for name, array in zip(names, values, strict=True):
         if isinstance(array, np.ndarray) and array.dtype.kind == "f" and not np.isfinite(array).all():
             nans = int(np.isnan(array).sum())
             raise CalibrationError(
-                f"input {name!r} of batch {number + 1} of {purpose}= has {nans} NaN and {int(np.isinf(array).sum())} infinities "
+                f"input {name!r} of batch {index + 1} of {purpose}= has {nans} NaN and {int(np.isinf(array).sum())} infinities "
                 f"among its {array.size} numbers; give examples of finite numbers"
             )
-    return ExampleInputs(example, number, values)
+    return ExampleInputs(example, index, values)
 
 
-# ---------------------------------------------------------------------- other sizes
+# ---------------------------------------------------------------------- examples of other sizes
 
 
 def _matches(value: Value, array: Any) -> bool:
@@ -408,7 +414,7 @@ def _matches(value: Value, array: Any) -> bool:
 
 
 def _fit(item: ExampleInputs, function: Function, declared: Sequence[Value], purpose: str) -> Iterator[ExampleInputs]:
-    """Yield the examples of the Function's sizes in a batch; ``declared`` are the inputs with symbolic dims."""
+    """Split a batch into examples of the Function's static shapes. ``declared`` are the model's inputs, with symbolic dims."""
     for row in range(rows := _count_rows(item, function, declared)):
         inputs = zip(item.values, function.inputs, declared, strict=True)
         values = [_fit_array(array, value, declared_value, row, rows) for array, value, declared_value in inputs]
@@ -421,29 +427,30 @@ def _fit(item: ExampleInputs, function: Function, declared: Sequence[Value], pur
         yield ExampleInputs(item.example, item.batch, tuple(values))
 
 
-def _list_open_extents(value: Value) -> tuple[bool, ...]:
+def _list_symbolic_axes(value: Value) -> tuple[bool, ...]:
     shape = value.type.shape if isinstance(value.type, TensorType) else None
     return () if shape is None else tuple(not isinstance(extent, int) for extent in shape)
 
 
 def _count_rows(item: ExampleInputs, function: Function, declared: Sequence[Value]) -> int:
-    """Count the examples of the Function's batch size in a batch; 1 unless all inputs have the same count."""
+    """Count how many examples of the Function's batch size fit into a batch. 1 if the inputs of the model do not agree."""
     counts = set()
     for array, value, declared_value in zip(item.values, function.inputs, declared, strict=True):
-        wanted = value.type.shape[0] if isinstance(value.type, TensorType) and value.type.shape else None
-        if _list_open_extents(declared_value)[:1] != (True,) or not isinstance(wanted, int) or not wanted or not array.ndim:
+        rows = value.type.shape[0] if isinstance(value.type, TensorType) and value.type.shape else None
+        if _list_symbolic_axes(declared_value)[:1] != (True,) or not isinstance(rows, int) or not rows or not array.ndim:
             return 1
-        counts.add(array.shape[0] // wanted)
+        counts.add(array.shape[0] // rows)
     return max(1, counts.pop()) if len(counts) == 1 else 1
 
 
 def _fit_array(array: Any, value: Value, declared: Value, row: int, rows: int) -> Any:
+    """Cut or repeat an array to the shape of ``value``. From a batch of ``rows`` examples, select example ``row``."""
     shape = value.type.shape if isinstance(value.type, TensorType) else None
     if shape is None or array.ndim != len(shape):
         return array
-    for axis, (expected, is_open) in enumerate(zip(shape, _list_open_extents(declared), strict=False)):
+    for axis, (expected, is_symbolic) in enumerate(zip(shape, _list_symbolic_axes(declared), strict=False)):
         actual = array.shape[axis]
-        if not is_open or not actual or not isinstance(expected, int):
+        if not is_symbolic or not actual or not isinstance(expected, int):
             continue
         # Rows of a batch are separate examples only along the first axis.
         begin = row * expected if axis == 0 and rows > 1 else 0  # a batch of examples: select the one at `row`
@@ -463,13 +470,13 @@ class PrecisionOptions:
     exact_nodes: tuple[NodePattern, ...] = ()
     table: CalibrationTable | None = None
     original: Callable[[], Function] | None = field(default=None, compare=False)
-    """Builds the declared model, to which the table may belong; None if it is unknown before a call."""
+    """Builds the model as it was declared, since the table may be for that form. None if it is unknown before a call."""
     declared: tuple[Value, ...] = ()
     """The inputs of the declared model, with its symbolic dims."""
 
     @property
     def relative(self) -> ErrorBudget:
-        """The budget with the relative measure, which adds up over nodes."""
+        """A relative error budget with the same limit. Only relative errors of single nodes can be added up."""
         return self.budget if self.budget.measure == "relative" else ErrorBudget(self.budget.limit)
 
     def is_exact(self, name: str, function: Function) -> bool:
@@ -478,7 +485,7 @@ class PrecisionOptions:
 
     @property
     def digest(self) -> str:
-        """A hash of the examples and of the given table."""
+        """The SHA-256 of the examples and of the calibration table, in hexadecimal."""
         parts = [self.calibrate.digest, self.validate.digest, self.table.dumps() if self.table is not None else ""]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -489,7 +496,7 @@ class PrecisionOptions:
 
     @property
     def ingredients(self) -> tuple[tuple[str, str], ...] | None:
-        """The parts of a decision's key; None if a metric's code is unknown, so that the decision cannot be stored."""
+        """Names and values for the cache key of a decision. None, if a metric cannot be hashed: it is not stored."""
         measure = hash_metric(self.budget.measure) if callable(self.budget.measure) else self.budget.measure
         if measure is None:
             return None
@@ -499,7 +506,7 @@ class PrecisionOptions:
 
 
 def hash_metric(metric: object) -> str | None:
-    """Hash a function's code and its constants; None for a callable with defaults, a closure or other state, which may change."""
+    """Hash a function's code and its constants. None if its result may depend on more: defaults, a closure, an object's state."""
     code = getattr(metric, "__code__", None)
     # Defaults and captured values are not part of the code, and may change unnoticed.
     if code is None or getattr(metric, "__closure__", None) or getattr(metric, "__defaults__", None):
@@ -508,7 +515,7 @@ def hash_metric(metric: object) -> str | None:
 
 
 def _describe_code(code: CodeType) -> str:
-    """The instructions, names and constants of a function and of those inside it, the same in every process."""
+    """Format the instructions, names and constants of a function and of nested functions. Equal in every process."""
     # A frozenset is sorted: its order differs between processes.
     constants = [sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant for constant in code.co_consts]
     parts = [_describe_code(constant) if isinstance(constant, CodeType) else repr(constant) for constant in constants]

@@ -26,18 +26,18 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 _results: dict[str, bool] = {}
 """Results by engine spec, for this process."""
 CHANNELS = 16
-INNER = 64
+INNER_DIM = 64
 
 
 def needs_reduced_range(engines: Iterable[GraphCompiler]) -> bool:
-    """Whether weights must use 7 bits, because integer kernels of an engine overflow on this processor."""
+    """Whether quantized weights must use 7 bits, because integer kernels of one of the engines overflow on this processor."""
     return not all(sums_bytes_exactly(engine) for engine in engines if engine.lower_precision("int8") is not None)
 
 
 def sums_bytes_exactly(engine: GraphCompiler) -> bool:
-    """Whether an engine computes quantized products and convolutions of the largest numbers correctly.
+    """Whether an engine computes quantized products and convolutions of the largest bytes correctly. Measured once per process.
 
-    An operator that the engine declines is computed elsewhere and does not count. An engine that fails is not trusted.
+    An operator that the engine does not support counts as correct, since another engine computes it. False if a trial fails.
     """
     if engine.spec not in _results:
         try:
@@ -52,15 +52,15 @@ def _is_exact(engine: GraphCompiler, function: Function, values: Array, expected
         (result,) = run_alone(engine, function, [values])
     except CompileRefused:
         return True
-    # At the edges of a convolution, padding lowers the sum.
-    middle = result[0, 0, 4, 4] if result.ndim == 4 else result
-    return bool(np.abs(middle / expected - 1).max() < 0.05)
+    # The center of a convolution: at the edges, padding lowers the sum.
+    center = result[0, 0, 4, 4] if result.ndim == 4 else result
+    return bool(np.abs(center / expected - 1).max() < 0.05)
 
 
 def _make_product() -> tuple[Function, Array, float]:
-    expected = 255 * 127 * INNER
-    weights, nodes = np.full((INNER, INNER), 127, np.int8), (Node("MatMul", ("x_d", "w_d"), ("y",)),)
-    return _make_trial(weights, nodes, (4, INNER)), np.full((4, INNER), 255, np.float32), expected
+    expected = 255 * 127 * INNER_DIM
+    weights, nodes = np.full((INNER_DIM, INNER_DIM), 127, np.int8), (Node("MatMul", ("x_d", "w_d"), ("y",)),)
+    return _make_trial(weights, nodes, (4, INNER_DIM)), np.full((4, INNER_DIM), 255, np.float32), expected
 
 
 def _make_convolution() -> tuple[Function, Array, float]:

@@ -22,8 +22,8 @@ BINS = 2048
 class MagnitudeHistogram:
     """A histogram of magnitudes with equal bins from 0 to `limit`, a power of two; zeros are counted separately.
 
-    For a larger magnitude the limit doubles and pairs of bins are merged, so that counts do not depend on the order of the data.
-    At least half of the bins are in use.
+    When a larger magnitude is added, the limit doubles and pairs of bins are merged. The counts therefore do not depend on the
+    order of the data.
     """
 
     def __init__(self) -> None:
@@ -38,10 +38,10 @@ class MagnitudeHistogram:
         magnitudes = magnitudes[magnitudes > 0]
         self.zeros += numbers.size - magnitudes.size
         if magnitudes.size:
-            self._reach(float(magnitudes.max()))
+            self._raise_limit(float(magnitudes.max()))
             self.counts += np.bincount((magnitudes * (BINS / self.limit)).astype(np.int64), minlength=BINS)
 
-    def _reach(self, largest: float) -> None:
+    def _raise_limit(self, largest: float) -> None:
         """Double the limit until it exceeds ``largest``."""
         # A power of two: bins of any two histograms then have edges in common.
         limit = math.ldexp(1.0, math.frexp(largest)[1])
@@ -68,13 +68,15 @@ LEVELS = 256
 
 
 class Collector:
-    """Collects statistics of one value; `choose` computes its range from them."""
+    """Collects statistics of one value of the model over batches; `choose` computes the range to quantize to."""
 
     needs_batches = False
-    """Whether the method needs more than one batch."""
+    """Whether the method is unreliable after only one batch; the caller then warns."""
 
     def __init__(self) -> None:
-        self.least, self.most, self.batches = math.inf, -math.inf, 0
+        self.least = math.inf
+        self.most = -math.inf
+        self.batches = 0
 
     def add(self, numbers: Array) -> None:
         """Add a batch of finite numbers, at least one."""
@@ -84,37 +86,38 @@ class Collector:
         self.batches += 1
 
     def see(self, numbers: Array, low: float, high: float) -> None:
-        """Update the statistics of the method with a batch and its extremes."""
+        """Update the statistics of the method. ``low`` and ``high`` are the minimum and maximum of the batch."""
 
     def choose(self) -> tuple[float, float]:
-        """The chosen range: low and high."""
+        """Compute the range to quantize to: its low and its high end."""
         return self.least, self.most
 
 
 class MinMax(Collector):
-    """The minimum and the maximum; nothing is clipped."""
+    """The range from the minimum to the maximum of all batches; nothing is clipped."""
 
 
 class MovingAverage(Collector):
-    """The exponential moving average of the minimum and maximum of each batch."""
+    """The range between the exponential moving averages of the batches' minima and of their maxima."""
 
     needs_batches = True
 
     def __init__(self, momentum: float = 0.9) -> None:
         super().__init__()
         self.momentum = _check_share("momentum", momentum)
-        self._ends: tuple[float, float] | None = None
+        self._averages: tuple[float, float] | None = None
 
     def see(self, numbers: Array, low: float, high: float) -> None:
-        momentum, (old_low, old_high) = self.momentum, self._ends or (low, high)
-        # The first batch sets the ends, so that no arbitrary start is averaged in.
-        self._ends = momentum * old_low + (1 - momentum) * low, momentum * old_high + (1 - momentum) * high
+        momentum = self.momentum
+        # The first batch sets the averages, so that no arbitrary start is averaged in.
+        old_low, old_high = self._averages or (low, high)
+        self._averages = momentum * old_low + (1 - momentum) * low, momentum * old_high + (1 - momentum) * high
 
     def choose(self) -> tuple[float, float]:
-        return self._ends or super().choose()
+        return self._averages or super().choose()
 
 
-class _Threshold(Collector):
+class _ThresholdCollector(Collector):
     """A method that clips magnitudes above a threshold chosen from their histogram."""
 
     needs_batches = True
@@ -137,8 +140,8 @@ class _Threshold(Collector):
         raise NotImplementedError
 
 
-class Percentile(_Threshold):
-    """The magnitude that ``percentile`` percent of the numbers do not exceed, to the precision of a bin."""
+class Percentile(_ThresholdCollector):
+    """Clips at the magnitude that ``percentile`` percent of the numbers do not exceed, to the precision of a bin."""
 
     def __init__(self, percentile: float = 99.99) -> None:
         super().__init__()
@@ -150,8 +153,8 @@ class Percentile(_Threshold):
         return float(int(np.searchsorted(counts, wanted)) + 1) * self.histogram.width
 
 
-class Entropy(_Threshold):
-    """The threshold of least Kullback-Leibler divergence between the numbers and their quantized form.
+class Entropy(_ThresholdCollector):
+    """Clips at the threshold with the least Kullback-Leibler divergence between the numbers and their quantized form.
 
     As in TensorRT (Migacz 2017, "8-bit inference with TensorRT"). Zeros are not counted: they are exact at any threshold.
     """
@@ -160,24 +163,25 @@ class Entropy(_Threshold):
         return find_entropy_threshold(self.histogram, LEVELS // 2 if self.least < 0 else LEVELS)
 
 
-class SquaredError(_Threshold):
-    """The threshold with the least squared error of clipping and rounding."""
+class SquaredError(_ThresholdCollector):
+    """Clips at the threshold with the least squared error of clipping and rounding."""
 
     def find_threshold(self) -> float:
         return find_squared_error_threshold(self.histogram, self.least, self.most)
 
 
 def find_entropy_threshold(histogram: MagnitudeHistogram, levels: int) -> float:
-    """Find the threshold whose quantized distribution diverges least from the original."""
+    """Find the threshold whose quantized distribution diverges least from the histogram, with ``levels`` quantization levels."""
     counts = histogram.counts.astype(np.float64)
     last = int(np.flatnonzero(counts)[-1]) + 1
+    # Candidate thresholds, as numbers of bins: about 128 of them, since each costs a pass over the histogram.
     ends = range(min(levels, last), last + 1, max(1, (last - levels) // 128)) if last > levels else (last,)
     best = min((_compute_divergence(counts, end, levels), end) for end in {*ends, last})
     return float(best[1] * histogram.width)
 
 
 def _compute_divergence(counts: Array, end: int, levels: int) -> float:
-    """Compute the divergence of the first ``end`` bins, with all clipped numbers in the last one, from their quantized form."""
+    """Compute the divergence between the distribution clipped to the first ``end`` bins and its form in ``levels`` levels."""
     cut = counts[:end].copy()
     # Clipped numbers become the largest level.
     cut[-1] += counts[end:].sum()
@@ -197,12 +201,15 @@ def _compute_divergence(counts: Array, end: int, levels: int) -> float:
 
 
 def find_squared_error_threshold(histogram: MagnitudeHistogram, least: float, most: float) -> float:
-    """Find the threshold with the least squared error of clipping and rounding together."""
-    # For each threshold, the squared distances of clipped bins by their moments, plus step**2 / 12 per number for rounding.
-    counts, width = histogram.counts.astype(np.float64), histogram.width
-    centers, ends = (np.arange(BINS) + 0.5) * width, (np.arange(BINS) + 1) * width
+    """Find the threshold with the least sum of squared errors; ``least`` and ``most`` are the extremes of the numbers."""
+    counts = histogram.counts.astype(np.float64)
+    width = histogram.width
+    centers = (np.arange(BINS) + 0.5) * width
+    ends = (np.arange(BINS) + 1) * width
+    # Clipping: the sum of (center - end)**2 over the bins above each end, expanded into moments, which are cumulative sums.
     above = [np.cumsum((counts * centers**power)[::-1])[::-1] - counts * centers**power for power in (0, 1, 2)]
     cut_off = above[2] - 2 * ends * above[1] + ends**2 * above[0]
+    # Rounding: the variance of a uniform error, step**2 / 12, for each number.
     step = (np.minimum(max(most, 0.0), ends) - np.maximum(min(least, 0.0), -ends)) / (LEVELS - 1)
     return float(ends[int(np.argmin(cut_off + counts.sum() * step**2 / 12))])
 
@@ -231,21 +238,21 @@ def make_collector(method: str, parameters: Mapping[str, float]) -> Collector:
     return METHODS[method](**parameters)
 
 
-def read_parameters(method: str, parameters: Mapping[str, float]) -> dict[str, float]:
-    """All parameters of the method, with defaults filled in."""
+def complete_parameters(method: str, parameters: Mapping[str, float]) -> dict[str, float]:
+    """Fill in the defaults of the method's parameters that are not passed."""
     defaults = inspect.signature(METHODS[method]).parameters
     return {name: float(parameters.get(name, parameter.default)) for name, parameter in defaults.items()}
 
 
 def _check_share(name: str, value: float, whole: float = 1.0) -> float:
-    """Validate a number and convert it to a fraction of ``whole``."""
+    """Convert ``value`` to a fraction of ``whole``. Raises OptionError unless it is above 0 and at most ``whole``."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= whole:
         raise OptionError(f"{name} must be a number above 0, at most {whole:g}; got {value!r}")
     return value / whole
 
 
 class Observer:
-    """Collects the ranges of values by key; raises OptionError for an unknown method."""
+    """Collects the ranges of values, by their `xrt.graph.hash_values`. Raises OptionError for an unknown method."""
 
     def __init__(self, method: str = "minmax", parameters: Mapping[str, float] | None = None) -> None:
         self.method, self._kwargs = method, dict(parameters or {})
@@ -256,18 +263,18 @@ class Observer:
         self.batches = 0
         """Number of observed calls of the model."""
 
-    def check(self, values: Iterable[tuple[str, Any]], what: str = "value") -> None:
-        """Raise CalibrationError for a value with NaN or infinity."""
+    def check(self, values: Iterable[tuple[str, Any]], kind: str = "value") -> None:
+        """Raise CalibrationError if an array has NaN or infinity. ``values`` are names with arrays; errors call them ``kind``."""
         for name, array in values:
             if isinstance(array, np.ndarray) and array.dtype.kind == "f" and not np.isfinite(array).all():
                 nans, infinities = int(np.isnan(array).sum()), int(np.isinf(array).sum())
                 raise CalibrationError(
-                    f"{what} {name!r} of calibration batch {self.batches + 1} has {nans} NaN and {infinities} infinities among "
+                    f"{kind} {name!r} of calibration batch {self.batches + 1} has {nans} NaN and {infinities} infinities among "
                     f"its {array.size} numbers; calibrate on data for which the model's values are finite"
                 )
 
     def add(self, values: Mapping[str, tuple[str, Array]]) -> None:
-        """Add the values of a batch: name and array by key. Raises CalibrationError, and adds nothing, if one is not finite."""
+        """Add the name and array of each key for a batch. Raises CalibrationError, and adds nothing, if one is not finite."""
         with self._lock:
             # Before any value is added: a batch counts as a whole or not at all.
             self.check(values.values())
@@ -279,11 +286,11 @@ class Observer:
                     self._collectors[key][1].add(array)
 
     def make_table(self) -> CalibrationTable:
-        """Make the calibration table; raises CalibrationError without a batch."""
+        """Choose a range for each value by the method. Raises CalibrationError if no batch was added."""
         with self._lock:
             if not self.batches:
                 raise CalibrationError("calibration has seen no batch; call the model on examples of its inputs")
-            ranges = tuple(_describe(key, name, collector) for key, (name, collector) in self._collectors.items())
+            ranges = tuple(_make_range(key, name, collector) for key, (name, collector) in self._collectors.items())
             needs_more = any(collector.needs_batches for _, collector in self._collectors.values())
         if self.batches == 1 and needs_more:
             warn(
@@ -291,29 +298,29 @@ class Observer:
                 "or use method='minmax'",
                 CalibrationWarning,
             )
-        return CalibrationTable(method=self.method, parameters=read_parameters(self.method, self._kwargs), ranges=ranges)
+        return CalibrationTable(method=self.method, parameters=complete_parameters(self.method, self._kwargs), ranges=ranges)
 
 
-def _describe(key: str, name: str, collector: Collector) -> ValueRange:
+def _make_range(key: str, name: str, collector: Collector) -> ValueRange:
     low, high = collector.choose()
     least, most, batches = collector.least, collector.most, collector.batches
     return ValueRange(key=key, low=low, high=high, least=least, most=most, batches=batches, name=name[:4000])
 
 
-MOST_BYTES = 256 << 20
-"""Maximum bytes of the values that are observed in one run of the model."""
-UNKNOWN_BYTES = 8 << 20
-"""Assumed size of a value with unknown extents."""
+MAX_GROUP_BYTES = 256 << 20
+"""Maximum bytes of the values that one run of the model outputs for observation."""
+DEFAULT_VALUE_BYTES = 8 << 20
+"""Assumed size of a value whose shape is unknown."""
 
 
 def group_by_bytes(names: Sequence[str], function: Function) -> Iterator[tuple[str, ...]]:
-    """Group names so that the values of a group take at most `MOST_BYTES`."""
+    """Group names so that the values of a group take at most `MAX_GROUP_BYTES`."""
     group: list[str] = []
     size = 0
     for name in names:
         type_ = function.get_type(name)
-        nbytes = (type_.nbytes if isinstance(type_, TensorType) else None) or UNKNOWN_BYTES
-        if group and size + nbytes > MOST_BYTES:
+        nbytes = (type_.nbytes if isinstance(type_, TensorType) else None) or DEFAULT_VALUE_BYTES
+        if group and size + nbytes > MAX_GROUP_BYTES:
             yield tuple(group)
             group, size = [], 0
         group.append(name)

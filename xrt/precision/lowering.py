@@ -36,31 +36,31 @@ class LoweringWithinBudget:
 
     @property
     def ingredients(self) -> tuple[tuple[str, str], ...] | None:
-        """The parts of a decision's key: the options and a hash of the data; None if a metric's code is unknown."""
+        """Name and value of each option that the cache key of a decision depends on; None if it cannot be stored."""
         return self.options.ingredients
 
     def lower(
         self, request: PlacementRequest, exact: TuningResult, cache: CompileCache, seconds: float, progress: ProgressCallback
     ) -> TuningResult:
-        """Find the fastest plan within the error budget in ``seconds``; the exact plan if none is faster.
+        """Search for ``seconds`` for the fastest plan within the error budget. The result is the exact plan if none is faster.
 
-        The outputs of each plan are compared with those of the exact plan on the validation examples before it is timed. Raises
+        Before a plan is timed, its outputs on the validation examples are compared with those of the exact plan. Raises
         CalibrationError for unsuitable examples, and if a metric fails.
         """
-        return _Lowering(request, exact, self.options, cache, seconds, progress).run()
+        return _LoweringRun(request, exact, self.options, cache, seconds, progress).run()
 
 
 _log = logging.getLogger(__name__)
 
-RULES = StoppingRule()
-SHARE = 0.75
-"""Share of the time for finding and checking candidates; the rest is for the race."""
-LEAST = 2.0
-"""Minimum seconds of the race."""
+RACE_RULES = StoppingRule()
+CANDIDATE_TIME_SHARE = 0.75
+"""Share of the search time for finding and checking candidates; the rest is for timing them."""
+MIN_RACE_SECONDS = 2.0
+"""The plans are timed for at least this long, even if the candidates used up the search time."""
 
 
 @dataclass(eq=False)
-class _Lowering:
+class _LoweringRun:
     """The state of one search for plans of lower precision."""
 
     request: PlacementRequest
@@ -72,30 +72,29 @@ class _Lowering:
     clock: Clock = time.perf_counter
 
     def __post_init__(self) -> None:
-        self.began = self.clock()
+        self.start_time = self.clock()
         self.calibrate, self.validate = self.options.fit(self.request.function)
-        # The exact plan races too, and wins unless another is clearly faster.
-        self.first = Attempt(self.exact.plan, "fp32")
+        # The exact plan is timed too, and wins unless another plan is clearly faster.
+        self.exact_attempt = Attempt(self.exact.plan, "fp32")
 
     def run(self) -> TuningResult:
         if reason := self._why_not_lowered():
             return self._make_result(None, CandidateComparison(), [reason])
         if len(self.validate) < 2:
             raise CalibrationError(
-                f"an error budget is kept by an interval over examples, and validate= has {len(self.validate)} of this size; "
-                "give two examples or more"
+                f"an error budget needs a confidence interval, and validate= has {len(self.validate)} examples of this size; "
+                "pass two examples or more"
             )
         bench = Workbench(self.request, self.cache, sort_engines(self.request, self.exact))
-        # Candidates may use up their share; the race has time in any case.
-        until = self.began + SHARE * self.seconds
+        deadline = self.start_time + CANDIDATE_TIME_SHARE * self.seconds
         try:
-            self.first.program = bench.compile(self.exact.plan)
+            self.exact_attempt.program = bench.compile(self.exact.plan)
         except CompileRefused as error:
             _log.info("the exact plan does not compile", exc_info=True)
             raise XRTError(f"the exact plan cannot be compared with others: {error}") from error
         search = PrecisionSearch(
-            *(bench, self.options, self.request.function, self.first, self.calibrate, self.validate),
-            is_in_time=lambda: self.clock() < until,
+            *(bench, self.options, self.request.function, self.exact_attempt, self.calibrate, self.validate),
+            is_in_time=lambda: self.clock() < deadline,
             report=self._report,
         )
         try:
@@ -105,18 +104,18 @@ class _Lowering:
                 search.notes.append("it was interrupted before all precisions were tried")
             if nearest := search.describe_nearest():
                 search.notes.append(nearest)
-            within = [attempt for attempt in search.attempts if attempt.is_in_budget]
-            racing = list_contenders(within, self.first.first_calls)
-            for attempt in within:
+            in_budget = [attempt for attempt in search.attempts if attempt.is_in_budget]
+            racing = list_contenders(in_budget, self.exact_attempt.first_calls)
+            for attempt in in_budget:
                 if attempt not in racing:
                     attempt.note, attempt.seconds = "by its first calls, and not raced", attempt.first_calls
-            return self._make_result(search, self._race([self.first, *racing]), search.notes)
+            return self._make_result(search, self._race([self.exact_attempt, *racing]), search.notes)
         finally:
-            for attempt in (self.first, *search.attempts):
+            for attempt in (self.exact_attempt, *search.attempts):
                 attempt.close()
 
     def _why_not_lowered(self) -> str:
-        """Explain why nothing can be lowered; empty if something can."""
+        """Explain why no plan of lower precision is searched for, or return an empty string."""
         if self.exact.how == "priority":
             return "nothing is lowered: the exact plan was not measured"
         if self.options.budget.limit <= 0:
@@ -128,27 +127,27 @@ class _Lowering:
         return ""
 
     def _report(self, text: str) -> None:
-        self.progress(Progress(text, "", None, self.clock() - self.began, self.seconds))
+        self.progress(Progress(text, "", None, self.clock() - self.start_time, self.seconds))
 
     # ------------------------------------------------------------------ the race
 
     def _race(self, attempts: Sequence[Attempt]) -> CandidateComparison:
-        """Race the plans within the budget against the exact plan, which wins unless another is clearly faster."""
+        """Time the plans in interleaved rounds and set their outcomes. The exact plan wins unless another is clearly faster."""
         values = list(self.validate.items[0].values)
         entrants = []
         for attempt in attempts:
-            assert attempt.program is not None  # each is in the budget
+            assert attempt.program is not None  # true for each attempt in the budget
             call = attempt.program.make_timed_call(values)
             entrants.append(Entrant(attempt.plan, call, is_simple=attempt.precision == "fp32", program=attempt.program))
         self._report(f"timing {format_count(len(entrants), 'plan')} in turn")
-        # Candidates may have used up the time. A race below the minimum of rounds would decide nothing.
-        needed = RULES.seconds(attempt.first_calls for attempt in attempts)
-        until = max(self.began + self.seconds, self.clock() + min(max(LEAST, needed), self.seconds))
-        rounds = run_interleaved(entrants, until=until, rules=RULES, clock=self.clock)
+        # The candidates may have used up the time, but below the minimum of rounds no plan could be chosen.
+        needed = RACE_RULES.seconds(attempt.first_calls for attempt in attempts)
+        deadline = max(self.start_time + self.seconds, self.clock() + min(max(MIN_RACE_SECONDS, needed), self.seconds))
+        rounds = run_interleaved(entrants, until=deadline, rules=RACE_RULES, clock=self.clock)
         for entrant in entrants:
             if entrant.has_run and not entrant.is_out:
                 entrant.profile(values)
-        race = select_winner(entrants, [], rounds, RULES.least, prefers_simple=False)
+        race = select_winner(entrants, [], rounds, RACE_RULES.least, prefers_simple=False)
         by_plan = {id(attempt.plan): attempt for attempt in attempts}
         contenders = []
         for contender in race.contenders:
@@ -166,17 +165,21 @@ class _Lowering:
     # ------------------------------------------------------------------ the result
 
     def _make_result(self, search: PrecisionSearch | None, race: CandidateComparison, notes: Sequence[str]) -> TuningResult:
-        """Make the result from the winner of the race, else from the exact plan."""
-        winner, attempts = race.winner, [self.first, *(search.attempts if search is not None else ())]
-        chosen = next((attempt for attempt in attempts if winner is not None and attempt.plan is winner.plan), self.first)
+        """Make the result from the winner of ``race``, or from the exact plan if it has none. ``search`` is None if none ran."""
+        winner, attempts = race.winner, [self.exact_attempt, *(search.attempts if search is not None else ())]
+        chosen = next((attempt for attempt in attempts if winner is not None and attempt.plan is winner.plan), self.exact_attempt)
         result = replace(
-            self.exact, budget=self.request.budget, spent=self.exact.spent + self.clock() - self.began, race=race, how="measured"
+            self.exact,
+            budget=self.request.budget,
+            spent=self.exact.spent + self.clock() - self.start_time,
+            race=race,
+            how="measured",
         )
-        if chosen is self.first:
+        if chosen is self.exact_attempt:
             chosen.outcome = "won"
             if chosen.seconds is None and self.exact.race.winner is not None:
                 chosen.seconds = self.exact.race.winner.seconds
-            # Its comparison with plans of lower precision is new, also if the exact plan was stored.
+            # Even if the exact plan was loaded from the cache, its comparison with plans of lower precision was measured now.
             how = "measured" if self.exact.how == "remembered" else self.exact.how
             result = replace(result, how=how, race=race if winner is not None and len(race.contenders) > 1 else self.exact.race)
         summary, form = chosen.to_record(), chosen.form
@@ -194,33 +197,34 @@ class _Lowering:
             plans=tuple(attempt.to_record() for attempt in attempts),
             notes=tuple(dict.fromkeys(note[:1000] for note in notes)),
         )
-        if search is not None and chosen is not self.first:
+        if search is not None and chosen is not self.exact_attempt:
             record = record.replace(
-                regions=tuple(_describe_regions(chosen, self.first)), exact_nodes=tuple(_list_exact_nodes(search, chosen))
+                regions=tuple(_describe_regions(chosen, self.exact_attempt)), exact_nodes=tuple(_list_exact_nodes(search, chosen))
             )
         if form is not None:
-            form_facts = {"form": form.kind, "reduce_range": form.reduce_range, "table": form.table, "balance": form.balance}
-            record = record.replace(is_quantized=True, **form_facts)
-        # A larger budget might find a faster plan, so that the decision is measured again then.
-        is_unsure = search is not None and (search.is_cut_off or winner is None or race.rounds < RULES.least)
-        is_provisional = is_unsure or (chosen is self.first and self.exact.is_provisional)
+            form_fields = {"form": form.kind, "reduce_range": form.reduce_range, "table": form.table, "balance": form.balance}
+            record = record.replace(is_quantized=True, **form_fields)
+        # With more time the search might find a faster plan: a provisional decision is measured again when there is more.
+        is_unsure = search is not None and (search.is_cut_off or winner is None or race.rounds < RACE_RULES.least)
+        is_provisional = is_unsure or (chosen is self.exact_attempt and self.exact.is_provisional)
         return replace(result, plan=chosen.plan, precision=record, lowered=chosen.engines, is_provisional=is_provisional)
 
 
 def sort_engines(request: PlacementRequest, exact: TuningResult) -> list[GraphCompiler]:
-    """Sort the engines that plans of lower precision may use: fastest on the whole model first, the implicit one last.
+    """List the engines that plans of lower precision may use: the fastest on the whole model first, the implicit one last.
 
-    Engines that failed or were wrong on the whole model are left out, and so are isolated ones: a plan runs in this process.
+    Leave out engines that failed or computed wrong results on the whole model. Leave out isolated engines too, because plans
+    are compiled in this process.
     """
-    singles = {x.plan.launches[0].engine: x for x in exact.race.contenders if x.is_single and x.plan.launches}
+    single_engine_results = {x.plan.launches[0].engine: x for x in exact.race.contenders if x.is_single and x.plan.launches}
     used = {launch.engine for launch in exact.plan.launches}
 
     def is_sound(engine: GraphCompiler) -> bool:
-        entry = singles.get(engine.spec)
+        entry = single_engine_results.get(engine.spec)
         return engine.spec in used or engine.spec == request.implicit or entry is None or entry.verdict not in ("wrong", "failed")
 
     def rank(engine: GraphCompiler) -> tuple[bool, float]:
-        entry = singles.get(engine.spec)
+        entry = single_engine_results.get(engine.spec)
         seconds = entry.seconds if entry is not None and entry.seconds is not None else float("inf")
         return engine.spec == request.implicit, seconds
 
@@ -233,15 +237,15 @@ def _list_exact_nodes(search: PrecisionSearch, chosen: Attempt) -> Sequence[Exac
     if chosen.form is None:
         return ()
     errors, nodes = search.find_errors(chosen.form), search.prepared.nodes
-    whys = {i: "asked for" if i in search.fixed else "its error" for i in chosen.form.exact_nodes}
-    rows = [ExactNodeRecord(i, nodes[i].name[:400], nodes[i].op, errors.get(nodes[i].name), why) for i, why in whys.items()]
+    reasons = {i: "asked for" if i in search.fixed else "its error" for i in chosen.form.exact_nodes}
+    rows = [ExactNodeRecord(i, nodes[i].name[:400], nodes[i].op, errors.get(nodes[i].name), why) for i, why in reasons.items()]
     return sorted(rows, key=lambda row: -(row.error or 0.0))
 
 
-def _describe_regions(chosen: Attempt, first: Attempt) -> Iterator[RegionPrecision]:
-    """Yield the precision of each region of a plan."""
+def _describe_regions(chosen: Attempt, exact_attempt: Attempt) -> Iterator[RegionPrecision]:
+    """Yield the precision of each region of the chosen plan, "fp32" where the exact plan has the same region and engine."""
     lowered = {engine.spec for engine in chosen.engines}
-    exact = {launch.nodes: launch.engine for launch in first.plan.launches}
+    exact = {launch.nodes: launch.engine for launch in exact_attempt.plan.launches}
     for launch in chosen.plan.launches:
         # A region that the exact plan has too, on the same engine, is not lowered.
         is_lowered = launch.engine in lowered and exact.get(launch.nodes) != launch.engine

@@ -53,13 +53,13 @@ if TYPE_CHECKING:
     from xrt.placement.result import PlacementRequest
     from xrt.precision.budget import Examples, PrecisionOptions
 
-MOST_NAMED = 32
-"""Maximum float32 nodes named in the record of a plan."""
+MAX_NAMED_NODES = 32
+"""The record of a plan names at most this many of its float32 nodes."""
 
 
 @dataclass(eq=False)
 class Attempt:
-    """A plan of lower precision, or the exact one."""
+    """A plan that the search tried, with its error and its time: one of lower precision, or the exact plan."""
 
     plan: Plan
     precision: str
@@ -79,7 +79,7 @@ class Attempt:
 
     @property
     def is_in_budget(self) -> bool:
-        """Whether the plan may race: it ran, and its error is within the budget."""
+        """Whether the plan may be timed: it ran, and its error is within the budget."""
         return self.program is not None and self.outcome not in ("over", "wrong", "failed")
 
     @property
@@ -101,7 +101,7 @@ class Attempt:
             **{name: value if value is not None and math.isfinite(value) else None for name, value in errors.items()},
             seconds=self.seconds,
             exact_count=len(self.exact_nodes),
-            nodes=tuple(name[:400] for name in self.exact_nodes[:MOST_NAMED]),
+            nodes=tuple(name[:400] for name in self.exact_nodes[:MAX_NAMED_NODES]),
             note=self.note[:1000],
         )
 
@@ -119,27 +119,27 @@ class Workbench:
     """The cache for models that are only used to measure."""
 
     def plan_exact(self, function: Function) -> Plan:
-        """Plan on the fastest exact engine that supports the whole Function, else by priority."""
+        """Place the Function on the fastest engine that supports all of it, or on several engines by priority."""
         for engine in self.engines:
-            # One region is compiled once, and needs no transfers; its time does not matter here.
+            # A single region compiles fastest and needs no transfers; how fast the plan runs does not matter here.
             if all(engine.why_not(node, function) is None for node in function.nodes):
                 return self._partition(function, [engine])
         return self._partition(function, self.engines)
 
     def plan_on(self, function: Function, engine: GraphCompiler, exact_nodes: Collection[str] = ()) -> Plan:
-        """Plan the supported nodes on ``engine``, except ``exact_nodes``; the others run on exact engines."""
+        """Place all nodes that ``engine`` supports on it, except ``exact_nodes``; the other nodes run on the exact engines."""
         supported = {node.name for node in function.nodes if engine.why_not(node, function) is None}
         if not exact_nodes and len(supported) == len(function.nodes):
             return self._partition(function, [engine])
         others = [other for other in self.engines if other.spec != engine.spec]
         if not exact_nodes:
             return self._partition(function, [engine, *others])
-        # Each node is assigned: `partition` would place all nodes on the engine that it supports.
+        # Assign each node explicitly: `partition` would also place `exact_nodes` on `engine` if it supports them.
         by_priority = self._partition(function, others)
-        homes = {name: launch.engine for launch in by_priority.launches for name in launch.nodes}
-        homes |= dict.fromkeys(supported - set(exact_nodes), engine.spec)
+        assignment = {name: launch.engine for launch in by_priority.launches for name in launch.nodes}
+        assignment |= dict.fromkeys(supported - set(exact_nodes), engine.spec)
         implicit, device = self._find_implicit(others), self.request.device_map
-        return plan_from_assignment(function, [engine, *others], homes, implicit=implicit, device=device)
+        return plan_from_assignment(function, [engine, *others], assignment, implicit=implicit, device=device)
 
     def _partition(self, function: Function, engines: Sequence[GraphCompiler]) -> Plan:
         request = self.request
@@ -170,10 +170,10 @@ class Workbench:
         return [outputs for outputs, _ in timed], min((seconds for _, seconds in timed), default=0.0)
 
 
-def observe(
+def observe_values(
     bench: Workbench, function: Function, examples: Examples, names: Sequence[str], report: Callable[[str], object]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the named values for each example."""
+    """Run the Function on each example and yield the values with these names, for inputs and inner values alike."""
     inputs = [value.name for value in function.inputs]
     with ExitStack() as stack:
         programs = []
@@ -193,12 +193,12 @@ def observe(
 # ---------------------------------------------------------------------- the search
 
 METRIC_TARGETS = (0.05, 0.02, 0.005)
-"""Relative errors to aim at by keeping nodes in float32, if the budget uses the caller's metric."""
-MOST_ATTEMPTS = 3
-"""Maximum selections of float32 nodes to try, for each base form."""
-MOST_EXACT = 0.75
-"""Maximum share of the nodes that may stay in float32: with more there is little left to gain."""
-SENSED_ITEMS = 2
+"""Relative errors to aim at when nodes are kept in float32, if the budget uses the caller's metric."""
+MAX_SELECTIONS_PER_FORM = 3
+"""For each quantized form, at most this many selections of float32 nodes are tried."""
+MAX_EXACT_SHARE = 0.75
+"""Maximum share of the quantizable nodes that may stay in float32; with more, there is little left to gain."""
+SENSITIVITY_EXAMPLES = 2
 """Number of examples on which the error of each node is measured."""
 
 
@@ -221,9 +221,9 @@ class PrecisionSearch:
     """The error of quantizing each node alone, by whether channels are balanced."""
 
     def run(self) -> None:
-        """Try while there is time: 16-bit floats, full int8 forms, products only, then forms with some nodes in float32."""
+        """Try until time runs out: 16-bit floats, int8 for all nodes, for products only, with some nodes in float32."""
         try:
-            # Floats of 16 bits need no calibration, so that they come first.
+            # Floats of 16 bits come first because they need no calibration.
             for precision, engine in self._list_lowered(("bf16", "fp16")):
                 exact_nodes = {node.name for node in self.function.nodes if self.options.is_exact(node.name, self.function)}
                 self._try(Attempt(self.bench.plan_on(self.function, engine, exact_nodes), precision, (engine,)))
@@ -240,10 +240,7 @@ class PrecisionSearch:
         return outputs
 
     def _try(self, attempt: Attempt) -> Attempt:
-        """Compile a plan, run it on the validation examples, and record its error and its outcome.
-
-        Raises OutOfTime if there is no time left.
-        """
+        """Append a plan to `attempts`, run it and set its error and outcome. Raises OutOfTime if no time is left."""
         if not self.is_in_time():
             raise OutOfTime
         self.attempts.append(attempt)
@@ -253,7 +250,7 @@ class PrecisionSearch:
             return attempt
         try:
             attempt.program = self.bench.compile(attempt.plan, attempt.engines)
-            # After the compile: a plan that is refused needs no outputs of the exact plan.
+            # Computed on first access. Only after the compile, since a plan that does not compile needs no expected outputs.
             expected = self.expected
             outputs, attempt.first_calls = self.bench.run(attempt.program, self.validate)
         except Exception as error:  # noqa: BLE001  # whatever an engine raises
@@ -264,14 +261,14 @@ class PrecisionSearch:
             # A large budget must not admit outputs that are constant or not finite.
             attempt.outcome, attempt.note, attempt.error = "wrong", fault, MeasuredError(np.inf)
         else:
-            attempt.error = measure(self.options, self.validate, expected, outputs)
+            attempt.error = measure_plan_error(self.options, self.validate, expected, outputs)
             attempt.outcome = "lost" if attempt.error.bound <= self.options.budget.limit else "over"
         if not attempt.is_in_budget:
             attempt.close()
         return attempt
 
     def _list_lowered(self, precisions: Sequence[Precision]) -> Iterator[tuple[Precision, GraphCompiler]]:
-        """Yield the lower precisions that the exact engines offer, fastest engine first."""
+        """Yield each precision with an engine that computes in it, for precisions that are allowed; fastest engine first."""
         for precision in precisions:
             for engine in self.bench.engines if precision in self.options.allowed else ():
                 lowered = engine.lower_precision(precision)
@@ -283,7 +280,7 @@ class PrecisionSearch:
                     yield precision, lowered
 
     def describe_nearest(self) -> str:
-        """Describe how close the plans over the budget came; empty if a plan is within it, or none was measured."""
+        """Describe the plan that came closest to the budget; empty if one is within it, or no error was measured."""
         measured = [attempt for attempt in self.attempts if attempt.outcome == "over"]
         if not measured or any(attempt.is_in_budget for attempt in self.attempts):
             return ""
@@ -302,27 +299,28 @@ class PrecisionSearch:
         return prepare_for_quantization(self.function)
 
     @cached_property
-    def _choices(self) -> dict[str, int]:
-        """The positions of the nodes that may be quantized, by name."""
+    def _quantizable_nodes(self) -> dict[str, int]:
+        """Indices into ``prepared.nodes`` of the nodes that may be quantized, by name."""
         return {name: i for i, name in list_quantizable_nodes(self.prepared) if not self.options.is_exact(name, self.prepared)}
 
     @cached_property
     def fixed(self) -> frozenset[int]:
-        """The positions of the quantizable nodes that the caller keeps in float32."""
-        return frozenset(i for i, _ in list_quantizable_nodes(self.prepared)) - set(self._choices.values())
+        """Indices into ``prepared.nodes`` of the quantizable nodes that the caller keeps in float32."""
+        return frozenset(i for i, _ in list_quantizable_nodes(self.prepared)) - set(self._quantizable_nodes.values())
 
     def _why_not_quantized(self) -> str:
-        """Explain why the model is not quantized; empty if it can be."""
+        """Explain why the model cannot be quantized, or return an empty string."""
         if "int8" not in self.options.allowed:
             return "int8 is not among the precisions that are allowed"
-        # Its author has chosen the ranges and the nodes, and XRT does not change a quantized model.
+        # The author of a quantized model has chosen its nodes and ranges; XRT does not change them.
         if any("quantize" in node.op.lower() or "QLinear" in node.op for node in self.function.nodes):
             return "int8 was not tried: the model is quantized already"
-        if not self._choices:
+        if not self._quantizable_nodes:
             return "int8 was not tried: no product or convolution with constant weights may be quantized"
         return ""
 
     def _try_integers(self) -> None:
+        """Try the int8 forms, on each engine alone and, if allowed, with its remaining nodes in bf16."""
         if reason := self._why_not_quantized():
             self.notes.append(reason)
             return
@@ -332,34 +330,35 @@ class PrecisionSearch:
             halved = engine.lower_precision("bf16") if "bf16" in self.options.allowed and not self.options.exact_nodes else None
             engines += [] if halved is None else [(halved, " and bf16")]
         engines.sort(key=lambda pair: bool(pair[1]))  # try those with the rest in bf16 last: they gain least
-        wholes = []
+        full_forms = []
         if self.calibrate.items or self.options.table is not None:
-            # Without and with balanced channels: which of them has the lower error depends on the model.
+            # Try without and with balanced channels: which of them has the lower error depends on the model.
             for balance in dict.fromkeys(((), self.balance)):
                 for engine, rest in engines:
                     form = QuantizedForm(self.table, self.fixed, "static", balance, needs_reduced_range([engine]))
-                    wholes.append(self._try_form(engine, rest, form))
+                    full_forms.append(self._try_form(engine, rest, form))
         else:
             self.notes.append("static int8 was not tried: it needs calibrate=, examples to measure ranges on")
-        # An engine that is its own int8 variant has integer kernels.
+        # `lower_precision` returns the engine itself if it needs no other variant for int8: then it has integer kernels.
         exact = {engine.spec for engine in self.bench.engines}
         for engine, rest in engines:
-            names = list(self._choices)
+            names = list(self._quantizable_nodes)
             for form, model in list_product_forms(self.prepared, names, self.fixed, engine, has_kernels=engine.spec in exact):
                 self._try_form(engine, rest, form, model=model)
         self._note_other_products()
-        self._try_exact_nodes(wholes)
+        self._try_exact_nodes(full_forms)
 
     def _try_form(
         self, engine: GraphCompiler, rest: str, form: QuantizedForm, exact: Sequence[str] = (), model: Function | None = None
     ) -> Attempt:
-        form = replace(form, exact_nodes=form.exact_nodes | {self._choices[name] for name in exact})
+        """Try a form on an engine, with the nodes ``exact`` in float32. ``model``: the quantized model, if built already."""
+        form = replace(form, exact_nodes=form.exact_nodes | {self._quantizable_nodes[name] for name in exact})
         self.report(f"quantizing, with {len(form.exact_nodes)} nodes in float32")
         plan = self.bench.plan_on(form.apply(self.prepared) if model is None else model, engine)
         return self._try(Attempt(plan, f"{describe_form(form)}{rest}", (engine,), form, tuple(exact)))
 
     def _note_other_products(self) -> None:
-        """Note the products and convolutions that cannot be quantized."""
+        """Add notes with the number of products and convolutions that cannot be quantized, by reason."""
         reasons = [
             (node.op, reason)
             for node in self.prepared.nodes
@@ -372,24 +371,24 @@ class PrecisionSearch:
 
     @cached_property
     def _observed_ranges(self) -> tuple[CalibrationTable | None, dict[str, tuple[Any, Any]]]:
-        """The ranges of the values to quantize, and the extremes per channel of the values that can be balanced."""
+        """Ranges to quantize to (None if none are needed), and extremes per channel of values that can be balanced."""
         names = list_calibrated_values(self.prepared, OPTIONS) if self.options.table is None else []
         balanced, keys, observer = list_balanced_values(self.prepared), hash_values(self.prepared), Observer()
         channels: dict[str, tuple[Any, Any]] = {}
         if names or balanced:
             observed = list(dict.fromkeys([*names, *balanced]))
-            for values in observe(self.bench, self.prepared, self.calibrate, observed, self.report):
+            for values in observe_values(self.bench, self.prepared, self.calibrate, observed, self.report):
                 observer.add({keys[name]: (name, np.asarray(values[name])) for name in names})
                 for name in balanced:
                     rows = np.asarray(values[name]).reshape(-1, np.shape(values[name])[-1])
                     low, high = channels.get(name, (np.inf, -np.inf))
-                    # Extremes instead of a histogram: balancing needs the largest magnitude of each channel only.
+                    # Minima and maxima are enough, since balancing only needs the largest magnitude of each channel.
                     channels[name] = np.minimum(low, rows.min(axis=0)), np.maximum(high, rows.max(axis=0))
         return observer.make_table() if names else None, channels
 
     @cached_property
     def table(self) -> CalibrationTable:
-        """The ranges, given or measured on the calibration examples, including those of the balanced model."""
+        """The caller's ranges or those measured on the calibration examples, with the ranges of balanced values added."""
         if self.options.table is not None:
             original = self.options.original() if self.options.original is not None else self.function
             table = fit_table(self.options.table, self.prepared, original)
@@ -405,63 +404,64 @@ class PrecisionSearch:
 
     @cached_property
     def balance(self) -> tuple[BalancedValue, ...]:
-        """The channel divisors; empty without calibration examples, or without values that can be balanced."""
+        """The values to balance, with a divisor per channel. Empty without calibration examples."""
         channels = self._observed_ranges[1] if self.calibrate.items else {}
         return find_balance(self.prepared, {name: np.maximum(-low, high) for name, (low, high) in channels.items()})
 
     # ------------------------------------------------------------------ nodes in float32
 
-    def _try_exact_nodes(self, wholes: Sequence[Attempt]) -> None:
+    def _try_exact_nodes(self, full_forms: Sequence[Attempt]) -> None:
         """Keep the nodes with the largest errors in float32 until the error is within the limit.
 
-        Start from the fastest engine, and from the fastest with bf16 for the rest, each with its more exact form.
+        ``full_forms`` are the tried forms with all nodes in int8. Start from the fastest, and from the fastest that computes the
+        remaining nodes in bf16. Of the forms of an engine, with and without balanced channels, use the one with less error.
         """
         best: dict[str, Attempt] = {}
-        for whole in sorted(wholes, key=lambda whole: whole.error.bound):
-            if whole.outcome != "failed":
+        for full_form in sorted(full_forms, key=lambda full_form: full_form.error.bound):
+            if full_form.outcome != "failed":
                 # The more exact form needs fewer nodes in float32.
-                best.setdefault(whole.engines[0].spec, whole)
+                best.setdefault(full_form.engines[0].spec, full_form)
         bases: dict[bool, Attempt] = {}
-        for whole in sorted(best.values(), key=lambda whole: whole.first_calls):
-            bases.setdefault(whole.precision.endswith("bf16"), whole)
+        for full_form in sorted(best.values(), key=lambda full_form: full_form.first_calls):
+            bases.setdefault(full_form.precision.endswith("bf16"), full_form)
         budget = self.options.budget
-        # Nodes are selected by relative error; a cosine distance is half its square.
+        # Nodes are selected by relative error. A cosine distance is about half the square of the relative error.
         convert = (lambda error: math.sqrt(2 * error)) if budget.measure == "cosine" else float
         for base in bases.values():
             if callable(budget.measure):
                 for target in METRIC_TARGETS:
                     self._try_exact(base, NodeSelection(self._measure_nodes(base), target))
-            # A base within the limit races as it is.
+            # Nothing to do for a form that is within the limit already.
             elif base.error.bound > budget.limit:
                 selection = NodeSelection(self._measure_nodes(base), convert(budget.limit), convert(base.error.bound))
-                for _ in range(MOST_ATTEMPTS):
+                for _ in range(MAX_SELECTIONS_PER_FORM):
                     attempt = self._try_exact(base, selection)
                     if attempt is None or attempt.outcome == "failed" or attempt.error.bound <= budget.limit:
                         break
                     selection.correct(convert(attempt.error.bound))
 
     def _try_exact(self, base: Attempt, selection: NodeSelection) -> Attempt | None:
-        """Try a form with more nodes in float32; None if no node or too many are selected."""
+        """Try the form of ``base`` with the selected nodes in float32. Return None if no node or too many are selected."""
         exact_nodes = selection.choose()
-        if base.form is None or not exact_nodes or len(exact_nodes) > MOST_EXACT * len(self._choices):
+        if base.form is None or not exact_nodes or len(exact_nodes) > MAX_EXACT_SHARE * len(self._quantizable_nodes):
             return None
         return self._try_form(base.engines[0], " and bf16" if base.precision.endswith("bf16") else "", base.form, exact_nodes)
 
     def find_errors(self, form: QuantizedForm) -> Mapping[str, float]:
-        """The measured errors of quantizing each node alone, by name."""
+        """Return the error of quantizing each node alone, by node name. Empty if it was not measured for this kind of form."""
         return self._errors.get(bool(form.balance), {})
 
     def _measure_nodes(self, base: Attempt) -> Mapping[str, float]:
-        """Measure the error of quantizing each node alone; later calls reuse it."""
+        """Measure the error of quantizing each node alone, by node name; later calls reuse it."""
         is_balanced = base.form is not None and bool(base.form.balance)
         if is_balanced in self._errors:
             return self._errors[is_balanced]
-        # Nodes are chosen on calibration data, so that the error on the validation data stays unbiased.
-        items = (self.calibrate if self.calibrate.items else self.validate).items[:SENSED_ITEMS]
-        names = list(self._choices)
+        # Nodes are selected on calibration data so that the error on the validation data stays unbiased.
+        items = (self.calibrate if self.calibrate.items else self.validate).items[:SENSITIVITY_EXAMPLES]
+        names = list(self._quantizable_nodes)
         model = make_switchable_model(balance_values(self.prepared, self.balance if is_balanced else ()), self.table, names)
         program = self.bench.compile(self.bench.plan_exact(model), is_scratch=True)
-        # The same program with all switches off: differences between engines do not count as errors.
+        # Compare with the same program with all switches off, so that differences between engines do not count as errors.
         exact = [run_once(program, (*item.values, np.zeros(len(names), bool))) for item in items]
 
         def measure_part(part: Sequence[str]) -> float:
@@ -477,22 +477,23 @@ class PrecisionSearch:
         return self._errors[is_balanced]
 
 
-def measure(
+def measure_plan_error(
     options: PrecisionOptions, examples: Examples, expected: Sequence[Sequence[Any]], outputs: Sequence[Sequence[Any]]
 ) -> MeasuredError:
-    """Measure the error; a metric gets whole batches, merged from the examples made of their rows."""
+    """Measure the error of outputs. For a metric, concatenate the outputs of examples that are rows of one batch."""
     if not callable(options.budget.measure):
         return options.budget.measure_error(expected, outputs, [item.example for item in examples.items])
     # A metric such as an accuracy expects the batches that the caller passed, with their labels.
     batches: dict[int, list[int]] = {}
-    for place, item in enumerate(examples.items):
-        batches.setdefault(item.batch, []).append(place)
-    items = [examples.items[places[0]].example for places in batches.values()]
-    merged = [[_merge([side[place] for place in places]) for places in batches.values()] for side in (expected, outputs)]
+    for index, item in enumerate(examples.items):
+        batches.setdefault(item.batch, []).append(index)
+    items = [examples.items[indices[0]].example for indices in batches.values()]
+    merged = [[_merge([side[index] for index in indices]) for indices in batches.values()] for side in (expected, outputs)]
     return options.budget.measure_error(merged[0], merged[1], items)
 
 
 def _merge(outputs: Sequence[Sequence[Any]]) -> Sequence[Any]:
+    """Concatenate the outputs of the examples of one batch; of a scalar output, use the first."""
     if len(outputs) == 1:
         return outputs[0]
     return [np.concatenate(column) if column[0].ndim else column[0] for column in zip(*outputs, strict=True)]
@@ -500,40 +501,43 @@ def _merge(outputs: Sequence[Sequence[Any]]) -> Sequence[Any]:
 
 # ---------------------------------------------------------------------- forms of products alone
 
-LEAST_SHARE = 0.1
-"""Minimum share of the model's weights in matrices of products, for forms that quantize products only."""
-FEW_ROWS = 16
-"""A product with more rows is not bound by reading its weights: storing them in fewer bits saves no time."""
+MIN_MATRIX_SHARE = 0.1
+"""Forms that quantize products only are tried if at least this share of the weight bytes is in matrices of products."""
+MAX_STORED8_ROWS = 16
+"""``stored8`` is tried if no product has more rows: with more, reading the weights no longer limits the speed."""
 _WITH_WEIGHTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-_WORDS = {"static": "int8", "dynamic": "dynamic int8", "packed8": "int8 weights", "stored8": "int8 weights"}
+_FORM_NAMES = {"static": "int8", "dynamic": "dynamic int8", "packed8": "int8 weights", "stored8": "int8 weights"}
 
 
 def describe_form(form: QuantizedForm) -> str:
-    """Describe the numeric type that a form computes in.
+    """Describe a quantized form as reports print it.
 
     >>> describe_form(QuantizedForm(kind="dynamic"))
     'dynamic int8'
     """
-    return ("balanced " if form.balance else "") + _WORDS[form.kind]
+    return ("balanced " if form.balance else "") + _FORM_NAMES[form.kind]
 
 
 def list_product_forms(
     prepared: Function, names: Sequence[str], fixed: frozenset[int], engine: GraphCompiler, *, has_kernels: bool
 ) -> Iterator[tuple[QuantizedForm, Function]]:
-    """Yield the product-only forms that may be faster on an engine that supports them, each with its model.
+    """Yield the forms that quantize matrix products only and that the engine supports, each with the quantized model.
 
-    ``names`` are the nodes that may be quantized. Matrices are packed for an engine with a packed product, else stored as
-    integers if reading them dominates. ``has_kernels``: whether the engine has integer kernels beyond pairs of QuantizeLinear and
-    DequantizeLinear; MatMulInteger took 16 times as long on an engine without.
+    ``names`` are the nodes that may be quantized, ``fixed`` the indices of those that stay in float32. Matrices are packed if the
+    engine has a packed product; otherwise they are stored as integers if reading them dominates. ``has_kernels`` is True if the
+    engine has integer kernels beyond pairs of QuantizeLinear and DequantizeLinear: without them MatMulInteger took 16 times as
+    long.
     """
     weights = {node.inputs[1] for node in prepared.nodes if node.op in _WITH_WEIGHTS and node.inputs[1] in prepared.constants}
     products = [node for node in map(prepared.node, names) if why_not_matrix(node, prepared, OPTIONS) is None]
     matrices = {node.inputs[1] for node in products}
     # In a model of convolutions, integer products save too little to be worth a trial.
-    if sum(prepared.constants[m].nbytes for m in matrices) < LEAST_SHARE * sum(prepared.constants[w].nbytes for w in weights):
+    if sum(prepared.constants[m].nbytes for m in matrices) < MIN_MATRIX_SHARE * sum(
+        prepared.constants[w].nbytes for w in weights
+    ):
         return
     kinds: list[FormKind] = ["dynamic", "packed8"] if has_kernels else ["packed8"]
-    if all(_count_rows(node, prepared) <= FEW_ROWS for node in products):
+    if all(_count_rows(node, prepared) <= MAX_STORED8_ROWS for node in products):
         kinds.append("stored8")
     has_weights = False
     for kind in kinds if matrices else ():
@@ -548,20 +552,23 @@ def list_product_forms(
 
 
 def _count_rows(node: Node, function: Function) -> float:
+    """Count the rows of a product's left operand; infinity if its shape is not static."""
     type_ = function.get_type(node.inputs[0])
     shape = type_.shape if isinstance(type_, TensorType) else None
     return math.prod(extent if isinstance(extent, int) else math.inf for extent in shape[:-1]) if shape else math.inf
 
 
-RACING = 3
-"""Maximum plans that race with the exact one: the fastest by their first calls."""
-FAR = 1.25
-"""A plan does not race if its first call takes more than this many times that of the exact plan."""
+MAX_CONTENDERS = 3
+"""At most this many plans are timed against the exact one: the fastest by their first calls."""
+FIRST_CALL_RATIO = 1.25
+"""A plan is not timed further if its first call took more than this many times as long as that of the exact plan."""
 
 
 def list_contenders(attempts: Sequence[Attempt], exact: float) -> list[Attempt]:
-    """Select the plans to race with the exact one, whose first call took ``exact`` seconds."""
-    return sorted((x for x in attempts if x.first_calls <= FAR * exact), key=lambda x: x.first_calls)[:RACING]
+    """Select the plans to time against the exact plan, whose first call took ``exact`` seconds."""
+    return sorted((x for x in attempts if x.first_calls <= FIRST_CALL_RATIO * exact), key=lambda x: x.first_calls)[
+        :MAX_CONTENDERS
+    ]
 
 
 # ---------------------------------------------------------------------- the error of a locked plan
@@ -570,22 +577,21 @@ def list_contenders(attempts: Sequence[Attempt], exact: float) -> list[Attempt]:
 def check_error(
     setup: RegressionSetup, plan: Plan, record: PrecisionRecord, validate: Sequence[Any] | None, inputs: Sequence[Value]
 ) -> None:
-    """Raise LockError if the error of a plan on the examples of its lock exceeds the lock's budget.
+    """Raise LockError if the error of a locked plan exceeds the budget in the lockfile.
 
-    The reference engine computes the expected outputs. Raises LockError too if the examples are missing or are others.
+    The error is measured against the reference engine, on the validation examples that the lockfile was written with. Raises
+    LockError too if these examples are missing or differ.
     """
     if record.measure not in get_args(Measure):
-        raise LockError(
-            f"the lock's error was measured by the metric {record.measure!r}, which only its own code can measure again"
-        )
+        raise LockError(f"the error in the lockfile was measured by the metric {record.measure!r}, which is not stored in it")
     if validate is None:
         raise LockError(
-            f"the lock has a plan in {record.precision}, whose error must be measured again, and the examples of validation are "
-            "not to be found; pass --validate"
+            f"the lockfile has a plan in {record.precision}, whose error must be measured again, and the validation examples are "
+            "missing; pass --validate"
         )
     examples = read_examples(validate, "validate", inputs)
     if record.validation and examples.digest != record.validation:
-        raise LockError("the examples of validation are others than those of the lock; write the lock again with `xrt lock`")
+        raise LockError("the validation examples differ from those of the lockfile; write it again with `xrt lock`")
     budget = ErrorBudget(record.limit, record.measure)  # type: ignore[arg-type]  # it was compared with the names above
     request = setup.request
     fitted = examples.fit(request.function, inputs)
@@ -599,7 +605,7 @@ def check_error(
     plain = request.function.replace(aliases=())
     expected = [list(setup.reference(plain, list(item.values))) for item in fitted.items]
     if fault := find_fault(expected, outputs):
-        raise LockError(f"the plan in {record.precision} computes wrongly: {fault}")
+        raise LockError(f"the plan in {record.precision} computes wrong results: {fault}")
     error = budget.measure_error(expected, outputs, [item.example for item in fitted.items])
     if error.bound > record.limit:
         now, limit, was = (format_error(number, record.measure) for number in (error.bound, record.limit, record.error))
