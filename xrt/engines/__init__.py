@@ -1,7 +1,7 @@
 """Engines: the contract that an author implements, and the registry that maps names to engines.
 
-A Function and a CompileContext go in, an Executable comes out. The engines themselves are leaves below this package;
-they never import each other, nor the partitioner, the cache or the runtime.
+An engine compiles a Function and a CompileContext to an Executable. Each engine is a package below this one. It never imports
+another engine, the partitioner, the cache or the runtime.
 """
 
 from __future__ import annotations

@@ -58,20 +58,20 @@ XRT_EXPORT xrt_tape *xrt_tape_new(const xrt_tape_layout *layout);
 XRT_EXPORT int32_t xrt_tape_run(xrt_tape *tape, void *const *arguments, void *const *results);
 
 enum {
-  XRT_NO_MEMORY = -1,  // for another frame
-  XRT_UNALIGNED = -2   // an argument does not lie where its type may lie; nothing was run
+  XRT_NO_MEMORY = -1,  // not enough memory for another frame
+  XRT_UNALIGNED = -2   // an argument is not aligned for its type; nothing was run
 };
 
-// Returns the text of the last failure on this thread.
+// Returns the message of the last failure on this thread.
 XRT_EXPORT const char *xrt_tape_said(void);
 
-// Returns how many frames the tape has made so far: as many as runs were under way at once.
+// Returns the number of frames that the tape has allocated: the maximum number of simultaneous runs so far.
 XRT_EXPORT int64_t xrt_tape_frames(const xrt_tape *tape);
 
-// Gives everything back but the states of kernels. No run may be under way.
+// Frees everything except the states of kernels. No run may be in progress.
 XRT_EXPORT void xrt_tape_delete(xrt_tape *tape);
 
-// Returns how many threads of its own the library has started, beside those that call it.
+// Returns the number of threads that the library has started itself.
 XRT_EXPORT int32_t xrt_pool_workers(void);
 
 }  // extern "C"

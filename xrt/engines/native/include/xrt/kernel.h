@@ -1,21 +1,23 @@
-/* The interface between XRT and native kernels: what a C or C++ author includes, and all that XRT knows of a library.
+/* The interface between XRT and native kernels. Authors of kernels in C or C++ include only this file.
  *
- * A library exports one function, `xrt_library_entry`, that returns a table of kernels. A kernel computes one operator of
- * ONNX or of a domain of your own. XRT asks `why_not` whether it can serve a node, calls `prepare` once for the shapes
- * that a model has, `run` as often as the model is called, from any thread and from several at once, and, where `prepare`
- * returned XRT_OK, `destroy` once.
+ * A library exports one function, `xrt_library_entry`, which returns a table of kernels. A kernel computes one operator, of
+ * ONNX or of another domain. XRT calls its functions in this order:
+ *  1. `why_not` asks whether the kernel supports a node.
+ *  2. `prepare` is called once, with the shapes of the model.
+ *  3. `run` is called for every run of the model, from any thread, possibly from several at once.
+ *  4. `destroy` is called once, if `prepare` returned XRT_OK.
  *
  * Rules:
- *  - Tensors are DLPack's: `xrt_tensor` is laid out as its DLTensor, so a pointer to one may be cast to the other. Those given
- *    to `run` lie in host memory, C-contiguous, with `strides` filled in and `byte_offset` 0. Booleans take a byte, 0 or 1.
- *  - XRT owns every tensor, and every string and array behind a pointer; they live as long as the call they are given to,
- *    except that `xrt_node` as given to `prepare` (attributes and constants too) lives until after `destroy`.
- *  - `run` writes every element of every output, writes to nothing else, and keeps nothing of a call in the kernel's state.
- *  - Inputs that are left out have `data` NULL and `ndim` -1; outputs that nobody wants likewise.
- *  - No C++ exception leaves a function of the table. What fails returns XRT_FAILED with a text for a person.
+ *  - `xrt_tensor` has the layout of DLPack's DLTensor, so a pointer to one may be cast to the other. The tensors of `run` are
+ *    in host memory and C-contiguous, with `strides` set and `byte_offset` 0. A boolean is one byte, 0 or 1.
+ *  - XRT owns every tensor, string and array that it passes. They stay valid until the called function returns. The `xrt_node`
+ *    of `prepare`, with its attributes and constants, stays valid until `destroy` returns.
+ *  - `run` writes every element of every output, and nothing else. It keeps no data of a call in the kernel's state.
+ *  - An input that is left out, or an output that is not used, has `data` NULL and `ndim` -1.
+ *  - No function of the table throws a C++ exception. On failure it returns XRT_FAILED and writes an error message.
  *
- * The interface is plain C11 and C++17. XRT_KERNEL_ABI changes whenever a structure here does; a library of another
- * number is refused, and named. Functions that XRT gives (`xrt_call.parallel`) may be called only during `run`.
+ * The interface is plain C11 and C++17. XRT_KERNEL_ABI changes whenever a structure in this file does. XRT does not load a
+ * library with another number, and reports it. `xrt_call.parallel` may be called only during `run`.
  */
 #ifndef XRT_KERNEL_H
 #define XRT_KERNEL_H
@@ -35,12 +37,10 @@ extern "C" {
 #define XRT_EXPORT __attribute__((visibility("default")))
 #endif
 
-/* ---------------------------------------------------------------- tensors: DLPack's layout */
-
-/* Codes of DLPack: the kind of an element; with `bits` (and `lanes` 1) they name its type. */
+/* DLPack's codes of element types. A code and `bits` determine the type; `lanes` is 1. */
 enum { XRT_INT = 0, XRT_UINT = 1, XRT_FLOAT = 2, XRT_BFLOAT = 4, XRT_COMPLEX = 5, XRT_BOOL = 6 };
 
-/* Kinds of device of DLPack. */
+/* DLPack's device types. */
 enum { XRT_CPU = 1, XRT_CUDA = 2 };
 
 typedef struct xrt_dtype {
@@ -55,12 +55,10 @@ typedef struct xrt_tensor {
   int32_t device_id;
   int32_t ndim;
   xrt_dtype dtype;
-  int64_t *shape;   /* ndim extents, in elements */
-  int64_t *strides; /* ndim steps, in elements */
+  int64_t *shape;   /* ndim sizes, in elements */
+  int64_t *strides; /* ndim strides, in elements */
   uint64_t byte_offset;
 } xrt_tensor;
-
-/* ---------------------------------------------------------------- what a kernel is told of its node */
 
 enum {
   XRT_ATTR_INT = 1,
@@ -72,8 +70,8 @@ enum {
   XRT_ATTR_STRINGS = 7
 };
 
-/* One attribute. `kind` says which member holds it; attributes that are graphs are not shown. A string is UTF-8, ends with
- * a zero byte, and has `count` bytes before that; for lists `count` is their length. */
+/* One attribute. `kind` determines which member holds its value. Attributes that are graphs are not passed. A string is UTF-8
+ * and has `count` bytes before the zero byte at its end; of a list, `count` is the length. */
 typedef struct xrt_attribute {
   const char *name;
   int32_t kind;
@@ -87,13 +85,13 @@ typedef struct xrt_attribute {
   const xrt_tensor *tensor;
 } xrt_attribute;
 
-/* A node as `why_not` and `prepare` see it. `inputs[k].data` is NULL unless that input is a constant of the model. For
- * `why_not` an extent may be -1 (not known yet), `ndim` -2 (not even the rank is), and with it `dtype.bits` 0 (nor the type
- * of an element); for `prepare` all are known. An input that is left out has `ndim` -1 and `dtype.bits` 0. */
+/* A node, as passed to `why_not` and `prepare`. `inputs[k].data` is NULL unless that input is a constant of the model. An input
+ * that is left out has `ndim` -1 and `dtype.bits` 0. For `prepare` all shapes and types are known. For `why_not` a size may be
+ * unknown (-1), or the rank (`ndim` -2), and with it also the element type (`dtype.bits` 0). */
 typedef struct xrt_node {
-  const char *domain; /* "" for ONNX's own */
+  const char *domain; /* "" for the ONNX domain */
   const char *op_type;
-  int64_t version; /* of the domain's operator set, as the model declares it */
+  int64_t version; /* of the domain's operator set, as declared in the model */
   const char *name;
   int32_t n_attributes;
   const xrt_attribute *attributes;
@@ -102,87 +100,85 @@ typedef struct xrt_node {
   int32_t n_outputs;
 } xrt_node;
 
-/* ---------------------------------------------------------------- what a kernel answers */
-
 enum {
   XRT_OK = 0,
-  XRT_REFUSED = 1, /* by why_not and prepare: another kernel or engine may serve the node */
+  XRT_REFUSED = 1, /* from why_not and prepare: another kernel or engine may support the node */
   XRT_FAILED = 2
 };
 
-/* Where a function writes why it does not return XRT_OK: at most `capacity` bytes, the closing zero among them. */
+/* Buffer for the reason why a function does not return XRT_OK: at most `capacity` bytes, including the zero byte at the end. */
 typedef struct xrt_text {
   char *data;
   size_t capacity;
 } xrt_text;
 
-/* The longest shape that a kernel may announce. */
+/* Maximum rank of an output. */
 #define XRT_MAX_RANK 16
 
-/* The type of one output, which `prepare` writes. XRT compares it with what the model says. */
+/* Type and shape of one output. `prepare` writes them, and XRT compares them with those in the model. */
 typedef struct xrt_output {
   xrt_dtype dtype;
   int32_t ndim;
   int64_t shape[XRT_MAX_RANK];
 } xrt_output;
 
-/* What `prepare` fills in. It is all zeroes before. */
+/* `prepare` fills this in. All bytes are zero before. */
 typedef struct xrt_plan {
-  void *state;          /* the kernel's own, given to `run` and `destroy`; may stay NULL */
-  uint64_t scratch;     /* bytes that `run` wants for itself, aligned to 64 and shared with nobody during the call */
-  xrt_output *outputs;  /* n_outputs of them */
+  void *state;          /* of the kernel, passed to `run` and `destroy`; may stay NULL */
+  uint64_t scratch;     /* bytes of temporary memory for each `run`, aligned to 64 */
+  xrt_output *outputs;  /* an array of n_outputs */
 } xrt_plan;
 
-/* Part of a piece of work: the items from `begin` up to, not including, `end`. */
+/* Processes the items from `begin` to `end`, without `end`. */
 typedef void (*xrt_body)(void *argument, int64_t begin, int64_t end);
 
 /* One run. */
 typedef struct xrt_call {
   const xrt_tensor *inputs;
   xrt_tensor *outputs;
-  void *scratch;   /* NULL where `prepare` asked for none */
-  int32_t threads; /* the budget: how many threads `parallel` uses at most, the calling one among them */
-  /* Calls `body` on parts of [0, items) that together are all of it, each at least `grain` long but for the last, on several
-   * threads; returns when all are done. Not from within a body. */
+  void *scratch;   /* NULL if `prepare` requested none */
+  int32_t threads; /* maximum number of threads that `parallel` uses, including the calling one */
+  /* Splits [0, items) into ranges of at least `grain` items (the last may be shorter), calls `body` for each on several threads,
+   * and returns when all are done. A body must not call it. */
   void (*parallel)(const struct xrt_call *call, int64_t items, int64_t grain, xrt_body body, void *argument);
-  void *host; /* XRT's own */
+  void *host; /* private to XRT */
 } xrt_call;
 
 enum {
-  XRT_KERNEL_TRAINING = 1,     /* also serves the operator's training form */
-  XRT_KERNEL_MODEL_UPDATE = 2, /* may serve an operator that updates the model's own state */
-  /* Every output may be given the memory of an input of `in_place` that has its type and shape, several at once: an element is
-   * written after the elements at its place have been read from all inputs, and no other element depends on these. */
+  XRT_KERNEL_TRAINING = 1,     /* also supports the operator's training mode */
+  XRT_KERNEL_MODEL_UPDATE = 2, /* may be used for an operator that updates the state of the model */
+  /* Every output, also several at once, may use the memory of an input in `in_place` with the same type and shape. So the kernel
+   * must write an element only after it has read the elements of that index from all inputs, and no other may depend on them. */
   XRT_KERNEL_ELEMENTWISE = 4,
 };
 
 typedef struct xrt_kernel {
-  const char *name; /* for messages, such as "softmax_f32" */
+  const char *name; /* for error messages, such as "softmax_f32" */
   const char *domain;
   const char *op_type;
-  int64_t since;    /* the first version of the operator set that it serves */
-  int64_t until;    /* the last one; 0 for no end */
-  int32_t priority; /* of several kernels that can serve a node the one of highest priority does; Python kernels have 0 */
+  int64_t since;    /* the first supported version of the operator set */
+  int64_t until;    /* the last supported version; 0 if there is none */
+  int32_t priority; /* the kernel with the highest priority is used; kernels in Python have 0 */
   int32_t device_type;
   uint32_t flags;
-  uint64_t in_place; /* bit k: output 0 may be given the memory of input k, when that has its type and size */
+  uint64_t in_place; /* bit k: output 0 may use the memory of input k, if they have the same type and size */
 
-  /* Returns XRT_OK where the kernel serves the node, else XRT_REFUSED with the reason. NULL: it serves every node. Pure. */
+  /* Returns XRT_OK if the kernel supports the node, else XRT_REFUSED and the reason. It has no side effects. NULL: any node. */
   int32_t (*why_not)(const xrt_node *node, xrt_text why);
   int32_t (*prepare)(const xrt_node *node, xrt_plan *plan, xrt_text why);
   int32_t (*run)(void *state, const xrt_call *call, xrt_text why);
-  void (*destroy)(void *state); /* NULL where there is nothing to give back */
+  void (*destroy)(void *state); /* NULL if there is nothing to free */
 } xrt_kernel;
 
 typedef struct xrt_library {
   uint32_t abi; /* XRT_KERNEL_ABI */
   const char *name;
-  const char *version; /* part of the signature of everything that is compiled with it: change it when results may change */
+  const char *version; /* part of the signature of compiled models: change it when results may change */
   int32_t n_kernels;
   const xrt_kernel *const *kernels;
 } xrt_library;
 
-/* What a library exports. `abi` is that of the XRT that asks. The table lives as long as the library. */
+/* Every library exports this function. `abi` is that of the calling XRT. The table must stay valid as long as the library. */
 XRT_EXPORT const xrt_library *xrt_library_entry(uint32_t abi);
 
 #ifdef __cplusplus
