@@ -129,6 +129,10 @@ def test_conformance_runs_groups_and_alternates(command: Command) -> None:
     ("arguments", "text"),
     [
         (["rum", "m.onnx"], "there is no command 'rum'. Did you mean 'run'?"),
+        (
+            ["run", "mlp", "--precision", "int8"],
+            "--precision takes fp32, fp16 or bf16; got 'int8'. `xrt quantize` writes a model in",
+        ),
         (["run", "missing.onnx"], "cannot load 'missing.onnx': there is no such file"),
         (["run", "squeezenot"], "'squeezenot' is neither a file nor a shipped model. Did you mean 'squeezenet'? Shipped: bert, "),
         (["run", "garbage.onnx"], "cannot load 'garbage.onnx': it is not an ONNX model: it does not parse as one"),

@@ -276,7 +276,7 @@ def explain_miss_command(store: Store, /, model: str, as_json: bool, **params: A
 
     Regions that an engine cannot save are never stored, and never missing.
     """
-    function = load_with_sizes(model, {**params, "lock": None})
+    function = load_with_sizes(model, params)
     with XRTModule(function, **module_keywords(params)) as module:
         signatures = module.signatures()
         unsaved = {launch.name: why for launch in module.plan.launches if (why := _explain_not_saved(launch))}

@@ -45,16 +45,26 @@ def settle_batch(function: Function, params: dict[str, Any]) -> None:
 
 
 def load_with_sizes(model: str, params: dict[str, Any]) -> Function:
-    """Load a model and bind its symbolic dims by ``--dim``, ``--batch`` and ``--lock``."""
+    """Load a model and bind its symbolic dims by ``--dim`` and ``--batch``."""
     function = load_with_options(model)
     settle_batch(function, params)
-    return set_dims(function, add_locked_dims(model, function, parse_dims(params["dims"]), params.get("lock")))
+    return set_dims(function, parse_dims(params["dims"]))
 
 
-def add_locked_dims(model: str, function: Function, sizes: Mapping[str, int], lock: str | None) -> dict[str, int]:
+def add_locked_dims(model: str, function: Function, sizes: Mapping[str, int], lock: str) -> dict[str, int]:
     """Add the sizes of a lockfile; raises OptionError if they contradict ``sizes``."""
-    if lock is None:
-        return dict(sizes)
+    locked = _read_locked_dims(function, lock)
+    if differing := [name for name in locked if sizes.get(name, locked[name]) != locked[name]]:
+        expected, requested = (" ".join(f"--dim {name}={choice[name]}" for name in differing) for choice in (locked, sizes))
+        raise OptionError(
+            f"the lock {lock} is for {expected}, and {requested} was given; leave that out, "
+            f"or write another lock: xrt lock {model} {requested} -o FILE"
+        )
+    return {**locked, **sizes}
+
+
+def _read_locked_dims(function: Function, lock: str) -> dict[str, int]:
+    """The sizes of symbolic dims at which a lockfile was measured."""
     # The lock itself is checked later, with a better message where it is of another model.
     symbolic = name_batch(function)
     shapes = read_shapes(read_lock(lock), symbolic)
@@ -64,13 +74,7 @@ def add_locked_dims(model: str, function: Function, sizes: Mapping[str, int], lo
         for name, size in zip(declared or (), shapes.get(value.name, ()), strict=False):
             if isinstance(name, str):
                 locked.setdefault(name, size)
-    if differing := [name for name in locked if sizes.get(name, locked[name]) != locked[name]]:
-        expected, requested = (" ".join(f"--dim {name}={choice[name]}" for name in differing) for choice in (locked, sizes))
-        raise OptionError(
-            f"the lock {lock} is for {expected}, and {requested} was given; leave that out, "
-            f"or write another lock: xrt lock {model} {requested} -o FILE"
-        )
-    return {**locked, **sizes}
+    return locked
 
 
 _ALSO_FOR_BUNDLES = {
@@ -88,8 +92,14 @@ def open_model(model: str, params: dict[str, Any]) -> tuple[Function, XRTModule]
     OptionError for an option that a bundle has fixed.
     """
     if not is_bundle(model):
-        function = load_with_sizes(model, params)
-        return function, XRTModule(function, **module_keywords(params))
+        declared = load_with_options(model)
+        settle_batch(declared, params)
+        sizes, lock = parse_dims(params["dims"]), params.get("lock")
+        if lock is None:
+            return (function := set_dims(declared, sizes)), XRTModule(function, **module_keywords(params))
+        # A lock serves all sizes of the symbolic model, so its dims stay open in the module.
+        function = set_dims(declared, {**_read_locked_dims(declared, lock), **sizes})
+        return function, XRTModule(declared, **module_keywords(params))
     # A bundle must not choose engines whose options may name files or code, so the caller names these.
     engines = split_specs(params["engine"]) if params["engine"] else []
     applicable = {*_ALSO_FOR_BUNDLES, "engine"} if any(why_not_chosen(spec, "bundle") for spec in engines) else _ALSO_FOR_BUNDLES

@@ -96,6 +96,13 @@ def _parse_check(text: str) -> str | float:
         return text
 
 
+def _parse_precision(text: str) -> str:
+    """Refuse int8, which needs examples; the module validates other names."""
+    if "int8" in re.split(r"\W+", text):
+        raise ValueError(". `xrt quantize` writes a model in int8, and `xrt lock --max-error` a lockfile for --lock")
+    return text
+
+
 NUMBERS = Text("N,...", "positive integers, such as 1,2,4", _parse_numbers)
 TIME = Text("TIME", "a time such as 60s or 2m", lambda text: _parse_seconds(text) or None)
 WAIT = Text("TIME", "a time such as 60s or 2m", _parse_seconds)
@@ -103,6 +110,7 @@ WAIT = Text("TIME", "a time such as 60s or 2m", _parse_seconds)
 SHARE = Text("SHARE", "a share such as 1% or 0.01", _parse_share)
 SIZE = Text("SIZE", "a size such as 500MB or 4GB", parse_size)
 CHECK = Text("TEXT", "", _parse_check)
+_PRECISION = Text("NAME", "fp32, fp16 or bf16", _parse_precision)
 _DEVICES = Text("ENGINE=DEVICE,...", "ENGINE=DEVICE, each engine once, such as ort=cuda,tvm=cpu", _parse_devices)
 
 
@@ -247,12 +255,13 @@ device_options = add_all(
     option("--device", default="cpu", metavar="DEVICE", help="Device of all engines: cpu, cuda or cuda:N"),
     derive(ModuleOptions, "devices", type=_DEVICES, help="Devices of single engines: ort=cuda,tvm=cpu"),
 )
-_shared_options = add_all(
+_clustering_options = add_all(
     device_options,
     derive(ClusteringOptions, "pins", "--pin", "pins", multiple=True, metavar="PIN"),
     derive(ClusteringOptions, "minimum_nodes"),
     derive(ClusteringOptions, "maximum_nodes"),
-    derive(ExecutionOptions, "precision", metavar="NAME"),
+)
+_execution_options = add_all(
     derive(ExecutionOptions, "threads", default_text=CORES),
     derive(ModuleOptions, "strict"),
     add_dims,
@@ -275,7 +284,9 @@ _input_options = add_all(add_inputs, add_seed("Seed of the random inputs that re
 module_options = add_all(
     click.argument("model"),
     add_engines("Engines, first choice first: tvm,ort; auto places by measurement"),
-    _shared_options,
+    _clustering_options,
+    derive(ExecutionOptions, "precision", type=_PRECISION, help="Precision of the arithmetic: fp32, fp16 or bf16"),
+    _execution_options,
     add_batch,
     derive(ModuleOptions, "lock", type=FILE),
     derive(ModuleOptions, "budget"),
@@ -287,7 +298,9 @@ run_options = add_all(module_options, _input_options)
 add_tuning_options = add_all(
     click.argument("model"),
     add_engines("Engines to choose from: ort,xla", "all that are ready", default="auto"),
-    _shared_options,
+    _clustering_options,
+    derive(ExecutionOptions, "precision", metavar="NAME"),
+    _execution_options,
     isolation_options,
     _input_options,
     add_time("--budget", "60s", "Time of the search"),
