@@ -271,6 +271,15 @@ async def test_each_client_gets_its_own_rows(count: int, dim: str | None, batch:
     assert float(alone) < float(calls), "some were joined"
 
 
+async def test_inputs_of_different_numbers_of_rows_are_the_clients_mistake() -> None:
+    application = app({"sum": xrt.XRTModule(make_sum(2, None))}, batch=8)
+    async with running(application):
+        document = {"inputs": [tensor(f"x{place}", np.ones((2 + place, 2), np.float32)) for place in range(2)]}
+        reply = await infer(application, "sum", document)
+    message = "the inputs of model 'sum' have different numbers of rows: 'x0' has 2 rows, 'x1' has 3 rows"
+    assert (reply.status, reply.error) == (400, message)
+
+
 MIXING: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "scaled by their number": (3, lambda x: x * x.shape[0]),
     "one NaN for all": (3, lambda x: x + (np.nan if np.isnan(x).any() else 0)),

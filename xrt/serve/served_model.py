@@ -206,7 +206,7 @@ class ServedModel:
             except RequestRefusal:  # the queue is full
                 raise
             except Exception as error:
-                raise self._explain(error) from error
+                raise self._explain(error, values) from error
         outputs = dict(zip((value.name for value in self.outputs), results, strict=True))
         # No listed outputs means all.
         requested = {name: outputs[name] for name in request.outputs or outputs}
@@ -258,10 +258,14 @@ class ServedModel:
         """Run a step of a session; without a session, the first step of a new state, which is dropped afterwards."""
         return _call_module(self.module.new_session() if session is None else session, *values)
 
-    def _explain(self, error: Exception) -> RequestRefusal:
+    def _explain(self, error: Exception, values: tuple[Array, ...]) -> RequestRefusal:
         """The refusal for an error of a call: status 400 if the inputs are to blame, otherwise 500."""
         if isinstance(error, InputError) or (isinstance(error, RunFailed) and error.has_bad_index):
             return RequestRefusal(str(error))
+        # A model may broadcast inputs of one row, so that different numbers are to blame only once a call has failed.
+        if self.options.sizes and isinstance(error, RunFailed) and not count_joinable_rows(values):
+            counts = [f"{value.name!r} has {len(array)} rows" for value, array in zip(self.inputs, values, strict=True)]
+            return RequestRefusal(f"the inputs of model {self.name!r} have different numbers of rows: {', '.join(counts)}")
         # The request log has the reason; the traceback is only for debugging, as such errors may come with every request.
         _log.debug("a call of model %s failed", self.name, exc_info=error)
         return RequestRefusal(f"model {self.name!r} failed: {error}", Status.FAILED)
