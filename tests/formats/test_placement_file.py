@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, strategies as st
 
-from xrt.errors import PlacementFileError
+from xrt.errors import ModelError, PlacementFileError
+from xrt.formats import onnx
 from xrt.formats.placement_file import (
     Baseline,
     CandidateRecord,
@@ -195,6 +196,12 @@ def test_a_file_is_written_whole_and_named_where_it_cannot_be_read(tmp_path: Pat
     assert (caught.value.file, caught.value.position) == (str(path), "plan")
     remedy = f"repair it, or write it again with `xrt lock MODEL -o {path}`"
     assert str(caught.value) == f"cannot read '{path}': plan: expected `array`, got `int`; {remedy}"
+    model = path.rename(tmp_path / "net.onnx")
+    with pytest.raises(PlacementFileError, match=r"it is a model, and a lockfile is expected; `xrt lock .*net.onnx` writes one$"):
+        read_placement(model)
+    with pytest.raises(ModelError, match=r"it is a lockfile or other JSON, not an ONNX model$"):
+        onnx.load(model)
+    model.unlink()
     with pytest.raises(PlacementFileError, match=r"^cannot write '.*none/net.lock': No such file or directory$"):
         write_placement(LOCK, tmp_path / "none" / "net.lock")
     os.mkfifo(tmp_path / "pipe")

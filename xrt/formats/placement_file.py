@@ -415,8 +415,12 @@ def read_placement(path: str | os.PathLike[str]) -> PlacementFile:
     except FileNotFoundError:
         raise PlacementFileError(f"there is no file {name!r}; `xrt lock MODEL -o {name}` writes one", file=name) from None
     except (OSError, ValueError) as error:  # ValueError: NUL in the path
+        from xrt.formats.bundle import is_bundle  # only errors need it
+
         reason = error.strerror if isinstance(error, OSError) else error
         remedy = f"repair it, or write it again with `xrt lock MODEL -o {name}`"
+        if name.endswith(".onnx") or is_bundle(name):  # never advise to overwrite a model
+            reason, remedy = "it is a model, and a lockfile is expected", f"`xrt lock {name}` writes one"
         position = getattr(error, "position", "")
         raise PlacementFileError(f"cannot read {name!r}: {reason}; {remedy}", file=name, position=position) from error
 

@@ -286,6 +286,8 @@ def _read_excerpt(data: Buffer) -> WeightlessModel:
     try:
         return WeightlessModel(ModelProto.FromString(data[:]), {})
     except DecodeError:
+        if data[:1] == b"{":
+            raise ModelError("it is a lockfile or other JSON, not an ONNX model") from None
         raise ModelError(_describe_truncation(data) or "it is not an ONNX model: it does not parse as one") from None
 
 
