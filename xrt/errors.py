@@ -63,6 +63,14 @@ class ModelError(XRTError, ValueError):
     """
 
 
+class DataDependentError(ModelError):
+    """A module of PyTorch branches on a value, or has a data-dependent size, so one graph cannot represent it.
+
+    Remedy: write the branch with ``torch.cond``, or run the module by ``torch.compile(module, backend="xrt")``, which splits
+    it there.
+    """
+
+
 class InputError(XRTError, ValueError):
     """The values of a call do not fit the model's inputs.
 

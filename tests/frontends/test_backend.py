@@ -409,5 +409,7 @@ def test_unknown_options_and_modes_are_refused() -> None:
         compiled(Block(), thread=1)(torch.ones(2, 4))
     with pytest.raises(OptionError, match="the backend 'xrt' has no modes"):
         xrt_backend(None, [], mode="max-autotune")  # type: ignore[arg-type]  # refused before it is looked at
+    with pytest.raises(OptionError, match=r"the backend 'xrt' has no option 'freez'. Did you mean 'freeze'\? It has: .*freeze"):
+        xrt_backend(None, [], options={"freez": True})  # type: ignore[arg-type]  # refused before it is looked at
     with pytest.raises(OptionError, match="freeze must be True or False; got 'no'"):
         xrt_backend(None, [], options={"freeze": "no"})  # type: ignore[arg-type]  # refused before it is looked at

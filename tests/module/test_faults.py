@@ -69,6 +69,12 @@ def test_the_call_completes_and_one_line_tells(told: Any, check: Any, text: str,
     assert "\n" not in line
 
 
+def test_a_scalar_of_numpy_is_named() -> None:
+    with module(FaultyEngine(how="scalar"), strict=True) as m, pytest.raises(RunFailed) as caught:
+        m(X)
+    assert "returned a numpy.float32, not an array (use numpy.asarray), for output 'y'" in str(caught.value)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("told", "check", "text"), FAULTS)
 @pytest.mark.parametrize("place", PLACES)

@@ -51,7 +51,7 @@ def test_onnx_comes_as_path_bytes_and_message(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "text"),
     [
-        (3, "a model is an xrt.Graph, a Function, a torch.nn.Module, or ONNX as a path, bytes or ModelProto; got a builtins.int"),
+        (3, "a model is an xrt.Graph, a Function, a torch.nn.Module, or ONNX as a path, bytes or ModelProto; got: int"),
         (Affine, "Affine is a class; pass an instance: XRTModule(Affine(...))"),
     ],
 )
@@ -275,6 +275,13 @@ def test_a_refusal_that_nobody_can_take_over_is_the_cause_of_the_error() -> None
 def test_an_option_that_cannot_be_is_named(options: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=re.escape(text)):
         xrt.XRTModule(relu(), **{"engine": "toy", **options})
+
+
+def test_arguments_of_another_type_are_named() -> None:
+    with raises_exactly(errors.OptionError, "options= takes RunOptions, such as xrt.RunOptions(profile=True); got: dict"):
+        xrt.XRTModule(relu(), engine="toy")(X, options={"profile": True})
+    with raises_exactly(errors.ModelError, "xrt.gradient takes a Function, such as xrt.formats.onnx.load(PATH); got a str"):
+        xrt.gradient("model.onnx")  # type: ignore[arg-type]  # the mistake
 
 
 def test_a_device_that_no_listed_engine_runs_on_is_refused() -> None:

@@ -265,7 +265,7 @@ def lock_command(model: str, target: Path | None, gate: float, retune: bool, **p
             module.plan_for(**values)
         tuned = module.tuned
         if tuned is not None and tuned.how == "interrupted":
-            complain("interrupted", f"nothing is locked; {path} is as it was")
+            complain("interrupted", "nothing is locked" + f"; {path} is as it was" * path.exists())
             return INTERRUPTED
         # Files are named relative to the lock, a shipped model by its name.
         relate = partial(os.path.relpath, start=path.absolute().parent)

@@ -18,7 +18,7 @@ from xrt import passes
 from xrt.engines import RunOptions
 from xrt.engines.toolkit import reference_evaluator
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
-from xrt.errors import InputError, RunFailed, XRTError
+from xrt.errors import InputError, OptionError, RunFailed, XRTError
 from xrt.graph import DType, Function, TensorType, Value
 from xrt.runtime import OutputInspector, Program, find_type_mismatch, list_inplace_updates
 from xrt.runtime.devices import use_array_device
@@ -46,6 +46,9 @@ class Call:
     @classmethod
     def of(cls, inputs: Sequence[Any], options: RunOptions | None, out: Any, function: Function, device: str) -> Call:
         """Create the call with the caller's options; raises DeviceError for a stream on the CPU, InputError for a bad buffer."""
+        if not isinstance(options, RunOptions | None):
+            kind = type(options).__name__
+            raise OptionError(f"options= takes RunOptions, such as xrt.RunOptions(profile=True); got: {kind}")
         options = options or DEFAULT
         buffers = options.host_buffers if device == "cpu" else options.out
         if out is not None:

@@ -43,9 +43,9 @@ def make_source(model: Any) -> ModelSource:
         from xrt.formats import onnx
 
         return StaticModel(onnx.load(bytes(model) if isinstance(model, bytearray) else model))
-    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    kind = f"{type(model).__module__}.{type(model).__qualname__}".removeprefix("builtins.")
     raise ModelError(
-        f"a model is an xrt.Graph, a Function, a torch.nn.Module, or ONNX as a path, bytes or ModelProto; got a {kind}"
+        f"a model is an xrt.Graph, a Function, a torch.nn.Module, or ONNX as a path, bytes or ModelProto; got: {kind}"
     )
 
 

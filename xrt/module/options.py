@@ -174,8 +174,8 @@ def list_keywords() -> dict[str, tuple[dataclasses.Field[Any], type]]:
 _KEYWORDS = list_keywords()
 
 
-def parse_options(options: Mapping[str, Any]) -> ModuleOptions:
-    """Create the options of a module from keywords.
+def parse_options(options: Mapping[str, Any], owner: str = "XRTModule", extra: tuple[str, ...] = ()) -> ModuleOptions:
+    """Create the options of a module from keywords; ``owner`` accepts them, and ``extra`` ones, in messages.
 
     Raises OptionError for an unknown keyword, a value out of range, and keywords that contradict each other.
     """
@@ -183,9 +183,9 @@ def parse_options(options: Mapping[str, Any]) -> ModuleOptions:
         return _DEFAULT
     for name in options:
         if name not in _KEYWORDS:
-            names = sorted(_KEYWORDS)
+            names = sorted((*_KEYWORDS, *extra))
             nearest = did_you_mean(name, ("engine", "device", "cache", *names))
-            raise OptionError(f"XRTModule has no option {name!r}.{nearest} It has: {', '.join(names)}")
+            raise OptionError(f"{owner} has no option {name!r}.{nearest} It has: {', '.join(names)}")
     # First, because it decides whether ``precision`` is an option of the module or of the compile.
     values, choice = _read_precision_options(options)
     clustering, execution, module = (

@@ -235,6 +235,8 @@ def find_type_mismatch(launch: Launch, results: Sequence[Any]) -> str | None:
     for value, result in zip(launch.function.outputs, results, strict=True):
         if not _has_type(result, value.type):
             actual = f"{result.dtype}{list(result.shape)}" if _is_array(result) else type(result).__name__
+            if isinstance(result, np.generic):
+                actual = f"a numpy.{type(result).__name__}, not an array (use numpy.asarray),"
             return f"engine {launch.engine!r} returned {actual} for output {value.name!r} of {launch.name}, which is {value.type}"
     return None
 

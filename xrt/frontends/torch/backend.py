@@ -366,7 +366,8 @@ def xrt_backend(
     freeze = arguments.pop("freeze", False)
     if not isinstance(freeze, bool):
         raise OptionError(f"freeze must be True or False; got {freeze!r}")
-    check_sizes_closed(parse_options({k: v for k, v in arguments.items() if k not in ("engine", "device", "cache")}))
+    names = [name for name in arguments if name not in ("engine", "device", "cache")]
+    check_sizes_closed(parse_options({name: arguments[name] for name in names}, "the backend 'xrt'", ("freeze",)))
     return compile_graph(graph, inputs, arguments, freeze=freeze)
 
 

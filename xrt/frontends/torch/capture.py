@@ -20,7 +20,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from xrt.builder import Builder, Tensor
-from xrt.errors import InputError, ModelError
+from xrt.errors import DataDependentError, InputError, ModelError
 from xrt.forking import renew_after_fork
 from xrt.frontends.torch.lower import CHECKS, Lowering
 from xrt.frontends.torch.symbols import Symbols
@@ -202,10 +202,6 @@ def _make_mark(tensor: torch.Tensor) -> tuple[object, ...]:
 
 _EXPORT = renew_after_fork(threading.RLock())
 """torch.export is not thread-safe."""
-
-
-class DataDependentError(ModelError):
-    """The module branches on a value, or has a data-dependent size, so one graph cannot represent it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,11 @@ from torch.utils import _pytree as pytree
 
 from xrt.cache import open_cache
 from xrt.cache.memory import LEAST_BYTES, close_in_background
-from xrt.errors import FallbackWarning, InputError, ModelError, OptionError, PlanError, warn
+from xrt.errors import DataDependentError, FallbackWarning, InputError, ModelError, OptionError, PlanError, warn
 from xrt.forking import renew_after_fork
 from xrt.frontends.torch.backend import add_torch_engine, check_sizes_closed, compile_graph
 from xrt.frontends.torch.capture import (
     Capture,
-    DataDependentError,
     ModuleState,
     capture,
     check_keywords,

@@ -43,6 +43,8 @@ def gradient(
     two. Raises ModelError, which names the node, if an operator on the path has no gradient, and for unknown or non-float
     names. Linear time.
     """
+    if not isinstance(function, Function):
+        raise ModelError(f"xrt.gradient takes a Function, such as xrt.formats.onnx.load(PATH); got a {type(function).__name__}")
     targets = _as_names(of) or tuple(value.name for value in function.outputs)
     if of is None and len(targets) != 1:
         outputs, first = ", ".join(targets) or "none", next(iter(targets), "NAME")
