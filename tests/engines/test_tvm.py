@@ -177,6 +177,17 @@ def test_loops_over_many_elements_are_right(f: Function) -> None:
 
 
 @pytest.mark.slow
+def test_sums_over_a_symbolic_number_of_rows_are_right_at_every_size() -> None:
+    nodes, constants = (node("MatMul", "x w", "p"), node("ReduceSum", "p a", "y")), {"w": random(300, 96), "a": np.array([1])}
+    f = infer_shapes(function(*nodes, inputs={"x": tensor("N", 300)}, outputs=("p", "y"), constants=constants))
+    executable = written.compiled(Tvm(), f)
+    for rows in (1, 7, 8, 61):
+        x = random(rows, 300)
+        for result, expected in zip(executable.run([x]), evaluate(f, [x]), strict=True):
+            np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.slow
 def test_values_used_twice_over_and_over_do_not_explode() -> None:
     """Inlining alone would write 2 to the 40th terms."""
     nodes = [node("Mul", f"v{k} v{k}", f"v{k + 1}") for k in range(40)]

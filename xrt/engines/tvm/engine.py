@@ -65,12 +65,12 @@ class Tvm(GraphCompiler):
         return why_not(node, function)
 
     def why_not_dynamic(self, function: Function) -> str | None:
-        """Explain why one executable cannot support all sizes, by the first node that prevents it; None if it can."""
+        """Explain why one executable should not serve all sizes, by the first node that prevents it; None if it should."""
         for node in function.nodes:
             if reason := self.why_not(node, function):
                 return f"{node.name!r} ({node.op}): {reason}"
             if node.op in STATIC_SCHEDULES and has_symbolic_dims(node, function):
-                return f"{node.name!r} ({node.op}): its schedule needs static shapes"
+                return f"{node.name!r} ({node.op}): its schedule is faster with static shapes"
         return None
 
     def compile(self, function: Function, context: CompileContext) -> Executable:

@@ -87,6 +87,8 @@ def _iter_operands(node: Any) -> Iterator[Any]:
 Loop: TypeAlias = "s_tir.schedule.LoopRV"
 MIN_PARALLEL_ITERATIONS = 16384
 """A nest with fewer iterations is neither parallelized (waking a second thread takes about 5 us) nor tiled."""
+TYPICAL_EXTENT = 64
+"""Estimate of a symbolic extent in a number of iterations."""
 MIN_INTERLEAVED_OPERATIONS = 16
 """LLVM interleaves the iterations of loops whose body has fewer operations. For longer bodies `LoopNest` does."""
 
@@ -122,17 +124,18 @@ class LoopNest:
         self.num_spatial = len(self.loop_kinds.rstrip("R"))
 
     @property
+    def has_spatial_first(self) -> bool:
+        """Whether all spatial loops come before the reductions."""
+        return bool(self.num_spatial) and set(self.loop_kinds[: self.num_spatial]) == {"S"}
+
+    @property
     def is_static(self) -> bool:
-        """Whether all extents are numbers and all spatial loops come before the reductions."""
-        return (
-            bool(self.num_spatial)
-            and set(self.loop_kinds[: self.num_spatial]) == {"S"}
-            and all(isinstance(e, int) for e in self.extents)
-        )
+        """Whether all extents are numbers."""
+        return all(isinstance(extent, int) for extent in self.extents)
 
     def parallelize_symbolic(self) -> None:
         """Parallelize the outermost loop of a nest with symbolic extents, and leave the inner loops to LLVM."""
-        if self.cpu.threads == 1 or not self.num_spatial or set(self.loop_kinds[: self.num_spatial]) != {"S"}:
+        if self.cpu.threads == 1:
             return
         pairs = zip(self.schedule.get_loops(self.block), self.extents[: self.num_spatial], strict=False)
         if (row := next((loop for loop, extent in pairs if not isinstance(extent, int) or extent > 1), None)) is not None:
@@ -156,7 +159,7 @@ class LoopNest:
     def iterations(self) -> int:
         total = 1
         for extent in self.extents:
-            total *= extent
+            total *= extent if isinstance(extent, int) else TYPICAL_EXTENT
         return total
 
     def _parallelize(self, outermost: Loop) -> None:
@@ -259,6 +262,8 @@ class LoopNest:
         channels. Without a reuse axis a tile is still faster if vectors are read contiguously, as in a sum over the first axis.
         """
         last = self.num_spatial - 1
+        if not isinstance(self.extents[last], int):
+            return False
         reads = [read for read in self.schedule.get(self.block).reads if _varies_along_last_axis(read, self.loop_variables[last])]
         reuse = self._find_reuse_axis(reads)
         # A sum along contiguous elements has one result per row, so there is no vector to tile. `split_rows` supports it.
@@ -266,17 +271,22 @@ class LoopNest:
             reuse is None and any(_varies_along_last_axis(r, v) for r in reads for v in self.loop_variables[self.num_spatial :])
         ):
             return False
-        # Rows times vectors must fit in the registers, and divide the extents: a remainder would need a second loop nest.
+        # Rows times vectors must fit in the registers, and divide known extents: a remainder would need a second loop nest.
         lanes = _find_divisor(self.extents[last], self.cpu.lanes_per_vector(self._result_bits))
         vectors = _find_divisor(self.extents[last] // lanes, 2 if reuse is not None else 4)
-        rows = _find_divisor(self.extents[reuse], min(8, self.cpu.accumulators // vectors)) if reuse is not None else 1
+        rows = 1
+        if reuse is not None:
+            max_rows, extent = min(8, self.cpu.accumulators // vectors), self.extents[reuse]
+            # TVM adds a condition for the last rows of a symbolic extent.
+            rows = _find_divisor(extent, max_rows) if isinstance(extent, int) else max_rows
         self._reorder_tile(reuse, rows, vectors, lanes)
         return True
 
     def _find_reuse_axis(self, reads: list[Any]) -> int | None:
         """Find the innermost axis of the result on which none of the reads depends; None if each depends on all axes."""
         for axis in range(self.num_spatial - 2, -1, -1):
-            if self.extents[axis] > 1 and not any(
+            extent = self.extents[axis]
+            if (not isinstance(extent, int) or extent > 1) and not any(
                 _depends_on(dim, self.loop_variables[axis]) for read in reads for dim in read.region
             ):
                 return axis
@@ -305,6 +315,8 @@ class LoopNest:
 
     def split_rows(self) -> bool:
         """Reduce each contiguous row into several vectors, added after the loop. Return False if the nest is not suited."""
+        if not isinstance(self.extents[-1], int):
+            return False
         schedule = self.schedule
         reads = schedule.get(self.block).reads
         # Four vectors in turn, because additions to a single one would wait for each other.
@@ -404,8 +416,7 @@ class CpuSchedule(dlight.ScheduleRule):  # type: ignore[misc]  # TVM has no type
 def _schedule_block(schedule: s_tir.Schedule, block: SBlockInfo, cpu: CpuProperties) -> s_tir.Schedule:
     """Schedule the loop nest of one block and return the resulting schedule, which may be a modified copy."""
     nest = LoopNest(schedule, block, cpu)
-    if not nest.is_static:
-        nest.parallelize_symbolic()
+    if not nest.has_spatial_first:
         return schedule
     if nest.is_large_reduction:
         for transform in (LoopNest.tile, LoopNest.split_rows):
@@ -414,7 +425,10 @@ def _schedule_block(schedule: s_tir.Schedule, block: SBlockInfo, cpu: CpuPropert
             with suppress(s_tir.ScheduleError):
                 if transform(LoopNest(trial, block, cpu)):
                     return trial
-    nest.schedule_by_default()
+    if nest.is_static:
+        nest.schedule_by_default()
+    else:
+        nest.parallelize_symbolic()
     return schedule
 
 
