@@ -313,7 +313,7 @@ def test_a_sum_with_an_unknown_number_is_unknown() -> None:
     function = make(build, {"x": (FLOAT, ("s",)), "number": (INT, (1,))})
     values = [np.ones(3, np.float32), np.array([-9])]
     np.testing.assert_array_equal(xrt.XRTModule(function, engine="toy")(*values), values[0])
-    assert "known in part" in str(pad_dims(function).refusals["s"])
+    assert "some of which are unknown" in str(pad_dims(function).refusals["s"])
 
 
 @pytest.mark.parametrize("dim", ["s", "t"])
@@ -370,7 +370,7 @@ REFUSED: dict[str, tuple[Build, Inputs, str]] = {
     "joined behind": (
         lambda x: ops.Concat(x, ones(2, 1, 4), axis=1),
         X,
-        "it joins something behind a padded axis, so there is padding between the parts",
+        "it concatenates behind a padded axis, so padding would lie between the parts",
     ),
     "a fixed extent": (
         lambda x: ops.Add(x, ones(5, 1)),
@@ -380,7 +380,7 @@ REFUSED: dict[str, tuple[Build, Inputs, str]] = {
     "other extents": (
         lambda x, y: ops.MatMul(x, y),
         {"x": (FLOAT, (2, "s")), "y": (FLOAT, (5, 2))},
-        "it sums over a padded axis, whose extent is another one on the other side",
+        "it sums over a padded axis whose extent differs between its operands",
     ),
     "a reshape in another order": (
         lambda x: ops.Reshape(x, shape_of(x, 4, -2, 2)), X, "the new shape has 2 where the old one has s"
@@ -389,10 +389,10 @@ REFUSED: dict[str, tuple[Build, Inputs, str]] = {
     "linear": (
         lambda x: ops.Resize(x, None, np.float32([1, 1, 2, 1]), mode="linear"),
         IMAGE,
-        "it interpolates, or scales by no whole number",
+        "it interpolates, or its scale is not an integer",
     ),
     "rounded up": (
-        lambda x: ops.MaxPool(x, kernel_shape=[2, 2], ceil_mode=1), IMAGE, "it rounds up (ceil_mode), or gives indices"
+        lambda x: ops.MaxPool(x, kernel_shape=[2, 2], ceil_mode=1), IMAGE, "it rounds up (ceil_mode) or returns indices"
     ),
     "divided by fewer": (
         lambda x: ops.AveragePool(x, kernel_shape=[2, 2], pads=[0, 0, 1, 0]),
@@ -401,11 +401,11 @@ REFUSED: dict[str, tuple[Build, Inputs, str]] = {
     ),
     "a size as the result": (lambda x: ops.Shape(x), X, "its result is a size"),
     "backwards": (
-        lambda x: ops.Slice(x, [-1], [LAST], [1], [-1]), X, "it cuts at places that are not known, or backwards"
+        lambda x: ops.Slice(x, [-1], [LAST], [1], [-1]), X, "its bounds are not known, or its step is negative"
     ),
-    "several slices": (several_slices, ROW, "it slices several axes, one from a place that depends on the size"),
+    "several slices": (several_slices, ROW, "it slices several axes, one from a start that depends on a padded size"),
     "reflected": (
-        lambda x: ops.Pad(x, [0, 0, 0, 0, 2, 0], mode="reflect"), X, "it cuts, or repeats what is at the end"
+        lambda x: ops.Pad(x, [0, 0, 0, 0, 2, 0], mode="reflect"), X, "it removes or repeats elements at the end"
     ),
 }  # fmt: skip
 
@@ -425,7 +425,7 @@ def test_what_padding_would_change_is_refused_with_the_reason(name: str) -> None
 
 def test_the_reason_names_the_node_that_is_decomposed() -> None:
     function = make(lambda x: ops.CenterCropPad(x, [3], axes=[1]), X, 18)
-    reason = "node 'centercroppad_1' (CenterCropPad): in its decomposition, Pad: input 1 is no constant"
+    reason = "node 'centercroppad_1' (CenterCropPad): in its decomposition, Pad: input 1 is not a constant"
     assert str(pad_dims(function).refusals["s"]) == reason
 
 

@@ -16,8 +16,9 @@ from xrt.passes.padding.function import decompose_without_rule, walk
 from xrt.passes.padding.padder import SIZE, PaddedTensor, Padder, PaddingRefusal, Unpaddable
 from xrt.passes.shape_inference import infer_shapes
 
-LENGTH, NEXT_LENGTH = "xrt.length", "xrt.next_length"
-"""State that holds the number of valid cache entries."""
+LENGTH = "xrt.length"
+NEXT_LENGTH = "xrt.next_length"
+"""Input and output of the state that holds the number of valid cache entries."""
 CAPACITY = "capacity"
 """Name of the dim that replaces the growing extent."""
 SCATTER_OPSET = 24
@@ -26,13 +27,13 @@ SCATTER_OPSET = 24
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """A state that grows by a Concat."""
+    """A state that grows by a Concat of past and new entries."""
 
     state: State
     node: Node
     axis: int
     dim: str
-    """The growing extent."""
+    """Name of the dim that grows."""
 
     @property
     def new(self) -> str:
@@ -41,7 +42,7 @@ class _Cache:
 
 
 class _CachePadder(Padder):
-    """Pads the past entries of a cache to its capacity. New entries are written behind the valid ones."""
+    """Pads the past entries of all caches to the capacity. New entries are written behind the valid ones."""
 
     def __init__(self, function: Function, caches: Sequence[_Cache], new_entries: Extent, capacity: int | str) -> None:
         super().__init__(function, frozenset({caches[0].dim}))
@@ -54,7 +55,7 @@ class _CachePadder(Padder):
         self.rules.update({cache.node.name: _make_write_rule(cache) for cache in caches})
 
     def shape_operand(self, name: str) -> str:
-        """Use sizes of the whole buffer where the model uses sizes of the valid part."""
+        """Add nodes that compute the shape operand for the whole buffer, where the model computes it for the valid part."""
         extents = self._contents[name]
         if any(extent is None for extent in extents.flat):
             return name
@@ -65,24 +66,26 @@ class _CachePadder(Padder):
 
 
 def _make_write_rule(cache: _Cache) -> Callable[[Padder, Node], Node]:
-    """Make the rule that replaces a Concat by a write behind the valid entries; the rest of the buffer stays zero."""
+    """Create the padding rule that replaces a cache's Concat by a write behind the valid entries of the buffer."""
 
     def rule(p: Padder, node: Node) -> Node:
         past, new = node.inputs
         axes = p.axes(new)
         total = (*axes[: cache.axis], (axes[cache.axis][0] + Extent.of(cache.dim),), *axes[cache.axis + 1 :])
         p.set(node.outputs[0], total, {cache.axis})
-        start = p.value(Extent.of(cache.dim))
+        start = p.emit_extent(Extent.of(cache.dim))
         if p.function.opsets.get("", 0) >= SCATTER_OPSET:
-            starts = p.node("Expand", start, p.node("Reshape", p.length(new, 0), p.constant(np.array([1], np.int64))))
+            starts = p.node("Expand", start, p.node("Reshape", p.emit_length(new, 0), p.constant(np.array([1], np.int64))))
             return replace(node, op_type="TensorScatter", inputs=(past, new, starts), attributes=()).with_attributes(
                 axis=cache.axis
             )
         shape = [1] * len(axes)
         shape[cache.axis] = -1
-        places = p.node("Reshape", p.positions(Extent.of(cache.dim), axes[cache.axis][0]), p.constant(np.array(shape, np.int64)))
-        places = p.node("Expand", places, p.node("Shape", new))
-        return replace(node, op_type="ScatterElements", inputs=(past, places, new), attributes=()).with_attributes(
+        indices = p.node(
+            "Reshape", p.emit_positions(Extent.of(cache.dim), axes[cache.axis][0]), p.constant(np.array(shape, np.int64))
+        )
+        indices = p.node("Expand", indices, p.node("Shape", new))
+        return replace(node, op_type="ScatterElements", inputs=(past, indices, new), attributes=()).with_attributes(
             axis=cache.axis
         )
 
@@ -90,28 +93,30 @@ def _make_write_rule(cache: _Cache) -> Callable[[Padder, Node], Node]:
 
 
 def make_static_caches(function: Function, states: Iterable[State], capacity: int | None) -> Function:
-    """Store growing caches in buffers of fixed capacity; their length becomes an additional state.
+    """Store growing caches in buffers of fixed capacity, and add a state that holds the number of valid entries.
 
-    ``capacity`` is the number of entries; None makes it the symbolic dim `CAPACITY`, which a session can enlarge. Attention
-    masks the entries behind the length. Raises ModelError, with node and reason, if no state grows by a Concat or if the result
-    is not provably the same.
+    ``capacity`` is the size of the buffers in entries; if None, the size is the symbolic dim `CAPACITY`, which a session can
+    enlarge. Attention masks the entries behind the valid ones. Raises ModelError, with node and reason, if no state grows by a
+    Concat or if equal results cannot be proved.
     """
     all_states = tuple(states)
     caches = [cache for state in all_states if (cache := _find_cache(function, state)) is not None]
     if not caches:
-        raise ModelError(f"no state of {function.name!r} grows by a Concat of what was and what is new")
+        raise ModelError(f"no state of {function.name!r} grows by a Concat of past and new entries")
     if others := sorted({cache.dim for cache in caches} - {caches[0].dim}):
-        raise ModelError(f"the caches grow along extents of several names ({caches[0].dim}, {', '.join(others)}); give them one")
+        raise ModelError(
+            f"the caches grow along extents with different names ({caches[0].dim}, {', '.join(others)}); give them the same name"
+        )
     function = decompose_without_rule(function)
     new_entries = _count_new_entries(function, caches)
     p = _CachePadder(function, caches, new_entries, CAPACITY if capacity is None else capacity)
     walk(p)
     _check_outputs(p, caches)
-    return _finish(p, all_states, caches, capacity)
+    return _assemble(p, all_states, caches, capacity)
 
 
 def _find_cache(function: Function, state: State) -> _Cache | None:
-    """The cache of a state; None if the state does not grow by a Concat. Raises ModelError if its past has other readers."""
+    """Return a state as a cache, or None if it does not grow by a Concat; raises ModelError if its past has other readers."""
     before = function.get_type(state.input)
     node = function.producer(state.output)
     if node is None or node.op != "Concat" or not isinstance(before, TensorType) or before.shape is None:
@@ -121,57 +126,61 @@ def _find_cache(function: Function, state: State) -> _Cache | None:
     axis = node.attr("axis") % len(before.shape)
     dim = before.shape[axis]
     if not isinstance(dim, str):
-        raise ModelError(f"state {state.input!r} is {before}; the extent that grows must have a name")
+        raise ModelError(f"state {state.input!r} is {before}; the extent that grows must be a named dim")
     for use in function.users(state.input):
         # A Shape is replaced by the tracked sizes; other readers would see the invalid part.
         if use.node.name != node.name and use.node.op != "Shape":
             raise ModelError(
                 f"state {state.input!r} is read by node {use.node.name!r} ({use.node.op}), not only by the Concat "
-                f"{node.name!r}; a buffer has other elements behind its length"
+                f"{node.name!r}; it would also read the unused part of the buffer"
             )
     return _Cache(state, node, axis, dim)
 
 
 def _count_new_entries(function: Function, caches: Sequence[_Cache]) -> Extent:
-    """The number of entries that a call appends; raises ModelError unless it is one known extent for all caches."""
+    """The number of entries that a call appends; raises ModelError unless it is known and equal for all caches."""
     p = Padder(function, frozenset())
     walk(p)
     try:
         extents = {multiply(p.axes(cache.new)[cache.axis]) for cache in caches}
     except Unpaddable as error:
-        raise ModelError(f"how much a call adds to the caches of {function.name!r} is not known: {error.reason}") from None
+        raise ModelError(
+            f"the number of entries that a call adds to the caches of {function.name!r} is not known: {error.reason}"
+        ) from None
     if len(extents) != 1 or not p.is_known(next(iter(extents))):
         shown = ", ".join(sorted(map(str, extents)))
-        raise ModelError(f"how much a call adds to the caches of {function.name!r} is not one extent of its inputs: {shown}")
+        raise ModelError(
+            f"the number of entries that a call adds to the caches of {function.name!r} is not one extent of its inputs: {shown}"
+        )
     return extents.pop()
 
 
 def _check_outputs(p: Padder, caches: Sequence[_Cache]) -> None:
-    """Raise ModelError if padding reaches an output that is not a cache, or if a cache did not become a buffer."""
+    """Raise ModelError if an output that is not a cache is padded, or if a cache could not be made a buffer."""
     cache_outputs = {cache.state.output for cache in caches}
     for value in p.function.outputs:
         state = p.states.get(value.name)
         if isinstance(state, PaddingRefusal):
             raise ModelError(f"the caches of {p.function.name!r} cannot be made static: {state}")
         if (isinstance(state, PaddedTensor) or state is SIZE) and value.name not in cache_outputs:
-            raise ModelError(f"output {value.name!r} is as long as the caches, so these cannot be made static; leave it out")
+            raise ModelError(f"output {value.name!r} is as long as the caches, so these cannot be made static; remove the output")
     for cache in caches:
         if not isinstance(p.states.get(cache.state.output), PaddedTensor):
             raise ModelError(f"the Concat {cache.node.name!r} cannot be made a write to a buffer")
 
 
-def _finish(p: _CachePadder, states: Sequence[State], caches: Sequence[_Cache], capacity: int | None) -> Function:
-    """Build the Function with buffers of the capacity, the length as a state, and the limit of the capacity."""
+def _assemble(p: _CachePadder, states: Sequence[State], caches: Sequence[_Cache], capacity: int | None) -> Function:
+    """Build the Function with buffers as states, the length as an additional state, and the declared limit of the capacity."""
     function = p.function
     by_input = {cache.state.input: cache for cache in caches}
     by_output = {cache.state.output: cache for cache in caches}
     length = TensorType(DType.INT64, ())
-    next_length = Node("Add", (LENGTH, p.length(caches[0].new, caches[0].axis)), (NEXT_LENGTH,))
+    next_length = Node("Add", (LENGTH, p.emit_length(caches[0].new, caches[0].axis)), (NEXT_LENGTH,))
     dim = CAPACITY if capacity is None else capacity
     inputs = [_resize(value, by_input.get(value.name), function, dim) for value in function.inputs]
     outputs = [_resize(value, by_output.get(value.name), function, dim) for value in function.outputs]
-    # The old cache length is no extent of the result.
-    outputs = [value if value.name in by_output else _forget(value, p) for value in outputs]
+    # The dim of the old cache length does not exist in the new Function.
+    outputs = [value if value.name in by_output else _drop_cache_length(value, p) for value in outputs]
     static = function.replace(
         inputs=(*inputs, Value(LENGTH, length)),
         outputs=(*outputs, Value(NEXT_LENGTH, length)),
@@ -182,14 +191,14 @@ def _finish(p: _CachePadder, states: Sequence[State], caches: Sequence[_Cache], 
     source, axis = _find_source(function, p.new_entries, by_input)
     limit = _find_limit(p)
     if capacity is not None and capacity > limit:
-        raise ModelError(f"capacity={capacity} is more than the {limit} entries that a table of {function.name!r} has")
+        raise ModelError(f"capacity={capacity} is more than the {limit} entries of a table of {function.name!r}")
     limit = limit if capacity is None else capacity
     declared = declare_states(infer_shapes(static), [*states, State(LENGTH, NEXT_LENGTH)])
     return declare_capacity(declared, Capacity(LENGTH, source, axis, limit, CAPACITY if capacity is None else ""))
 
 
 def _find_limit(p: _CachePadder) -> int:
-    """The largest capacity for which no table is read out of bounds; raises ModelError if unknown."""
+    """Find the largest capacity that satisfies all padding conditions (no table is read out of bounds); ModelError if unknown."""
     limit, room = LARGEST_EXTENT, Extent.of(CAPACITY) - p.new_entries
     for condition in p.conditions:
         whole = condition.substitute(lambda atom: room if atom in p.dims else None)
@@ -198,13 +207,13 @@ def _find_limit(p: _CachePadder) -> int:
         # A condition a - c * capacity >= 0 bounds the capacity.
         if factor < 0:
             if set(factors) - {()}:
-                raise ModelError(f"the model needs {whole} not to be negative, which no capacity is known to fulfil")
+                raise ModelError(f"the model requires {whole} >= 0, and no capacity is known that guarantees this")
             limit = min(limit, factors.get((), 0) // -factor)
     return limit
 
 
 def _resize(value: Value, cache: _Cache | None, function: Function, dim: int | str) -> Value:
-    """Set a cache's capacity in its type; other values are unchanged."""
+    """Replace the growing extent in the type of a cache's value by ``dim``, the capacity; without ``cache`` return the value."""
     if cache is None:
         return value
     type_ = function.get_type(cache.state.input)
@@ -213,8 +222,8 @@ def _resize(value: Value, cache: _Cache | None, function: Function, dim: int | s
     return Value(value.name, TensorType(type_.dtype, (*type_.shape[: cache.axis], dim, *type_.shape[cache.axis + 1 :])))
 
 
-def _forget(value: Value, p: Padder) -> Value:
-    """Replace symbolic extents of an output that are named after the cache length by unknown ones."""
+def _drop_cache_length(value: Value, p: Padder) -> Value:
+    """Replace dims of an output that are the old cache length by unknown dims."""
     type_ = value.type
     if not isinstance(type_, TensorType) or type_.shape is None:
         return value
@@ -222,7 +231,7 @@ def _forget(value: Value, p: Padder) -> Value:
 
 
 def _find_source(function: Function, new_entries: Extent, caches: Mapping[str, object]) -> tuple[str, int]:
-    """The input and axis whose extent is the number of new entries."""
+    """Find the input and axis whose extent is the number of new entries, so a session can read it; raises ModelError if none."""
     for value in function.inputs:
         shape = value.type.shape if isinstance(value.type, TensorType) and value.name not in caches else None
         for axis, dim in enumerate(shape or ()):

@@ -18,13 +18,13 @@ _MICROSOFT = ("com.microsoft.BiasGelu", "com.microsoft.FastGelu", "com.microsoft
 
 @rule(*sorted(list_operators(Trait.ELEMENTWISE)), *_MICROSOFT)
 def apply_elementwise(p: Padder, node: Node) -> None:
-    """Output axes are padded like those of the inputs. Along an axis, all inputs have the same padded extent or extent 1."""
+    """Output axes are padded like those of the inputs. Along an axis, each input must have the same padded extent or 1."""
     p.set(node.outputs[0], broadcast(p, node), p.zeros(node.inputs[0]) if has_trait(node, Trait.KEEPS_ZERO) else ())
 
 
 @rule("Div", "Mod")
 def apply_integer_division(p: Padder, node: Node) -> Node:
-    """Like an elementwise operator, with padding of integer divisors replaced by 1: a division by zero can crash the process."""
+    """Like an elementwise operator. Padding of integer divisors is set to 1, because a division by zero can crash the process."""
     apply_elementwise(p, node)
     dividend, divisor = node.inputs
     if not p.dtype(dividend).is_float:
@@ -34,15 +34,15 @@ def apply_integer_division(p: Padder, node: Node) -> Node:
 
 
 def broadcast(p: Padder, node: Node, skip: int = 0) -> list[Axis]:
-    """Axes that the inputs broadcast to, without the last `skip` ones."""
+    """The axes that the inputs broadcast to, leaving out the last `skip` axes of each input."""
     shapes = [p.axes(name) for name in node.inputs if name]
     shapes = [shape[: len(shape) - skip] if skip else shape for shape in shapes]
     rank = max(map(len, shapes), default=0)
     return [_join(p, node, n, [shape[n - rank] for shape in shapes if n - rank >= -len(shape)]) for n in range(rank)]
 
 
-def _join(p: Padder, node: Node, number: int, axes: Sequence[Axis]) -> Axis:
-    """The axis that several axes broadcast to."""
+def _join(p: Padder, node: Node, index: int, axes: Sequence[Axis]) -> Axis:
+    """The axis that several axes broadcast to, output axis ``index``. Raises Unpaddable if padding makes them unequal."""
     # An axis of extent 1 broadcasts to any other.
     distinct = list(dict.fromkeys(axis for axis in axes if axis != ONE))
     if len(distinct) < 2:
@@ -50,11 +50,11 @@ def _join(p: Padder, node: Node, number: int, axes: Sequence[Axis]) -> Axis:
     if any(map(p.is_padded, distinct)):
         shown = " and ".join("*".join(map(str, axis)) for axis in distinct)
         raise p.refuse(f"its inputs have the extents {shown} along one axis, which padding would make unequal", *distinct)
-    return next((axis for axis in distinct if axis[0].number is not None), p.unknown(node.outputs[0], number))
+    return next((axis for axis in distinct if axis[0].number is not None), p.new_symbol(node.outputs[0], index))
 
 
 def _contract(p: Padder, left: str, left_axis: int, right: str, right_axis: int) -> tuple[str, str]:
-    """Mask the contracted axis of both operands with zeros; return the operands.
+    """Mask the contracted axis of both operands with zeros; return the names of the masked operands.
 
     Masking one side is not enough: the padding of the other may be infinite or NaN.
     """
@@ -62,17 +62,17 @@ def _contract(p: Padder, left: str, left_axis: int, right: str, right_axis: int)
     if not any(map(p.is_padded, axes)):
         return left, right
     if axes[0] != axes[1]:
-        raise p.refuse("it sums over a padded axis, whose extent is another one on the other side", *axes)
+        raise p.refuse("it sums over a padded axis whose extent differs between its operands", *axes)
     return p.mask(left, left_axis, 0), p.mask(right, right_axis, 0)
 
 
 @rule("MatMul")
 def apply_matmul(p: Padder, node: Node) -> Node:
-    """Rows and columns may be padded; the contracted axis is masked."""
+    """Rows, columns and batch axes may be padded; a padded contracted axis is masked."""
     left, right = node.inputs
     ranks = len(p.axes(left)), len(p.axes(right))
     if 0 in ranks:
-        raise Unpaddable("a side is a number")
+        raise Unpaddable("an operand is a scalar")
     left, right = _contract(p, left, ranks[0] - 1, right, max(ranks[1] - 2, 0))
     rows = p.axes(left)[-2:-1] if ranks[0] > 1 else ()
     columns = p.axes(right)[-1:] if ranks[1] > 1 else ()
@@ -88,96 +88,97 @@ def apply_gemm(p: Padder, node: Node) -> Node:
     transposed = [int(bool(node.attr(name, 0))) for name in ("transA", "transB")]
     left, right = _contract(p, left, 1 - transposed[0], right, transposed[1])
     product: tuple[Axis, ...] = (p.axes(left)[transposed[0]], p.axes(right)[1 - transposed[1]])
-    added = p.axes(bias[0]) if bias and bias[0] else ()
-    for axis, other in zip(reversed(product), reversed(added), strict=False):
+    bias_axes = p.axes(bias[0]) if bias and bias[0] else ()
+    for axis, other in zip(reversed(product), reversed(bias_axes), strict=False):
         if other not in (axis, ONE) and (p.is_padded(axis) or p.is_padded(other)):
-            raise p.refuse("what it adds has another extent than the padded axis", axis, other)
+            raise p.refuse("its bias has a different extent than the padded axis", axis, other)
     p.set(node.outputs[0], product)
     return replace(node, inputs=(left, right, *bias))
 
 
 @rule("Einsum")
 def apply_einsum(p: Padder, node: Node) -> Node:
-    """Output indices may be padded; a contracted index is masked in each input."""
+    """Axes that remain in the output may be padded; a contracted axis is masked in each input."""
     equation = node.attr("equation", "").replace(" ", "")
     if "." in equation or "->" not in equation:
         raise Unpaddable("its equation has an ellipsis, or no output")
     operands, result = equation.split("->")
     axes: dict[str, Axis] = {}
     names = list(node.inputs)
-    for place, letters in enumerate(operands.split(",")):
-        for axis, letter in zip(p.axes(names[place]), letters, strict=True):
+    for index, letters in enumerate(operands.split(",")):
+        for axis, letter in zip(p.axes(names[index]), letters, strict=True):
             earlier = axes.setdefault(letter, axis)
             if earlier != axis and (p.is_padded(axis) or p.is_padded(earlier)):
                 raise p.refuse(f"the extents of {letter!r} differ", axis, earlier)
-        if len(set(letters)) != len(letters) and names[place] in p.states:
-            raise p.refuse("a letter occurs repeatedly in one input", *p.axes(names[place]))
-        names[place] = p.mask_all(names[place], [n for n, letter in enumerate(letters) if letter not in result], 0)
+        if len(set(letters)) != len(letters) and names[index] in p.states:
+            raise p.refuse("a letter occurs repeatedly in one input", *p.axes(names[index]))
+        names[index] = p.mask_all(names[index], [n for n, letter in enumerate(letters) if letter not in result], 0)
     p.set(node.outputs[0], [axes[letter] for letter in result])
     return replace(node, inputs=tuple(names))
 
 
-_LEAST, _MOST = "least", "most"
+_LOWEST = "lowest"
+_HIGHEST = "highest"
 NEUTRAL: dict[str, float | str] = {
     **dict.fromkeys(
         ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceMean", "ReduceSum", "ReduceSumSquare", "GlobalAveragePool"), 0
     ),
-    **dict.fromkeys(("ReduceLogSumExp", "ReduceMax", "GlobalMaxPool", "ArgMax"), _LEAST),
-    **dict.fromkeys(("ReduceMin", "ArgMin"), _MOST),
+    **dict.fromkeys(("ReduceLogSumExp", "ReduceMax", "GlobalMaxPool", "ArgMax"), _LOWEST),
+    **dict.fromkeys(("ReduceMin", "ArgMin"), _HIGHEST),
     "ReduceProd": 1,
 }
-"""Neutral element of each reduction, for masks. Of equal extremes ArgMax and ArgMin select the first, which is never padding."""
+"""Reduction to the fill value that does not change it. ArgMax and ArgMin select the first of equal extremes: never padding."""
 SUM_AXES_OPSET = 13
 """First opset in which ReduceSum reads its axes from an input."""
 
 
 @rule(*NEUTRAL)
 def apply_reduction(p: Padder, node: Node) -> Node | None:
-    """Mask with the neutral element; a mean becomes a sum divided by the true element count."""
-    data, axes, over = node.inputs[0], p.axes(node.inputs[0]), _read_axes(p, node)
+    """Mask padding with the neutral element; a mean becomes a sum divided by the unpadded element count."""
+    data, axes, reduced = node.inputs[0], p.axes(node.inputs[0]), _read_axes(p, node)
     keep = node.attr("keepdims", 1)
-    p.set(node.outputs[0], [ONE if n in over else axis for n, axis in enumerate(axes) if keep or n not in over])
-    if not any(p.is_padded(axes[n]) for n in over):
+    p.set(node.outputs[0], [ONE if n in reduced else axis for n, axis in enumerate(axes) if keep or n not in reduced])
+    if not any(p.is_padded(axes[n]) for n in reduced):
         return None
     if node.attr("select_last_index", 0):
-        raise p.refuse("it gives the last of several places over a padded axis", *(axes[n] for n in over))
+        raise p.refuse("it selects the last of equal elements along a padded axis", *(axes[n] for n in reduced))
     # Masked with the neutral element, padding does not change the reduction.
-    masked = p.mask_all(data, over, _find_neutral(node, p.dtype(data)))
+    masked = p.mask_all(data, reduced, _find_neutral(node, p.dtype(data)))
     if node.op_type not in ("ReduceMean", "GlobalAveragePool"):
         return replace(node, inputs=(masked, *node.inputs[1:]))
-    total, dtype = multiply([axes[n][0] for n in over]), p.dtype(data)
+    total, dtype = multiply([axes[n][0] for n in reduced]), p.dtype(data)
     if dtype not in (DType.FLOAT32, DType.FLOAT64):
         # The sum of many numbers of half precision overflows where their mean does not.
         raise p.refuse(f"the sum of a mean in {dtype} may not be in its range", total)
     # The axes moved from an attribute to an input.
     if p.function.opsets.get("", 0) >= SUM_AXES_OPSET:
-        summed = p.node("ReduceSum", masked, p.constant(np.array(over, np.int64)), keepdims=keep)
+        summed = p.node("ReduceSum", masked, p.constant(np.array(reduced, np.int64)), keepdims=keep)
     else:
-        summed = p.node("ReduceSum", masked, axes=tuple(over), keepdims=keep)
-    return replace(node, op_type="Div", inputs=(summed, p.node("Cast", p.value(total), to=dtype.onnx)), attributes=())
+        summed = p.node("ReduceSum", masked, axes=tuple(reduced), keepdims=keep)
+    return replace(node, op_type="Div", inputs=(summed, p.node("Cast", p.emit_extent(total), to=dtype.onnx)), attributes=())
 
 
 def _read_axes(p: Padder, node: Node) -> list[int]:
     rank = len(p.axes(node.inputs[0]))
     if node.op_type.startswith("Global"):
         return list(range(2, rank))
-    axes = [node.attr("axis", 0)] if node.op_type.startswith("Arg") else p.integers(node, 1, "axes")
+    axes = [node.attr("axis", 0)] if node.op_type.startswith("Arg") else p.read_integers(node, 1, "axes")
     if not axes:
         return [] if node.attr("noop_with_empty_axes", 0) else list(range(rank))
     return [axis % rank for axis in axes]
 
 
 def _find_neutral(node: Node, dtype: DType) -> Any:
-    """The number that does not change the reduction of a node; raises Unpaddable for a type without extremes, such as bool."""
-    number = NEUTRAL[node.op_type]
-    if not isinstance(number, str):
-        return number
+    """The fill value that does not change a reduction of this type; raises Unpaddable for a type without extremes (bool)."""
+    neutral = NEUTRAL[node.op_type]
+    if not isinstance(neutral, str):
+        return neutral
     if dtype.is_float:
-        return -np.inf if number == _LEAST else np.inf
+        return -np.inf if neutral == _LOWEST else np.inf
     if dtype.numpy.kind not in "iu":
-        raise Unpaddable(f"there is no least {dtype}")
+        raise Unpaddable(f"{dtype} has no minimum or maximum")
     limits = np.iinfo(dtype.numpy)
-    return limits.min if number == _LEAST else limits.max
+    return limits.min if neutral == _LOWEST else limits.max
 
 
 WHOLE_AXIS_OPSET = 13
@@ -186,14 +187,14 @@ WHOLE_AXIS_OPSET = 13
 
 @rule("Softmax", "LogSoftmax", "Hardmax")
 def apply_softmax(p: Padder, node: Node) -> Node:
-    """Mask with minus infinity, so that padding gets weight 0."""
+    """Mask with minus infinity, so padding has weight 0."""
     (data,) = node.inputs
-    axes, is_new = p.axes(data), p.function.opsets.get("", 0) >= WHOLE_AXIS_OPSET
-    first = node.attr("axis", -1 if is_new else 1) % max(len(axes), 1)
-    over = [first] if is_new else list(range(first, len(axes)))
-    masked = p.mask_all(data, over, -np.inf)
-    shares = {n for n in over if p.is_padded(axes[n])} if node.op_type == "Softmax" else set()
-    p.set(node.outputs[0], axes, shares)
+    axes, is_per_axis = p.axes(data), p.function.opsets.get("", 0) >= WHOLE_AXIS_OPSET
+    first = node.attr("axis", -1 if is_per_axis else 1) % max(len(axes), 1)
+    normalized = [first] if is_per_axis else list(range(first, len(axes)))
+    masked = p.mask_all(data, normalized, -np.inf)
+    zeros = {n for n in normalized if p.is_padded(axes[n])} if node.op_type == "Softmax" else set()
+    p.set(node.outputs[0], axes, zeros)
     return replace(node, inputs=(masked,))
 
 
@@ -208,7 +209,7 @@ def apply_softmax(p: Padder, node: Node) -> Node:
     "RMSNormalization",
 )
 def apply_normalization(p: Padder, node: Node) -> None:
-    """Supported if the normalized axes are not padded."""
+    """The normalized axes must not be padded."""
     axes = p.axes(node.inputs[0])
     normalized_axes = _find_normalized_axes(node, len(axes))
     for n in normalized_axes:
@@ -235,11 +236,11 @@ def _find_normalized_axes(node: Node, rank: int) -> list[int]:
 
 @rule("CumSum")
 def apply_cumulative(p: Padder, node: Node) -> Node:
-    """Padding follows all valid elements, so it needs a mask only in a reverse sum."""
-    axes, numbers = p.axes(node.inputs[0]), p.integers(node, 1)
-    if numbers is None:
+    """A forward sum reaches the padding last, so only a reverse sum needs a mask."""
+    axes, axis_operand = p.axes(node.inputs[0]), p.read_integers(node, 1)
+    if axis_operand is None:
         raise Unpaddable("its axis is not known")
-    axis = numbers[0] % len(axes)
+    axis = axis_operand[0] % len(axes)
     p.set(node.outputs[0], axes)
     if not node.attr("reverse", 0) or not p.is_padded(axes[axis]):
         return node
@@ -248,8 +249,8 @@ def apply_cumulative(p: Padder, node: Node) -> Node:
 
 @rule("Dropout")
 def apply_dropout(p: Padder, node: Node) -> None:
-    """In inference mode, the mask is padded as the data is."""
-    if len(node.inputs) > 2 and node.inputs[2] and p.integers(node, 2) != [0]:
+    """In inference mode both outputs, data and mask, have the axes of the input."""
+    if len(node.inputs) > 2 and node.inputs[2] and p.read_integers(node, 2) != [0]:
         raise Unpaddable("it is in training mode")
     p.check_parameters(node)
     for name in filter(None, node.outputs):
@@ -258,16 +259,16 @@ def apply_dropout(p: Padder, node: Node) -> None:
 
 @rule("CastLike")
 def apply_cast_like(p: Padder, node: Node) -> None:
-    """Only the type of the second input matters."""
+    """Like a Cast: of the second input only the type is used."""
     p.set(node.outputs[0], p.axes(node.inputs[0]), p.zeros(node.inputs[0]))
 
 
 @rule("QuantizeLinear", "DequantizeLinear")
 def apply_quantized(p: Padder, node: Node) -> None:
-    """Per-axis scales must belong to an axis without padding."""
+    """An axis with one scale per element must not be padded."""
     p.check_parameters(node)
     if node.attr("block_size", 0):
-        raise Unpaddable("its scales are of blocks")
+        raise Unpaddable("it has one scale per block")
     axes = p.axes(node.inputs[0])
     if len(p.axes(node.inputs[1])) and p.is_padded(axes[node.attr("axis", 1)]):
         raise p.refuse("it has a scale for each element of the padded axis", axes[node.attr("axis", 1)])
@@ -276,8 +277,8 @@ def apply_quantized(p: Padder, node: Node) -> None:
 
 @rule("Trilu")
 def apply_trilu(p: Padder, node: Node) -> None:
-    """The triangle depends on positions only, which padding keeps."""
+    """The triangle depends only on positions, and padding does not move elements."""
     axes = p.axes(node.inputs[0])
     for axis in axes[-2:]:
-        p.only(axis)  # merged extents have other positions
+        p.single_extent(axis)  # raises if merged: padding then moves elements
     p.set(node.outputs[0], axes, p.zeros(node.inputs[0]))

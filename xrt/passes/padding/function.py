@@ -1,4 +1,4 @@
-"""Pad the dynamic dims of a Function: choose the dims, walk the nodes, and crop the results to their true sizes."""
+"""Pad the dynamic dims of a Function: choose the dims, apply the padding rules, and crop the results to their unpadded sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from xrt.passes.contents import MOVES, PROPAGATED, propagate
 from xrt.passes.extents import Extent, multiply
 from xrt.passes.padding import elementwise, movement, windows  # noqa: F401  # they register their rules
 from xrt.passes.padding.padder import (
-    MOST_ELEMENTS,
+    MAX_TRACKED_ELEMENTS,
     RULES,
     SIZE,
     Axis,
@@ -33,24 +33,24 @@ PADDED_SHAPES: Mapping[str, tuple[int, ...]] = {
     **{op: SHAPE_OPERANDS[op] for op in ("ConstantOfShape", "Expand", "Range", "Reshape", "Tile")},
     "Slice": (1, 2),
 }
-"""Inputs that describe shapes and so use padded sizes; in all other inputs a size is a value and must be the true one."""
+"""Operator to the indices of its shape operands, which use padded sizes. Elsewhere a size is a value and must be unpadded."""
 SIZED = frozenset(SHAPE_OPERANDS).difference(PADDED_SHAPES, ("Squeeze", "Unsqueeze"))
-"""Operators that must not read padded sizes: no rule follows these. Squeeze and Unsqueeze read axes."""
+"""Operators with a shape operand for which no rule supports padded sizes. Not Squeeze and Unsqueeze, whose operand lists axes."""
 
 
 def propagate_sizes(p: Padder, node: Node) -> bool:
-    """Compute the contents of a node's output if it is integer arithmetic on sizes; return whether it was.
+    """Record the contents of a node's output if the node is integer arithmetic on sizes; return whether it is.
 
-    Such a node stays as it is, and its readers use the recorded extents.
+    The node itself needs no replacement, because its readers use the recorded extents.
     """
     if node.domain or not (node.op_type in _SIZES or node.op_type in PROPAGATED):
         return False
     try:
         elements = _SIZES[node.op_type](p, node) if node.op_type in _SIZES else _propagate(p, node)
     except (Unpaddable, IndexError, ValueError, TypeError, AttributeError):
-        # The table checks nothing: a node that it does not cover is handled by its rule.
+        # The functions of the table do not validate the node; one that they cannot handle is left to its padding rule.
         return False
-    if elements is None or elements.size > MOST_ELEMENTS or all(extent is None for extent in elements.flat):
+    if elements is None or elements.size > MAX_TRACKED_ELEMENTS or all(extent is None for extent in elements.flat):
         return False
     p.set_contents(node.outputs[0], elements)
     if any(extent is None for extent in elements.flat) and any(name in p.states for name in node.inputs):
@@ -59,10 +59,10 @@ def propagate_sizes(p: Padder, node: Node) -> bool:
 
 
 def _propagate(p: Padder, node: Node) -> Contents | None:
-    """Compute the contents of a node's output with the rules of shape inference; None if they are unknown or no sizes."""
+    """Compute the contents of a node's output with the rules of shape inference; None if unknown, or not integer or boolean."""
     if len(node.outputs) != 1:
         return None
-    # A Concat needs the shape of a part of unknown contents. The shape of a padded input is not that of its type.
+    # For some operators, such as Concat, the type of an input is enough. A padded input does not have the shape of its type.
     is_typed = [node.op_type in MOVES and name not in p.states for name in node.inputs]
     types = [p.function.get_type(name) if typed else None for name, typed in zip(node.inputs, is_typed, strict=True)]
     result = (propagate(node, [_read_contents(p, name) for name in node.inputs], types, trusts_names=True) or [None])[0]
@@ -71,7 +71,7 @@ def _propagate(p: Padder, node: Node) -> Contents | None:
 
 
 def _read_contents(p: Padder, name: str) -> contents.Contents | None:
-    """The contents of an integer tensor as shape inference represents them: numbers, other extents, and None."""
+    """Convert the contents of an integer tensor to the form of shape inference, where a static Extent is an int."""
     elements = p.contents(name) if name else None
     if elements is None:
         return None
@@ -89,7 +89,7 @@ def _size(p: Padder, node: Node) -> Contents:
 
 
 def _divide(p: Padder, node: Node) -> Contents | None:
-    """Integer division: exact, or by a positive number."""
+    """Divide sizes elementwise: exactly if possible, otherwise rounded down if the divisor is a positive number."""
 
     def divide(dividend: Extent | None, divisor: Extent | None) -> Extent | None:
         if dividend is None or divisor is None:
@@ -98,8 +98,8 @@ def _divide(p: Padder, node: Node) -> Contents | None:
             return exact
         if divisor.number is None or divisor.number < 1:
             return None
-        # Both are equal for numbers that are not negative.
-        p.require(dividend)  # Div rounds towards zero, Quotient down
+        # Equal for non-negative dividends.
+        p.require_nonnegative(dividend)  # Div rounds towards zero, Quotient down
         return dividend // divisor.number
 
     dividends, divisors = map(p.contents, node.inputs)
@@ -109,7 +109,7 @@ def _divide(p: Padder, node: Node) -> Contents | None:
 
 
 _SIZES: Mapping[str, Callable[[Padder, Node], Contents | None]] = {"Div": _divide, "Shape": _shape, "Size": _size}
-"""Operators with a rule here: shapes consist of padded axes, and a Div adds the condition that its dividend is not negative."""
+"""Operators on sizes that shape inference would not handle correctly: Shape and Size read padded axes, Div adds a condition."""
 
 
 @dataclass(frozen=True)
@@ -117,64 +117,64 @@ class PaddedFunction:
     """A Function that accepts padded sizes for some of its dynamic dims."""
 
     function: Function
-    """Its inputs are those of the model, then one int64 scalar for each dim in `fed`."""
+    """Its inputs are those of the model, followed by one int64 scalar for each dim in `fed`."""
     dims: tuple[str, ...]
-    """Dims that may be padded; an unnamed extent is named by input and axis, ``x[0]``."""
+    """Dims that may be padded. An unnamed dim is called by input and axis: ``x[0]``."""
     fed: tuple[str, ...]
-    """Dims whose true sizes are the additional inputs."""
+    """Dims whose unpadded sizes are passed as the additional inputs."""
     axes: tuple[tuple[Axis, ...] | None, ...]
-    """Extents of each output; None if padding does not affect it."""
+    """Axes of each output as extents; None for an output that padding does not affect."""
     conditions: tuple[Extent, ...]
-    """Extents that must not be negative, for both the true and the padded sizes."""
+    """Extents that must not be negative, for both the unpadded and the padded sizes."""
     refusals: Mapping[str, PaddingRefusal]
-    """Why each of the other dims cannot be padded."""
+    """Dim to the reason why it cannot be padded, for the dims not in `dims`."""
 
     def allows(self, sizes: Mapping[str, int], padded: Mapping[str, int]) -> bool:
-        """Whether inputs of these sizes may be padded to `padded`."""
+        """Whether inputs with these sizes, by dim, may be padded to the sizes `padded`."""
         return all(condition.at(sizes) >= 0 and condition.at(padded) >= 0 for condition in self.conditions)
 
     def cut(self, results: Sequence[Any], sizes: Mapping[str, int], padded: Mapping[str, int]) -> list[Any]:
-        """Crop the results to their true sizes; the arrays are contiguous copies where cropped."""
+        """Crop the results of a padded call from the sizes `padded`, by dim, to `sizes`; cropped arrays are contiguous copies."""
         pairs = zip(results, self.axes, strict=True)
         return [result if axes is None else _crop(result, axes, sizes, padded) for result, axes in pairs]
 
 
 def _crop(result: Any, axes: Sequence[Axis], sizes: Mapping[str, int], padded: Mapping[str, int]) -> Any:
-    """Crop one result to its true size. ``axes`` are its extents; the array is returned unchanged if nothing is cut."""
+    """Crop one result with these axes to its unpadded size; the array itself is returned if that is its size."""
     changed = {name for name, size in sizes.items() if size != padded[name]}
     parts = [
-        [(part.at(sizes), part.at(padded)) for part in axis] if any(part.atoms & changed for part in axis) else [(size, size)]
-        for axis, size in zip(axes, result.shape, strict=True)
+        [(part.at(sizes), part.at(padded)) for part in axis] if any(part.atoms & changed for part in axis) else [(length, length)]
+        for axis, length in zip(axes, result.shape, strict=True)
     ]
     # Split merged axes, crop each extent, and merge again.
     front = result.reshape([whole for axis in parts for _, whole in axis])
-    front = front[tuple(slice(true) for axis in parts for true, _ in axis)]
-    front = front.reshape([math.prod(true for true, _ in axis) for axis in parts])
+    front = front[tuple(slice(valid) for axis in parts for valid, _ in axis)]
+    front = front.reshape([math.prod(valid for valid, _ in axis) for axis in parts])
     return result if front.shape == result.shape else np.ascontiguousarray(front)
 
 
 def pad_dims(function: Function, dims: Sequence[str] | None = None) -> PaddedFunction:
-    """Make a Function accept padded sizes of its dynamic dims: of `dims`, or of all.
+    """Make a Function accept padded inputs along `dims`, by default along all dynamic dims of its inputs.
 
-    The leading part of each output equals the result for inputs without padding, for all inputs and all padded sizes. The walk
-    is repeated once per dim that cannot be padded.
+    The leading part of each output equals the result for inputs without padding, for all inputs and all padded sizes. Dims that
+    cannot be padded are reported in `PaddedFunction.refusals`; each costs one more walk over the nodes.
     """
-    candidates = list(_list_open(function) if dims is None else dims)
+    candidates = list(_list_dynamic_dims(function) if dims is None else dims)
     refusals, decomposed = _check_inputs(function, candidates), decompose_without_rule(function)
     while True:
         # A refused dim changes which values are padded, so walk again.
         p = Padder(decomposed, frozenset(candidates) - frozenset(refusals))
         walk(p)
         refused = [state for value in function.outputs if isinstance(state := _find_output_state(p, value), PaddingRefusal)]
-        # Without dims to pad, a node that no rule can read changes nothing.
+        # Without padded dims the nodes are unchanged, so a refusal has no effect.
         if not refused or not p.dims:
-            return _finish(p, function, {dim: refusals[dim] for dim in candidates if dim in refusals})
+            return _assemble(p, function, {dim: refusals[dim] for dim in candidates if dim in refusals})
         for refusal in refused:
             refusals.update(dict.fromkeys((refusal.dims & p.dims) or p.dims, _name_original(refusal, decomposed, function)))
 
 
 def decompose_without_rule(function: Function) -> Function:
-    """Decompose the nodes without a rule that read or compute a tensor of dynamic shape."""
+    """Decompose the nodes that have no padding rule and read or compute a tensor of dynamic shape."""
     from xrt.passes.decomposition import find_decomposition  # imports onnx, which a stored program does not need
 
     def decompose(node: Node, holder: Function) -> Function | None:
@@ -199,8 +199,7 @@ def _name_original(refusal: PaddingRefusal, decomposed: Function, function: Func
     return PaddingRefusal(node.name, node.op, f"in its decomposition, {refusal.op}: {refusal.reason}", refusal.dims)
 
 
-def _list_open(function: Function) -> dict[str, None]:
-    """Dynamic dims of the inputs."""
+def _list_dynamic_dims(function: Function) -> dict[str, None]:
     dims: dict[str, None] = {}
     for value in function.inputs:
         for axis, dim in enumerate(value.type.shape or () if isinstance(value.type, TensorType) else ()):
@@ -210,14 +209,14 @@ def _list_open(function: Function) -> dict[str, None]:
 
 
 def _check_inputs(function: Function, dims: Sequence[str]) -> dict[str, PaddingRefusal]:
-    """The refusals, by dim, of inputs that cannot be padded: those updated in place and those that are not tensors."""
+    """Map the dims of inputs that cannot be padded to the reason: the input is updated in place or is not a tensor."""
     updated = {before for before, _ in function.aliases}
     out: dict[str, PaddingRefusal] = {}
     for value in function.inputs:
-        # A caller sees updates in its own buffer, and padding would make a copy.
+        # The caller expects the update in its own buffer, but padding copies the input.
         reason = "" if isinstance(value.type, TensorType) else f"input {value.name!r} is {value.type}, which is not padded"
         if value.name in updated:
-            reason = f"input {value.name!r} is updated in place, and padding is a copy"
+            reason = f"input {value.name!r} is updated in place, and padding would copy it"
         if reason:
             names = frozenset(list_symbols(Function((value,), ()))) & {*dims}
             out |= dict.fromkeys(names, PaddingRefusal("", "", reason, names))
@@ -225,7 +224,7 @@ def _check_inputs(function: Function, dims: Sequence[str]) -> dict[str, PaddingR
 
 
 def _find_output_state(p: Padder, value: Value) -> object:
-    """The state of an output; a PaddingRefusal if the output cannot be cropped to its true size."""
+    """The state of an output, or a PaddingRefusal if the output cannot be cropped to its unpadded size."""
     state, node = p.states.get(value.name), p.function.producer(value.name)
     name, op = (node.name, node.op) if node else ("", "")
     if state is SIZE:
@@ -239,15 +238,15 @@ def _find_output_state(p: Padder, value: Value) -> object:
 
 
 def walk(p: Padder) -> None:
-    """Register the inputs, then visit each node."""
+    """Record the inputs of the Function, then apply the padding rules to its nodes in order."""
     for value in p.function.inputs:
-        p.open_input(value)
+        p.add_input(value)
     for node in p.function.nodes:
         p.nodes.append(_visit_node(p, node))
 
 
 def _visit_node(p: Padder, node: Node) -> Node:
-    """Return the replacement of a node and record the state of its outputs."""
+    """Record the states of a node's outputs; return the node to use instead, or the node itself."""
     states = [p.states[name] for name in node.uses if name in p.states]
     refusal = next((state for state in states if isinstance(state, PaddingRefusal)), None)
     if refusal is None:
@@ -259,14 +258,14 @@ def _visit_node(p: Padder, node: Node) -> Node:
             dims = error.dims or frozenset().union(*(_find_dims(p, state) for state in states))
             refusal = PaddingRefusal(node.name, node.op, error.reason, dims)
         except (IndexError, ValueError, TypeError, AttributeError, KeyError):
-            # Rules index attributes and shapes without checks; a malformed node ends here.
-            refusal = PaddingRefusal(node.name, node.op, "its inputs do not have the form that the rule knows", p.dims)
+            # Rules index attributes and shapes without checks, so a node of an unexpected form raises one of these.
+            refusal = PaddingRefusal(node.name, node.op, "the padding rule does not support the form of its inputs", p.dims)
     p.states.update(dict.fromkeys(node.defines, refusal))
     return node
 
 
 def _record_extents(p: Padder, node: Node) -> Node:
-    """Record the extents of outputs that padding does not affect, where a rule can derive them; return the node unchanged."""
+    """Record the extents of outputs that padding does not affect if the rule can derive them; return the node unchanged."""
     rule = RULES.get(node.op)
     if rule is not None and not node.bodies:
         with suppress(Unpaddable, IndexError, ValueError, TypeError, AttributeError, KeyError):
@@ -281,17 +280,18 @@ def _find_dims(p: Padder, state: object) -> frozenset[str]:
 
 
 def _apply_rule(p: Padder, node: Node) -> Node:
-    """Apply the rule of a node that reads padded values or sizes; return its replacement."""
+    """Apply the rule of a node that reads padded values or sizes; return the node to use instead."""
     if node.bodies:
-        raise Unpaddable("what its body does with padded values is not followed")
+        raise Unpaddable("padded values that its body reads are not supported")
     rule = p.rules.get(node.name) or RULES.get(node.op)
     if rule is None:
         raise Unpaddable("there is no rule for its operator")
     shapes = () if node.domain else PADDED_SHAPES.get(node.op_type, ())
     if node.op_type in SIZED and any(p.states.get(name) is SIZE for name in node.inputs):
-        raise Unpaddable("the shape of its result depends on a size in a way that is not followed")
+        raise Unpaddable("the shape of its result depends on a padded size in an unsupported way")
     names = [
-        x if p.states.get(x) is not SIZE else p.shape_operand(x) if n in shapes else p.exact(x) for n, x in enumerate(node.inputs)
+        x if p.states.get(x) is not SIZE else p.shape_operand(x) if n in shapes else p.emit_exact_sizes(x)
+        for n, x in enumerate(node.inputs)
     ]
     node = replace(node, inputs=tuple(names))
     if not any(name in p.states for name in names):
@@ -301,8 +301,8 @@ def _apply_rule(p: Padder, node: Node) -> Node:
     return node if replacement is None else replacement
 
 
-def _finish(p: Padder, original: Function, refusals: Mapping[str, PaddingRefusal]) -> PaddedFunction:
-    """Assemble the padded Function, with inputs for the true sizes that it reads."""
+def _assemble(p: Padder, original: Function, refusals: Mapping[str, PaddingRefusal]) -> PaddedFunction:
+    """Build the padded Function, with added inputs for the unpadded sizes that its nodes read."""
     function = p.function
     sizes = tuple(Value(name, TensorType(DType.INT64, ())) for name in p.fed.values())
     states = [p.states.get(value.name) for value in function.outputs]

@@ -14,7 +14,7 @@ from xrt.operators import find_value
 from xrt.passes.extents import Extent, Quotient
 
 Axis: TypeAlias = tuple[Extent, ...]
-"""The extents that form an axis, outermost first; several if a reshape merged a padded extent with others."""
+"""The extents whose product is the length of an axis, outermost first. Several only where a reshape merged a padded extent."""
 ONE: Axis = (Extent.of(1),)
 
 
@@ -22,7 +22,7 @@ ONE: Axis = (Extent.of(1),)
 class PaddedTensor:
     """A tensor whose leading part, along each padded axis, is the result without padding.
 
-    The rest is undefined, which is why reductions over such an axis need a mask.
+    Elements behind it are undefined, so a reduction over such an axis needs a mask.
     """
 
     axes: tuple[Axis, ...]
@@ -44,7 +44,7 @@ class PaddingRefusal:
 
 
 class Unpaddable(Exception):  # internal to this package
-    """Raised by rules: an operator cannot be padded along ``dims``; if empty, along any dim of its inputs."""
+    """Raised by a rule if an operator cannot be padded along ``dims``; empty ``dims`` mean all padded dims of its inputs."""
 
     def __init__(self, reason: str, dims: frozenset[str] = frozenset()) -> None:
         super().__init__(reason)
@@ -52,7 +52,7 @@ class Unpaddable(Exception):  # internal to this package
 
 
 class _Size:
-    """State of an integer tensor that holds sizes: its elements are known as Extents, and padding changes them."""
+    """State of an integer tensor whose elements are sizes that padding changes; `Padder.contents` has them as Extents."""
 
     def __repr__(self) -> str:
         return "SIZE"
@@ -62,16 +62,17 @@ SIZE = _Size()
 State: TypeAlias = PaddedTensor | PaddingRefusal | _Size
 """State of a value affected by padding; a value without a state is the same with and without padding."""
 Contents: TypeAlias = "np.ndarray[Any, Any]"
-"""Elements of a small integer tensor: an Extent each, or None if unknown."""
+"""Elements of a small integer tensor, as an object array of Extents; None for an unknown element."""
 Rule: TypeAlias = "Callable[[Padder, Node], Node | None]"
-"""Records the outputs of a node and returns its replacement; raises Unpaddable if padding changes the result."""
+"""Records the axes of a node's outputs; returns the node to use instead, or None to keep it. Raises Unpaddable if padding would
+change the result."""
 RULES: dict[str, Rule] = {}
 """Padding rules by qualified operator name, as in `Node.op`."""
 _Rule = TypeVar("_Rule", bound=Callable[..., Any])
 
 
 def rule(*operators: str) -> Callable[[_Rule], _Rule]:
-    """Decorator: register a padding rule for operators, in place of an earlier one."""
+    """Decorator that registers a function as the padding rule of operators; it replaces earlier rules."""
 
     def register(function: _Rule) -> _Rule:
         RULES.update(dict.fromkeys(operators, function))
@@ -81,11 +82,11 @@ def rule(*operators: str) -> Callable[[_Rule], _Rule]:
 
 
 SIZE_INPUT = "xrt.size."
-"""Prefix of the inputs that hold true sizes."""
-MOST_ELEMENTS = 64
-"""Maximum elements of an integer tensor that may be a shape and is tracked."""
-OPSET = 11
-"""Lowest opset of the operators in masks."""
+"""Prefix of the added inputs that hold unpadded sizes."""
+MAX_TRACKED_ELEMENTS = 64
+"""Integer tensors with more elements are no shapes, so their contents are not tracked."""
+MASK_OPSET = 11
+"""Lowest opset with the operators that masks consist of."""
 
 
 class Padder:
@@ -102,7 +103,7 @@ class Padder:
         self.conditions: dict[Extent, None] = {}
         """Extents that must not be negative, with and without padding."""
         self.fed: dict[str, str] = {}
-        """Input that holds the true size, by dim."""
+        """Dim to the name of the added input that holds its unpadded size."""
         self._contents: dict[str, Contents] = {}
         self._emitted: dict[object, str] = {}
         self._unaffected: dict[str, tuple[Axis, ...]] = {}
@@ -111,9 +112,9 @@ class Padder:
         """Types of added values."""
         self._names = FreshNames(function.value_names())
         self._input_atoms: set[str] = set()
-        """Dynamic extents of the inputs, which are known before a call."""
+        """Symbols of the input shapes; extents made of them can be computed before a call."""
         self._sources: dict[str, tuple[str, int]] = {}
-        """Value and axis where an extent without padding can be read, by name."""
+        """Symbol of an unpadded extent to a (value, axis) whose shape has it."""
 
     # ------------------------------------------------------------------ known extents
 
@@ -122,43 +123,43 @@ class Padder:
         return any(part.atoms & self.dims for part in parts)
 
     def refuse(self, reason: str, *axes: Axis | Extent) -> Unpaddable:
-        """Make the exception that refuses the padded dims of these axes; the caller raises it."""
+        """Create the Unpaddable for the padded dims of these axes; the caller raises it."""
         parts = [part for axis in axes for part in (axis if isinstance(axis, tuple) else (axis,))]
         return Unpaddable(reason, frozenset().union(*(part.atoms for part in parts)) & self.dims)
 
-    def only(self, axis: Axis) -> Extent:
+    def single_extent(self, axis: Axis) -> Extent:
         """The single extent of an axis; raises Unpaddable if a reshape merged several."""
         if len(axis) != 1:
             raise self.refuse("the padded axis is merged with others", axis)
         return axis[0]
 
-    def match(self, *shapes: Sequence[Axis], skip: int | None = None) -> None:
+    def check_equal_extents(self, *shapes: Sequence[Axis], skip: int | None = None) -> None:
         """Raise Unpaddable if operands have different extents along a padded axis; the axis `skip` is not compared."""
-        for number, axes in enumerate(zip(*shapes, strict=True)):
-            if number != skip and len(set(axes)) > 1 and any(map(self.is_padded, axes)):
-                raise self.refuse(f"its operands differ along axis {number}", *axes)
+        for index, axes in enumerate(zip(*shapes, strict=True)):
+            if index != skip and len(set(axes)) > 1 and any(map(self.is_padded, axes)):
+                raise self.refuse(f"its operands differ along axis {index}", *axes)
 
     def check_parameters(self, node: Node) -> None:
         """Raise Unpaddable if padding affects an input other than the first."""
         if any(name in self.states for name in node.inputs[1:]):
             raise Unpaddable("a parameter is padded")
 
-    def open_input(self, value: Value) -> None:
-        """Register an input. The caller pads its dims with zeros."""
+    def add_input(self, value: Value) -> None:
+        """Record the extents of an input. Its padding is zero: the caller pads inputs with zeros."""
         if not isinstance(value.type, TensorType) or value.type.shape is None:
             return
         axes = self._list_declared_axes(value.name, value.type)
-        for number, (extent,) in enumerate(axes):
+        for axis, (extent,) in enumerate(axes):
             for atom in extent.atoms:
-                self._sources.setdefault(atom, (value.name, number))
+                self._sources.setdefault(atom, (value.name, axis))
                 self._input_atoms.add(atom)
-        self.set(value.name, axes, (n for n, axis in enumerate(axes) if self.is_padded(axis)))
+        self.set(value.name, axes, (n for n, parts in enumerate(axes) if self.is_padded(parts)))
 
     def _list_declared_axes(self, name: str, type_: TensorType) -> tuple[Axis, ...]:
         return tuple((Extent.of(f"{name}[{n}]" if dim is None else dim),) for n, dim in enumerate(type_.shape or ()))
 
     def axes(self, name: str) -> tuple[Axis, ...]:
-        """The extents of a value; raises Unpaddable if its rank is unknown."""
+        """The axes of a value as extents; raises Unpaddable if its rank is unknown."""
         state = self.states.get(name)
         if isinstance(state, PaddedTensor):
             return state.axes
@@ -171,25 +172,25 @@ class Padder:
         axes = self._list_declared_axes(name, type_)
         if any(self.is_padded(axis) for axis in axes):
             raise self.refuse(f"{name!r} is {type_}, and does not come from a padded input", *axes)
-        for number, (extent,) in enumerate(axes):
+        for index, (extent,) in enumerate(axes):
             if extent.number is None:
-                self._sources.setdefault(next(iter(extent.atoms)), (name, number))
+                self._sources.setdefault(next(iter(extent.atoms)), (name, index))
         return axes
 
     def dtype(self, name: str) -> DType:
-        """The element type; raises Unpaddable if it is unknown."""
+        """The element type of a value; raises Unpaddable if it is unknown."""
         type_ = self._types.get(name) or self.function.get_type(name)
         if not isinstance(type_, TensorType):
             raise Unpaddable(f"the element type of {name!r} is not known")
         return type_.dtype
 
     def zeros(self, name: str) -> frozenset[int]:
-        """Axes whose padding is known to be zero."""
+        """Axes of a value whose padding is known to be zero."""
         state = self.states.get(name)
         return state.zeros if isinstance(state, PaddedTensor) else frozenset()
 
     def set(self, name: str, axes: Iterable[Axis], zeros: Iterable[int] = ()) -> None:
-        """Record the extents of an output, and the axes whose padding is zero. An omitted output ("") is skipped."""
+        """Record the axes of an output, and the indices of those whose padding is zero. An omitted output ("") is skipped."""
         if not name:
             return
         extents = tuple(axes)
@@ -204,14 +205,14 @@ class Padder:
         else:
             self._unaffected[name] = extents
 
-    def unknown(self, name: str, axis: int) -> Axis:
-        """Make a new symbol for the unknown extent of an output axis that is not padded."""
+    def new_symbol(self, name: str, axis: int) -> Axis:
+        """Create a symbol for the unknown extent of an unpadded output axis."""
         atom = f"{name}[{axis}]"
         self._sources[atom] = (name, axis)
         return (Extent.of(atom),)
 
-    def require(self, extent: Extent) -> None:
-        """Add the condition that this extent is not negative, with and without padding."""
+    def require_nonnegative(self, extent: Extent) -> None:
+        """Add the condition extent >= 0, with and without padding; raises Unpaddable if the input shapes do not determine it."""
         if extent.bounds[0] >= 0:
             return
         if self.is_known(extent):
@@ -221,55 +222,55 @@ class Padder:
             raise self.refuse(f"the extent {extent} is known only in a call", extent)
 
     def is_known(self, extent: Extent) -> bool:
-        """Whether the extent is determined by the input shapes."""
+        """Whether the extent can be computed from the input shapes."""
         return extent.atoms <= self._input_atoms
 
     # ------------------------------------------------------------------ contents
 
     def contents(self, name: str) -> Contents | None:
-        """Known elements of an integer tensor, or None."""
+        """Elements of an integer tensor; None if it is no integer tensor, is too large, or was not tracked."""
         if name in self._contents:
             return self._contents[name]
         constant = find_value(name, self.function)
-        if constant is None or constant.array.size > MOST_ELEMENTS or constant.array.dtype.kind not in "iub":
+        if constant is None or constant.array.size > MAX_TRACKED_ELEMENTS or constant.array.dtype.kind not in "iub":
             return None
         return self.set_contents(name, constant.array.tolist())
 
     def set_contents(self, name: str, elements: Any) -> Contents:
-        """Record the elements of a tensor: numbers, extents, or None if unknown."""
+        """Record and return the elements of an integer tensor: each an int, an Extent, or None if unknown."""
         array = np.array(elements, object) if not isinstance(elements, np.ndarray) else elements
         extents = np.empty(array.shape, object)
         for index in np.ndindex(array.shape):
             extents[index] = Extent.of(int(array[index])) if isinstance(array[index], int) else array[index]
         self._contents[name] = extents
         if any(isinstance(extent, Extent) and self.is_padded(extent) for extent in extents.flat):
-            # Padding changes this size; uses as a value need the true one.
+            # Padding changes this size, so a node that uses it as a value must get the unpadded size (`emit_exact_sizes`).
             self.states[name] = SIZE
         return extents
 
     def elements(self, name: str) -> list[Extent | None] | None:
-        """Elements of a vector or scalar, or None."""
+        """Elements of an integer vector or scalar; None if they are not tracked or the rank is higher."""
         contents = self.contents(name) if name else None
         return None if contents is None or contents.ndim > 1 else list(contents.reshape(-1))
 
-    def extents(self, name: str, title: str) -> list[Extent]:
-        """Elements of a vector or scalar, which the refusal calls ``title``; raises Unpaddable unless all are known."""
+    def known_extents(self, name: str, label: str) -> list[Extent]:
+        """Elements of a vector or scalar; raises Unpaddable unless all are known. The error calls the tensor ``label``."""
         elements = self.elements(name)
         if elements is None or None in elements:
-            raise Unpaddable(f"its {title}, {name!r}, is not known")
+            raise Unpaddable(f"its {label}, {name!r}, is not known")
         return [extent for extent in elements if extent is not None]
 
-    def integers(self, node: Node, slot: int, attribute: str = "") -> list[int] | None:
-        """Integers of an attribute, or else of a constant input; None if both are absent. Raises Unpaddable for other inputs."""
+    def read_integers(self, node: Node, input_index: int, attribute: str = "") -> list[int] | None:
+        """Read integers from an attribute, else a constant input; None if both are absent. Raises Unpaddable if not constant."""
         value = node.attr(attribute) if attribute else None
         if value is not None:
             return list(value) if isinstance(value, list | tuple) else [value]
-        name = node.inputs[slot] if 0 <= slot < len(node.inputs) else ""
+        name = node.inputs[input_index] if 0 <= input_index < len(node.inputs) else ""
         if not name:
             return None
         numbers = [None if extent is None else extent.number for extent in self.elements(name) or [None]]
         if None in numbers:
-            raise Unpaddable(f"input {slot} is no constant")
+            raise Unpaddable(f"input {input_index} is not a constant")
         return [number for number in numbers if number is not None]
 
     # ------------------------------------------------------------------ new nodes
@@ -291,8 +292,8 @@ class Padder:
             self.nodes.append(Node(op_type, inputs, (self._emitted[key],), read_attributes(attributes)))
         return self._emitted[key]
 
-    def value(self, extent: Extent) -> str:
-        """Emit the true value of an extent, without padding, as an int64 scalar."""
+    def emit_extent(self, extent: Extent) -> str:
+        """Add nodes that compute the unpadded value of an extent; return the name of the int64 scalar."""
         total = ""
         for monomial, factor in extent.terms:
             names = [self._emit_atom(atom) for atom in monomial]
@@ -305,69 +306,69 @@ class Padder:
     def _emit_atom(self, atom: str | Quotient) -> str:
         if isinstance(atom, Quotient):
             # ONNX's Div rounds towards zero, which is the floor here: extents are not negative.
-            return self.node("Div", self.value(atom.dividend), self.constant(np.int64(atom.divisor)))
+            return self.node("Div", self.emit_extent(atom.dividend), self.constant(np.int64(atom.divisor)))
         if atom in self.dims:
             return self.fed.setdefault(atom, SIZE_INPUT + atom)
         if atom not in self._sources:
             raise Unpaddable(f"no value has the extent {atom!r}")
-        return self.length(*self._sources[atom])
+        return self.emit_length(*self._sources[atom])
 
-    def length(self, name: str, axis: int) -> str:
-        """Emit the extent of a tensor as it is in the call, padding included, as an int64 scalar."""
+    def emit_length(self, name: str, axis: int) -> str:
+        """Add nodes that read the length of an axis at run time, including padding; return the name of the int64 scalar."""
         return self.node("Gather", self.node("Shape", name), self.constant(np.int64(axis)), axis=0)
 
-    def vector(self, elements: Iterable[Extent]) -> str:
-        """Emit the true values of extents, without padding, as an int64 vector."""
-        parts = [self.node("Reshape", self.value(extent), self.constant(np.array([1], np.int64))) for extent in elements]
+    def emit_vector(self, extents: Iterable[Extent]) -> str:
+        """Add nodes that compute the unpadded values of extents; return the name of the int64 vector."""
+        parts = [self.node("Reshape", self.emit_extent(extent), self.constant(np.array([1], np.int64))) for extent in extents]
         return self.node("Concat", *parts, axis=0)
 
-    def exact(self, name: str) -> str:
-        """Emit the true values of the sizes that `name` holds; raises Unpaddable if some are unknown."""
+    def emit_exact_sizes(self, name: str) -> str:
+        """Like `emit_vector`, for the sizes in tensor `name` and in its shape and type; raises Unpaddable if one is unknown."""
         extents = self._contents[name]
         if any(extent is None for extent in extents.flat):
-            raise Unpaddable(f"{name!r} holds sizes that are known in part")
+            raise Unpaddable(f"{name!r} holds sizes, some of which are unknown")
         return self.emit_sizes(name, extents.flat)
 
     def emit_sizes(self, name: str, sizes: Iterable[Extent]) -> str:
-        """Emit the true values of `sizes` in the shape and element type of the tensor `name`."""
+        """Add nodes that compute the unpadded `sizes`, as a tensor with the shape and element type of tensor `name`."""
         shape, dtype = self._contents[name].shape, self.dtype(name)
-        emitted = self.node("Reshape", self.vector(sizes), self.constant(np.array(shape, np.int64)))
+        emitted = self.node("Reshape", self.emit_vector(sizes), self.constant(np.array(shape, np.int64)))
         emitted = emitted if dtype is DType.INT64 else self.node("Cast", emitted, to=dtype.onnx)
         self._types[emitted] = TensorType(dtype, shape)
         return emitted
 
-    def count_up(self, count: str) -> str:
-        """Emit the int64 numbers 0, 1, ... below an int64 scalar."""
+    def emit_range(self, count: str) -> str:
+        """Add a node that computes the int64 vector 0, 1, ..., count - 1; ``count`` names an int64 scalar."""
         return self.node("Range", self.constant(np.int64(0)), count, self.constant(np.int64(1)))
 
-    def positions(self, start: Extent, count: Extent) -> str:
-        """Emit `count` consecutive int64 numbers from `start` on; both are true values, without padding."""
-        return self.node("Add", self.count_up(self.value(count)), self.value(start))
+    def emit_positions(self, start: Extent, count: Extent) -> str:
+        """Add nodes that compute the int64 vector start, ..., start + count - 1 of unpadded `start` and `count`."""
+        return self.node("Add", self.emit_range(self.emit_extent(count)), self.emit_extent(start))
 
     def shape_operand(self, name: str) -> str:
-        """The shape operand of an operator whose result is padded: by default the sizes that the model computes."""
+        """Name of the shape operand to use for an operator with a padded result; here the operand of the model itself."""
         return name
 
     # ------------------------------------------------------------------ masks
 
-    def find_valid(self, name: str, axis: int) -> str:
-        """Emit the boolean vector that is true for the valid part of an axis."""
-        if (opset := self.function.opsets.get("", 0)) < OPSET:
-            raise Unpaddable(f"a mask needs opset {OPSET}, and the model has {opset}")
-        extent = self.only(self.axes(name)[axis])
+    def emit_valid_flags(self, name: str, axis: int) -> str:
+        """Add nodes that compute a boolean vector along an axis: True for valid elements, False for padding."""
+        if (opset := self.function.opsets.get("", 0)) < MASK_OPSET:
+            raise Unpaddable(f"a mask needs opset {MASK_OPSET}, and the model has {opset}")
+        extent = self.single_extent(self.axes(name)[axis])
         # Equal extents share one mask.
         key = ("valid", extent)
         if key not in self._emitted:
-            self._emitted[key] = self.node("Less", self.count_up(self.length(name, axis)), self.value(extent))
+            self._emitted[key] = self.node("Less", self.emit_range(self.emit_length(name, axis)), self.emit_extent(extent))
         return self._emitted[key]
 
     def mask(self, name: str, axis: int, fill: Any) -> str:
-        """Replace the padding of an axis by `fill`."""
+        """Replace the padding of an axis by `fill`; return the name of the masked tensor."""
         if fill == 0 and axis in self.zeros(name):
             return name
         shape = [1] * len(self.axes(name))
         shape[axis] = -1
-        flags = self.node("Reshape", self.find_valid(name, axis), self.constant(np.array(shape, np.int64)))
+        flags = self.node("Reshape", self.emit_valid_flags(name, axis), self.constant(np.array(shape, np.int64)))
         # Where, not Mul by zero: the padding may hold NaN or infinities.
         number = self.constant(np.asarray(fill).astype(self.dtype(name).numpy))
         masked = self.node("Where", flags, name, number)
@@ -378,7 +379,7 @@ class Padder:
         return masked
 
     def mask_all(self, name: str, axes: Iterable[int], fill: Any) -> str:
-        """Replace the padding of these axes by `fill`."""
+        """Replace the padding of those of these axes that are padded by `fill`; return the name of the masked tensor."""
         for axis in axes:
             if self.is_padded(self.axes(name)[axis]):
                 name = self.mask(name, axis, fill)

@@ -14,14 +14,14 @@ from xrt.passes.padding.padder import ONE, Axis, Padder, Unpaddable, rule
 
 
 def _read_window(p: Padder, node: Node, kernel: Sequence[int]) -> Window:
-    """The window of a node with explicit padding; raises Unpaddable if `auto_pad` pads by an amount that depends on the size."""
+    """Read a node's window and convert `auto_pad` to explicit padding; raises Unpaddable if its amount depends on the size."""
     window, axes = make_window(node, kernel), p.axes(node.inputs[0])[2:]
     if not window.auto_pad.startswith("SAME"):
         zeros = (0,) * len(axes)
         return window if window.auto_pad == "NOTSET" else replace(window, begins=zeros, ends=zeros, auto_pad="NOTSET")
     for axis, stride in zip(axes, window.strides, strict=True):
         if stride != 1 and p.is_padded(axis):
-            raise p.refuse("what auto_pad adds depends on the size", axis)
+            raise p.refuse("the padding that auto_pad adds depends on the size", axis)
     # The node keeps its auto_pad. With this padding each axis has ceil(extent / stride) positions, as with SAME.
     less, more = tuple((span - 1) // 2 for span in window.spans), tuple(span // 2 for span in window.spans)
     begins, ends = (less, more) if window.auto_pad == "SAME_UPPER" else (more, less)
@@ -29,24 +29,27 @@ def _read_window(p: Padder, node: Node, kernel: Sequence[int]) -> Window:
 
 
 def _slide_window(p: Padder, name: str, window: Window, fill: float) -> tuple[str, list[Axis]]:
-    """Mask the input with `fill` if windows reach behind its end; return it and the spatial axes of the output."""
+    """Mask the input ``name`` with `fill` if windows reach behind its end.
+
+    Returns the name of the (masked) input and the spatial axes of the output. Raises Unpaddable if the channels are padded.
+    """
     axes = p.axes(name)
     if p.is_padded(axes[1]):
         raise p.refuse("its channels are padded", axes[1])
     spatial: list[Axis] = []
     steps = zip(axes[2:], window.begins, window.ends, window.spans, window.strides, strict=True)
-    for number, (axis, begin, end, span, stride) in enumerate(steps, 2):
-        room = p.only(axis) + Extent.of(begin + end - span)
-        p.require(room)
-        spatial.append((room // stride + Extent.of(1),))
+    for axis_index, (axis, begin, end, span, stride) in enumerate(steps, 2):
+        span_room = p.single_extent(axis) + Extent.of(begin + end - span)
+        p.require_nonnegative(span_room)
+        spatial.append((span_room // stride + Extent.of(1),))
         # Without padding at the end, windows of valid outputs stay within the valid part.
         if end > 0 and p.is_padded(axis):
-            name = p.mask(name, number, fill)
+            name = p.mask(name, axis_index, fill)
     return name, spatial
 
 
 def _read_kernel(p: Padder, node: Node) -> list[int]:
-    """Spatial extents of the kernel of a convolution."""
+    """Read the spatial extents of a convolution's kernel; raises Unpaddable if its weights are padded or of unknown shape."""
     kernel = node.attr("kernel_shape") or [axis[0].number for axis in p.axes(node.inputs[1])[2:]]
     if None in kernel or any(name in p.states for name in node.inputs[1:]):
         raise Unpaddable("its weights are padded, or of unknown shape")
@@ -55,18 +58,18 @@ def _read_kernel(p: Padder, node: Node) -> list[int]:
 
 @rule("Conv")
 def apply_conv(p: Padder, node: Node) -> Node:
-    """Windows that reach behind the end must read zeros, so padding is masked."""
+    """A window that reaches behind the end must read zeros, so padding is masked with zeros."""
     data, weight = node.inputs[:2]
     masked, spatial = _slide_window(p, data, _read_window(p, node, _read_kernel(p, node)), 0)
     p.set(node.outputs[0], [p.axes(data)[0], p.axes(weight)[0], *spatial])
     return replace(node, inputs=(masked, *node.inputs[1:]))
 
 
-def _check_pool(p: Padder, node: Node) -> Window:
-    """The window of a pool; raises Unpaddable for modes whose result depends on the size of the input."""
+def _read_pool_window(p: Padder, node: Node) -> Window:
+    """Read the window of a pool; raises Unpaddable for modes whose result depends on the size of the input."""
     is_spatial = any(map(p.is_padded, p.axes(node.inputs[0])[2:]))
     if is_spatial and (node.attr("ceil_mode", 0) or len(node.outputs) > 1):
-        raise p.refuse("it rounds up (ceil_mode), or gives indices", *p.axes(node.inputs[0])[2:])
+        raise p.refuse("it rounds up (ceil_mode) or returns indices", *p.axes(node.inputs[0])[2:])
     if node.attr("ceil_mode", 0):
         raise Unpaddable("it rounds up (ceil_mode)")
     return _read_window(p, node, node.attr("kernel_shape"))
@@ -74,20 +77,20 @@ def _check_pool(p: Padder, node: Node) -> Window:
 
 @rule("MaxPool")
 def apply_max_pool(p: Padder, node: Node) -> Node:
-    """Like Conv, masked with minus infinity."""
+    """Like Conv, but padding is masked with minus infinity."""
     (data,) = node.inputs
     if not p.dtype(data).is_float:
-        raise Unpaddable("it is of integers")
-    masked, spatial = _slide_window(p, data, _check_pool(p, node), -np.inf)
+        raise Unpaddable("it pools integers")
+    masked, spatial = _slide_window(p, data, _read_pool_window(p, node), -np.inf)
     p.set(node.outputs[0], [*p.axes(data)[:2], *spatial])
     return replace(node, inputs=(masked,))
 
 
 @rule("AveragePool", "LpPool")
 def apply_average_pool(p: Padder, node: Node) -> Node:
-    """Like Conv, if all windows have the same divisor; LpPool has none."""
+    """Like Conv. Supported if all windows of an average have the same divisor."""
     (data,) = node.inputs
-    window = _check_pool(p, node)
+    window = _read_pool_window(p, node)
     counts_all = node.op_type == "LpPool" or node.attr("count_include_pad", 0)
     for axis, end in zip(p.axes(data)[2:], window.ends, strict=True):
         if end and not counts_all and p.is_padded(axis):
@@ -99,20 +102,20 @@ def apply_average_pool(p: Padder, node: Node) -> Node:
 
 @rule("ConvTranspose")
 def apply_conv_transpose(p: Padder, node: Node) -> Node:
-    """Each input element adds to a window of the output, so the padding is masked with zeros."""
+    """Each input element is added to a window of the output, so padding is masked with zeros."""
     data, weight = node.inputs[:2]
     if node.attr("output_shape") or node.attr("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-        raise Unpaddable("its output has a given size")
+        raise Unpaddable("its output size is fixed by output_shape or auto_pad")
     window, axes = _read_window(p, node, _read_kernel(p, node)), p.axes(data)
     ones = (1,) * len(window.kernel)
     extras = node.attr("output_padding") or [0] * len(ones)
-    # A window that reaches behind the end forces the mask.
+    # A window with padding at the end makes `_slide_window` mask the input.
     masked, _ = _slide_window(p, data, Window(ones, ones, ones, begins=(0,) * len(ones), ends=ones), 0)
     spatial: list[Axis] = []
     steps = zip(axes[2:], window.strides, window.spans, extras, window.begins, window.ends, strict=True)
     for axis, stride, span, extra, begin, end in steps:
         size = (axis[0] - Extent.of(1)) * Extent.of(stride) + Extent.of(span + extra - begin - end)
-        p.require(size)
+        p.require_nonnegative(size)
         spatial.append((size,))
     p.set(node.outputs[0], [axes[0], (p.axes(weight)[1][0] * Extent.of(node.attr("group", 1)),), *spatial])
     return replace(node, inputs=(masked, *node.inputs[1:]))
@@ -120,22 +123,22 @@ def apply_conv_transpose(p: Padder, node: Node) -> Node:
 
 @rule("Resize")
 def apply_resize(p: Padder, node: Node) -> None:
-    """Padded axes support nearest-neighbor resizing by an integer factor."""
+    """A padded axis must be resized by nearest neighbor and an integer factor, or keep its size."""
     data = node.inputs[0]
     scales = p.function.constants.get(node.inputs[2]) if len(node.inputs) > 2 else None
     axes = p.axes(data)
     if scales is None or scales.array.size != len(axes) or node.attr("axes"):
-        raise Unpaddable("its scales are no constant for all axes")
+        raise Unpaddable("its scales are not constants for all axes")
     modes = node.attr("coordinate_transformation_mode", "half_pixel"), node.attr("nearest_mode", "round_prefer_floor")
     is_nearest = node.attr("mode", "nearest") == "nearest" and modes in _NEAREST
     resized: list[Axis] = []
-    for number, (axis, scale) in enumerate(zip(axes, scales.array.tolist(), strict=True)):
+    for index, (axis, scale) in enumerate(zip(axes, scales.array.tolist(), strict=True)):
         if p.is_padded(axis) and (len(axis) != 1 or scale != 1) and not (is_nearest and scale == int(scale) >= 1):
-            raise p.refuse("it interpolates, or scales by no whole number", axis)
+            raise p.refuse("it interpolates, or its scale is not an integer", axis)
         if scale == int(scale) and len(axis) == 1:
             resized.append((axis[0] * Extent.of(int(scale)),))
         else:
-            resized.append(axis if scale == 1 else p.unknown(node.outputs[0], number))
+            resized.append(axis if scale == 1 else p.new_symbol(node.outputs[0], index))
     p.set(node.outputs[0], resized)
 
 
@@ -146,10 +149,10 @@ _Q, _K, _V, _MASK = range(4)
 
 @rule("Attention")
 def apply_attention(p: Padder, node: Node) -> Node:
-    """Queries may be padded; the mask hides padded keys, and padded values are zeroed."""
+    """Queries may be padded; padded keys are hidden by the mask, and padded keys and values are set to zero."""
     names = [*node.inputs, *[""] * (7 - len(node.inputs))]
     if any(names[4:]) or any(node.outputs[1:]):
-        raise Unpaddable("it has past keys, or gives more than one output")
+        raise Unpaddable("it has past keys or more than one output")
     query, key, value = (p.axes(name) for name in names[:3])
     is_flat = len(query) == 3
     sequence = len(query) - 2
@@ -161,18 +164,18 @@ def apply_attention(p: Padder, node: Node) -> Node:
     if names[_MASK] and any(map(p.is_padded, (*query, *key))):
         *_, rows, columns = (ONE, *p.axes(names[_MASK]))
         if rows not in (query[sequence], ONE) or columns != key[sequence]:
-            raise p.refuse("its mask has another extent than queries or keys", *p.axes(names[_MASK]))
+            raise p.refuse("its mask differs in extent from the queries or keys", *p.axes(names[_MASK]))
     if p.is_padded(key[sequence]):
         names[_MASK] = _hide_padded_keys(p, names[_K], sequence, names[_MASK])
         names[_K:_MASK] = [p.mask(name, sequence, 0) for name in names[_K:_MASK]]  # the mask is added, so NaN would remain
-    width = p.unknown(node.outputs[0], 2) if is_flat else value[-1]
+    width = p.new_symbol(node.outputs[0], 2) if is_flat else value[-1]
     p.set(node.outputs[0], [*query[:-1], width])
     return replace(node, inputs=tuple(names[:4] if names[_MASK] else names[:3]))
 
 
 def _hide_padded_keys(p: Padder, key: str, axis: int, mask: str) -> str:
-    """Make a mask that also hides padded keys."""
-    flags = p.find_valid(key, axis)
+    """Extend an attention mask to hide padded keys; return the new mask's name. ``mask`` is empty if the node has none."""
+    flags = p.emit_valid_flags(key, axis)
     if not mask:
         return p.node("Reshape", flags, p.constant(np.array([1, -1], np.int64)))
     dtype = p.dtype(mask)
@@ -182,7 +185,7 @@ def _hide_padded_keys(p: Padder, key: str, axis: int, mask: str) -> str:
 
 @rule("LSTM", "GRU", "RNN")
 def apply_recurrent(p: Padder, node: Node) -> Node:
-    """The batch may be padded in all inputs; a padded time axis needs the sequence_lens input."""
+    """The batch may be padded in all inputs. If the padded time axis matters, its length is passed as sequence_lens."""
     names = [*node.inputs, *[""] * (8 - len(node.inputs))]
     time, batch, width = p.axes(names[0])
     if node.attr("layout", 0) or p.is_padded(width) or any(name in p.states for name in (*names[1:4], names[7]) if name):
@@ -195,8 +198,8 @@ def apply_recurrent(p: Padder, node: Node) -> Node:
     ends, readable = node.outputs[1:], {value.name for value in p.function.outputs}
     reads_end = any(name and (name in readable or p.function.users(name)) for name in ends)
     if p.is_padded(time) and not names[4] and (reads_end or node.attr("direction", "forward") != "forward"):
-        length = p.node("Cast", p.value(p.only(time)), to=DType.INT32.onnx)
-        names[4] = p.node("Expand", length, p.node("Reshape", p.length(names[0], 1), p.constant(np.array([1], np.int64))))
+        length = p.node("Cast", p.emit_extent(p.single_extent(time)), to=DType.INT32.onnx)
+        names[4] = p.node("Expand", length, p.node("Reshape", p.emit_length(names[0], 1), p.constant(np.array([1], np.int64))))
     hidden: Axis = (Extent.of(node.attr("hidden_size")),)
     outputs = [*node.outputs, "", "", ""]
     p.set(outputs[0], [time, (Extent.of(directions),), batch, hidden])
@@ -209,16 +212,16 @@ def apply_recurrent(p: Padder, node: Node) -> Node:
 
 @rule("RotaryEmbedding")
 def apply_rotary(p: Padder, node: Node) -> Node:
-    """Positions are independent; padded position indices are masked with zero."""
+    """Each position is rotated independently; padded position indices are set to 0, which is in range."""
     names = list(node.inputs)
     axes = p.axes(names[0])
     sequence = axes[-2] if len(axes) == 4 else axes[1]
     if len(names) > 3 and names[3]:
         if p.axes(names[3]) != (axes[0], sequence) or any(name in p.states for name in names[1:3]):
-            raise p.refuse("its positions are padded otherwise than its input", axes[0], sequence)
+            raise p.refuse("its positions and its input are padded differently", axes[0], sequence)
         names[3] = p.mask_all(names[3], (0, 1), 0)
     elif any(p.axes(name)[:2] != (axes[0], sequence) for name in names[1:3]):
-        raise p.refuse("its tables are padded otherwise than its input", axes[0], sequence)
+        raise p.refuse("its tables and its input are padded differently", axes[0], sequence)
     if any(map(p.is_padded, [axis for axis in axes if axis not in (axes[0], sequence)])):
         raise p.refuse("its heads or widths are padded", *axes)
     p.set(node.outputs[0], axes)
