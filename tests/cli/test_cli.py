@@ -203,7 +203,7 @@ def test_nothing_that_ran_is_exit_code_2(model: str, command: Command) -> None:
     assert code == 2
     row = next(line.split("\t") for line in out.splitlines() if line.startswith("ort with"))
     assert row[3] == "failed"
-    output = "'Relu!=ort' cannot be kept: no engine is left for 1 of 2 nodes; change the pin, or list an engine that takes them"
+    output = "'Relu!=ort' cannot be satisfied: no engine is left for 1 of 2 nodes; change the pin, or list an engine that takes them"
     assert row[-1] == f"{output}: 'relu' (Relu): ort: kept from ort by 'Relu!=ort'"
 
 

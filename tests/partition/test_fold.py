@@ -246,14 +246,14 @@ def test_the_implicit_engine_is_reported() -> None:
 
 GOOD = {"n0": "red", "n1": "green", "n2": "all"}
 MISPLACED = [
-    ({"n0": "red"}, {}, "node 'n1' (Green) has no home; name an engine for each of the 3 nodes"),
+    ({"n0": "red"}, {}, "node 'n1' (Green) has no engine; assign one to each of the 3 nodes"),
     ({**GOOD, "n1": "gren"}, {},
      "node 'n1' is assigned to 'gren', which is not in the list of engines: red, green, all. Did you mean 'green'?"),
-    ({**GOOD, "n1": "red"}, {}, "node 'n1' (Green) is assigned to 'red', which does not take it: no kernel for Green"),
-    (GOOD, {"n0": 1}, "node 'n1' (Green) is in no group; give each node a group, or leave groups out"),
-    (GOOD, {"n0": 1, "n1": 1, "n2": 2}, "nodes 'n0', 'n1' are one group, but not of one engine and one device; a region is"),
+    ({**GOOD, "n1": "red"}, {}, "node 'n1' (Green) is assigned to 'red', which does not support it: no kernel for Green"),
+    (GOOD, {"n0": 1}, "node 'n1' (Green) is in no group; assign every node to a group, or omit groups"),
+    (GOOD, {"n0": 1, "n1": 1, "n2": 2}, "nodes 'n0', 'n1' are in one group but differ in engine or device"),
     ({**GOOD, "n0": "all"}, {"n0": 1, "n1": 2, "n2": 1},
-     "2 groups wait for each other in a cycle; cut one of them where another stands between"),
+     "2 groups depend on each other in a cycle; split one of them"),
 ]  # fmt: skip
 
 
@@ -266,5 +266,5 @@ def test_what_cannot_be_placed_is_reported(homes: dict[str, str], groups: dict[s
 
 def test_two_devices_are_no_group() -> None:
     nodes = [node("Red", "x", "a", name="n0", device="cuda:0"), node("Red", "a", "b", name="n1", device="cuda:1")]
-    with pytest.raises(PlanError, match=r"^nodes 'n0', 'n1' are one group, but not of one engine and one device; a region is$"):
+    with pytest.raises(PlanError, match=r"^nodes 'n0', 'n1' are in one group but differ in engine or device$"):
         plan_from_assignment(function(nodes, "b"), palette(), {"n0": "red", "n1": "red"}, groups={"n0": 0, "n1": 0})

@@ -42,17 +42,17 @@ def test_impossible_options(options: dict[str, Any], text: str) -> None:
         ("Conv", f"'Conv' is not a pin; {HELP}"),
         ("=ort", f"'=ort' is not a pin; {HELP}"),
         ("Conv=", f"'Conv=' is not a pin; {HELP}"),
-        ("Conv|=ort", f"the pin to 'ort' names no operator; {HELP}"),
-        ("name:=ort", f"the pin to 'ort' names no name; {HELP}"),
-        ("!Softmax=tvm", f"'!Softmax' is no operator (letters, digits, '.', '*' and '?'); {HELP}"),
-        ("/conv/1=tvm", f"'/conv/1' is no operator (letters, digits, '.', '*' and '?'); {HELP}"),
+        ("Conv|=ort", f"the pin to 'ort' has no pattern for the operator; {HELP}"),
+        ("name:=ort", f"the pin to 'ort' has no pattern for the name; {HELP}"),
+        ("!Softmax=tvm", f"'!Softmax' is not an operator (letters, digits, '.', '*' and '?'); {HELP}"),
+        ("/conv/1=tvm", f"'/conv/1' is not an operator (letters, digits, '.', '*' and '?'); {HELP}"),
     ],
 )
 def test_impossible_pins(text: str, message: str) -> None:
     with pytest.raises(OptionError) as caught:
         Pin.parse(text)
     assert str(caught.value) == message
-    with pytest.raises(OptionError, match=r"^a pin goes by 'operator' or by 'name'; got 'type'$"):
+    with pytest.raises(OptionError, match=r"^a pin matches by 'operator' or 'name'; got 'type'$"):
         Pin(("Conv",), "ort", "type")  # type: ignore[arg-type]  # the mistake under test
 
 
@@ -145,7 +145,7 @@ CANNOT_HOLD = [
     ("name:n00=red", PlanError, "pin 'name:n00=red' matches no node of function 'main'. Did you mean 'n0'?"),
     ("Red2d=red", PlanError, "pin 'Red2d=red' matches no node of function 'main'. Did you mean 'Red'?"),
     (["Green=red", "Red=red"], PlanError, (
-        "'Green=red' cannot be kept: no engine is left for 1 of 2 nodes; change the pin, or list an engine that takes "
+        "'Green=red' cannot be satisfied: no engine is left for 1 of 2 nodes; change the pin, or list an engine that takes "
         "them:\n  'n1' (Green): red: no kernel for Green; green: pinned to red by 'Green=red'; all: pinned to red by "
         "'Green=red'")),
 ]  # fmt: skip
@@ -292,10 +292,10 @@ class Broken(GraphCompiler):
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (KeyError("k"), "engine 'broken' failed when asked: KeyError: 'k'"),
-        (RecursionError("deep"), "engine 'broken' failed when asked: RecursionError: deep"),
-        ("", "engine 'broken' answered '' when asked, which is neither a reason nor None"),
-        (True, "engine 'broken' answered True when asked, which is neither a reason nor None"),
+        (KeyError("k"), "engine 'broken' failed when queried: KeyError: 'k'"),
+        (RecursionError("deep"), "engine 'broken' failed when queried: RecursionError: deep"),
+        ("", "engine 'broken' returned '' when queried, which is neither a reason nor None"),
+        (True, "engine 'broken' returned True when queried, which is neither a reason nor None"),
     ],
     ids=repr,
 )

@@ -85,7 +85,7 @@ def test_a_refusal_by_the_engine_that_a_pin_asks_for() -> None:
             chain("R"), palette(), ClusteringOptions(pins="Red=red"), refused=[("n0", "red", "refused at compile: too large")]
         )
     assert str(caught.value) == (
-        "'Red=red' cannot be kept: no engine is left for 1 of 1 node; change the pin, or list an engine that takes them:\n"
+        "'Red=red' cannot be satisfied: no engine is left for 1 of 1 node; change the pin, or list an engine that takes them:\n"
         "  'n0' (Red): red: refused at compile: too large; green: pinned to red by 'Red=red'; all: pinned to red by 'Red=red'"
     )
 
@@ -136,7 +136,7 @@ def test_a_long_list_of_nodes_that_nobody_takes_is_cut() -> None:
     ("engines", "implicit", "text"),
     [
         ([], None, "the list of engines is empty; list at least one"),
-        (["red", "all", "red"], None, "engine 'red' stands twice in the list red, all, red; list each once"),
+        (["red", "all", "red"], None, "engine 'red' is listed twice in red, all, red; list each engine once"),
         (["red", "all"], "al", "implicit='al' is not in the list of engines: red, all. Did you mean 'all'?"),
     ],
 )

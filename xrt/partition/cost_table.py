@@ -1,4 +1,4 @@
-"""Measured costs of regions, and their records in placement files."""
+"""Measured costs of regions, and their conversion to and from placement files."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from xrt.formats.placement_file import PlacementFile
 
 LAUNCH = 5e-6
-"""Seconds of an empty launch. Measured: ort 2, tvm 2, toy 3, iree 5, torch 8, openvino 19, xla 22 us."""
+"""Seconds that an empty launch takes. Measured in us: ort 2, tvm 2, toy 3, iree 5, torch 8, openvino 19, xla 22."""
 BOUNDARY = (5e-6, 7e-11)
-"""Seconds, and seconds per byte, of a value that goes from one region to another.
+"""Cost of a value that one region passes to another: seconds per value, and seconds per byte.
 
 One dispatch, and the measured cost of cutting at a value of 3 MB without a copy (a layout conversion, a cold cache). The 42
 pairs of seven engines measured 0 to 30 us, median 0.8 us, with noise of the same size, so all pairs share these numbers.
 """
-# Longest stored reason in characters: a library's error may be a page.
-MOST_TEXT = 2000
-LONGEST = 1e9  # seconds; anything longer is an error of the clock
+# Longer reasons are cut: a library's error may be a page.
+MAX_REASON_CHARACTERS = 2000
+MAX_SECONDS = 1e9  # anything longer is an error of the clock
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCost:
-    """Seconds per run of a region including its launch, with an interval.
+    """Seconds per run of a region including its launch, with the confidence interval ``low`` to ``high``.
 
     Raises OptionError unless ``0 <= low <= seconds <= high`` and all are finite.
     """
@@ -39,9 +39,9 @@ class MeasuredCost:
     def __post_init__(self) -> None:
         if not all(type(value) in (int, float) for value in (self.seconds, self.low, self.high)):
             raise OptionError(f"a measured cost is three numbers of seconds; got {self.seconds!r}, {self.low!r}, {self.high!r}")
-        if not 0 <= self.low <= self.seconds <= self.high <= LONGEST:
+        if not 0 <= self.low <= self.seconds <= self.high <= MAX_SECONDS:
             values = f"seconds={self.seconds}, low={self.low}, high={self.high}"
-            raise OptionError(f"a measured cost needs 0 <= low <= seconds <= high <= {LONGEST:g}; got {values}")
+            raise OptionError(f"a measured cost needs 0 <= low <= seconds <= high <= {MAX_SECONDS:g}; got {values}")
 
     @classmethod
     def exactly(cls, seconds: float) -> MeasuredCost:
@@ -50,26 +50,26 @@ class MeasuredCost:
 
 
 RegionCost: TypeAlias = MeasuredCost | str
-"""The cost of a region, or the reason why it has none: refused, failed, hung, wrong."""
+"""The cost of a region, or the reason why it has none: it was refused, failed, hung, or was wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Known costs of regions. Immutable: additions return a new table. Raises OptionError for an invalid cost."""
+    """Costs of regions. Immutable: `with_region` and `merge` return a new table. Raises OptionError for an invalid cost."""
 
     regions: Mapping[tuple[str, str], RegionCost] = FrozenDict()
-    """(`xrt.graph.shape_key` of the region's Function, spec) to its cost, or why it has none."""
+    """A pair (`xrt.graph.shape_key` of the region's Function, engine spec) to the cost."""
 
     def __post_init__(self) -> None:
         regions = {subject: _check_cost(subject, cost) for subject, cost in self.regions.items()}
         object.__setattr__(self, "regions", FrozenDict(regions))
 
     def region(self, key: str, spec: str) -> RegionCost | None:
-        """The cost of a region on an engine; None if unknown."""
+        """The cost of the region with a shape key on an engine; None if unknown."""
         return self.regions.get((key, spec))
 
     def with_region(self, key: str, spec: str, cost: RegionCost) -> CostTable:
-        """Copy with the cost of a region, replacing an earlier one."""
+        """Return a copy of the table with this cost; it replaces an earlier one."""
         return CostTable({**self.regions, (key, spec): cost})
 
     def merge(self, other: CostTable) -> CostTable:
@@ -77,7 +77,7 @@ class CostTable:
         return CostTable({**self.regions, **other.regions})
 
     def to_document(self) -> PlacementFile:
-        """Convert to a placement file, sorted."""
+        """Convert to a placement file, sorted by region and engine."""
         from xrt.formats.placement_file import PlacementFile, RegionRecord
 
         regions = (RegionRecord(*subject, **_make_record_fields(self.regions[subject])) for subject in sorted(self.regions))
@@ -88,7 +88,7 @@ class CostTable:
         """Read the table of a placement file; raises PlacementFileError if it has none or lists a cost twice."""
         records = document.costs
         if records is None:
-            raise PlacementFileError("it has no section 'costs', so it is no cost table")
+            raise PlacementFileError("it has no section 'costs', so it is not a cost table")
         regions = {(x.region, x.engine): x.why_not or MeasuredCost(x.seconds, x.low, x.high) for x in records}  # type: ignore[arg-type]  # the schema requires numbers where there is no reason
         # Entries with the same key have become one.
         if len(regions) != len(records):
@@ -106,5 +106,5 @@ def _check_cost(subject: tuple[str, str], cost: object) -> RegionCost:
     if isinstance(cost, MeasuredCost):
         return cost
     if isinstance(cost, str) and cost:
-        return cost if len(cost) <= MOST_TEXT else f"{cost[: MOST_TEXT - 3]}..."
+        return cost if len(cost) <= MAX_REASON_CHARACTERS else f"{cost[: MAX_REASON_CHARACTERS - 3]}..."
     raise OptionError(f"the cost of region {subject} must be a MeasuredCost or a reason; got {cost!r}")

@@ -1,4 +1,4 @@
-"""Folding: replace each cluster of nodes by a launch node whose body is a closed Function."""
+"""Replace each cluster of nodes by a launch node whose body is a Function of these nodes."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ VERSION = 1
 
 @dataclass(slots=True)
 class _Part:
-    """Some nodes of a Function, and the values at their boundary."""
+    """A subset of the nodes of a Function, and the values at its boundary."""
 
     nodes: list[Node]
     names: set[str]
     read: list[str]
-    """Values that the nodes read and do not compute, in reading order."""
+    """Values that the nodes read and do not compute, in the order of the first read."""
     outputs: list[str]
-    """Values that others read or the Function returns, in definition order."""
+    """Values that other nodes read or the Function returns, in definition order."""
     control: set[int] = field(default_factory=set)
-    """Numbers of the parts that must run before, without a data dependency."""
+    """Indices of parts that must run before this one, although it reads none of their outputs."""
 
     @classmethod
-    def of(cls, function: Function, places: Sequence[int], ends: Collection[str]) -> _Part:
-        """The nodes at these ascending positions; ``ends`` are the outputs of the Function. Linear in the part."""
-        nodes = [function.nodes[place] for place in places]
+    def from_indices(cls, function: Function, indices: Sequence[int], ends: Collection[str]) -> _Part:
+        """Create a part from ascending node indices. ``ends`` are the names of the Function's outputs. Linear in the part."""
+        nodes = [function.nodes[index] for index in indices]
         names = {node.name for node in nodes}
         defined = {name for node in nodes for name in node.defines}
         read = dict.fromkeys(name for node in nodes for name in node.uses if name not in defined)
         outputs = [name for node in nodes for name in node.defines if name in ends or _is_read_outside(function, name, names)]
         return cls(nodes, names, list(read), outputs)
 
-    def close(self, function: Function, name: str, aliases: tuple[tuple[str, str], ...]) -> Function:
-        """The nodes as a Function. Control edges from outside become control edges of the launch node."""
+    def to_function(self, function: Function, name: str, aliases: tuple[tuple[str, str], ...]) -> Function:
+        """Convert the part of ``function`` to a Function with this name and these aliases, without control edges from outside."""
         nodes, outside = self.nodes, function.constants
         if any(node.control for node in nodes):
             # Edges to nodes of other parts are edges of the launch, see `_add_control`.
@@ -63,7 +63,7 @@ def _is_read_outside(function: Function, value: str, names: Collection[str]) -> 
 
 
 def _select_types(function: Function, nodes: Iterable[Node], outputs: Collection[str]) -> FrozenDict[str, Type]:
-    """Known types of values defined by the nodes, without outputs, whose types are stored with them."""
+    """Select the types of values that the nodes define. ``outputs`` are left out, because a Function stores their types there."""
     types = function.types
     names = (name for node in nodes for name in node.outputs)
     return FrozenDict({name: types[name] for name in names if name in types and name not in outputs})
@@ -73,13 +73,13 @@ def _select_types(function: Function, nodes: Iterable[Node], outputs: Collection
 
 
 def fold(function: Function, clusters: Sequence[Cluster], engines: Sequence[tuple[str, str]]) -> Function:
-    """Fold a Function to launch nodes, one per cluster, named ``xrt_<engine>_<n>`` in execution order.
+    """Replace each cluster of a Function by a launch node, named ``xrt_<engine>_<n>`` in execution order.
 
-    ``engines`` are (name, spec) pairs. Every node must be in one cluster, and the graph of clusters must be acyclic. Constants
-    are added to each body that reads them, sharing memory; those that are outputs also remain outside. Linear.
+    ``engines`` are (name, spec) pairs. Every node must be in one cluster, and the graph of clusters must be acyclic. A constant
+    is copied, sharing memory, into each body that reads it; a constant that is an output also remains outside. Linear.
     """
     ends = frozenset(value.name for value in function.outputs)
-    parts = [_Part.of(function, cluster.nodes, ends) for cluster in clusters]
+    parts = [_Part.from_indices(function, cluster.nodes, ends) for cluster in clusters]
     _add_control(function, parts)
     _order_updates(function, parts)
     order = _order_parts(function, parts)
@@ -89,7 +89,7 @@ def fold(function: Function, clusters: Sequence[Cluster], engines: Sequence[tupl
     nodes = []
     for c in order:
         cluster, part = clusters[c], parts[c]
-        body = part.close(function, names[c], tuple(aliases.get(c, ())))
+        body = part.to_function(function, names[c], tuple(aliases.get(c, ())))
         control = tuple(names[earlier] for earlier in sorted(part.control, key=rank.__getitem__))
         inner = tuple(node.name for node in part.nodes)
         nodes.append(launch_node(names[c], engines[cluster.engine][1], body, inner, device=cluster.device, control=control))
@@ -103,13 +103,13 @@ def fold(function: Function, clusters: Sequence[Cluster], engines: Sequence[tupl
 
 def _add_control(function: Function, parts: Sequence[_Part]) -> None:
     if any(node.control for node in function.nodes):
-        homes = {name: c for c, part in enumerate(parts) for name in part.names}
+        part_of = {name: c for c, part in enumerate(parts) for name in part.names}
         for c, part in enumerate(parts):
-            part.control.update(home for node in part.nodes for name in node.control if (home := homes[name]) != c)
+            part.control.update(other for node in part.nodes for name in node.control if (other := part_of[name]) != c)
 
 
 def _order_parts(function: Function, parts: Sequence[_Part]) -> list[int]:
-    """The canonical order of the parts as nodes of a Function."""
+    """Compute the order in which the parts run: the canonical order of a Function that has the parts as nodes."""
     nodes = [
         Node(
             LAUNCH,
@@ -125,9 +125,10 @@ def _order_parts(function: Function, parts: Sequence[_Part]) -> list[int]:
 
 
 def _order_updates(function: Function, parts: Sequence[_Part]) -> None:
-    """Make the writer of an alias wait for all readers of the old value, unless they depend on the writer.
+    """Add control edges so that the part that writes an alias runs after all other readers of the old value.
 
-    Waits that form a cycle are dropped in the order of the aliases: these outputs are copied to their inputs at the end.
+    An edge from a reader that itself depends on the writer would form a cycle and is left out; the output of such an alias is
+    copied to its input at the end instead.
     """
     if not function.aliases:
         return
@@ -159,7 +160,7 @@ def _list_reachable(successors: Sequence[Collection[int]], start: int) -> set[in
 
 
 def _list_readers(function: Function, parts: Sequence[_Part]) -> dict[str, list[int]]:
-    """For each aliased input, the parts that read it."""
+    """Map each aliased input to the indices of the parts that read it."""
     readers: dict[str, list[int]] = {before: [] for before, _ in function.aliases}
     for c, part in enumerate(parts):
         for name in part.read:
@@ -169,10 +170,11 @@ def _list_readers(function: Function, parts: Sequence[_Part]) -> dict[str, list[
 
 
 def _find_inner_aliases(function: Function, parts: Sequence[_Part], rank: Mapping[int, int]) -> dict[int, list[tuple[str, str]]]:
-    """For each part, the aliases that it can update in place.
+    """Map each part to the aliases that it can update in place.
 
-    These are aliases whose output it computes and whose input no later part reads, since that needs the old value. The others
-    remain aliases of the outer Function only: its runner copies the output to the input at the end.
+    A part can update an alias in place if it computes the output and no later part reads the old value of the input. Any other
+    alias remains one of the outer Function only: its runner copies the output to the input at the end. ``rank`` has the
+    execution order of the parts.
     """
     aliases: dict[int, list[tuple[str, str]]] = {}
     readers = _list_readers(function, parts)
@@ -189,20 +191,20 @@ def _find_inner_aliases(function: Function, parts: Sequence[_Part], rank: Mappin
 # ------------------------------------------------------------------ some nodes
 
 
-def extract_subgraph(function: Function, places: Sequence[int], name: str = "part") -> Function:
-    """Extract nodes as a closed Function, equal to the body that `fold` would create for them.
+def extract_subgraph(function: Function, indices: Sequence[int], name: str = "part") -> Function:
+    """Extract nodes, given by ascending ``indices``, as a Function equal to the body that `fold` would create for them.
 
-    ``places`` must be ascending. Linear in the part, unless it updates state that other nodes read.
+    Linear in the number of these nodes, unless they update state that other nodes read.
     """
-    part = _Part.of(function, places, {value.name for value in function.outputs})
-    return part.close(function, name, _find_aliases(function, part) if function.aliases else ())
+    part = _Part.from_indices(function, indices, {value.name for value in function.outputs})
+    return part.to_function(function, name, _find_aliases(function, part) if function.aliases else ())
 
 
 def _find_aliases(function: Function, part: _Part) -> tuple[tuple[str, str], ...]:
-    """The aliases that the part can update in place in any plan, consistent with `fold`.
+    """Find the aliases that a part can update in place in any plan; `fold` finds the same.
 
-    These are the aliases whose input no other node reads. If nothing runs after the part (parameter updates, for example), all
-    aliases qualify, because the part waits for the other readers of its state.
+    They are the aliases whose input no node outside the part reads. If nothing runs after the part (parameter updates, for
+    example), all its aliases qualify, because the part then runs after the other readers of its state.
     """
     inputs, outputs = set(part.read).difference(value.name for value in function.outputs), set(part.outputs)
     aliases = [(before, after) for before, after in function.aliases if before in inputs and after in outputs]

@@ -21,7 +21,7 @@ _HELP = "a pin reads like 'Conv|Gemm=ort' (force), 'Softmax!=tvm' (forbid) or 'n
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Forces nodes, by operator or name, onto an engine, or forbids it.
+    """Forces the nodes with an operator or name onto an engine, or forbids the engine for them.
 
     >>> str(Pin.parse("Conv | Gemm = ort"))
     'Conv|Gemm=ort'
@@ -30,27 +30,27 @@ class Pin:
     """
 
     patterns: tuple[str, ...]
-    """Glob patterns, of which one must match the whole text; ``*`` matches any text and ``?`` one character."""
+    """Glob patterns; one of them must match the whole operator or name. ``*`` matches any string and ``?`` one character."""
     engine: str
-    """An engine name (all engines of that name), or one exact spec."""
+    """An engine name, for all engines with this name, or the spec of one engine."""
     by: PinSubject = "operator"
-    """Match `Node.op` (``Conv``, ``com.microsoft.FusedConv``) or `Node.name`."""
+    """Which attribute of a node the patterns match: `Node.op` (``Conv``, ``com.microsoft.FusedConv``) or `Node.name`."""
     forbid: bool = False
     """Forbid the engine instead of forcing it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "patterns", (self.patterns,) if isinstance(self.patterns, str) else tuple(self.patterns))
         if self.by not in get_args(PinSubject):
-            raise OptionError(f"a pin goes by 'operator' or by 'name'; got {self.by!r}")
+            raise OptionError(f"a pin matches by 'operator' or 'name'; got {self.by!r}")
         if not self.patterns or not all(self.patterns):
-            raise OptionError(f"the pin to {self.engine!r} names no {self.by}; {_HELP}")
+            raise OptionError(f"the pin to {self.engine!r} has no pattern for the {self.by}; {_HELP}")
         for pattern in self.patterns:
             if self.by == "operator" and not OPERATOR.fullmatch(pattern):
-                raise OptionError(f"{pattern!r} is no operator (letters, digits, '.', '*' and '?'); {_HELP}")
+                raise OptionError(f"{pattern!r} is not an operator (letters, digits, '.', '*' and '?'); {_HELP}")
 
     @classmethod
     def parse(cls, text: str) -> Pin:
-        """Parse the text of a pin; raises OptionError if it is malformed.
+        """Parse a pin from a string such as ``Conv|Gemm=ort``; raises OptionError if it is malformed.
 
         Patterns are separated by ``|``. To pin a node name that contains ``|``, use the constructor.
         """
@@ -67,7 +67,7 @@ class Pin:
         return f"{prefix}{'|'.join(self.patterns)}{'!=' if self.forbid else '='}{self.engine}"
 
     def subject(self, node: Node) -> str:
-        """The text of the node that is matched."""
+        """The operator or name of the node, whichever the patterns match."""
         return node.name if self.by == "name" else node.op
 
     def matches(self, subject: str) -> bool:
@@ -75,22 +75,22 @@ class Pin:
         return compile_patterns(self.patterns).fullmatch(subject) is not None
 
     def match(self, subjects: Collection[str]) -> Iterable[str]:
-        """Yield matching subjects, possibly with duplicates; patterns without wildcards are looked up directly."""
+        """Yield the ``subjects`` (operators or names) that a pattern matches; a subject may be yielded more than once."""
         for pattern in self.patterns:
             if "*" in pattern or "?" in pattern:
                 yield from filter(compile_patterns((pattern,)).fullmatch, subjects)
-            # A large model has as many names as nodes, and a pin usually lists plain ones.
+            # A lookup, because a large model has as many names as nodes, and most pins have no wildcards.
             elif pattern in subjects:
                 yield pattern
 
     def covers(self, name: str, spec: str) -> bool:
-        """Whether the pin refers to the engine with this name and spec."""
+        """Whether the pin is about the engine with this name and spec."""
         return self.engine in (name, spec)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusteringOptions:
-    """How nodes are grouped into regions; part of the Plan. Raises OptionError for an invalid value."""
+    """How nodes are grouped into regions; stored in the Plan. Raises OptionError for an invalid value."""
 
     minimum_nodes: int = option(1, at_least=1)
     """Dissolve regions of fewer nodes: their nodes move to the next engine that supports them, if any."""
@@ -117,12 +117,12 @@ class ClusteringOptions:
 
     def check_pins(self, engines: Iterable[tuple[str, str]]) -> None:
         """Raise OptionError for a pin to an engine that is not among the (name, spec) pairs."""
-        words = sorted({word for pair in engines for word in pair})
+        names = sorted({name for pair in engines for name in pair})
         for pin in self.pins:
-            if pin.engine not in words:
-                hint = did_you_mean(pin.engine, words)
+            if pin.engine not in names:
+                hint = did_you_mean(pin.engine, names)
                 raise OptionError(
-                    f"pin {str(pin)!r} names engine {pin.engine!r}, which is not in the list: {', '.join(words)}.{hint}"
+                    f"pin {str(pin)!r} names engine {pin.engine!r}, which is not in the list: {', '.join(names)}.{hint}"
                 )
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A value copied from one device to another, once for all its readers there."""
+    """A copy of a value from one device to another, made once for all its readers there."""
 
     value: str
     type: Type | None
@@ -26,11 +26,11 @@ class Transfer:
     """Device of the producer; for an input of the model, the plan's device."""
     target: str
     readers: tuple[str, ...]
-    """Launches that read it there, in plan order; empty if only the caller reads it, as an output."""
+    """Launches on the target that read the value, in plan order; empty if it is only an output of the model."""
 
     @property
     def nbytes(self) -> int | None:
-        """Size in bytes; None if known only at run time."""
+        """Size of the value in bytes; None if it is known only at run time."""
         return self.type.nbytes if isinstance(self.type, TensorType) else None
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class Transfer:
 def find_transfers(function: Function, launches: Iterable[Launch], device: str) -> Iterator[Transfer]:
     """Yield the copies between devices of a plan, in definition order; ``device`` is the plan's device.
 
-    Constants are not copied: each region has its own on its device. Linear.
+    Constants are not copied, because each region contains the constants that it reads. Linear.
     """
     launches = tuple(launches)
     # The common case: everything on one device.
@@ -50,50 +50,50 @@ def find_transfers(function: Function, launches: Iterable[Launch], device: str) 
     sources: dict[str, tuple[str, Type | None]] = {value.name: (device, value.type) for value in function.inputs}
     for launch in launches:
         sources.update((value.name, (launch.device or device, value.type)) for value in launch.function.outputs)
-    read: dict[tuple[str, str], list[str]] = {}
+    readers: dict[tuple[str, str], list[str]] = {}
     for launch in launches:
         for name in launch.inputs:
-            read.setdefault((name, launch.device or device), []).append(launch.name)
+            readers.setdefault((name, launch.device or device), []).append(launch.name)
     for value in function.outputs:
         # Outputs are returned on the plan's device, even if no launch reads them there.
-        read.setdefault((value.name, device), [])
+        readers.setdefault((value.name, device), [])
     targets: dict[str, list[str]] = {}
-    for name, target in read:
+    for name, target in readers:
         targets.setdefault(name, []).append(target)
     for name, (source, type_) in sources.items():
         for target in targets.get(name, ()):
             if target != source:
-                yield Transfer(name, type_, source, target, tuple(read[name, target]))
+                yield Transfer(name, type_, source, target, tuple(readers[name, target]))
 
 
-# From this many equal regions or reasons on, one line represents all of them.
+# This many equal regions or reasons, or more, share one line.
 GROUPED = 3
-SHOWN = 4  # names in such a line
+MAX_LISTED_NAMES = 4
 T = TypeVar("T")
 
 
 def group(items: Iterable[T], key: Callable[[T], Hashable], least: int = GROUPED) -> Iterator[Sequence[T]]:
-    """Yield items with equal keys together if there are at least ``least``, at the position of the first; others alone."""
+    """Yield groups of items with equal keys, at the position of the first item. Groups of fewer than ``least`` are split."""
     entries = list(items)
-    alike: dict[Hashable, list[T]] = {}
+    groups: dict[Hashable, list[T]] = {}
     for item in entries:
-        alike.setdefault(key(item), []).append(item)
+        groups.setdefault(key(item), []).append(item)
     seen: set[Hashable] = set()
     for item in entries:
-        kind = key(item)
-        if len(alike[kind]) < least:
+        item_key = key(item)
+        if len(groups[item_key]) < least:
             yield (item,)
-        elif kind not in seen:
-            seen.add(kind)
-            yield alike[kind]
+        elif item_key not in seen:
+            seen.add(item_key)
+            yield groups[item_key]
 
 
 @dataclass(frozen=True, slots=True)
 class ReasonGroup:
-    """The nodes that some engines do not run, all for the same reason."""
+    """Nodes that some engines do not run, all for the same reason."""
 
     reasons: tuple[Reason, ...]
-    """One per node, for the first of the engines."""
+    """One reason per node; its `engine` is the first of `engines`."""
     engines: tuple[str, ...]
 
     @property
@@ -104,7 +104,7 @@ class ReasonGroup:
 
     @property
     def nodes(self) -> str:
-        """Some of the node names."""
+        """The first node names, and the count of the others."""
         return list_some([reason.node for reason in self.reasons])
 
 
@@ -123,8 +123,8 @@ def group_reasons(reasons: Iterable[Reason], least: int = GROUPED) -> list[Reaso
     return list(merged.values())
 
 
-def list_some(names: Sequence[str], most: int = SHOWN) -> str:
-    """Join the first names, and count the rest.
+def list_some(names: Sequence[str], most: int = MAX_LISTED_NAMES) -> str:
+    """Join the first ``most`` names, and count the rest.
 
     >>> list_some(["a", "b", "c"], most=2)
     'a, b and 1 more'
@@ -146,7 +146,7 @@ class Reason:
     engine: str
     text: str
     updating_engine: str = ""
-    """Spec of the engine that updates state in place where this one would copy it; else empty."""
+    """If the reason is that `engine` would copy state: the spec of the engine that updates it in place. Otherwise empty."""
 
     def __str__(self) -> str:
         return f"{self.node!r} ({self.op}) is not on {self.engine}: {self.text}"
@@ -154,24 +154,24 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One region: the Function to compile, its engine, and its place in the plan."""
+    """One region of a plan: the Function to compile, its engine, and its connections to other regions."""
 
     name: str
     engine: str
     function: Function
-    """The region as a closed Function, with the model's value names."""
+    """The region as a Function of its own; its values have the same names as in the model."""
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     nodes: tuple[str, ...]
     """Names of the model's nodes in the region, in model order."""
     device: str
-    """Empty for the plan's device."""
+    """The device that runs the region; empty for the plan's device."""
     control: tuple[str, ...] = ()
-    """Launches that must run before, without a data dependency."""
+    """Names of launches that must run before this one, although it reads none of their outputs."""
 
     @classmethod
     def of(cls, node: Node) -> Launch:
-        """Read the attributes of a launch node."""
+        """Convert a launch node, as `launch_node` creates it, to a Launch."""
         return cls(
             node.name,
             node.attr("engine"),
@@ -187,7 +187,7 @@ class Launch:
 def launch_node(
     name: str, engine: str, body: Function, nodes: tuple[str, ...], *, device: str = "", control: tuple[str, ...] = ()
 ) -> Node:
-    """Create the node for a region; its inputs and outputs are those of the body."""
+    """Create the launch node of a region, with the inputs and outputs of its ``body``; ``nodes`` are the body's node names."""
     attributes = (
         Attribute("body", AttrKind.GRAPH, body),
         Attribute("engine", AttrKind.STRING, engine),
@@ -201,20 +201,20 @@ def launch_node(
 class Plan:
     """A partitioned model: a Function of launch nodes, engines and reasons. Nothing is compiled yet.
 
-    Deterministic: the same Function, engines and options give an equal Plan in any process, and equal text and bytes.
+    Deterministic: the same Function, engines and options result in an equal Plan, with equal text and bytes, in any process.
     """
 
     function: Function
-    """The folded model: all nodes are launch nodes; constants are those that are outputs of the model."""
+    """The folded model: each node is a launch node. It has only those constants that are outputs of the model."""
     engines: tuple[str, ...]
     """Specs of all engines considered, by priority; some may have no nodes."""
     reasons: tuple[Reason, ...] = ()
     """For each node, in model order, one reason per engine with higher priority than its own."""
     options: ClusteringOptions = ClusteringOptions()
     implicit: str | None = None
-    """Spec of the engine that was added without being listed."""
+    """Spec of the engine that was added although the user did not list it; None if there is none."""
     device: str = "cpu"
-    """Device of inputs and outputs, and of launches without one."""
+    """Device of the model's inputs and outputs, and of launches without a device."""
 
     @cached_property
     def launches(self) -> tuple[Launch, ...]:
@@ -223,7 +223,7 @@ class Plan:
 
     @cached_property
     def copies(self) -> tuple[Transfer, ...]:
-        """Values copied between devices, once per direction. Empty if everything is on one device."""
+        """The copies of values between devices; empty if everything runs on one device."""
         return tuple(find_transfers(self.function, self.launches, self.device))
 
     def get_device(self, launch: Launch) -> str:
@@ -235,7 +235,7 @@ class Plan:
         return render_plan(self)
 
     def to_bytes(self) -> bytes:
-        """Serialize as a message of ``proto/xrt.proto``, including all constants; equal Plans give equal bytes.
+        """Serialize as a Plan message of ``proto/xrt.proto``, including all constants; equal Plans have equal bytes.
 
         Raises BundleError above 2 GB, and ModelError for a region that ONNX cannot express.
         """
@@ -251,7 +251,7 @@ class Plan:
         return from_message(read_plan(data))
 
     def __str__(self) -> str:
-        """Print the plan; equal regions and equal reasons share one line. `reasons` lists them per node."""
+        """Print the plan. Equal regions, and equal reasons, share one line; the attribute `reasons` has one per node."""
         return "\n".join(_format_lines(self))
 
 
@@ -306,7 +306,7 @@ def _count(count: int, noun: str) -> str:
 
 
 def to_message(plan: Plan) -> dict[str, Any]:
-    """Convert a Plan to the values of its message."""
+    """Convert a Plan to a dict with the fields of its protobuf message."""
     # Bodies are stored once, as launches, not as attributes of the launch nodes.
     bare = tuple(replace(node, attributes=()) for node in plan.function.nodes)
     return {
@@ -321,7 +321,7 @@ def to_message(plan: Plan) -> dict[str, Any]:
 
 
 def from_message(values: dict[str, Any]) -> Plan:
-    """Convert the values of a message to a Plan; raises BundleError if they are damaged."""
+    """Convert the fields of a protobuf message to a Plan; raises BundleError if they are inconsistent."""
     options, frame = values["options"], values["function"]
     launches = {launch["name"]: launch for launch in values["launches"]}
     try:
@@ -340,7 +340,7 @@ def from_message(values: dict[str, Any]) -> Plan:
 
 
 def _with_launch(node: Node, launches: dict[str, dict[str, Any]], frame: Function) -> Node:
-    """Restore the attributes of a launch node."""
+    """Restore the attributes of a launch node from the launch of the same name; raises BundleError if it is missing."""
     launch = launches.get(node.name)
     if launch is None or launch["function"] is None:
         raise BundleError(f"it has {len(frame.nodes)} launch nodes and no launch for {node.name!r}")
@@ -368,7 +368,7 @@ def render_plan(plan: Plan) -> str:
 
 
 def describe_plan(plan: Plan | None, reasons: Sequence[Reason], times: MeanCall | None = None) -> dict[str, Any]:
-    """Data for the macros of ``plans.html``: the diagram, launches, and reasons with equal ones in one row."""
+    """Create the variables of the macros in ``plans.html``: the diagram, the launches, and one row per group of equal reasons."""
     from xrt.html.views import picture_plan
 
     regions = list_regions(plan) if plan else ()
@@ -389,7 +389,7 @@ def _describe_launch(plan: Plan, x: Launch, region: RegionTimes) -> tuple[object
 
 
 def color_engines(engines: Iterable[str]) -> dict[str, str]:
-    """Map engines, by name or spec, to colors: the declared color unless another engine has it."""
+    """Map engines, given by name or spec, to colors: each engine's declared color, unless another engine already has it."""
     from xrt.engines.contract.registry import find_declaration
     from xrt.html.views import assign_colors
 
@@ -397,11 +397,11 @@ def color_engines(engines: Iterable[str]) -> dict[str, str]:
 
 
 def list_regions(plan: Plan) -> tuple[RegionTimes, ...]:
-    """Describe the regions of a plan in execution order."""
+    """Describe the regions of a plan, in execution order, for diagrams."""
     from xrt.html.views import Reading, RegionTimes
 
-    number = {launch.name: index for index, launch in enumerate(plan.launches)}
-    makers = {value: index for index, launch in enumerate(plan.launches) for value in launch.outputs}
+    index_of = {launch.name: index for index, launch in enumerate(plan.launches)}
+    producers = {value: index for index, launch in enumerate(plan.launches) for value in launch.outputs}
     outputs = {value.name for value in plan.function.outputs}
     return tuple(
         RegionTimes(
@@ -409,15 +409,15 @@ def list_regions(plan: Plan) -> tuple[RegionTimes, ...]:
             launch.engine,
             len(launch.nodes),
             tuple(Counter(node.op for node in launch.function.nodes).most_common()),
-            (*_list_readings(launch, makers), *(Reading(number[before], "") for before in launch.control)),
+            (*_list_readings(launch, producers), *(Reading(index_of[before], "") for before in launch.control)),
             not outputs.isdisjoint(launch.outputs),
         )
         for launch in plan.launches
     )
 
 
-def _list_readings(launch: Launch, makers: dict[str, int]) -> Iterator[Reading]:
+def _list_readings(launch: Launch, producers: dict[str, int]) -> Iterator[Reading]:
     from xrt.html.views import INPUTS, Reading
 
     for name, value in zip(launch.inputs, launch.function.inputs, strict=True):
-        yield Reading(makers.get(name, INPUTS), str(value), value.type.nbytes if isinstance(value.type, TensorType) else None)
+        yield Reading(producers.get(name, INPUTS), str(value), value.type.nbytes if isinstance(value.type, TensorType) else None)

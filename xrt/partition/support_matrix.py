@@ -1,4 +1,4 @@
-"""Which engines support which nodes, and why not: engine answers, pins and refusals."""
+"""Which engines may run which nodes, and otherwise the reason: the engines' support, pins, and refusals to compile."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SupportMatrix:
-    """For each node and engine a reason, or None if the engine supports the node.
+    """For each node and engine the reason why the engine does not support the node, or None if it does.
 
-    Nodes that differ only in names are of one class: same operator, attributes, types, constants, used outputs, and device. Each
-    engine is queried once per class.
+    Nodes that differ only in names form a class: they have the same operator, attributes, types, constants, used outputs, and
+    device. Each engine is queried once per class.
     """
 
     class_of: Sequence[int]
-    """The class of each node, by index, in the order of the Function."""
+    """For each node of the Function, the index of its class."""
     answers: tuple[tuple[str | None, ...], ...]
-    """For each class, the answers in the order of the engines."""
+    """For each class, one reason or None per engine."""
 
     @classmethod
     def of(cls, function: Function, engines: Sequence[GraphCompiler], device: str | DeviceMap) -> SupportMatrix:
-        """Query every engine about every distinct node; ``device`` is the default device of nodes, or one by engine.
+        """Query every engine about every class of nodes. ``device`` is the default device of nodes, or a DeviceMap.
 
-        An engine that raises, or returns something other than text, does not support the node, with that as the reason. Linear in
-        the nodes; one call of `why_not` per engine and distinct node.
+        If an engine raises, or returns neither a string nor None, it does not support the node, with this as the reason. Linear
+        in the nodes; one call of `why_not` per engine and class.
         """
-        homes, (class_of, examples) = DeviceMap.at(device), classify_nodes(function)
-        by_engine = [query_engine(engine, homes.of(engine.spec), examples, function) for engine in engines]
+        device_map, (class_of, examples) = DeviceMap.from_device(device), classify_nodes(function)
+        by_engine = [query_engine(engine, device_map.of(engine.spec), examples, function) for engine in engines]
         return cls(class_of, tuple(tuple(answers[number] for answers in by_engine) for number in range(len(examples))))
 
     def reason(self, node: int, engine: int) -> str | None:
@@ -47,26 +47,26 @@ class SupportMatrix:
         return self.answers[self.class_of[node]][engine]
 
     def supporting_engines(self) -> list[tuple[int, ...]]:
-        """For each node, the engines that support it, by priority."""
+        """For each node, the indices of the engines that support it, by priority."""
         by_class = [tuple(i for i, reason in enumerate(row) if reason is None) for row in self.answers]
         return [by_class[number] for number in self.class_of]
 
 
 def classify_nodes(function: Function) -> tuple[Sequence[int], tuple[Node, ...]]:
-    """Group nodes that an engine cannot distinguish: return the class of each node, and the first node of each class."""
+    """Group nodes that an engine cannot distinguish: return the class index of each node, and the first node of each class."""
     classes = _NodeClasses(function)
     class_of = array("l")
     examples: list[Node] = []
     for node in function.nodes:
-        number = classes.number(node)
-        class_of.append(number)
-        if number == len(examples):
+        class_index = classes.find_class(node)
+        class_of.append(class_index)
+        if class_index == len(examples):
             examples.append(node)
     return class_of, tuple(examples)
 
 
 def query_engine(engine: GraphCompiler, home: str, nodes: Sequence[Node], function: Function) -> list[str | None]:
-    """Explain for each node why the engine does not support it on this device, or None. An exception is a reason, too."""
+    """List for each node why the engine does not support it, or None. ``home`` is the device of nodes that require none."""
     answers: list[str | None] = []
     for node in nodes:
         device = node.device or home
@@ -78,45 +78,46 @@ def query_engine(engine: GraphCompiler, home: str, nodes: Sequence[Node], functi
         try:
             answer: object = engine.why_not(placed, function)
         except Exception as error:  # noqa: BLE001  # a broken engine must not break the plan
-            answer = f"engine {engine.name!r} failed when asked: {type(error).__name__}: {error}"
+            answer = f"engine {engine.name!r} failed when queried: {type(error).__name__}: {error}"
         if answer is None or (isinstance(answer, str) and answer):
             answers.append(answer)
         else:
-            answers.append(f"engine {engine.name!r} answered {answer!r} when asked, which is neither a reason nor None")
+            answers.append(f"engine {engine.name!r} returned {answer!r} when queried, which is neither a reason nor None")
     return answers
 
 
-OF_TYPES = frozenset({"Shape", "Size"})
+TYPE_ONLY_OPERATORS = frozenset({"Shape", "Size"})
 """Operators whose result may depend only on the type of their input."""
 
 
 class _NodeClasses:
-    """Numbers nodes such that nodes an engine cannot distinguish share a number; query in topological order."""
+    """Assigns class indices to nodes: nodes that an engine cannot distinguish share one. Query in topological order."""
 
     def __init__(self, function: Function) -> None:
         self._function = function
         self._value_keys: dict[str, _ValueKey] = {"": 0}
         self._numbers: dict[tuple[object, ...], int] = {}
 
-    def number(self, node: Node) -> int:
-        """The index of the node's class; a new class gets the next index."""
+    def find_class(self, node: Node) -> int:
+        """Find the index of the node's class; a new class has the next index."""
         inputs = node.inputs
         input_keys = tuple(map(self._find_value_key, inputs))
         output_keys = tuple(map(self._find_value_key, node.outputs))
-        # `Add(x, x)` is not of the class of `Add(x, y)`, though the types are equal.
+        # `Add(x, x)` and `Add(x, y)` are different classes, even if the types are equal.
         same = tuple(map(inputs.index, inputs)) if len(set(inputs)) < len(inputs) else ()
         # Engines decline some operators only if an optional output is read.
         read = tuple(name in self._read for name in node.outputs) if len(output_keys) > 1 else ()
         attributes = tuple(map(_make_attribute_key, node.attributes))
         key = (node.op_type, node.domain, node.device, input_keys, output_keys, same, read, attributes)
-        if node.op_type in OF_TYPES or all(isinstance(value_key, str | int) for value_key in input_keys):
+        if node.op_type in TYPE_ONLY_OPERATORS or all(isinstance(value_key, str | int) for value_key in input_keys):
+            # Computed only from constants or types, so an engine may look at how: the name identifies the computation.
             self._value_keys.update((name, name) for name in node.defines)
         return self._numbers.setdefault(key, len(self._numbers))
 
     def _find_value_key(self, name: str) -> _ValueKey:
         if name in self._value_keys:
             return self._value_keys[name]
-        # A constant by identity, so that its content need not be hashed.
+        # The id of a constant, so its content need not be hashed.
         constant = self._function.constants.get(name)
         value_key = self._value_keys[name] = self._function.get_type(name) if constant is None else id(constant)
         return value_key
@@ -130,35 +131,35 @@ class _NodeClasses:
 
 
 _ValueKey: TypeAlias = "Type | int | str | None"
-"""What an engine can see of a value: its type, the identity of a constant, or, if it is computed only from constants or types,
-its name, because an engine may look at its computation."""
+"""Key of a value when nodes are grouped into classes. Normally its type. For a constant its `id`, because an engine may read the
+content. For a value computed only from constants or types (such as a Shape) its name, because an engine may inspect how."""
 _BY_IDENTITY = frozenset({AttrKind.TENSOR, AttrKind.TENSORS, AttrKind.GRAPH, AttrKind.GRAPHS})
 
 
 def _make_attribute_key(attribute: Attribute) -> tuple[object, ...]:
-    """Key of an attribute: large values by identity, numbers as text, because ``1 == True`` and ``0.0 == -0.0``."""
+    """Key of an attribute: the `id` of a large value, the `repr` of others, because ``1 == True`` and ``0.0 == -0.0``."""
     if attribute.kind in _BY_IDENTITY:
         return (attribute.name, id(attribute.value))
     return (attribute.name, attribute.kind, repr(attribute.value))
 
 
 Refused: TypeAlias = tuple[str, str, str]
-"""A node, the spec of an engine that refused it at compile, and the reason."""
+"""A node's name, the spec of an engine that refused to compile it, and the reason."""
 Exclusions: TypeAlias = dict[tuple[int, int], str]
-"""(node, engine) to the reason why the node is excluded, regardless of the engine's answer."""
-SHOWN = 20  # nodes listed in an error
+"""Index pair (node, engine) to the reason why the node must not run there, even if the engine supports it."""
+MAX_LISTED_NODES = 20  # in an error
 
 
 @dataclass(frozen=True, slots=True)
 class EligibleEngines:
-    """For each node the engines that may run it, and for the others the reason."""
+    """The engines that may run each node, and the reasons why the others may not."""
 
     engines: tuple[str, ...]
     capability: SupportMatrix
     exclusions: Mapping[tuple[int, int], str]
-    """(node, engine) to the refusal, pin or choice that excludes it."""
+    """Index pair (node, engine) to the reason: a refusal, a pin, or state that the engine would copy."""
     updating_engines: Mapping[tuple[int, int], str] = FrozenDict()
-    """(node, engine) of exclusions that avoid copying state, to the spec of the engine that updates it in place."""
+    """The pairs (node, engine) excluded because of state, to the spec of the engine that updates the state in place."""
 
     @classmethod
     def of(
@@ -170,7 +171,7 @@ class EligibleEngines:
         device: str | DeviceMap,
         capability: SupportMatrix | None = None,
     ) -> EligibleEngines:
-        """Combine capability, refusals and pins; without ``capability``, engines are queried with `SupportMatrix.of`.
+        """Combine the engines' support of nodes, refusals and pins. Engines are queried if ``capability`` is None.
 
         Raises OptionError for a refusal of an unlisted engine or unknown node, and PlanError for a pin that matches no node.
         """
@@ -180,7 +181,7 @@ class EligibleEngines:
         return cls(specs, capability or SupportMatrix.of(function, engines, device), exclusions)
 
     def candidates(self) -> list[tuple[int, ...]]:
-        """For each node, the engines that may run it, by priority."""
+        """For each node, the indices of the engines that may run it, by priority."""
         candidates = self.capability.supporting_engines()
         for node, engine in self.exclusions:
             candidates[node] = tuple(e for e in candidates[node] if e != engine)
@@ -191,7 +192,7 @@ class EligibleEngines:
         return self.exclusions.get((node, engine)) or self.capability.reason(node, engine)
 
     def reasons(self, node: int) -> str:
-        """All engines' reasons in one line."""
+        """The reasons of all engines for a node that none may run, in one line."""
         return "; ".join(f"{spec}: {self.reason(node, engine)}" for engine, spec in enumerate(self.engines))
 
 
@@ -203,18 +204,24 @@ def check_all_supported(
     if not unsupported:
         return
     count = f"{len(unsupported)} of {len(function.nodes)} node{'s' * (len(function.nodes) != 1)}"
-    broken = [pin for pin in pins if any(pin.matches(pin.subject(function.nodes[n])) for n in unsupported)]
-    if broken:
-        message = f"{', '.join(repr(str(pin)) for pin in broken)} cannot be kept: no engine is left for {count}"
+    broken_pins = [pin for pin in pins if any(pin.matches(pin.subject(function.nodes[n])) for n in unsupported)]
+    if broken_pins:
+        message = f"{', '.join(repr(str(pin)) for pin in broken_pins)} cannot be satisfied: no engine is left for {count}"
         advice = "change the pin, or list an engine that takes them"
     else:
         message = f"no engine of the list ({', '.join(choices.engines)}) takes {count}"
-        may = strict and any(latest_version(function.nodes[n].domain) for n in unsupported)  # the reference knows no other domain
-        advice = "list an engine that takes them" + (", or leave out strict=True so that the reference engine may" * may)
-    lines = [f"\n  {function.nodes[n].name!r} ({function.nodes[n].op}): {choices.reasons(n)}" for n in unsupported[:SHOWN]]
-    more = f"\n  and {len(unsupported) - SHOWN} more" if len(unsupported) > SHOWN else ""
-    untaken = () if broken else tuple(function.nodes[n].name for n in unsupported)
-    raise PlanError(f"{message}; {advice}:{''.join(lines)}{more}", untaken)
+        reference_may = strict and any(
+            latest_version(function.nodes[n].domain) for n in unsupported
+        )  # the reference knows no other domain
+        advice = "list an engine that takes them" + (
+            ", or leave out strict=True so that the reference engine may" * reference_may
+        )
+    lines = [
+        f"\n  {function.nodes[n].name!r} ({function.nodes[n].op}): {choices.reasons(n)}" for n in unsupported[:MAX_LISTED_NODES]
+    ]
+    more = f"\n  and {len(unsupported) - MAX_LISTED_NODES} more" if len(unsupported) > MAX_LISTED_NODES else ""
+    unsupported_names = () if broken_pins else tuple(function.nodes[n].name for n in unsupported)
+    raise PlanError(f"{message}; {advice}:{''.join(lines)}{more}", unsupported_names)
 
 
 # ------------------------------------------------------------------ refusals
@@ -223,18 +230,18 @@ def check_all_supported(
 def _list_refusal_exclusions(function: Function, specs: Sequence[str], refused: Sequence[Refused]) -> Exclusions:
     if not refused:
         return {}
-    places = {node.name: number for number, node in enumerate(function.nodes)}
+    index_of = {node.name: index for index, node in enumerate(function.nodes)}
     exclusions: Exclusions = {}
     for node, engine, reason in refused:
         if engine not in specs:
             raise OptionError(
                 f"a refusal names engine {engine!r}, which is not in the list: {', '.join(specs)}.{did_you_mean(engine, specs)}"
             )
-        if node not in places:
+        if node not in index_of:
             raise OptionError(
-                f"a refusal names node {node!r}, which is not in function {function.name!r}.{did_you_mean(node, places)}"
+                f"a refusal names node {node!r}, which is not in function {function.name!r}.{did_you_mean(node, index_of)}"
             )
-        exclusions[places[node], specs.index(engine)] = reason
+        exclusions[index_of[node], specs.index(engine)] = reason
     return exclusions
 
 
@@ -242,7 +249,7 @@ def _list_refusal_exclusions(function: Function, specs: Sequence[str], refused: 
 
 
 def _list_pin_exclusions(function: Function, engines: Sequence[tuple[str, str]], pins: Sequence[Pin]) -> Exclusions:
-    """Exclusions by pins; ``engines`` are (name, spec) pairs."""
+    """List the exclusions that follow from pins; ``engines`` are (name, spec) pairs."""
     exclusions: Exclusions = {}
     for node, pin in _match_pins(function, pins):
         for engine, (name, spec) in enumerate(engines):
@@ -254,7 +261,7 @@ def _list_pin_exclusions(function: Function, engines: Sequence[tuple[str, str]],
 
 
 def _match_pins(function: Function, pins: Sequence[Pin]) -> Iterator[tuple[int, Pin]]:
-    """Yield the effective (node, pin) pairs: all matching forbidding pins, and the last matching forcing pin.
+    """Yield (node, pin) pairs: for each node, all matching pins that forbid, and of those that force only the last.
 
     Raises PlanError for a pin that matches no node.
     """
@@ -274,25 +281,25 @@ def _match_pins(function: Function, pins: Sequence[Pin]) -> Iterator[tuple[int, 
 
 
 def _group_by_subject(function: Function, pin: Pin) -> dict[str, list[int]]:
-    """Nodes by operator or name, depending on the pin."""
+    """Map operators, or names if the pin matches by name, to the indices of their nodes."""
     nodes: dict[str, list[int]] = {}
-    for number, node in enumerate(function.nodes):
-        nodes.setdefault(pin.subject(node), []).append(number)
+    for index, node in enumerate(function.nodes):
+        nodes.setdefault(pin.subject(node), []).append(index)
     return nodes
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMap:
-    """Devices of nodes that do not require one."""
+    """The device of each engine, for nodes that do not require one."""
 
     device: str = "cpu"
     """The plan's device: for inputs and outputs, and for engines without an entry in ``by_engine``."""
     by_engine: Mapping[str, str] = FrozenDict()
 
     @classmethod
-    def at(cls, where: str | DeviceMap) -> DeviceMap:
-        """Convert a device name to a DeviceMap with a single device."""
-        return where if isinstance(where, DeviceMap) else cls(where)
+    def from_device(cls, device: str | DeviceMap) -> DeviceMap:
+        """Convert a device name to a DeviceMap with this device for all engines; a DeviceMap is returned unchanged."""
+        return device if isinstance(device, DeviceMap) else cls(device)
 
     def of(self, spec: str) -> str:
         """The device of an engine."""
@@ -301,32 +308,32 @@ class DeviceMap:
 
 @dataclass(frozen=True, slots=True)
 class NodeDevices:
-    """The device of each node on each engine."""
+    """Determines the device of each node for a choice of engines."""
 
     function: Function
     specs: Sequence[str]
     homes: DeviceMap
     required: tuple[str, ...]
     """The normalized device that each node requires; empty if none."""
-    elsewhere: Sequence[SupportMatrix]
-    """Support of nodes without a required device on the other kinds of device in the graph."""
+    support_elsewhere: Sequence[SupportMatrix]
+    """Support of nodes on each kind of device that some node requires and that is not the plan's."""
 
     @classmethod
-    def of(cls, function: Function, engines: Sequence[GraphCompiler], homes: DeviceMap) -> NodeDevices:
-        """Query support on other kinds of device; nothing to query if all devices are of one kind."""
+    def query(cls, function: Function, engines: Sequence[GraphCompiler], homes: DeviceMap) -> NodeDevices:
+        """Query the engines about the kinds of device that nodes require and that are not the plan's."""
         required = tuple(normalize_device(node.device) for node in function.nodes)
         others = sorted({parse_device_kind(name) for name in required if name} - {parse_device_kind(homes.device)})
-        elsewhere = tuple(SupportMatrix.of(function, engines, kind) for kind in others)
-        return cls(function, [engine.spec for engine in engines], homes, required, elsewhere)
+        support_elsewhere = tuple(SupportMatrix.of(function, engines, kind) for kind in others)
+        return cls(function, [engine.spec for engine in engines], homes, required, support_elsewhere)
 
     def devices(self, engines: Sequence[int]) -> list[str]:
-        """The device of each node on the given engine; empty if it may run on the device of its neighbors.
+        """The device of each node on its engine, given by index; empty if it may run on the device of its neighbors.
 
-        A required or requested device is a constraint. Other nodes may run on the device of their neighbors if their engine
-        supports them there, which saves a copy.
+        A device that a node or the DeviceMap's entry for its engine requires is fixed. Any other node may run on the device of
+        its neighbors if its engine supports it there, because this saves a copy.
         """
         # The common case: devices of one kind, and none requested for an engine.
-        if not self.homes.by_engine and not self.elsewhere:
+        if not self.homes.by_engine and not self.support_elsewhere:
             return list(self.required)
         return [name or self._find_device(index, e) for index, (name, e) in enumerate(zip(self.required, engines, strict=True))]
 
@@ -334,5 +341,5 @@ class NodeDevices:
         device = self.homes.by_engine.get(self.specs[engine])
         if device is not None:
             return normalize_device(device)
-        goes_along = all(answers.reason(node, engine) is None for answers in self.elsewhere)
-        return "" if goes_along else normalize_device(self.homes.device)
+        is_movable = all(support.reason(node, engine) is None for support in self.support_elsewhere)
+        return "" if is_movable else normalize_device(self.homes.device)
