@@ -83,10 +83,10 @@ def test_why_a_folder_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert why_not_folder(tmp_path / "a" / "b") is None
     assert not (tmp_path / "a").exists()
-    assert why_not_folder(tmp_path / "file" / "b") == f"{tmp_path}/file is no folder"
+    assert why_not_folder(tmp_path / "file" / "b") == f"{tmp_path}/file is not a folder"
     with pytest.raises(OptionError) as caught:
         xrt.XRTModule(RELU, engine="toy", dump_subgraph_dir=tmp_path / "file" / "b")
-    assert str(caught.value) == f"dump_subgraph_dir is '{tmp_path}/file/b', and {tmp_path}/file is no folder"
+    assert str(caught.value) == f"dump_subgraph_dir is '{tmp_path}/file/b', and {tmp_path}/file is not a folder"
 
 
 def full(*_: object) -> None:

@@ -201,7 +201,7 @@ ZERO, UNNAMED = numpy_helper.from_array(np.zeros(1), "w"), numpy_helper.from_arr
             changed(lambda m: m.ClearField("opset_import")),
             "node 'y' (Relu) is of domain ai.onnx, whose opset the model does not import (it imports: none)",
         ),
-        (changed(lambda m: m.graph.node[0].ClearField("op_type")), "node 'y' () names no operator"),
+        (changed(lambda m: m.graph.node[0].ClearField("op_type")), "node 'y' () has no operator"),
         (changed(lambda m: m.graph.initializer.extend([ZERO, ZERO])), "graph 'g' has two initialisers named 'w'"),
         (changed(lambda m: m.graph.initializer.append(UNNAMED)), "graph 'g' has an initialiser without a name"),
         (changed(lambda m: m.graph.input[0].ClearField("name")), "graph 'g' has an input or output without a name"),
@@ -242,7 +242,7 @@ def call_local(body: str, opsets: str, imports: str = "", shape: str = "[4]") ->
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        (call_local("b = loc.f(a)", '"": 17, "loc": 1'), " cannot be inlined: loc.f is recursive, by way of 1 function(s)"),
+        (call_local("b = loc.f(a)", '"": 17, "loc": 1'), " cannot be inlined: loc.f is recursive, through 1 function(s)"),
         (call_local("b = Gelu(a)", '"": 20'), " cannot be inlined: No Previous Version of Gelu exists"),
         (call_local("b = c.Foo(a)", '"c": 2', ', "c": 1'), " loc.f cannot be inlined: they import other opsets than the model"),
     ],
@@ -264,7 +264,7 @@ def test_local_functions_in_a_long_line() -> None:
         for k, call in enumerate([*(f"loc.f{k}" for k in range(1, 300)), "Relu"])
     )
     text = f'<ir_version: 8, opset_import: ["": 17, "loc": 1]> g (float x) => (float y) {{ y = loc.f0(x) }}\n{bodies}'
-    assert message(parser.parse_model(text)).endswith("more than 200 call one another in a line, from loc.f99 on")
+    assert message(parser.parse_model(text)).endswith("calls are nested more than 200 deep, from loc.f99 on")
 
 
 def with_weight(tensor: TensorProto) -> ModelProto:

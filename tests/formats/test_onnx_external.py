@@ -17,7 +17,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, num
 
 from xrt.errors import ModelError
 from xrt.formats.onnx import files, load, to_model
-from xrt.formats.onnx.files import encode, extract_weights
+from xrt.formats.onnx.files import encode_varint, extract_weights
 from xrt.graph import DType, Function
 from xrt.graph.constants import ALIGNMENT
 
@@ -245,7 +245,7 @@ def test_functions_of_the_model_are_inlined_next_to_large_weights(tmp_path: Path
 
 
 def bytes_field(number: int, content: bytes) -> bytes:
-    return encode(number << 3 | 2) + encode(len(content)) + content
+    return encode_varint(number << 3 | 2) + encode_varint(len(content)) + content
 
 
 def in_parts(model: ModelProto) -> bytes:
@@ -274,7 +274,7 @@ def merged(model: ModelProto) -> bytes:
 
 def a_group(model: ModelProto) -> bytes:
     """Return the model with an unknown field of the old kind that has a beginning and an end."""
-    return bytes(model.SerializeToString()) + encode(1000 << 3 | 3) + encode(1000 << 3 | 4)
+    return bytes(model.SerializeToString()) + encode_varint(1000 << 3 | 3) + encode_varint(1000 << 3 | 4)
 
 
 @pytest.mark.parametrize("form", [in_parts, twice, merged, a_group])
@@ -338,9 +338,9 @@ def test_a_file_of_more_than_two_gigabytes(tmp_path: Path) -> None:
     """The file is sparse, and no byte of the weights is read: only where they lie is looked up."""
     path, size = tmp_path / "large.onnx", 3 << 30
     header = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[size // 4]).SerializeToString()
-    tensor_ = header + encode(9 << 3 | 2) + encode(size)
-    graph = encode(5 << 3 | 2) + encode(len(tensor_) + size) + tensor_
-    start = ModelProto(ir_version=10).SerializeToString() + encode(7 << 3 | 2) + encode(len(graph) + size) + graph
+    tensor_ = header + encode_varint(9 << 3 | 2) + encode_varint(size)
+    graph = encode_varint(5 << 3 | 2) + encode_varint(len(tensor_) + size) + tensor_
+    start = ModelProto(ir_version=10).SerializeToString() + encode_varint(7 << 3 | 2) + encode_varint(len(graph) + size) + graph
     with path.open("wb") as file:
         file.write(start)
         file.truncate(len(start) + size)

@@ -206,7 +206,7 @@ def test_control_flow_that_is_too_new_for_what_flows_through_it() -> None:
         "node 'if' (If) took its meaning at opset 25; the limit is 24, and it "
         "cannot be converted: opset 24 does not take tensor(uint2)"
     )
-    assert "opset 10 has no such operator, or one that means something else" in refused(function, 10)
+    assert "opset 10 lacks this operator, or defines it differently" in refused(function, 10)
 
 
 def test_a_reason_inside_of_a_body() -> None:

@@ -395,7 +395,7 @@ def test_axes_are_those_of_the_scale() -> None:
     with xrt.XRTModule(make("LayerNormalization", 13, axis=2), engine="toy") as module:
         np.testing.assert_allclose(module(X), normalize(X, "LayerNormalization", np.float32), rtol=1e-4, atol=1e-5)
     with pytest.raises(
-        ModelError, match="the axes of SimplifiedLayerNormalization 'y' are not known: its scale is no initialiser"
+        ModelError, match="the axes of SimplifiedLayerNormalization 'y' are not known: its scale is not an initialiser"
     ):
         load(make("SimplifiedLayerNormalization", 13, axis=2, known=False))
 

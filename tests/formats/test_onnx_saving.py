@@ -97,8 +97,8 @@ def test_what_protobuf_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytes
         raise EncodeError("too large")
 
     monkeypatch.setattr(writing.ModelProto, "SerializeToString", refuse)
-    for external, hint in ((False, "save it with external_data=True"), (True, "it does so even without its large constants")):
-        with raises_exactly(ModelError, f"the model takes more than 2 GB in one file, where protobuf ends (too large); {hint}"):
+    for external, hint in ((False, "save it with external_data=True"), (True, "it does even without its large constants")):
+        with raises_exactly(ModelError, f"the model exceeds protobuf's limit of 2 GB per file (too large); {hint}"):
             save(example(), tmp_path / "m.onnx", external)
     assert not names(tmp_path)
 
@@ -194,14 +194,14 @@ def test_files_are_read_or_mapped(tmp_path: Path, size: int) -> None:
 def test_a_name_is_given_once() -> None:
     writer = ContainerWriter(io.BytesIO(), "test")
     writer.add("a", b"")
-    with pytest.raises(BundleError, match="section 'a' stands in the file already"):
+    with pytest.raises(BundleError, match="section 'a' is already in the file"):
         writer.add("a", b"")
 
 
 def test_an_unfinished_file_is_no_container() -> None:
     file = io.BytesIO()
     ContainerWriter(file, "test").add("a", b"data")
-    with pytest.raises(CorruptFile, match="does not begin as a file of XRT does"):
+    with pytest.raises(CorruptFile, match="does not begin like a file written by XRT"):
         Container(memoryview(file.getvalue()), "test")
 
 

@@ -90,8 +90,8 @@ def alter(document: PlacementFile, change: Callable[[dict[str, Any]], object]) -
 
 
 WRONG_LOCKS = [
-    (lambda f: f.update(kind="plan"), "", "it is no placement file: its kind is 'plan', not 'xrt placement'"),
-    (lambda f: f.pop("kind"), "", "it is no placement file: its kind is None, not 'xrt placement'"),
+    (lambda f: f.update(kind="plan"), "", "it is not a placement file: its kind is 'plan', not 'xrt placement'"),
+    (lambda f: f.pop("kind"), "", "it is not a placement file: its kind is None, not 'xrt placement'"),
     (lambda f: f.update(plan=3), "plan", "expected `array`, got `int`"),
     (lambda f: f["plan"][1].pop("at"), "plan[1]", "object missing required field `at`"),
     (lambda f: f["plan"][1].update(at=-1), "plan[1].at", "expected `int` >= 0"),
@@ -132,21 +132,21 @@ def test_a_defect_is_named(document: PlacementFile, change: Any, position: str, 
 
 TORN = [
     ("", "line 1 is not JSON: Expecting value"),
-    ("[]", "it is no placement file"),
+    ("[]", "it is not a placement file"),
     (dumps(LOCK)[:300], "is not JSON"),
     (
         dumps(LOCK).replace('  "date"', '<<<<<<< mine\n  "date"'),
         "is not JSON: Expecting property name enclosed in double quotes; was it merged by hand?",
     ),
     (dumps(LOCK).replace('"date"', '"writer"'), "it has 'writer' twice; was it merged by hand?"),
-    (dumps(LOCK).replace("0.72", "NaN"), "it holds NaN, which is no number of JSON"),
+    (dumps(LOCK).replace("0.72", "NaN"), "it holds NaN, which JSON does not allow"),
     (dumps(LOCK).replace("0.72", "1e999"), "expected `float` <= 1000000000.0"),
     (dumps(LOCK).replace("24", "9" * 5000), "it cannot be read: Exceeds the limit"),
     ('{"kind": ' + "[" * 100_000, "it is nested too deeply"),
     (b"\xff\xff", "it cannot be read: 'utf-8' codec can't decode"),
     (dumps(LOCK).encode("utf-16"), "it cannot be read: 'utf-8' codec can't decode byte 0xff"),
     (dumps(LOCK).encode("utf-8-sig"), "line 1 is not JSON: Unexpected UTF-8 BOM"),
-    (" " * (17 << 20), "it has more than 16 MB, and no placement file has"),
+    (" " * (17 << 20), "it has more than 16 MB, the limit of a placement file"),
 ]
 
 
@@ -167,8 +167,8 @@ def test_a_name_that_is_there_twice_is_found_among_many() -> None:
 
 UNREADABLE = [
     (LOCK.replace(engines={"ort": "v" * 5000}), "engines[...]: expected `str` of length <= 4000"),
-    (DECISION.replace(candidates=(RACED.replace(ratio=math.inf),)), "it holds Infinity, which is no number of JSON"),
-    (DECISION.replace(candidates=(RACED.replace(ratio=math.nan),)), "it holds NaN, which is no number of JSON"),
+    (DECISION.replace(candidates=(RACED.replace(ratio=math.inf),)), "it holds Infinity, which JSON does not allow"),
+    (DECISION.replace(candidates=(RACED.replace(ratio=math.nan),)), "it holds NaN, which JSON does not allow"),
     (DECISION.replace(candidates=(RACED,) * 65), "candidates: expected `array` of length <= 64"),
 ]
 

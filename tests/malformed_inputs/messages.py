@@ -13,7 +13,7 @@ from random import Random
 from typing import TypeAlias
 
 from tests.malformed_inputs.mutators import NUMBERS, WORDS
-from xrt.formats.onnx.files import Field, MalformedMessage, Walk, encode
+from xrt.formats.onnx.files import Field, MalformedMessage, Walk, encode_varint
 
 _VARINT, _BYTES = 0, 2
 _DEEPEST = 24
@@ -87,9 +87,9 @@ def _part(data: bytes, actual: Field, depth: int) -> _Part:
 def _written(part: _Part) -> bytes:
     content = part.content
     if isinstance(content, int):
-        return encode(part.tag) + encode(content)
+        return encode_varint(part.tag) + encode_varint(content)
     raw = content if isinstance(content, bytes) else b"".join(map(_written, content))
-    return encode(part.tag) + (encode(len(raw)) if part.tag & 7 == _BYTES else b"") + raw
+    return encode_varint(part.tag) + (encode_varint(len(raw)) if part.tag & 7 == _BYTES else b"") + raw
 
 
 def _messages(fields: Fields) -> Iterator[Fields]:

@@ -264,7 +264,7 @@ def test_files_that_are_no_bundles_are_refused_by_name(path: Path, tmp_path: Pat
         xrt.load(path)
     path.write_bytes(b"not one" * 20)
     assert not is_bundle(path)
-    with pytest.raises(BundleError, match=r"model\.xrt': it does not begin as a file of XRT does$"):
+    with pytest.raises(BundleError, match=r"model\.xrt': it does not begin like a file written by XRT$"):
         xrt.load(path)
     with pytest.raises(BundleError, match=f"^cannot load '{tmp_path}'"):
         xrt.load(tmp_path)

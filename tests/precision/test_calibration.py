@@ -145,8 +145,8 @@ def test_tables_are_read_as_they_were_written(table: CalibrationTable) -> None:
 GOOD = CalibrationTable(method="minmax", ranges=(make_range(1, 0, 2),)).dumps()
 DAMAGED = {
     "": "line 1 is not JSON: Expecting value",
-    "[]": "it is no calibration table",
-    "{}": "it is no calibration table: its kind is None, not 'xrt calibration table'",
+    "[]": "it is not a calibration table",
+    "{}": "it is not a calibration table: its kind is None, not 'xrt calibration table'",
     GOOD.replace('"low": 0', '"low": 9'): "ranges[0]: needs low <= high and least <= most",
     GOOD.replace('"low": 0', '"low": "x"'): "ranges[0].low: expected `float`, got `str`",
     GOOD.replace("0001", "000x"): "ranges[0].key: expected `str` matching regex",

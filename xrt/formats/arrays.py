@@ -1,4 +1,4 @@
-"""Arrays in files: untrusted ``.npy`` and ``.npz`` files (no pickles, sizes are checked), examples and session state."""
+"""Files with arrays: untrusted ``.npy`` and ``.npz`` files (no pickles, sizes are checked), examples and session state."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from xrt.graph import DType
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Named: TypeAlias = tuple[tuple[str, Array], ...]
-# Limits on the expanded size of an archive: always this many bytes, beyond that a multiple of its size.
+# An archive may expand to the first number of bytes plus the second number times its own size.
 # Deflate compresses zeros a thousandfold, so a small archive could otherwise fill the memory.
-LARGEST_FREE = 64 << 20
-LARGEST_RATIO = 100
-# Raised by NumPy and zipfile for malformed files. NumPy parses headers with Python's parser, which raises those of the second
-# line, MemoryError for too many brackets. RuntimeError: the archive is encrypted.
+MIN_EXPANDED_LIMIT_BYTES = 64 << 20
+MAX_EXPANSION_RATIO = 100
+# Errors of NumPy and zipfile for malformed files; RuntimeError means that the archive is encrypted. Those of the second line come
+# from Python's parser, with which NumPy reads headers (MemoryError: too many brackets).
 _MALFORMED = (
     *(ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error, RuntimeError),
     *(SyntaxError, tokenize.TokenError, RecursionError, MemoryError),
@@ -40,11 +40,11 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[IO[bytes]]:
+def _open_array_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a file of arrays; errors inside become InputError with the path."""
     try:
         if path.exists() and not stat.S_ISREG(path.stat().st_mode):
-            raise InputError(f"cannot read {path}: it is no file")
+            raise InputError(f"cannot read {path}: it is not a regular file")
         with path.open("rb") as file:
             yield file
     except InputError:
@@ -61,9 +61,9 @@ def _open(path: Path) -> Iterator[IO[bytes]]:
 
 def read_npy(path: Path) -> Array:
     """Read a ``.npy`` file; raises InputError with the path if it is not one."""
-    with _open(path) as file:
+    with _open_array_file(path) as file:
         if zipfile.is_zipfile(file):
-            raise InputError(f"{path} holds several arrays; give it without NAME=, and each goes to the input of its name")
+            raise InputError(f"{path} holds several arrays; pass it without NAME=: each array is used for the input of its name")
         file.seek(0)
         return _read_npy(file, os.fstat(file.fileno()).st_size)
 
@@ -73,16 +73,16 @@ def read_npz(path: Path) -> dict[str, Array]:
 
     Nothing is extracted to disk, so member names cannot escape a directory.
     """
-    with _open(path) as file:
+    with _open_array_file(path) as file:
         if file.read(6) == b"\x93NUMPY":
             raise InputError(f"{path} holds one array, not an archive of several; write NAME={path}")
         size = os.fstat(file.fileno()).st_size
         arrays: dict[str, Array] = {}
         with zipfile.ZipFile(file) as archive:
             expanded = sum(member.file_size for member in archive.infolist())
-            if expanded > LARGEST_FREE + LARGEST_RATIO * size:
+            if expanded > MIN_EXPANDED_LIMIT_BYTES + MAX_EXPANSION_RATIO * size:
                 raise ValueError(
-                    f"it has {size} bytes and says that it expands to {expanded}, more than {LARGEST_RATIO} times as many; "
+                    f"it has {size} bytes and would expand to {expanded}, more than {MAX_EXPANSION_RATIO} times as many; "
                     "numpy.savez writes without compression"
                 )
             for member in archive.infolist():
@@ -95,20 +95,20 @@ def read_npz(path: Path) -> dict[str, Array]:
 
 
 def _read_npy(file: IO[bytes], size: int) -> Array:
-    """Read the array that is all of a file of ``size`` bytes; raises an error of `_MALFORMED` for anything else.
+    """Read an array from a file of ``size`` bytes; raises an error of `_MALFORMED` if the file holds anything else.
 
-    The size in the header is checked before anything is allocated.
+    The size in the header is compared with that of the file before memory is allocated.
     """
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
-        raise ValueError(f"it is of version {version}; only {' and '.join(map(str, _HEADERS))} are read")
+        raise ValueError(f"it has version {version}; supported are {' and '.join(map(str, _HEADERS))}")
     shape, is_fortran, dtype = _HEADERS[version](file)
     if dtype.hasobject:
         raise ValueError("it holds Python objects, which are never read")
     if dtype.kind == "V":
-        raise ValueError(f"it holds {dtype}, and no model's input has fields")
+        raise ValueError(f"its element type {dtype} has fields, which no model input has")
     if not dtype.itemsize or min(shape, default=0) < 0:
-        raise ValueError(f"its header announces {list(shape)} of {dtype}, which no array can be")
+        raise ValueError(f"its header announces {list(shape)} of {dtype}, which is not a valid array")
     needed, available = math.prod(shape) * dtype.itemsize, size - file.tell()
     if needed != available:
         raise ValueError(f"its header announces {list(shape)} of {dtype}, which takes {needed} bytes, and {available} follow")
@@ -119,36 +119,38 @@ def _read_npy(file: IO[bytes], size: int) -> Array:
 
 # ---------------------------------------------------------------------- arrays of any element type
 
-_LIST = "arrays"
+_LIST_SECTION = "arrays"
 
 
-def _write_arrays(file: BinaryIO, kind: str, facts: Mapping[str, Any], arrays: Iterable[tuple[str, Array]]) -> None:
-    """Write a container with a section per array; ``facts`` are stored with their names and types."""
+def _write_arrays(file: BinaryIO, kind: str, fields: Mapping[str, Any], arrays: Iterable[tuple[str, Array]]) -> None:
+    """Write a container with a section per array; ``fields`` are stored with their names and types."""
     arrays = list(arrays)
-    listed = [[name, str(DType.of(array)), list(array.shape)] for name, array in arrays]
+    entries = [[name, str(DType.of(array)), list(array.shape)] for name, array in arrays]
     writer = ContainerWriter(file, kind)
-    writer.add(_LIST, json.dumps({**facts, "arrays": listed}, ensure_ascii=False).encode())
-    for place, (_, array) in enumerate(arrays):
-        writer.add(str(place), np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    writer.add(_LIST_SECTION, json.dumps({**fields, "arrays": entries}, ensure_ascii=False).encode())
+    for index, (_, array) in enumerate(arrays):
+        writer.add(str(index), np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     writer.finish()
 
 
 def _read_arrays(container: Container) -> tuple[dict[str, Any], Named]:
-    """The facts and the arrays, which share the container's memory."""
-    facts = json.loads(bytes(container.section(_LIST)))
-    listed = enumerate(facts["arrays"])
-    return facts, tuple((name, _view(container.section(str(index)), dtype, shape)) for index, (name, dtype, shape) in listed)
+    """Read the fields and the named arrays, which share the container's memory."""
+    fields = json.loads(bytes(container.section(_LIST_SECTION)))
+    entries = enumerate(fields["arrays"])
+    return fields, tuple(
+        (name, _view_array(container.section(str(index)), dtype, shape)) for index, (name, dtype, shape) in entries
+    )
 
 
-def _view(data: memoryview, dtype: str, shape: list[int]) -> Array:
+def _view_array(data: memoryview, dtype: str, shape: list[int]) -> Array:
     kind = np.dtype(DType.parse(dtype).numpy)
     if not all(isinstance(size, int) and size >= 0 for size in shape) or math.prod(shape) * kind.itemsize != len(data):
-        raise ValueError(f"an array of {dtype}{shape} has another size than {len(data)} bytes")
+        raise ValueError(f"an array of {dtype}{shape} does not have {len(data)} bytes")
     array: Array = np.frombuffer(data, np.uint8).view(kind)
     return array.reshape(shape)
 
 
-# Raised for a container without these arrays.
+# Raised by `Container` and `_read_arrays` for a file that was not written by `_write_arrays`.
 _NO_ARRAYS = (BundleError, ModelError, ValueError, KeyError, TypeError, RecursionError)
 
 
@@ -179,14 +181,14 @@ def encode_example(example: Example) -> bytes:
 def decode_example(data: memoryview) -> Example:
     """Deserialize an example; raises BundleError for malformed data."""
     try:
-        facts, arrays = _read_arrays(Container(data, "example"))
-        return Example(arrays[: facts["inputs"]], arrays[facts["inputs"] :])
+        fields, arrays = _read_arrays(Container(data, "example"))
+        return Example(arrays[: fields["inputs"]], arrays[fields["inputs"] :])
     except _NO_ARRAYS as error:
         raise BundleError(f"its example cannot be read: {error}") from error
 
 
 def write_session(path: str | os.PathLike[str], model: str, arrays: Mapping[str, Array]) -> None:
-    """Save session state atomically; ``model`` is the fingerprint. Raises InputError if the file cannot be written."""
+    """Save session state atomically. ``model`` is the model's fingerprint. Raises InputError if the file cannot be written."""
     try:
         replace_file(Path(path), lambda file: _write_arrays(file, "session", {"model": model}, arrays.items()))
     except OSError as error:
@@ -196,8 +198,8 @@ def write_session(path: str | os.PathLike[str], model: str, arrays: Mapping[str,
 def read_session(path: str | os.PathLike[str]) -> tuple[str, dict[str, Array]]:
     """Load session state: the model's fingerprint and copies of the arrays. Raises InputError for any other file."""
     try:
-        facts, arrays = _read_arrays(Container.open(Path(path), "session"))
-        return str(facts["model"]), {name: array.copy() for name, array in arrays}
+        fields, arrays = _read_arrays(Container.open(Path(path), "session"))
+        return str(fields["model"]), {name: array.copy() for name, array in arrays}
     except (*_NO_ARRAYS, OSError) as error:
         reason = (error.strerror or error) if isinstance(error, OSError) else error
         raise InputError(f"cannot read the state of a session from {os.fspath(path)!r}: {reason}") from error

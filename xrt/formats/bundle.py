@@ -1,11 +1,11 @@
-"""Bundle files: a program record in one container with its sections.
+"""Bundle files: one container with the sections below.
 
-manifest            the record, as JSON
+manifest            the program record (see `xrt.formats.program_record`), as JSON
 model, function:0   the model, and the Functions that were planned, as ONNX models
 plan:0              a Plan with its nodes and reasons, as a message of proto/xrt.proto
-compiled:...        a region in its engine's form, by signature
-weight:...          a large constant of these models and plans, by digest
-self-test           an example with its outputs
+compiled:...        a region as its engine saved it, named by its signature
+weight:...          a large constant of these models and plans, named by its digest
+self-test           example inputs with the expected outputs
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def write_bundle(
     plans: Mapping[str, Mapping[str, Any]],
     compiled: Mapping[str, Buffer],
 ) -> None:
-    """Write a bundle atomically, replacing an existing file. ``models``, ``plans`` and ``compiled`` are by section name.
+    """Write a bundle atomically, replacing an existing file. The keys of the three mappings are section names.
 
     Raises BundleError if the file cannot be written, and ModelError for a Function that ONNX cannot express.
     """
@@ -75,7 +75,7 @@ def write_bundle(
 
 
 class BundleFile:
-    """An open bundle: constants are mapped; the record and artifacts are read on access."""
+    """An open bundle. Constants are memory-mapped; the record, models and compiled regions are read on access."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Raises BundleError with the path if the file is missing or corrupt."""
@@ -102,12 +102,12 @@ class BundleFile:
 
     @cached_property
     def record(self) -> ProgramRecord:
-        """The programs; raises BundleError if the record is corrupt."""
+        """The program record; raises BundleError if it is corrupt."""
         with self._reading():
             record = program_record.parse(bytes(self._container.section(_MANIFEST)))
-            # A record of the cache has the same form, but no module to create.
+            # Records in the compile cache have the same form but lack the options that create a module.
             if not record.facts:
-                raise BundleError("it has no facts of a module")
+                raise BundleError("it has no options of a module")
             return record
 
     def _find_weight(self, name: str) -> memoryview | None:
@@ -128,7 +128,7 @@ class BundleFile:
         return self.read_compiled(f"{_WEIGHT}{digest}")
 
     def read_compiled(self, section: str) -> memoryview:
-        """A verified artifact of an engine; raises BundleError if it is corrupt or missing."""
+        """The verified bytes of a compiled region; raises BundleError if they are corrupt or missing."""
         with self._reading():
             return self._container.section(section)
 
@@ -140,7 +140,7 @@ class BundleFile:
             return read_model(bytes(self._container.section(section)), self._find_weight)
 
     def read_plan(self, section: str) -> dict[str, Any]:
-        """The values of a Plan message; raises BundleError if it is corrupt or missing."""
+        """Read the fields of a Plan, by name; raises BundleError if it is corrupt or missing."""
         from xrt.formats.protobuf import read_plan
 
         with self._reading():
@@ -148,7 +148,7 @@ class BundleFile:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Bytes by section; all weights are summed under ``weights``."""
+        """The size of each section in bytes; all weights together are under ``weights``."""
         sizes = {"weights": 0}
         for name, section in self._container.sections.items():
             kind = "weights" if name.startswith(_WEIGHT) else name
@@ -157,7 +157,7 @@ class BundleFile:
 
 
 def load_model(path: str | os.PathLike[str]) -> Function:
-    """Load the model that a bundle was created from, or the first trace of its graph, without any artifacts.
+    """Load the model that a bundle was created from, without compiled regions. For a graph, load its first trace.
 
     Raises BundleError if the file is missing or corrupt, or contains no model.
     """

@@ -23,8 +23,8 @@ from xrt.graph import Function, hash_values
 
 __all__ = ["CalibrationTable", "ValueRange"]
 
-MOST_TEXT = 4000
-Text: TypeAlias = Annotated[str, Meta(max_length=MOST_TEXT)]
+MAX_TEXT_LENGTH = 4000
+Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_LENGTH)]
 Key: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 40)]
 
@@ -69,7 +69,7 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return len(self._by_key)
 
     def find(self, key: str) -> ValueRange | None:
-        """The range with this key, or None."""
+        """Find the range of the value with this `xrt.graph.hash_values` key; None if there is none."""
         return self._by_key.get(key)
 
     def bind(self, function: Function) -> dict[str, ValueRange]:
@@ -81,12 +81,12 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         if not ranges and self.ranges:
             raise CalibrationError(
                 f"the calibration table has ranges of {len(self)} values, and none is a value of this model: it was made of "
-                "another model, or the weights have changed since. Calibrate this one: m.calibrate(batches)"
+                "another model, or the weights have changed since. Calibrate this model: m.calibrate(batches)"
             )
         return ranges
 
     def add(self, name: str, key: str, value_range: ValueRange) -> CalibrationTable:
-        """Copy with the range of one more value."""
+        """Copy the table and add the range of one more value."""
         return msgspec.structs.replace(self, ranges=(*self.ranges, msgspec.structs.replace(value_range, name=name, key=key)))
 
     # ------------------------------------------------------------------ serialization
@@ -102,7 +102,7 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             table = _TYPE.loads(data)
         except ValueError as error:
             raise CalibrationError(str(error)) from None
-        # The length counts keys, of which a repeated one is counted once.
+        # `len(table)` counts distinct keys.
         if len(table) != len(table.ranges):
             raise CalibrationError("it has two ranges of one value; remove one")
         return table

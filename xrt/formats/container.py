@@ -27,7 +27,7 @@ from xrt.formats.output import map_file
 from xrt.graph.constants import release
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-# As in PNG: cannot be text, and a transfer in text mode corrupts the line ends, so it is detected.
+# As in PNG: no text file begins like this, and a transfer in text mode is detected because it changes the line ends.
 MAGIC = b"\x89XRT\r\n\x1a\n"
 # Alignment in bytes for vector instructions.
 ALIGNMENT = 64
@@ -64,7 +64,7 @@ class ContainerWriter:
     def add(self, name: str, data: Buffer) -> None:
         """Write a section. The data is not copied."""
         if name in self._sections:
-            raise BundleError(f"section {name!r} stands in the file already")
+            raise BundleError(f"section {name!r} is already in the file")
         view = memoryview(data).cast("B")
         self._sections[name] = Section(name, self._end, len(view), zlib.crc32(view))
         self._file.write(view)
@@ -86,7 +86,7 @@ class Container:
     """An open container. The table is verified on open, a section on first access."""
 
     def __init__(self, data: memoryview, kind: str) -> None:
-        """Read the table. Raises CorruptFile, or BundleError for another kind of file."""
+        """Read the table of ``data``. Raises CorruptFile, or BundleError if the file is not of this kind."""
         self._data = data
         self._sections = _read_sections(data, kind)
         self._checked: set[str] = set()
@@ -98,7 +98,7 @@ class Container:
         Raises OSError if the file cannot be read, and the errors of the constructor.
         """
         if not (path.is_file() or path.is_dir()) and path.exists():
-            raise CorruptFile("it is a pipe or a device, and no file")  # opening it may block forever
+            raise CorruptFile("it is a pipe or a device, not a regular file")  # opening it may block forever
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size < MAPPED_FROM:
                 return cls(memoryview(file.read()), kind)
@@ -114,7 +114,7 @@ class Container:
         if entry is None:
             raise CorruptFile(f"it has no section {name!r}")
         view = self._data[entry.offset : entry.offset + entry.size]
-        # Once per container: later reads of the same weight cost nothing.
+        # Verified once per container, so that later reads of the same weight cost nothing.
         if name not in self._checked:
             if zlib.crc32(view) != entry.checksum:
                 raise CorruptFile(f"the checksum of its section {name!r} differs")
@@ -136,12 +136,12 @@ def _read_sections(data: memoryview, kind: str) -> dict[str, Section]:
     # Only what lies between the head and the table can be a section.
     for section in sections:
         if section.offset % ALIGNMENT or not ALIGNMENT <= section.offset <= section.offset + section.size <= start:
-            raise CorruptFile(f"its section {section.name!r} does not lie in the file")
+            raise CorruptFile(f"its section {section.name!r} is outside the file")
     return {section.name: section for section in sections}
 
 
 def read_table(data: bytes) -> tuple[str, list[Section]]:
-    """Parse a table to the kind of the file and unchecked sections; raises CorruptFile if it is malformed."""
+    """Parse a table: the kind of the file, and its sections, whose offsets are not checked. Raises CorruptFile."""
     try:
         match json.loads(data):
             case {"kind": str(kind), "sections": list(rows)}:
@@ -155,14 +155,14 @@ def _read_row(row: object) -> Section:
     match row:
         case [str(name), int(offset), int(size), int(checksum)]:
             return Section(name, offset, size, checksum)
-    raise ValueError(f"{row!r:.200} is no section")
+    raise ValueError(f"{row!r:.200} is not a section")
 
 
 def _find_table(data: memoryview) -> tuple[int, int]:
-    """Offset and size of the table; raises CorruptFile."""
+    """Read the offset and the size of the table from the head; raises CorruptFile if a checksum or a size is wrong."""
     if len(data) < ALIGNMENT or data[: len(MAGIC)] != MAGIC:
         raise CorruptFile(
-            "it does not begin as a file of XRT does" if len(data) >= ALIGNMENT else f"it has only {len(data)} bytes"
+            "it does not begin like a file written by XRT" if len(data) >= ALIGNMENT else f"it has only {len(data)} bytes"
         )
     head = data[: _HEAD.size]
     _, start, size, checksum = _HEAD.unpack(head)

@@ -34,16 +34,16 @@ class DocumentError(ValueError):
 
 @dataclass(frozen=True)
 class DocumentType(Generic[T]):
-    """A type of document: its ``kind`` is written in the file, its ``title`` in errors."""
+    """A type of document. ``kind`` identifies it in the file, ``label`` names it in errors."""
 
     kind: str
-    title: str
+    label: str
     schema: type[T]
     max_bytes: int
 
     def dumps(self, document: T) -> str:
         """Serialize a document; equal documents give equal text."""
-        return f"{_lay_out({'kind': self.kind, **msgspec.to_builtins(document)}, '')}\n"
+        return f"{_format_json({'kind': self.kind, **msgspec.to_builtins(document)}, '')}\n"
 
     def read_bytes(self, path: Path) -> bytes:
         """Read a file for `loads`; raises OSError, and DocumentError if it is not a regular file."""
@@ -53,15 +53,15 @@ class DocumentType(Generic[T]):
             return file.read(self.max_bytes + 1)  # one byte too many shows `loads` that the file is too large
 
     def loads(self, data: str | bytes) -> T:
-        """Parse a document; raises DocumentError with the position and the expectation if it is invalid."""
+        """Parse a document; raises DocumentError with the position, and with what is expected there, if it is invalid."""
         if len(data) > self.max_bytes:
-            raise DocumentError(f"it has more than {self.max_bytes >> 20} MB, and no {self.title} has")
+            raise DocumentError(f"it has more than {self.max_bytes >> 20} MB, the limit of a {self.label}")
         try:
             text = data.decode() if isinstance(data, bytes) else data  # json would also detect UTF-16 and UTF-32
-            facts = json.loads(text, object_pairs_hook=_check_unique, parse_constant=_refuse_constant)
+            facts = json.loads(text, object_pairs_hook=_check_unique, parse_constant=_reject_constant)
             kind = facts.pop("kind", None) if isinstance(facts, dict) else None
             if kind != self.kind:
-                raise DocumentError(f"it is no {self.title}: its kind is {_make_printable(repr(kind))}, not {self.kind!r}")
+                raise DocumentError(f"it is not a {self.label}: its kind is {_make_printable(repr(kind))}, not {self.kind!r}")
             return msgspec.convert(facts, self.schema)
         except DocumentError:
             raise
@@ -81,7 +81,7 @@ class DocumentType(Generic[T]):
 
 
 def _make_printable(text: str) -> str:
-    """Abbreviate and escape a text that may quote the document."""
+    """Abbreviate and escape an error message that may quote the document."""
     return (text if text.isprintable() else ascii(text)[1:-1])[:300]
 
 
@@ -93,15 +93,15 @@ def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return facts
 
 
-def _refuse_constant(text: str) -> NoReturn:
-    raise DocumentError(f"it holds {text}, which is no number of JSON")
+def _reject_constant(text: str) -> NoReturn:
+    raise DocumentError(f"it holds {text}, which JSON does not allow")
 
 
-def _lay_out(value: Any, indent: str) -> str:
+def _format_json(value: Any, indent: str) -> str:
     """Format JSON with one line per entry; items of a list are one line each."""
     inner = f"{indent}  "
     if isinstance(value, dict) and value:
-        rows = [f"{inner}{json.dumps(name)}: {_lay_out(value[name], inner)}" for name in sorted(value)]
+        rows = [f"{inner}{json.dumps(name)}: {_format_json(value[name], inner)}" for name in sorted(value)]
         return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
     if isinstance(value, list | tuple) and value:
         return "[\n" + ",\n".join(f"{inner}{json.dumps(row, sort_keys=True)}" for row in value) + f"\n{indent}]"

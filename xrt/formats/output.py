@@ -38,7 +38,7 @@ def replace_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
             with real.open("wb") as device:
                 device.write(content.getvalue())
             return
-        _clean_once(real.parent)
+        _remove_temporaries_once(real.parent)
         temporary, file = _open_temporary(real)
         try:
             with file:
@@ -64,7 +64,7 @@ def remove_dead_temporaries(folder: Path) -> None:
 
 
 # Once per folder: listing it for each of thousands of files would take quadratic time.
-_clean_once = cache(remove_dead_temporaries)
+_remove_temporaries_once = cache(remove_dead_temporaries)
 
 
 def _open_temporary(real: Path) -> tuple[Path, BinaryIO]:
@@ -103,11 +103,11 @@ def why_not_writable(path: Path) -> str | None:
 
 
 def why_not_folder(path: Path) -> str | None:
-    """Explain why files cannot be written to a directory that may not exist yet, or return None. Creates nothing."""
+    """Explain why files cannot be written to a directory, which may not exist yet, or return None. Creates nothing."""
     path = path.absolute()
     ancestor = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
     if not ancestor.is_dir():
-        return f"{ancestor} is no folder"
+        return f"{ancestor} is not a folder"
     return None if os.access(ancestor, os.W_OK | os.X_OK) else f"nothing may be written to {ancestor}"
 
 
@@ -140,12 +140,12 @@ def _name_temporary(path: Path) -> Path:
     return path.with_name(f".xrt-{os.urandom(6).hex()}.tmp")  # matches _TEMPORARY
 
 
-# Timestamps identify contents only if older than this (in ns): two writes within one tick of the clock look alike.
+# A timestamp identifies contents only if it is older than this (in ns): two writes within one clock tick look alike.
 SETTLED = 2_000_000_000
 
 
 def identify_file(path: Path) -> Stamp | None:
-    """The stamp of a file; None if it does not exist or changed just now."""
+    """The stamp that identifies the contents of a file. None if there is no file, or if it changed within the last 2 s."""
     try:
         status = path.stat()
     except (OSError, ValueError):  # ValueError: a NUL in a stored path
@@ -159,7 +159,7 @@ def _make_settled_stamp(status: os.stat_result) -> Stamp | None:
 
 
 def map_file(file: int, path: Path | None = None) -> memoryview:
-    """Map an open file; the mapping stores ``path`` if passed."""
+    """Memory-map the open file descriptor ``file``. The mapping records ``path``, from which `find_places` locates weights."""
     status = os.fstat(file)
     if not status.st_size:
         return memoryview(b"")  # an empty file cannot be mapped

@@ -23,9 +23,9 @@ from xrt.formats.output import replace_file
 __all__ = ["PlacementFile", "PrecisionRecord", "ServingConfiguration", "dumps", "loads", "read_placement", "write_placement"]
 
 # Longest text in characters: a name, a version, a note.
-MOST_TEXT = 4000
-Text: TypeAlias = Annotated[str, Meta(max_length=MOST_TEXT)]
-Word: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MOST_TEXT)]
+MAX_TEXT_LENGTH = 4000
+Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_LENGTH)]
+NonEmptyText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT_LENGTH)]
 Facts: TypeAlias = Mapping[Text, Text]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=10_000_000)]
 Number: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
@@ -41,7 +41,7 @@ class Record(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
         return msgspec.structs.replace(self, **changes)
 
     def rounded(self) -> Self:
-        """Round each float to six digits: more are noise, which the diff of a file would show."""
+        """Round each float to six significant digits, so that diffs of a file do not show noise."""
         values = {name: getattr(self, name) for name in self.__struct_fields__}
         return self.replace(**{name: float(f"{value:.6g}") for name, value in values.items() if isinstance(value, float)})
 
@@ -57,7 +57,7 @@ FormKind: TypeAlias = Literal["static", "dynamic", "packed8", "stored8"]
 
 
 class BalancedValue(Record, frozen=True, array_like=True):
-    """A value with channels divided by powers of two, which are multiplied into the following weights."""
+    """A value whose channels are divided by powers of two; the weights of its readers are multiplied by them."""
 
     name: Text
     exponents: tuple[Annotated[int, Meta(ge=-64, le=64)], ...]
@@ -67,16 +67,16 @@ class ExactNodeRecord(Record, frozen=True):
     """A node that remains in float32."""
 
     at: Count
-    """Position in the prepared model, in which normalizations and biases are merged into the preceding operators."""
+    """Index of the node in the prepared model, where normalizations and biases are merged into preceding operators."""
     name: Text
     op: Text
     error: Number | None = None
-    """Error of the model with only this node in lower precision; None if the node remains for another reason."""
+    """Error of the model with only this node in lower precision; None if it was not measured."""
     why: Text = ""
 
 
 class LoweredPlanRecord(Record, frozen=True):
-    """A plan with a measured error; the exact plan comes first."""
+    """A plan that a search for lower precision tried, with its error and time."""
 
     plan: Text
     """The engines of the plan in execution order."""
@@ -96,7 +96,7 @@ class LoweredPlanRecord(Record, frozen=True):
 
 
 class RegionPrecision(Record, frozen=True):
-    """One region of the chosen plan."""
+    """The precision that one region of the chosen plan computes in."""
 
     region: Text
     engine: Text
@@ -151,7 +151,7 @@ class NodeRange(Record, frozen=True):
 
 
 class CandidateRecord(Record, frozen=True):
-    """The result of one plan in the comparison."""
+    """The measured time of one plan in the comparison of plans."""
 
     plan: Text
     """The engines of the plan in execution order."""
@@ -193,7 +193,7 @@ class Baseline(Record, frozen=True):
 
 
 class DeclinedNodes(Record, frozen=True):
-    """Nodes that an engine does not support for one reason."""
+    """Nodes that an engine does not support, all for the same reason."""
 
     engine: Text
     reason: Text
@@ -220,7 +220,7 @@ class RegionRecord(Record, frozen=True):
 
     region: Key
     """Shape key of its Function."""
-    engine: Word
+    engine: NonEmptyText
     seconds: Number | None = None
     low: Number | None = None
     high: Number | None = None
@@ -258,14 +258,14 @@ class Split:
 
 
 class ServingCandidate(Record, frozen=True):
-    """One combination of settings, and its measurement."""
+    """One combination of batch size, instances, threads and concurrency, and its measurement."""
 
     batch: PositiveCount
     instances: PositiveCount
     threads: PositiveCount
     concurrency: PositiveCount
     verdict: Literal["chosen", "within", "over", "declined"] = "declined"
-    """``within`` or ``over`` the latency bound; ``declined``: not measured, for a reason."""
+    """``within`` or ``over`` the latency bound; ``declined``: not measured, see ``note``."""
     plan: Text = ""
     """The engines of the plan at the batch size."""
     rate: Quantity | None = None
@@ -368,7 +368,7 @@ class PlacementFile(Record, frozen=True, kw_only=True):
     values: Facts = {}
     """Input names to the files with their values, relative to the lockfile. Other inputs use the seed in ``model``."""
     sizes: Mapping[Text, Count] = {}
-    """For stored decisions: the symbolic extents that the model was placed for; each combination has its own decision."""
+    """In a stored decision, the sizes of the symbolic dims that the model was placed for."""
     precision: PrecisionRecord | None = None
     """Precision and error of a plan within an error budget; None without a budget."""
     search: SearchRecord | None = None
@@ -383,7 +383,7 @@ dumps = _TYPE.dumps
 
 
 def loads(data: str | bytes) -> PlacementFile:
-    """Parse a document; raises PlacementFileError with the position and the expectation if it is invalid."""
+    """Parse a document; raises PlacementFileError with the position, and with what is expected there, if it is invalid."""
     try:
         return _TYPE.loads(data)
     except DocumentError as error:
@@ -393,7 +393,7 @@ def loads(data: str | bytes) -> PlacementFile:
 def write_placement(document: PlacementFile, path: str | os.PathLike[str]) -> None:
     """Write a document atomically.
 
-    Raises PlacementFileError if the file cannot be written, or with the position of a value that could not be read back.
+    Raises PlacementFileError if the file cannot be written, or if the document has a value that `loads` would reject.
     """
     data, name = dumps(document).encode(), os.fspath(path)
     try:
@@ -426,12 +426,12 @@ def read_placement(path: str | os.PathLike[str]) -> PlacementFile:
 
 
 def spell_serving(record: ServingConfiguration | None) -> str:
-    """Serialize a record; None becomes the empty string."""
+    """Serialize a serving configuration to JSON; None becomes the empty string."""
     return "" if record is None else msgspec.json.encode(record).decode()
 
 
 def parse_serving(text: Any) -> ServingConfiguration | None:
-    """Parse a record; None for the empty string. Raises BundleError if it is invalid."""
+    """Parse the result of `spell_serving`; an empty string gives None. Raises BundleError if it is invalid."""
     if not text:
         return None
     try:

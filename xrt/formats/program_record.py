@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 KIND = "program record"
 MOST_PROGRAMS = 16
-"""Limit on the programs of a model file."""
+"""A record stores at most this many programs of a model file."""
 MOST_BYTES = 1 << 24
-"""Limit in bytes for the text of a record in the cache."""
+"""Maximum bytes of the JSON text of a record in the cache."""
 MOST_SECTIONS = 16_000_000
-"""Limit in bytes for weights that are in no file of the model, and so are stored with its record."""
+"""Maximum bytes of the weights that are stored in the record because no file of the model contains them."""
 
 _TEXT = "record"
 IN_RECORD = -1
@@ -55,7 +55,7 @@ class StoredWeight(NamedTuple):
 
 
 class StoredLaunch(NamedTuple):
-    """A region without its nodes."""
+    """A region of a plan: all that a call needs, without the nodes."""
 
     name: str
     engine: str
@@ -66,7 +66,7 @@ class StoredLaunch(NamedTuple):
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     computed: tuple[str, ...]
-    """The outputs that nodes compute; the others are inputs or constants that pass through."""
+    """Names of the outputs that nodes compute. The other outputs are inputs or constants, passed through."""
     weights: tuple[StoredWeight, ...]
 
 
@@ -74,7 +74,7 @@ class CompiledForm(NamedTuple):
     """The compiled form of a region in a bundle."""
 
     section: str
-    """Empty if there is none."""
+    """Section of the bundle; empty if the engine did not save the region."""
     ingredients: tuple[tuple[str, str], ...]
     """The signature that it was compiled for."""
     reason: str = ""
@@ -82,17 +82,17 @@ class CompiledForm(NamedTuple):
 
 
 class StoredProgram(NamedTuple):
-    """The program for one input signature; ``implicit`` is the spec of the fallback engine, if any."""
+    """The program for one input signature. ``implicit`` is the spec of the engine that was added as a fallback, if any."""
 
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     launches: tuple[StoredLaunch, ...]
-    """Empty if the plan needs its nodes: then it is read from the section ``plan``."""
+    """Empty if the program cannot run without the nodes of its plan; then the section ``plan`` is read."""
     engines: tuple[str, ...] = ()
     """Specs of all engines that took part, by priority."""
     implicit: str | None = None
     key: tuple[tuple[int, ...] | None, ...] | None = None
-    """The shapes of the inputs that it is compiled for, None for an input without one. None: those that the model declares."""
+    """The input shapes it is compiled for (None: an input without a shape); None for the shapes that the model declares."""
     fetch: tuple[str, ...] = ()
     """Values that the call fetches instead of the model's outputs."""
     function: str = ""
@@ -114,24 +114,29 @@ class ProgramRecord(NamedTuple):
     facts: Mapping[str, Any] = {}
     """In a bundle, the options and engines of its module: see `FACTS`."""
     sections: Mapping[str, Any] = {}
-    """Weights in the file of the record by digest: a container to read from, or bytes."""
+    """The weights stored in the record, by digest: their bytes, or the container to read them from."""
 
 
-def merge(before: ProgramRecord | None, record: ProgramRecord) -> ProgramRecord | None:
-    """Add a record's programs to the stored ones of the model; the oldest are dropped beyond the limits.
+def merge(stored_record: ProgramRecord | None, record: ProgramRecord) -> ProgramRecord | None:
+    """Add the programs of ``record`` to those of ``stored_record``, and drop the oldest that exceed the limits.
 
-    Return None if the programs of ``record`` alone exceed the limit of weights. Raises BundleError for damaged weights.
+    Return None if the weights of ``record`` alone exceed `MOST_SECTIONS`. Raises BundleError for damaged weights.
     """
     programs = list(record.programs)
-    stored: dict[str, Any] = {}
-    if before is not None and (before.files, before.inputs, before.outputs) == (record.files, record.inputs, record.outputs):
+    stored_sections: dict[str, Any] = {}
+    if stored_record is not None and (stored_record.files, stored_record.inputs, stored_record.outputs) == (
+        record.files,
+        record.inputs,
+        record.outputs,
+    ):
         new_keys = {program.key for program in programs}
-        programs, stored = [*(old for old in before.programs if old.key not in new_keys), *programs], dict(before.sections)
+        programs = [*(old for old in stored_record.programs if old.key not in new_keys), *programs]
+        stored_sections = dict(stored_record.sections)
     programs = programs[-MOST_PROGRAMS:]
     # Drop the oldest stored programs until the weights fit; the new ones are never dropped.
     while programs:
         digests = {w.digest for program in programs for launch in program.launches for w in launch.weights if w.file == IN_RECORD}
-        sections = {name: record.sections[name] if name in record.sections else stored[name] for name in sorted(digests)}
+        sections = {name: record.sections[name] if name in record.sections else stored_sections[name] for name in sorted(digests)}
         if sum(len(read_section(data, name)) for name, data in sections.items()) <= MOST_SECTIONS:
             return record._replace(programs=tuple(programs), sections=sections)
         if len(programs) <= len(record.programs):
@@ -141,7 +146,7 @@ def merge(before: ProgramRecord | None, record: ProgramRecord) -> ProgramRecord 
 
 
 def write_record(file: BinaryIO, record: ProgramRecord) -> None:
-    """Write a record of the cache with its weights."""
+    """Write a record with its weights to a file of the cache."""
     writer = ContainerWriter(file, KIND)
     writer.add(_TEXT, dump(record))
     for digest, data in record.sections.items():
@@ -167,7 +172,7 @@ def is_stale(record: ProgramRecord) -> bool:
 
 
 def read_section(data: Any, digest: str) -> Buffer:
-    """The bytes of a weight in the file of a record; raises BundleError if damaged."""
+    """Return the bytes of a stored weight. ``data`` is their container or the bytes. Raises BundleError if damaged."""
     return data.section(digest) if isinstance(data, Container) else data
 
 
@@ -186,8 +191,8 @@ FACTS: Mapping[str, type] = {
     "shapes": dict,
     "serving": str,
 }
-"""The facts of a bundle: XRT's version; the section of the model, empty for traces of a graph; options of the module; specs and
-versions of the engines; the option ``shapes``; the serving configuration as text, or empty."""
+"""Names and types of the facts of a bundle: options of its module; ``writer``, XRT's version; ``model``, the model's section or
+empty for traces of a graph; ``engines``, specs and versions; ``serving``, the serving configuration as JSON, or empty."""
 
 
 def dump(record: ProgramRecord) -> bytes:
@@ -198,7 +203,7 @@ def dump(record: ProgramRecord) -> bytes:
 
 
 def _dump_value(value: Value) -> list[Any]:
-    """Name with dtype and shape of a tensor, or with the text of another type."""
+    """Convert a value to ``[name, dtype, shape]`` for a tensor, or to ``[name, None, type as text]``."""
     type_ = value.type
     if isinstance(type_, TensorType):
         return [value.name, type_.dtype.text, type_.shape]
@@ -247,20 +252,20 @@ def _build(kind: Any, value: Any) -> Any:
             raise TypeError(f"a number is expected, not {value!r:.80}")
         return value
     if kind is Value:
-        return _parse_value(*_list(value))
+        return _parse_value(*_check_list(value))
     args = get_args(kind)
     if type(None) in args:
         return None if value is None else _build(args[0], value)
     if get_origin(kind) is not tuple:  # a NamedTuple
         fields = _list_fields(kind)
-        items = [value[name] for name, _ in fields] if isinstance(value, dict) else _list(value)
+        items = [value[name] for name, _ in fields] if isinstance(value, dict) else _check_list(value)
         return kind(*(_build(field, item) for (_, field), item in zip(fields, items, strict=True)))
     if args[-1] is Ellipsis:
-        return tuple(_build(args[0], item) for item in _list(value))
-    return tuple(_build(field, item) for field, item in zip(args, _list(value), strict=True))
+        return tuple(_build(args[0], item) for item in _check_list(value))
+    return tuple(_build(field, item) for field, item in zip(args, _check_list(value), strict=True))
 
 
-def _list(value: Any) -> list[Any]:
+def _check_list(value: Any) -> list[Any]:
     if type(value) is not list:
         raise TypeError(f"a list is expected, not {type(value).__name__}")
     return value
@@ -269,7 +274,7 @@ def _list(value: Any) -> list[Any]:
 def _parse_value(name: Any, dtype: Any, shape: Any) -> Value:
     name = _build(str, name)
     if dtype is not None:
-        return Value(name, TensorType(_DTYPES[dtype], None if shape is None else tuple(map(_parse_dim, _list(shape)))))
+        return Value(name, TensorType(_DTYPES[dtype], None if shape is None else tuple(map(_parse_dim, _check_list(shape)))))
     if shape is None:
         return Value(name)
     from xrt.formats.text import parse_type  # few models have inputs or outputs that are not tensors
@@ -292,41 +297,41 @@ def _parse_dim(dim: Any) -> int | str | None:
 def _check(record: ProgramRecord) -> None:
     """Raise ValueError unless the parts of a record fit together."""
     if not record.files and not record.facts:
-        raise ValueError("it is of no file and of no module")
+        raise ValueError("it names neither a model file nor options of a module")
     for program in record.programs:
         if program.launches:
             _check_order(program)
         for weight in (weight for launch in program.launches for weight in launch.weights):
             if (weight.file != IN_RECORD and weight.file >= len(record.files)) or min(weight.offset, weight.size) < 0:
-                raise ValueError("a weight lies in no file")
+                raise ValueError("a weight is outside the files")
             bytes.fromhex(weight.digest)
     if record.files:
         if len(record.programs) > MOST_PROGRAMS or not all(program.launches for program in record.programs):
             raise ValueError("it has too many programs, or one without launches")
-        _check_ends(record)
+        _check_inputs_and_outputs(record)
 
 
-_SIZE = TensorType(DType.INT64, ())
+_SIZE_TYPE = TensorType(DType.INT64, ())
 
 
-def _check_ends(record: ProgramRecord) -> None:
-    """Check that each program has the model's inputs and outputs: names, element types and static extents.
+def _check_inputs_and_outputs(record: ProgramRecord) -> None:
+    """Raise ValueError unless each program has the model's inputs and outputs, with their names, dtypes and static dims.
 
-    A program of the padded form has additional size inputs. Raises ValueError.
+    A program that pads its inputs has additional inputs with sizes.
     """
     for program in record.programs:
         count = len(record.inputs)
         are_complete = len(program.inputs) >= count and len(program.outputs) == len(record.outputs)
         pairs = (*zip(program.inputs, record.inputs, strict=False), *zip(program.outputs, record.outputs, strict=False))
-        are_sizes = all(size.type == _SIZE for size in program.inputs[count:])
-        if not are_complete or not all(_fits(*pair) for pair in pairs) or not are_sizes:
+        are_sizes = all(size.type == _SIZE_TYPE for size in program.inputs[count:])
+        if not are_complete or not all(_is_compatible(*pair) for pair in pairs) or not are_sizes:
             raise ValueError("a program has other inputs or outputs than the model")
         if program.key is not None and len(program.key) != len(program.inputs):
-            raise ValueError("a program is of another number of inputs")
+            raise ValueError("a program's key has another number of inputs")
 
 
-def _fits(actual: Value, expected: Value) -> bool:
-    """Whether an input or output of a plan is a tensor like that of the model, whose shape it knows if the model does."""
+def _is_compatible(actual: Value, expected: Value) -> bool:
+    """Whether a program's input or output has the model's name and a compatible type, with a shape if the model has one."""
     a, b = actual.type, expected.type
     if actual.name != expected.name or not isinstance(a, TensorType) or not isinstance(b, TensorType):
         return False
@@ -334,19 +339,19 @@ def _fits(actual: Value, expected: Value) -> bool:
 
 
 def _check_order(program: StoredProgram) -> None:
-    """Check that each value is defined once and before it is read. Raises ValueError."""
+    """Raise ValueError unless each value is defined once, before it is read."""
     defined = {value.name for value in program.inputs}
     if len(defined) != len(program.inputs) or len({launch.name for launch in program.launches}) != len(program.launches):
         raise ValueError("a name occurs twice")
     names = {launch.name for launch in program.launches}
     for launch in program.launches:
         if not launch.nodes or not set(launch.control) <= names - {launch.name} or not launch.name:
-            raise ValueError(f"launch {launch.name!r} has no nodes or no name, or waits for one that is not there")
+            raise ValueError(f"launch {launch.name!r} has no nodes or no name, or waits for an unknown launch")
         outputs = {value.name for value in launch.outputs}
         if not set(launch.computed) <= outputs:
-            raise ValueError(f"launch {launch.name!r} computes what is no output of it")
+            raise ValueError(f"launch {launch.name!r} computes values that are not its outputs")
         if not {value.name for value in launch.inputs} <= defined or outputs & defined or len(outputs) != len(launch.outputs):
-            raise ValueError(f"launch {launch.name!r} does not fit the others")
+            raise ValueError(f"launch {launch.name!r} reads or defines unexpected values")
         defined |= outputs
     if not {value.name for value in program.outputs} <= defined:
         raise ValueError("an output is not computed")
@@ -354,8 +359,8 @@ def _check_order(program: StoredProgram) -> None:
 
 # ---------------------------------------------------------------------- weights in model files
 
-MOST_FILES = 16
-"""Limit on files that a module keeps open; a start from the cache does not support models with more."""
+MAX_FILES = 16
+"""A module keeps at most this many files open. Models with more files are not started from the cache."""
 
 
 class Place(NamedTuple):
@@ -367,9 +372,9 @@ class Place(NamedTuple):
 
 
 def find_places(path: Path, stamp: Stamp, constants: Mapping[str, Constant]) -> dict[str, Place]:
-    """Locate constants in a model file with this stamp, or in its external data. Reads nothing.
+    """Find the byte ranges of constants in the model file ``path`` or in its external data, without reading them.
 
-    Constants from memory, or from another version of the file, are omitted.
+    Constants that were created in memory, or loaded from a file whose stamp is not ``stamp``, are omitted.
     """
     places: dict[str, Place] = {}
     for name, constant in constants.items():
@@ -382,7 +387,7 @@ def find_places(path: Path, stamp: Stamp, constants: Mapping[str, Constant]) -> 
 
 
 def _find_file_part(array: np.ndarray[Any, Any]) -> tuple[Stamp, int] | None:
-    """Stamp of the file that a C-contiguous array was read from, and its offset; None for any other array."""
+    """Find the stamp of the file that a C-contiguous array was read from, and its offset there; None for any other array."""
     base: Any = array if array.flags.c_contiguous else None
     while isinstance(base, np.ndarray | memoryview):
         if isinstance(base, FilePart):
@@ -399,7 +404,7 @@ def check_unchanged(files: tuple[tuple[str, Stamp], ...]) -> None:
 
 
 class OpenFiles:
-    """Open files that match their stamps; closed by `close` or on garbage collection."""
+    """Files of a model, kept open and checked against their stamps. Closed by `close` or on garbage collection."""
 
     def __init__(self, files: tuple[tuple[str, Stamp], ...]) -> None:
         """Raises OSError if a file cannot be opened, StaleFunction if it does not match its stamp."""
@@ -407,29 +412,29 @@ class OpenFiles:
         self._lock = renew_after_fork(threading.Lock())
         with ExitStack() as stack:
             self._open = [stack.enter_context(Path(path).open("rb", buffering=0)) for path, _ in files]
-            for number in range(len(files)):
-                self._check(number)
+            for file_index in range(len(files)):
+                self._check(file_index)
             # From here on the files belong to this object; before, the stack closes them if one fails to open.
             self._close = weakref.finalize(self, stack.pop_all().close)
 
-    def _check(self, number: int) -> None:
-        path, stamp = self._files[number]
-        if make_stamp(os.fstat(self._open[number].fileno())) != stamp:
+    def _check(self, file_index: int) -> None:
+        path, stamp = self._files[file_index]
+        if make_stamp(os.fstat(self._open[file_index].fileno())) != stamp:
             raise StaleFunction(f"{path} has changed since the module was made")
 
-    def read(self, number: int, offset: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Read bytes of a file: copied to aligned memory from the first file, the model, and mapped from the others.
+    def read(self, file_index: int, offset: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Read bytes of file ``file_index``. File 0, the model, is copied to aligned memory; the others are memory-mapped.
 
         Raises StaleFunction if the file has changed, is unreadable, or after `close`.
         """
         with self._lock:
             if not self._close.alive:
                 raise StaleFunction("the module is closed")
-            path, file = self._files[number][0], self._open[number].fileno()
+            path, file = self._files[file_index][0], self._open[file_index].fileno()
             try:
                 if offset + size > os.fstat(file).st_size:
                     raise StaleFunction(f"{path!r} has become shorter")
-                if number:
+                if file_index:
                     part = np.frombuffer(map_file(file, Path(path)), np.uint8, size, offset)
                 else:
                     part = make_aligned_block(size)
@@ -442,7 +447,7 @@ class OpenFiles:
             except OSError as error:
                 raise StaleFunction(f"{path!r} cannot be read: {error.strerror}") from error
             # Checked after reading, so that a change during the read is noticed.
-            self._check(number)
+            self._check(file_index)
             return part
 
     def close(self) -> None:

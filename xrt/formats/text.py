@@ -63,7 +63,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-DEPTH = 50
+MAX_DEPTH = 50
 """Limit on the nesting of bodies and types: the parser is recursive."""
 _STATEMENTS = ("alias", "const", "doc", "meta", "opset", "type")
 _AS_LIST = {kind.element: kind for kind in AttrKind if kind.is_list}
@@ -137,7 +137,7 @@ class _Parser:
     # ------------------------------------------------------------------ tokens
 
     def scan(self, position: int) -> Token:
-        """The first token at or after a position, skipping whitespace and comments."""
+        """Match the first token at or after a position, skipping whitespace and comments."""
         match = _TOKEN.match(self.text, position)
         if match is None or match.lastgroup is None:
             raise AssertionError("every text matches one of the groups")
@@ -153,7 +153,7 @@ class _Parser:
         return token
 
     def accept(self, mark: str) -> bool:
-        """Consume the current token if it is this mark or word; return whether it was."""
+        """Consume the current token and return True if it is this mark or word; otherwise return False."""
         if self.current.text != mark:
             return False
         self.advance()
@@ -165,24 +165,24 @@ class _Parser:
         return self.advance()
 
     def fail(self, expected: str, token: Token | None = None, cause: Exception | None = None) -> NoReturn:
-        """Raise TextError with the expected and the actual token."""
+        """Raise TextError: "expected ...; found ...", with the position of ``token``, by default the current one."""
         token = token or self.current
-        self.refuse(f"expected {expected}; found {token.description}", token, cause)
+        self.fail_with(f"expected {expected}; found {token.description}", token, cause)
 
-    def refuse(self, reason: str, token: Token, cause: Exception | None = None) -> NoReturn:
+    def fail_with(self, reason: str, token: Token, cause: Exception | None = None) -> NoReturn:
         """Raise TextError with the position of the token and the reason."""
         line = self.text.count("\n", 0, token.start) + 1
         column = token.start - self.text.rfind("\n", 0, token.start)
         raise TextError(f"line {line}, column {column}: {reason}") from cause
 
     def check(self, token: Token, build: Callable[[], T]) -> T:
-        """Call ``build``; its errors get the position of the token unless they already have one."""
+        """Call ``build`` and convert its errors to TextErrors at the position of ``token``."""
         try:
             return build()
         except TextError:
             raise
         except (ModelError, ValueError, OverflowError) as error:
-            self.refuse(str(error), token, error)
+            self.fail_with(str(error), token, error)
 
     def string(self, expected: str, errors: str = "strict") -> str:
         """Consume a quoted string; with ``errors="surrogateescape"`` it may encode bytes that are not UTF-8."""
@@ -195,7 +195,7 @@ class _Parser:
         except json.JSONDecodeError as error:
             self.fail("a string with JSON's escapes", token, error)
         except UnicodeEncodeError as error:
-            self.refuse(f"{token.description} holds half of a character (a surrogate without its partner)", token, error)
+            self.fail_with(f"{token.description} holds half of a character (a surrogate without its partner)", token, error)
         return text
 
     def size(self, expected: str) -> int:
@@ -206,7 +206,7 @@ class _Parser:
             self.fail(expected)
         number = int(self.advance().text)
         if not -(1 << 63) <= number < 1 << 63:
-            self.refuse(f"{expected} must fit into 64 bits; found {token.description}", token)
+            self.fail_with(f"{expected} must fit into 64 bits; found {token.description}", token)
         return number
 
     def name(self, expected: str) -> str:
@@ -233,8 +233,8 @@ class _Parser:
     # ------------------------------------------------------------------ types
 
     def type(self, depth: int) -> Type:
-        if depth > DEPTH:
-            self.refuse(f"types are nested more than {DEPTH} deep", self.current)
+        if depth > MAX_DEPTH:
+            self.fail_with(f"types are nested more than {MAX_DEPTH} deep", self.current)
         if self.current.kind != "word":
             self.fail("a type")
         kind = self.current.text
@@ -270,8 +270,8 @@ class _Parser:
 
     def function(self, depth: int) -> Function:
         start = self.expect("function")
-        if depth > DEPTH:
-            self.refuse(f"functions are nested more than {DEPTH} deep", start)
+        if depth > MAX_DEPTH:
+            self.fail_with(f"functions are nested more than {MAX_DEPTH} deep", start)
         name, inputs = self.name("the function's name"), self.values()
         self.expect("->")
         outputs, draft = self.values(), _Draft()
@@ -325,7 +325,7 @@ class _Parser:
 
     def add(self, mapping: dict[str, T], key: str, value: T, token: Token) -> None:
         if key in mapping:
-            self.refuse(f"{token.description} stands here a second time", token)
+            self.fail_with(f"{token.description} is defined twice", token)
         mapping[key] = value
 
     # ------------------------------------------------------------------ nodes
@@ -380,10 +380,10 @@ class _Parser:
         items = self.items("]", lambda: self.item(depth))
         kinds = {kind for kind, _ in items}
         if not kinds:
-            self.refuse(f"an empty list needs its kind, as in {'ints []'!r}", start)
+            self.fail_with(f"an empty list needs its kind, as in {'ints []'!r}", start)
         if len(kinds) > 1:
             names = ", ".join(sorted(kind.name.lower() for kind in kinds))
-            self.refuse(f"a list holds {names}; its items must be of one kind", start)
+            self.fail_with(f"a list holds {names}; its items must be of one kind", start)
         return _AS_LIST[kinds.pop()], [value for _, value in items]
 
     def item(self, depth: int) -> tuple[AttrKind, Any]:
@@ -410,27 +410,29 @@ class _Parser:
         start = self.current
         shape = tuple(dim for dim in type_.shape or () if isinstance(dim, int) and dim >= 0)
         if len(shape) != type_.rank:
-            self.refuse(f"a constant needs a shape of numbers; its type is {type_}", start)
+            self.fail_with(f"a constant needs a shape of numbers; its type is {type_}", start)
         return self.check(start, lambda: Constant(self.elements(type_.dtype, shape, start).reshape(shape)))
 
     def elements(self, dtype: DType, shape: tuple[int, ...], start: Token) -> np.ndarray[Any, Any]:
         """Parse the elements of a constant, whose number must match the shape."""
         if self.accept("sha256"):
-            self.refuse("the constant is given by its digest only: this text is a summary; to_text writes a complete one", start)
+            self.fail_with(
+                "the constant is given by its digest only: this text is a summary; to_text writes a complete one", start
+            )
         count = math.prod(shape)
         if self.accept("base64"):
             raw = base64.b64decode(self.string("the bytes"), validate=True)
             if dtype is DType.STRING:
-                self.refuse("strings are listed one by one, not as base64", start)
+                self.fail_with("strings are listed one by one, not as base64", start)
             size = count * dtype.numpy.itemsize
             if len(raw) != size:
-                self.refuse(f"a constant of {dtype} and shape {list(shape)} has {size} bytes; {len(raw)} are given", start)
+                self.fail_with(f"a constant of {dtype} and shape {list(shape)} has {size} bytes; {len(raw)} are given", start)
             if dtype is DType.BOOL and max(raw, default=0) > 1:
-                self.refuse("a byte of a bool constant is neither 0 nor 1", start)
+                self.fail_with("a byte of a bool constant is neither 0 nor 1", start)
             return np.frombuffer(raw, dtype.numpy)
         texts = self.items("]", lambda: self.element(dtype)) if self.accept("[") else [self.element(dtype)]
         if len(texts) != count:
-            self.refuse(f"a constant of shape {list(shape)} has {count} elements; {len(texts)} are given", start)
+            self.fail_with(f"a constant of shape {list(shape)} has {count} elements; {len(texts)} are given", start)
         return np.asarray(texts, object) if dtype is DType.STRING else number_array(texts, dtype)
 
     def element(self, dtype: DType) -> str:
@@ -443,8 +445,8 @@ class _Parser:
 
 # ---------------------------------------------------------------------- DOT, and dumps of stages
 
-LONGEST_ATTRIBUTE = 60
-"""Characters that DOT shows of an attribute's value."""
+MAX_ATTRIBUTE_LENGTH = 60
+"""DOT output abbreviates attributes with more characters."""
 
 
 def to_dot(function: Function) -> str:
@@ -453,10 +455,10 @@ def to_dot(function: Function) -> str:
     Boxes list constants, attributes and the names of bodies. Captures are dashed edges, control dependencies dotted ones. The
     output is deterministic.
     """
-    return "\n".join(["digraph {", *(f"  {line}" for line in _statements(function)), "}"]) + "\n"
+    return "\n".join(["digraph {", *(f"  {line}" for line in _list_dot_statements(function)), "}"]) + "\n"
 
 
-def _statements(function: Function) -> Iterator[str]:
+def _list_dot_statements(function: Function) -> Iterator[str]:
     yield f"label={_quote([function.name])}; labelloc=t"
     yield "node [shape=box, fontname=Helvetica]; edge [fontname=Helvetica, fontsize=10]"
     numbers = itertools.count()
@@ -464,10 +466,10 @@ def _statements(function: Function) -> Iterator[str]:
     for kind, values in (("input", function.inputs), ("output", function.outputs)):
         for value in dict.fromkeys(values):
             box = ends[kind, value.name] = f"{kind}{next(numbers)}"
-            yield f"{box} [shape=ellipse, label={_quote(_value_lines(value, function))}]"
+            yield f"{box} [shape=ellipse, label={_quote(_list_value_lines(value, function))}]"
     boxes = {node.name: f"node{index}" for index, node in enumerate(function.nodes)}
     for node in function.nodes:
-        yield f"{boxes[node.name]} [label={_quote(_node_lines(node, function))}]"
+        yield f"{boxes[node.name]} [label={_quote(_list_node_lines(node, function))}]"
     # Constants are listed in the boxes that read them, so no edge starts at one.
     origins = {value.name: ends["input", value.name] for value in function.inputs}
     origins |= {name: boxes[node.name] for node in function.nodes for name in node.defines}
@@ -485,7 +487,7 @@ def _statements(function: Function) -> Iterator[str]:
     yield from (draw_edge(value.name, ends["output", value.name]) for value in function.outputs if value.name in origins)
 
 
-def _value_lines(value: Value, function: Function) -> Iterator[str]:
+def _list_value_lines(value: Value, function: Function) -> Iterator[str]:
     yield value.name
     if value.type is not None:
         yield str(value.type)
@@ -493,7 +495,7 @@ def _value_lines(value: Value, function: Function) -> Iterator[str]:
         yield "constant"
 
 
-def _node_lines(node: Node, function: Function) -> Iterator[str]:
+def _list_node_lines(node: Node, function: Function) -> Iterator[str]:
     yield node.op
     yield node.name
     for name in dict.fromkeys(node.uses):
@@ -509,7 +511,7 @@ def _describe_attribute(attribute: Attribute) -> str:
     if attribute.kind in (AttrKind.GRAPH, AttrKind.GRAPHS):
         return ", ".join(f"{body.name} ({len(body.nodes)} nodes)" for body in attribute.bodies())
     text = str(list(attribute.value)) if attribute.kind.is_list else str(attribute.value)
-    return text if len(text) <= LONGEST_ATTRIBUTE else f"{text[: LONGEST_ATTRIBUTE - 1]}…"
+    return text if len(text) <= MAX_ATTRIBUTE_LENGTH else f"{text[: MAX_ATTRIBUTE_LENGTH - 1]}…"
 
 
 def _quote(lines: Iterable[str]) -> str:

@@ -26,7 +26,7 @@ from xrt.errors import BundleError, CacheError, ModelError, XRTError
 from xrt.formats.output import identify_file
 from xrt.formats.program_record import (
     IN_RECORD,
-    MOST_FILES,
+    MAX_FILES,
     MOST_PROGRAMS,
     OpenFiles,
     ProgramRecord,
@@ -307,7 +307,7 @@ class StoredPlans:
     def _write(self, new: Mapping[Any, Specialization], source: ModelSource) -> None:
         """Add programs to the stored record, unless a file of the model has changed since it was read."""
         files = self._identify(source)
-        if not files or len(files) > MOST_FILES:
+        if not files or len(files) > MAX_FILES:
             _log.info("the plans of %s are not kept: a file has changed since it was read, is gone, or they are many", self._path)
             return
         sections, paths = dict[str, Any](), [path for path, _ in files]

@@ -33,10 +33,10 @@ Buffer: TypeAlias = bytes | mmap.mmap
 
 _VARINT, _BYTES = 0, 2
 _FIXED = {1: 8, 5: 4}
-# Bytes of a tag or length, and of an integer, that protobuf allows.
-_LONGEST, _LONGEST_VALUE = 5, 10
+# Protobuf encodes a tag or a length in at most 5 bytes, and an integer in at most 10.
+_MAX_LENGTH_BYTES, _MAX_VALUE_BYTES = 5, 10
 # Give up after this many fields: protobuf is faster at messages of many small ones.
-MOST_FIELDS = 1 << 22
+MAX_FIELDS = 1 << 22
 
 
 class Field(NamedTuple):
@@ -45,8 +45,8 @@ class Field(NamedTuple):
     number: int
     holds_bytes: bool
     """Whether the content is bytes, text or a message rather than a number."""
-    at: int
-    """Offset of its tag; ``content`` and ``end`` are offsets, too."""
+    offset: int
+    """Offset of the field's tag in the data. ``content`` and ``end`` are offsets of its content's begin and end."""
     content: int
     end: int
 
@@ -66,57 +66,59 @@ class TruncatedMessage(MalformedMessage):
 
 @dataclass(slots=True)
 class Walk:
-    """Iterates over fields, at most `MOST_FIELDS` in total."""
+    """Iterates over the fields of protobuf messages; raises MalformedMessage after `MAX_FIELDS` fields in total."""
 
     data: Buffer
-    remaining: int = MOST_FIELDS
+    remaining: int = MAX_FIELDS
 
-    def fields(self, at: int, end: int) -> Iterator[Field]:
+    def fields(self, offset: int, end: int) -> Iterator[Field]:
         """Yield the fields of the message between two offsets.
 
         Raises TruncatedMessage for a field longer than the message, and MalformedMessage for invalid data or too many fields.
         """
         data = self.data
-        while at < end:
-            tag, content = (data[at], at + 1) if data[at] < 0x80 else self.varint(at, end)  # nearly all tags have one byte
+        while offset < end:
+            tag, content = (
+                (data[offset], offset + 1) if data[offset] < 0x80 else self.varint(offset, end)
+            )  # nearly all tags have one byte
             number, kind = tag >> 3, tag & 7
             if kind == _BYTES:
                 length, content = self.varint(content, end)
             elif kind == _VARINT:
-                length = self.varint(content, end, _LONGEST_VALUE)[1] - content
+                length = self.varint(content, end, _MAX_VALUE_BYTES)[1] - content
             else:
                 length = _FIXED.get(kind, 0)
             self.remaining -= 1
             if self.remaining < 0 or not number or not (length or kind == _BYTES):
-                raise MalformedMessage("a field without a number, of another kind than ONNX's, or too many fields")
+                raise MalformedMessage("a field without a number or of a type that ONNX does not use, or too many fields")
             if content + length > end:
                 raise TruncatedMessage(number, content + length)
-            yield Field(number, kind == _BYTES, at, content, content + length)
-            at = content + length
+            yield Field(number, kind == _BYTES, offset, content, content + length)
+            offset = content + length
 
-    def varint(self, at: int, end: int, longest: int = _LONGEST) -> tuple[int, int]:
-        """Decode a variable-length integer; also return the offset after it."""
+    def varint(self, offset: int, end: int, longest: int = _MAX_LENGTH_BYTES) -> tuple[int, int]:
+        """Decode a variable-length integer of up to ``longest`` bytes; return its value and the offset after it."""
         value = 0
-        for count, byte in enumerate(self.data[at : min(at + longest, end)]):
+        for count, byte in enumerate(self.data[offset : min(offset + longest, end)]):
             value |= (byte & 0x7F) << 7 * count
             if byte < 0x80:
-                return value, at + count + 1
-        raise MalformedMessage("an integer without an end")
+                return value, offset + count + 1
+        raise MalformedMessage("an integer does not end")
 
 
-def encode(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
     """Encode a variable-length integer."""
     high, low = divmod(value, 0x80)
-    return bytes([low | 0x80]) + encode(high) if high else bytes([low])
+    return bytes([low | 0x80]) + encode_varint(high) if high else bytes([low])
 
 
 # Raw data from this size on is left out; smaller messages are not searched.
 LARGE_BYTES = 1 << 16
 
-_DEEPEST = 100  # nesting limit of protobuf
+_MAX_DEPTH = 100  # nesting limit of protobuf
 
-# Fields that lead to tensors. Bodies of functions are not searched: onnx's inliner needs them whole.
-_INSIDE = {
+# Fields of each message that contain tensors. Bodies of functions are not searched: onnx's inliner needs them whole.
+_TENSOR_CARRIERS = {
     ModelProto: ("graph",),
     GraphProto: ("node", "initializer", "sparse_initializer"),
     NodeProto: ("attribute",),
@@ -124,14 +126,14 @@ _INSIDE = {
     SparseTensorProto: ("values", "indices"),
 }
 
-_MESSAGE_OF = {message.DESCRIPTOR.full_name: message for message in (*_INSIDE, TensorProto)}
+_MESSAGE_OF = {message.DESCRIPTOR.full_name: message for message in (*_TENSOR_CARRIERS, TensorProto)}
 _SUBMESSAGES = {
     message: {message.DESCRIPTOR.fields_by_name[name].number: message.DESCRIPTOR.fields_by_name[name] for name in names}
-    for message, names in _INSIDE.items()
+    for message, names in _TENSOR_CARRIERS.items()
 }
 _RAW_DATA = TensorProto.RAW_DATA_FIELD_NUMBER
 # Fields of a tensor whose data is in another file.
-_NOT_IN_PLACE = (TensorProto.EXTERNAL_DATA_FIELD_NUMBER, TensorProto.DATA_LOCATION_FIELD_NUMBER)
+_EXTERNAL_DATA_FIELDS = (TensorProto.EXTERNAL_DATA_FIELD_NUMBER, TensorProto.DATA_LOCATION_FIELD_NUMBER)
 
 Span = tuple[int, int]
 """Start and end offset."""
@@ -145,12 +147,15 @@ class WeightlessModel(NamedTuple):
     """Location of each large tensor's data in the original, by the external data location in the model."""
 
     def read(self, read_part: Callable[[int, int], memoryview], directory: Path | None) -> tuple[Function, tuple[str, ...]]:
-        """Convert the model, whose large data ``read_part`` returns by offsets; also return the external files in use."""
+        """Convert the model; return it with the names of its external data files.
 
-        def within(location: str) -> memoryview | None:
+        ``read_part`` reads large data of the model file between two offsets; ``directory`` contains external data.
+        """
+
+        def read_embedded(location: str) -> memoryview | None:
             return read_part(*self.spans[location]) if location in self.spans else None
 
-        external = ExternalData(directory, within)
+        external = ExternalData(directory, read_embedded)
         return read_function(self.model, external), external.locations
 
 
@@ -169,48 +174,53 @@ def extract_weights(data: Buffer) -> WeightlessModel:
 
 @dataclass(slots=True)
 class _WeightExtractor:
-    """Copies a message except for large raw data, whose places it collects in `spans`."""
+    """Copies a message without large raw data, whose locations it adds to `spans`."""
 
     walk: Walk
     spans: dict[str, Span] = field(default_factory=dict)
 
     def message(self, kind: type, start: int, end: int, depth: int) -> list[bytes]:
-        """The parts of the message between two offsets, without large data."""
+        """List the bytes to join for the message between two offsets, without large data."""
         if kind is TensorProto:
             return self.tensor(start, end)
-        if depth > _DEEPEST:
+        if depth > _MAX_DEPTH:
             raise MalformedMessage("messages are nested too deep")
         submessages, seen_numbers = _SUBMESSAGES[kind], set()
         parts: list[bytes] = []
         copy_start = start
-        for number, holds_bytes, at, content, stop in self.walk.fields(start, end):
+        for number, holds_bytes, offset, content, stop in self.walk.fields(start, end):
             submessage = submessages.get(number) if holds_bytes else None
             if submessage is None:
                 continue
-            # Protobuf merges the two, whose parts the walk would have to interleave.
+            # Protobuf would merge the two messages, which this walk does not support.
             if number in seen_numbers and not submessage.is_repeated:
-                raise MalformedMessage("a field stands twice where there is one")
+                raise MalformedMessage("a field that may occur once occurs twice")
             seen_numbers.add(number)
             if stop - content >= LARGE_BYTES:
                 inner = self.message(_MESSAGE_OF[submessage.message_type.full_name], content, stop, depth + 1)
-                parts += (self.walk.data[copy_start:at], encode(number << 3 | 2), encode(sum(map(len, inner))), *inner)
+                parts += (
+                    self.walk.data[copy_start:offset],
+                    encode_varint(number << 3 | 2),
+                    encode_varint(sum(map(len, inner))),
+                    *inner,
+                )
                 copy_start = stop
         return [*parts, self.walk.data[copy_start:end]]
 
     def tensor(self, start: int, end: int) -> list[bytes]:
-        """The parts of a tensor, with a location instead of large data."""
+        """List the bytes to join for a tensor, with a reference instead of large data."""
         data, raw = self.walk.data, None
         for wire_field in self.walk.fields(start, end):
-            if wire_field.number in _NOT_IN_PLACE or (wire_field.number == _RAW_DATA and raw):
+            if wire_field.number in _EXTERNAL_DATA_FIELDS or (wire_field.number == _RAW_DATA and raw):
                 return [data[start:end]]  # external or repeated data: leave it to protobuf
             if wire_field.number == _RAW_DATA and wire_field.holds_bytes:
                 raw = wire_field
         if raw is None or raw.end - raw.content < LARGE_BYTES:
             return [data[start:end]]
-        return [data[start : raw.at], data[raw.end : end], self.reference(raw)]
+        return [data[start : raw.offset], data[raw.end : end], self.reference(raw)]
 
     def reference(self, raw: Field) -> bytes:
-        """The fields that replace a tensor's data."""
+        """Serialize the fields that replace a tensor's data, a reference to external data, and record its location."""
         location = f"\0{len(self.spans)}"  # no path contains NUL, so no file of the model's can be meant
         self.spans[location] = raw.content, raw.end
         tensor = TensorProto(data_location=TensorProto.EXTERNAL)

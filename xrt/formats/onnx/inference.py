@@ -23,7 +23,7 @@ POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
 _POOL_OPSET = 22
 _POOL_DOMAIN = "xrt.pools"
 # Propagating the values of a longer 1-d tensor would take seconds and gigabytes.
-LONGEST_PROPAGATED = 1 << 20
+MAX_PROPAGATED_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def infer_types(function: Function, symbols: frozenset[str]) -> InferredTypes | 
     """
     pools: list[Node] = []
     writer = GraphWriter(_write_type_only, _write_type_only, with_metadata=False)
-    called = _call_rounded_pools(function, pools)
+    called = _call_ceil_mode_pools(function, pools)
     model = write_model(called, {**function.opsets, _POOL_DOMAIN: 1} if pools else function.opsets, onnx.IR_VERSION, writer)
     for number, pool in enumerate(pools):
         definition = model.functions.add(domain=_POOL_DOMAIN, name=str(number), input=pool.inputs, output=pool.outputs)
@@ -53,48 +53,48 @@ def infer_types(function: Function, symbols: frozenset[str]) -> InferredTypes | 
         definition.opset_import.add(domain="", version=_POOL_OPSET)
     try:
         result = shape_inference.infer_shapes(model, data_prop=can_propagate(function))
-        return _read(result.graph, function, symbols)
+        return _read_types(result.graph, function, symbols)
     except Exception:  # noqa: BLE001  # onnx raises many types; without inference the types stay unknown
         return None
 
 
-def _call_rounded_pools(function: Function, pools: list[Node]) -> Function:
-    """Replace each pool with ``ceil_mode`` by a call of a model-local function, whose opset is `_POOL_OPSET`, and list it."""
+def _call_ceil_mode_pools(function: Function, pools: list[Node]) -> Function:
+    """Replace each pool with ``ceil_mode`` by a call of a model-local function of opset `_POOL_OPSET`; append it to ``pools``."""
 
     def change(node: Node) -> Node:
-        if not _is_rounded_pool(node):
-            return node.map_bodies(lambda body: _call_rounded_pools(body, pools))
-        pools.append(_drop_idle_rounding(node))
+        if not _has_ceil_mode(node):
+            return node.map_bodies(lambda body: _call_ceil_mode_pools(body, pools))
+        pools.append(_drop_unused_ceil_mode(node))
         return replace(node, op_type=str(len(pools) - 1), domain=_POOL_DOMAIN, attributes=())
 
     nodes = tuple(map(change, function.nodes))
-    same = all(new is old for new, old in zip(nodes, function.nodes, strict=True))
-    return function if same else function.replace(nodes=nodes)
+    is_unchanged = all(new is old for new, old in zip(nodes, function.nodes, strict=True))
+    return function if is_unchanged else function.replace(nodes=nodes)
 
 
-def _is_rounded_pool(node: Node) -> bool:
+def _has_ceil_mode(node: Node) -> bool:
     return node.op in POOLS and bool(node.attr("ceil_mode", 0))
 
 
-def _drop_idle_rounding(node: Node) -> Node:
+def _drop_unused_ceil_mode(node: Node) -> Node:
     """Remove ``ceil_mode`` of a pool whose ``auto_pad`` determines the number of windows; onnx counts one more for VALID."""
     return node if node.attr("auto_pad", "NOTSET") == "NOTSET" else node.with_attributes(ceil_mode=0)
 
 
 def can_propagate(function: Function) -> bool:
-    """Whether value propagation is affordable: onnx creates an object per element of each 1-d tensor."""
-    shapes = (type_.shape for type_ in _known_types(function) if isinstance(type_, TensorType))
+    """Whether all 1-d tensors are short enough to propagate values: onnx creates an object for each element."""
+    shapes = (type_.shape for type_ in _iter_known_types(function) if isinstance(type_, TensorType))
     vectors = (shape[0] for shape in shapes if shape is not None and len(shape) == 1)
-    return all(not isinstance(extent, int) or extent <= LONGEST_PROPAGATED for extent in vectors)
+    return all(not isinstance(extent, int) or extent <= MAX_PROPAGATED_ELEMENTS for extent in vectors)
 
 
-def _known_types(function: Function) -> Iterator[Type | None]:
+def _iter_known_types(function: Function) -> Iterator[Type | None]:
     yield from (value.type for value in (*function.inputs, *function.outputs))
     yield from function.types.values()
     yield from (constant.type for constant in function.constants.values())
     for node in function.nodes:
         for body in node.bodies:
-            yield from _known_types(body)
+            yield from _iter_known_types(body)
 
 
 def _write_type_only(constant: Constant, name: str) -> TensorProto:
@@ -103,7 +103,7 @@ def _write_type_only(constant: Constant, name: str) -> TensorProto:
     return TensorProto(name=name, data_type=constant.dtype.onnx, dims=constant.shape)
 
 
-def _read(graph: GraphProto, function: Function, symbols: frozenset[str]) -> InferredTypes:
+def _read_types(graph: GraphProto, function: Function, symbols: frozenset[str]) -> InferredTypes:
     pairs = (
         (proto.name, read_type(proto.type, symbols)) for part in (graph.value_info, graph.output, graph.input) for proto in part
     )
@@ -113,12 +113,12 @@ def _read(graph: GraphProto, function: Function, symbols: frozenset[str]) -> Inf
         if node.bodies:
             # In the order of `Node.bodies`.
             graphs = [g for a in graph.node[k].attribute for g in (*([a.g] if a.HasField("g") else ()), *a.graphs)]
-            bodies[node.name] = tuple(_read(inner, body, symbols) for inner, body in zip(graphs, node.bodies, strict=True))
+            bodies[node.name] = tuple(_read_types(inner, body, symbols) for inner, body in zip(graphs, node.bodies, strict=True))
     return InferredTypes(types, bodies)
 
 
 # Inference gets the values of constants up to this size, such as shapes and axes.
-MOST_VALUES = 1024
+MAX_VALUES = 1024
 _NUMBERS = frozenset({AttrKind.FLOAT, AttrKind.INT, AttrKind.STRING, AttrKind.FLOATS, AttrKind.INTS, AttrKind.STRINGS})
 
 
@@ -127,11 +127,11 @@ def node_types(
 ) -> Sequence[Type | None]:
     """Infer the output types of a node; None for an unknown type.
 
-    ``types`` and ``constants`` are those of its inputs, where known. Raises ModelError with ONNX's message if the node or its
+    ``types`` and ``constants`` are those known of its inputs, by name. Raises ModelError with ONNX's message if the node or its
     inputs contradict the operator. Nodes with bodies are not supported.
     """
-    if _is_rounded_pool(node):
-        node, opsets = _drop_idle_rounding(node), {**opsets, "": _POOL_OPSET}
+    if _has_ceil_mode(node):
+        node, opsets = _drop_unused_ceil_mode(node), {**opsets, "": _POOL_OPSET}
     schema = find_schema(node.op_type, opsets.get(node.domain, 0), node.domain)
     if schema is None or not schema.has_type_and_shape_inference_function:
         return [None] * len(node.outputs)
@@ -146,7 +146,7 @@ def node_types(
     )
     operands = [(types.get(name), constants.get(name)) if name else (None, None) for name in node.inputs]
     # A copy, so that the cache does not keep the file or the weights that a small constant is a view of.
-    small = tuple((t, Constant(c.array.copy()) if c is not None and c.array.size <= MOST_VALUES else None) for t, c in operands)
+    small = tuple((t, Constant(c.array.copy()) if c is not None and c.array.size <= MAX_VALUES else None) for t, c in operands)
     # Tensors among the attributes may be large, and would stay in memory with the cache entry.
     infer = _infer_outputs if all(a.kind in _NUMBERS for a in node.attributes) else _infer_outputs.__wrapped__
     return infer(canonical, small, tuple(opsets.items()))

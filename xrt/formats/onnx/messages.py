@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from xrt.graph import Function, Node
 
 
-# Limits on dense copies of sparse tensors, whose headers alone decide the size, in bytes: all of a model may take DENSE_FREE and
-# DENSE_RATIO times their data, of which one tensor earns at most LARGEST_DENSE.
-LARGEST_DENSE = 1 << 30
-DENSE_FREE = 1 << 24
+# A sparse tensor becomes dense with the size in its header, which could be any number. Therefore all of a model together may take
+# DENSE_BASE_BYTES plus DENSE_RATIO times the bytes of their values, of which each adds at most MAX_DENSE_CREDIT_BYTES.
+MAX_DENSE_CREDIT_BYTES = 1 << 30
+DENSE_BASE_BYTES = 1 << 24
 DENSE_RATIO = 1000
 
 
@@ -48,10 +48,9 @@ def encode_bytes(dtype: DType, count: int) -> int:
 
 
 def read_tensor(tensor: TensorProto, external: ExternalData, subject: str) -> Constant:
-    """Convert a tensor; ``raw_data`` and external data are not copied.
+    """Convert a tensor. The constant is a view of ``raw_data`` or external data.
 
-    Exceptions are types narrower than a byte, which are unpacked, and unaligned data, which is copied once here instead of by
-    each of its users.
+    Only types narrower than a byte are unpacked, and unaligned data is copied, once here instead of by each of its users.
 
     ``subject`` names the tensor in errors. Raises ModelError if the data does not match the header.
     """
@@ -92,7 +91,7 @@ def _read_shape(dims: Sequence[int], subject: str) -> tuple[int, ...]:
 
 
 def decode_data(data: bytes | memoryview, dtype: DType, shape: tuple[int, ...], subject: str) -> np.ndarray[Any, Any]:
-    """The array that ONNX stores as these bytes, in their memory if possible; raises ModelError if they do not fit."""
+    """Decode ONNX's bytes of a tensor, as a view if possible. Raises ModelError if their number does not fit the shape."""
     if dtype is DType.STRING:
         raise ModelError(f"{subject} holds strings as raw bytes; ONNX stores them in string_data only")
     needed, available = encode_bytes(dtype, math.prod(shape)), len(data)
@@ -120,8 +119,8 @@ def read_sparse(sparse: SparseTensorProto, external: ExternalData, subject: str)
     shape = _read_shape(sparse.dims, subject)
     size = math.prod(shape) * values.dtype.numpy.itemsize
     # Checked before allocating: a header of a few bytes can announce any size.
-    external.dense_room += min(values.nbytes * DENSE_RATIO, LARGEST_DENSE) - size
-    if external.dense_room < 0:
+    external.dense_bytes_left += min(values.nbytes * DENSE_RATIO, MAX_DENSE_CREDIT_BYTES) - size
+    if external.dense_bytes_left < 0:
         raise ModelError(f"{subject} is sparse and would take {size} bytes as a dense tensor, too many for the size of its data")
     dense = np.full(math.prod(shape), "" if values.dtype is DType.STRING else values.dtype.numpy.type(0), values.dtype.numpy)
     if values.array.size:
@@ -132,7 +131,7 @@ def read_sparse(sparse: SparseTensorProto, external: ExternalData, subject: str)
 def _read_positions(
     sparse: SparseTensorProto, external: ExternalData, count: int, shape: tuple[int, ...], subject: str
 ) -> np.ndarray[Any, Any]:
-    """Flat positions of the values, from either of ONNX's two index formats."""
+    """Read the flat indices of a sparse tensor's values, from either of ONNX's two index formats."""
     indices = read_tensor(sparse.indices, external, f"the indices of {subject}").array
     if indices.dtype != np.int64 or indices.shape not in ((count,), (count, len(shape))):
         raise ModelError(
@@ -156,7 +155,7 @@ def write_tensor(constant: Constant, name: str = "") -> TensorProto:
 
 
 def encode_data(constant: Constant) -> memoryview:
-    """The bytes that ONNX stores for a non-string constant; a view of the array if no packing is needed."""
+    """Encode a constant (not of strings) as ONNX stores it; the result is a view of the array if nothing is packed."""
     if constant.dtype.bits < 8:
         return memoryview(numpy_helper.from_array(constant.array).raw_data)
     array = constant.array.astype(constant.dtype.numpy.newbyteorder("<"), copy=False)
@@ -164,20 +163,20 @@ def encode_data(constant: Constant) -> memoryview:
 
 
 EXTERNAL_BYTES = 1024
-"""Size from which constants are stored outside of a model that refers to other files or sections."""
+"""Constants of at least this size may be stored outside of the model, in another file or section."""
 
 
 def is_large(constant: Constant) -> bool:
-    """Whether a constant may be stored outside; strings may not, because ONNX does not store them as an array."""
+    """Whether a constant may be stored outside of the model. Strings may not, because ONNX does not store them as an array."""
     return constant.dtype is not DType.STRING and constant.nbytes >= EXTERNAL_BYTES
 
 
-def write_reference(find_place: Callable[[Constant], tuple[str, int]], constant: Constant, name: str) -> TensorProto:
-    """Convert a large constant to a reference to the location and offset that ``find_place`` returns; write others inline."""
+def write_reference(find_location: Callable[[Constant], tuple[str, int]], constant: Constant, name: str) -> TensorProto:
+    """Convert a large constant to a reference to the file and offset that ``find_location`` returns; write others inline."""
     if not is_large(constant):
         return write_tensor(constant, name)
     tensor = TensorProto(name=name, data_type=constant.dtype.onnx, dims=constant.shape, data_location=TensorProto.EXTERNAL)
-    location, offset = find_place(constant)
+    location, offset = find_location(constant)
     length = encode_bytes(constant.dtype, constant.array.size)
     for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
         tensor.external_data.add(key=key, value=value)
@@ -190,11 +189,11 @@ class ExternalData:
     def __init__(self, directory: Path | None = None, within: Callable[[str], memoryview | None] = lambda location: None) -> None:
         self.directory = directory
         """The model's directory; None for a model from bytes or a message."""
-        self._within = within
-        """Looks up locations inside the model file."""
+        self._find_embedded = within
+        """Returns the data of a location that is inside the model file; None for other locations."""
         self._maps: dict[str, memoryview] = {}
-        self.dense_room = DENSE_FREE
-        """Bytes left for sparse tensors, which become dense: see `DENSE_FREE`."""
+        self.dense_bytes_left = DENSE_BASE_BYTES
+        """Bytes left for sparse tensors, which become dense: see `DENSE_BASE_BYTES`."""
 
     @property
     def locations(self) -> tuple[str, ...]:
@@ -202,7 +201,7 @@ class ExternalData:
         return tuple(sorted(self._maps))
 
     def view(self, tensor: TensorProto, subject: str) -> memoryview:
-        """The bytes of a tensor: the length in its header, or up to the end of the file.
+        """Map the bytes of a tensor. Without a length in its header, they extend to the end of the file.
 
         Raises ModelError if the file is missing, outside the model's directory, or too short.
         """
@@ -210,7 +209,7 @@ class ExternalData:
         location = entries.get("location", "")
         if not location:
             raise ModelError(f"{subject} is external data without a location")
-        if (embedded := self._within(location)) is not None:
+        if (embedded := self._find_embedded(location)) is not None:
             return embedded
         if location not in self._maps:
             self._maps[location] = self._map_file(location, subject)
@@ -246,7 +245,7 @@ class ExternalData:
             path = (root / location.replace("\\", "/")).resolve()
             is_file = path.is_file()
         except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name that is too long, NUL in it
-            raise ModelError(f"{subject} is in external data file {location!r}, which is no path: {error}") from None
+            raise ModelError(f"{subject} is in external data file {location!r}, which is not a valid path: {error}") from None
         if not path.is_relative_to(root):
             raise ModelError(
                 f"{subject} is in external data file {location!r}, which leads outside the model's directory {str(root)!r}"
@@ -304,10 +303,10 @@ def read_type(proto: TypeProto, symbols: frozenset[str] | None = None) -> Type |
 
 @lru_cache(maxsize=4096)
 def _parse_type(serialised: bytes, symbols: frozenset[str] | None) -> Type | None:
-    return _read(TypeProto.FromString(serialised), symbols)
+    return _convert_type(TypeProto.FromString(serialised), symbols)
 
 
-def _read(proto: TypeProto, symbols: frozenset[str] | None) -> Type | None:
+def _convert_type(proto: TypeProto, symbols: frozenset[str] | None) -> Type | None:
     kind = proto.WhichOneof("value")
     if kind in ("tensor_type", "sparse_tensor_type"):
         tensor = getattr(proto, kind)
@@ -316,13 +315,13 @@ def _read(proto: TypeProto, symbols: frozenset[str] | None) -> Type | None:
         shape = tuple(_read_dim(dim, symbols) for dim in tensor.shape.dim) if tensor.HasField("shape") else None
         return TensorType(DType.from_onnx(tensor.elem_type), shape)
     if kind == "sequence_type":
-        element = _read(proto.sequence_type.elem_type, symbols)
+        element = _convert_type(proto.sequence_type.elem_type, symbols)
         return None if element is None else SequenceType(element)
     if kind == "optional_type":
-        element = _read(proto.optional_type.elem_type, symbols)
+        element = _convert_type(proto.optional_type.elem_type, symbols)
         return None if element is None else OptionalType(element)
     if kind == "map_type" and proto.map_type.key_type:
-        element = _read(proto.map_type.value_type, symbols)
+        element = _convert_type(proto.map_type.value_type, symbols)
         return None if element is None else MapType(DType.from_onnx(proto.map_type.key_type), element)
     return None
 
@@ -349,7 +348,7 @@ def read_boundary_value(proto: ValueInfoProto) -> Value:
             for axis, dim in enumerate(getattr(proto.type, kind).shape.dim):
                 if dim.HasField("dim_value") and dim.dim_value < UNKNOWN:
                     problem = f"axis {axis} of {proto.name!r} has a negative extent, {dim.dim_value}"
-                    raise ModelError(f"{problem}; only {UNKNOWN} stands for one that is not known")
+                    raise ModelError(f"{problem}; only {UNKNOWN} is allowed, for an unknown extent")
     return read_value(proto)
 
 
@@ -391,7 +390,7 @@ def check_texts(values: Iterable[Any], subject: str) -> None:
 
 
 def summarize_error(error: Exception) -> str:
-    """The message without the leading source file, line and assertion."""
+    """Return the message of an onnx error without the leading source file, line and assertion."""
     text = re.sub(r"^.*Assertion `.*?` failed: ", "", str(error), flags=re.DOTALL).strip()
     return text or f"onnx gives no reason ({type(error).__name__})"
 

@@ -33,7 +33,7 @@ from xrt.operators import as_function, inline_function, separate_outputs
 # Before this opset, Softmax flattened the tensor from its axis on.
 PER_AXIS_OPSET = 13
 # Since this opset, revisions of If, Loop and Scan only added types.
-_OLDEST_CONTROL = 11
+_MIN_CONTROL_FLOW_OPSET = 11
 
 
 def convert_function(function: Function, max_opset: int) -> Function:
@@ -57,7 +57,7 @@ def upgrade_opset(function: Function, opset: int) -> Function:
 
 
 def _convert_nodes(function: Function, scope: Function, opset: int) -> Function:
-    """Convert the nodes to an opset; ``scope`` is the Function with what it captures."""
+    """Convert the nodes to an opset. ``scope`` is the Function with the types and constants of its captures added."""
     nodes: list[Node] = []
     constants, types = dict(function.constants), dict(function.types)
     for node in function.nodes:
@@ -117,10 +117,10 @@ def _why_not_convertible(node: Node, scope: Function, opset: int) -> str | None:
 
 
 def _why_not_older_control(node: Node, scope: Function, max_opset: int) -> str:
-    """Why a node with bodies is not valid at an older opset; empty if it is."""
+    """Explain why a node with bodies is not valid at an older opset, or return an empty string."""
     older = find_operator(node.op_type, max_opset)
-    if older is None or older.since_version < _OLDEST_CONTROL:
-        return f"opset {max_opset} has no such operator, or one that means something else"
+    if older is None or older.since_version < _MIN_CONTROL_FLOW_OPSET:
+        return f"opset {max_opset} lacks this operator, or defines it differently"
     allowed = frozenset().union(*(formal.types for formal in (*older.inputs, *older.outputs)))
     for name in (*node.inputs, *node.outputs):
         type_ = scope.get_type(name) if name else None
@@ -132,7 +132,7 @@ def _why_not_older_control(node: Node, scope: Function, max_opset: int) -> str:
 
 @lru_cache(maxsize=1024)
 def _convert(function: Function, max_opset: int) -> tuple[Function | None, str]:
-    """Convert a one-node Function, or return the reason why it cannot be converted."""
+    """Convert a one-node Function. Return it with an empty reason, or None with the reason why it cannot be converted."""
     if any(value.type is None for value in function.inputs):
         return None, "the types of its inputs are not known; infer shapes first"
     if not can_propagate(function):
@@ -164,12 +164,12 @@ def _is_per_axis(function: Function) -> bool:
 
 
 def _inline_constant_nodes(function: Function) -> Function:
-    """Replace large Constant nodes by constants; those of outputs, and those with control edges, stay."""
+    """Replace large Constant nodes by constants, except those that compute an output or have a control edge."""
     # An output must be a value of its graph, and a control edge needs the node.
-    fixed = {value.name for value in function.outputs}
-    awaited = {name for node in function.nodes for name in node.control}
-    candidates = (x for x in function.nodes if x.op == "Constant" and not x.control and x.name not in awaited)
-    values = {x.outputs[0]: x.attr("value") for x in candidates if x.outputs[0] not in fixed}
+    output_names = {value.name for value in function.outputs}
+    control_predecessors = {name for node in function.nodes for name in node.control}
+    candidates = (x for x in function.nodes if x.op == "Constant" and not x.control and x.name not in control_predecessors)
+    values = {x.outputs[0]: x.attr("value") for x in candidates if x.outputs[0] not in output_names}
     large = {name: value for name, value in values.items() if isinstance(value, Constant) and is_large(value)}
     if not large:
         return function
@@ -273,7 +273,7 @@ def externalize_weights(function: Function) -> Function:
 
 
 def external_weights(function: Function) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays, by name, of the constants that `lowest_model` can write as references.
+    """Map names of constants that `lowest_model` can write as references to their arrays.
 
     They share memory with the constants, except types narrower than a byte, which ONNX packs: these are packed copies.
     """
@@ -315,10 +315,10 @@ def expand(function: Function) -> Function | None:
 
 
 def _find_definition(schema: defs.OpSchema, model: ModelProto, version: int) -> FunctionProto | None:
-    """The newest definition of the model's single node that its opset allows."""
-    fixed = [candidate for candidate in schema.function_opset_versions if candidate <= version]
-    if fixed:
-        return FunctionProto.FromString(schema.get_function_with_opset_version(max(fixed)))
+    """Find ONNX's newest definition of the model's single node that its opset allows; None if there is none."""
+    output_names = [candidate for candidate in schema.function_opset_versions if candidate <= version]
+    if output_names:
+        return FunctionProto.FromString(schema.get_function_with_opset_version(max(output_names)))
     dependent = [candidate for candidate in schema.context_dependent_function_opset_versions if candidate <= version]
     if not dependent:
         return None

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 LAYER, SIMPLIFIED = "LayerNormalization", "SimplifiedLayerNormalization"
 LAYER_OPSET = 17
-MOST_AXES = 64  # NumPy's limit on the rank of an array
+MAX_RANK = 64  # NumPy's limit on the rank of an array
 
 
 def is_fused_normalization(domain: str, op_type: str, opset: int) -> bool:
@@ -66,15 +66,15 @@ def expand_normalization(
     """
     scale, is_centered = node.inputs[1], node.op_type == LAYER
     axis, epsilon = node.attr("axis", -1), node.attr("epsilon", 1e-5)
-    # onnx does not describe this form of the operator, so that nothing has checked its attributes.
-    if not isinstance(axis, int) or axis < -MOST_AXES or not isinstance(epsilon, float):
+    # onnx has no schema for this operator, so its attributes were not checked before.
+    if not isinstance(axis, int) or axis < -MAX_RANK or not isinstance(epsilon, float):
         raise ModelError(f"{node.op_type} {node.outputs[0]!r} has no valid axis or epsilon: {axis!r:.80} and {epsilon!r:.80}")
     if axis >= 0 and scale not in constants:
-        raise ModelError(f"the axes of {node.op_type} {node.outputs[0]!r} are not known: its scale is no initialiser")
+        raise ModelError(f"the axes of {node.op_type} {node.outputs[0]!r} are not known: its scale is not an initialiser")
     axes = range(axis if axis < 0 else -len(constants[scale].shape), 0)
     _, mean, inverse = (*node.outputs, "", "")[:3]
     if not is_centered:
-        mean, inverse = "", mean or inverse  # without a mean its place may hold the deviation
+        mean, inverse = "", mean or inverse  # without a mean, the second output may be the deviation
     half_dtype = dtype if dtype in (DType.FLOAT16, DType.BFLOAT16) else None
     number = np.float64 if dtype is DType.FLOAT64 else np.float32
 
@@ -93,10 +93,10 @@ def expand_normalization(
     return [replace(part, name=f"{node.name}/{part.op.lower()}_{k}") for k, part in enumerate(w.nodes)], w.constants
 
 
-# Limits on the number of nodes after inlining: always this many, beyond that a multiple of the model's nodes.
-FREE_NODES = 100_000
-NODE_RATIO = 100
-MOST_NESTED_CALLS = 200  # nested calls; the inliner is recursive
+# Inlining may give the first number of nodes, or the second number times the nodes of the model if that is more.
+MIN_NODE_LIMIT = 100_000
+MAX_NODE_RATIO = 100
+MAX_NESTED_CALLS = 200  # nested calls; the inliner is recursive
 Key: TypeAlias = tuple[str, str, str]
 """Domain, name and overload of a function."""
 
@@ -106,32 +106,32 @@ def check_calls(model: ModelProto) -> None:
 
     Linear in the size of the model.
     """
-    bodies = {_key(function): [*nodes_inside(function.node)] for function in model.functions}
+    bodies = {_get_key(function): [*nodes_inside(function.node)] for function in model.functions}
     calls = {key: Counter(call for call in map(make_call_key, nodes) if call in bodies) for key, nodes in bodies.items()}
-    refusal = "its model-local functions cannot be inlined: "
+    prefix = "its model-local functions cannot be inlined: "
     try:
         order = tuple(TopologicalSorter(calls).static_order())
     except CycleError as error:
         cycle: list[Key] = error.args[1]
-        raise ModelError(f"{refusal}{_join(cycle[0])} is recursive, by way of {len(cycle) - 1} function(s)") from None
+        raise ModelError(f"{prefix}{_format_key(cycle[0])} is recursive, through {len(cycle) - 1} function(s)") from None
     sizes: dict[Key, int] = {}
     depths: dict[Key, int] = {}
     for key in order:  # callees first
         sizes[key] = len(bodies[key]) + sum(count * (sizes[call] - 1) for call, count in calls[key].items())
         depths[key] = 1 + max((depths[call] for call in calls[key]), default=0)
-        if depths[key] > MOST_NESTED_CALLS:
-            raise ModelError(f"{refusal}more than {MOST_NESTED_CALLS} call one another in a line, from {_join(key)} on")
+        if depths[key] > MAX_NESTED_CALLS:
+            raise ModelError(f"{prefix}calls are nested more than {MAX_NESTED_CALLS} deep, from {_format_key(key)} on")
     main = [make_call_key(node) for node in nodes_inside(model.graph.node)]
     total = sum(sizes.get(call, 1) for call in main)
     stored = len(main) + sum(map(len, bodies.values()))
-    if total > max(FREE_NODES, NODE_RATIO * stored):
+    if total > max(MIN_NODE_LIMIT, MAX_NODE_RATIO * stored):
         raise ModelError(
-            f"{refusal}they would make {total} nodes of the {stored} that the model holds; "
-            f"at most {NODE_RATIO} times as many are allowed"
+            f"{prefix}they would make {total} nodes of the {stored} that the model holds; "
+            f"at most {MAX_NODE_RATIO} times as many are allowed"
         )
 
 
-def _join(key: Key) -> str:
+def _format_key(key: Key) -> str:
     return ".".join(filter(None, key))
 
 
@@ -189,7 +189,7 @@ def inline(model: ModelProto) -> ModelProto:
 
 def _add_defaults(model: ModelProto) -> None:
     """Add default attributes to calls of local functions. Modifies the model."""
-    defaults = {_key(function): function.attribute_proto for function in model.functions if function.attribute_proto}
+    defaults = {_get_key(function): function.attribute_proto for function in model.functions if function.attribute_proto}
     for nodes in (model.graph.node, *(function.node for function in model.functions)) if defaults else ():
         for node in nodes_inside(nodes):
             present = {attribute.name for attribute in node.attribute}
@@ -197,12 +197,12 @@ def _add_defaults(model: ModelProto) -> None:
             node.attribute.extend(attribute for attribute in missing if attribute.name not in present)
 
 
-def _key(function: FunctionProto) -> Key:
+def _get_key(function: FunctionProto) -> Key:
     return function.domain, function.name, function.overload
 
 
 # Searching for a similar name takes too long in larger graphs.
-LARGEST_SEARCHED = 10_000
+MAX_SEARCHED_NODES = 10_000
 
 
 def read_function(model: ModelProto, external: ExternalData) -> Function:
@@ -220,7 +220,7 @@ def read_function(model: ModelProto, external: ExternalData) -> Function:
     if function.captures:
         name = function.captures[0]
         use = next(_find_readers(function, name, f"graph {function.name!r}"))
-        hint = did_you_mean(name, function.value_names()) if len(function.nodes) <= LARGEST_SEARCHED else ""
+        hint = did_you_mean(name, function.value_names()) if len(function.nodes) <= MAX_SEARCHED_NODES else ""
         raise ModelError(f"{use} value {name!r}, which no input, initialiser or node defines.{hint}")
     return function
 
@@ -336,7 +336,7 @@ class _Reader:
         node, op_type, version = _describe_node(proto), proto.op_type, self.opsets.get(domain)
         check_texts((domain, op_type), f"the operator or domain of node {node}")
         if not op_type:
-            raise ModelError(f"node {node} names no operator")
+            raise ModelError(f"node {node} has no operator")
         if version is None:
             imported = ", ".join(f"{domain_title(d)} {v}" for d, v in self.opsets.items()) or "none"
             raise ModelError(
@@ -365,19 +365,19 @@ class _Reader:
         return tuple(attributes[name] for name in sorted(attributes))
 
     def attribute(self, proto: AttributeProto, subject: str) -> Attribute:
-        number, name = proto.type, proto.name
+        kind_number, name = proto.type, proto.name
         # The most frequent kinds first: a tree ensemble has hundreds of thousands of numbers.
-        if number == AttributeProto.INT:
+        if kind_number == AttributeProto.INT:
             return Attribute(name, AttrKind.INT, proto.i)
-        if number == AttributeProto.INTS:
+        if kind_number == AttributeProto.INTS:
             return Attribute(name, AttrKind.INTS, tuple(proto.ints))
-        if not number or proto.ref_attr_name:
-            raise ModelError(f"{subject} {'refers to an attribute of a function' if number else 'has no kind'}")
+        if not kind_number or proto.ref_attr_name:
+            raise ModelError(f"{subject} {'refers to an attribute of a function' if kind_number else 'has no kind'}")
         stored: Any = helper.get_attribute_value(proto)
-        if number == AttributeProto.SPARSE_TENSOR:
+        if kind_number == AttributeProto.SPARSE_TENSOR:
             # Only Constant has one, as `sparse_value`; its dense form is called `value`.
-            name, number = "value" if name == "sparse_value" else name, AttributeProto.TENSOR
-        kind = AttrKind.TENSORS if number == AttributeProto.SPARSE_TENSORS else AttrKind(number)
+            name, kind_number = "value" if name == "sparse_value" else name, AttributeProto.TENSOR
+        kind = AttrKind.TENSORS if kind_number == AttributeProto.SPARSE_TENSORS else AttrKind(kind_number)
         if kind.is_list:
             return Attribute(name, kind, tuple(self.element(item, kind.element, subject) for item in stored))
         return Attribute(name, kind, self.element(stored, kind, subject))
@@ -401,7 +401,7 @@ class _Reader:
 
 
 def _describe_node(node: NodeProto) -> str:
-    """How to name a node in an error: by its first output if it has no name."""
+    """Name a node in an error, by its first output if it has no name."""
     name = node.name or next((output for output in node.output if output), "")
     return f"{name!r} ({node.op_type})"
 
@@ -418,12 +418,12 @@ def _read_inner_types(graph: GraphProto, nodes: Sequence[Node], excluded: Set[st
     return {value.name: value.type for value in values if value.type is not None and value.name in defined}
 
 
-def _find_readers(function: Function, name: str, title: str) -> Iterator[str]:
-    """Yield the readers of an undefined value, including those in bodies."""
+def _find_readers(function: Function, name: str, graph_label: str) -> Iterator[str]:
+    """Yield descriptions of the readers of an undefined value, including those in bodies."""
     for node in function.nodes:
         if name in node.inputs:
             yield f"node {node.name!r} ({node.op}) reads"
         for body in node.bodies:
             if name in body.captures:
                 yield from _find_readers(body, name, f"body {body.name!r} of node {node.name!r} ({node.op})")
-    yield f"{title} returns"
+    yield f"{graph_label} returns"

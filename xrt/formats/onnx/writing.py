@@ -74,9 +74,9 @@ def newest_nodes(function: Function, max_opset: int) -> Iterator[tuple[Function,
 
 
 def lowest_ir(opsets: Mapping[str, int], *, floor: int = 0, ceiling: int | None = None) -> int:
-    """The IR version that was released with the newest of these opsets.
+    """The IR version that was released with the newest of these opsets, at least ``floor``, and at most ``ceiling`` if passed.
 
-    The pairing is a convention (each ONNX release has one IR version and one opset), so ``ceiling`` overrides it.
+    That a version belongs to an opset is a convention of ONNX's releases, so a library may read the opset in an older version.
     """
     operator_sets = [OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items() if latest_version(d)]
     paired: int = helper.find_min_ir_version_for(operator_sets, ignore_unknown=True)
@@ -93,7 +93,7 @@ It replaces infinities by a finite number, except in float16, where it is infini
 
 
 def read_clip_bounds(node: Node) -> tuple[float, float]:
-    """The lower and the upper bound."""
+    """Read the lower and the upper bound of a Clip from its attributes, before opset `BOUNDS_ARE_INPUTS`."""
     return float(node.attr("min", -CLIP_LIMIT)), float(node.attr("max", CLIP_LIMIT))
 
 
@@ -175,20 +175,20 @@ def node_message(node: Node) -> NodeProto:
     return graph.node[0]
 
 
-def _bytes(value: str | bytes) -> bytes:
+def _encode_string(value: str | bytes) -> bytes:
     return value if isinstance(value, bytes) else value.encode("utf-8")
 
 
 _ATTRIBUTE_WRITERS: dict[AttrKind, Callable[[GraphWriter, Any, AttributeProto], Any]] = {
     AttrKind.FLOAT: lambda _, value, proto: setattr(proto, "f", value),
     AttrKind.INT: lambda _, value, proto: setattr(proto, "i", value),
-    AttrKind.STRING: lambda _, value, proto: setattr(proto, "s", _bytes(value)),
+    AttrKind.STRING: lambda _, value, proto: setattr(proto, "s", _encode_string(value)),
     AttrKind.TENSOR: lambda writer, value, proto: proto.t.CopyFrom(writer.inner(value, "")),
     AttrKind.GRAPH: lambda writer, value, proto: writer.graph(value, proto.g, is_body=True),
     AttrKind.TYPE: lambda _, value, proto: proto.tp.CopyFrom(make_type(value)),
     AttrKind.FLOATS: lambda _, value, proto: proto.floats.extend(value),
     AttrKind.INTS: lambda _, value, proto: proto.ints.extend(value),
-    AttrKind.STRINGS: lambda _, value, proto: proto.strings.extend(map(_bytes, value)),
+    AttrKind.STRINGS: lambda _, value, proto: proto.strings.extend(map(_encode_string, value)),
     AttrKind.TENSORS: lambda writer, value, proto: proto.tensors.extend(writer.inner(item, "") for item in value),
     AttrKind.GRAPHS: lambda writer, value, proto: writer.bodies(value, proto),
     AttrKind.TYPES: lambda _, value, proto: proto.type_protos.extend(map(make_type, value)),
@@ -210,7 +210,7 @@ def save(function: Function, path: str | os.PathLike[str], external_data: bool |
     """
     path = Path(path)
     if external_data is None:
-        external_data = sum(map(_size, filter(is_large, function.walk_constants()))) > AUTOMATIC_BYTES
+        external_data = sum(map(_encoded_size, filter(is_large, function.walk_constants()))) > AUTOMATIC_BYTES
     try:
         if external_data:
             _save_in_two(function, path)
@@ -228,11 +228,11 @@ def _save_in_two(function: Function, path: Path) -> None:
     offsets, end = dict[bytes, int](), 0
     for digest, constant in constants.items():
         offsets[digest] = -(-end // _PAGE) * _PAGE
-        end = offsets[digest] + _size(constant)
+        end = offsets[digest] + _encoded_size(constant)
     data = path.with_name(f"{path.name}.{hashlib.sha256(b''.join(constants)).hexdigest()[:12]}.data")
     is_new = not data.exists()
     tensor = partial(write_reference, lambda constant: (data.name, offsets[constant.digest]))
-    model = _serialize_model(to_model(function, GraphWriter(tensor, tensor)), "it does so even without its large constants")
+    model = _serialize_model(to_model(function, GraphWriter(tensor, tensor)), "it does even without its large constants")
 
     def write_data(file: BinaryIO) -> None:
         for digest, constant in constants.items():
@@ -252,7 +252,7 @@ def _save_in_two(function: Function, path: Path) -> None:
     _remove_old_data(path, keep=data.name)
 
 
-def _size(constant: Constant) -> int:
+def _encoded_size(constant: Constant) -> int:
     return encode_bytes(constant.dtype, constant.array.size)
 
 
@@ -260,7 +260,7 @@ def _serialize_model(model: ModelProto, hint: str) -> bytes:
     try:
         data: bytes = model.SerializeToString()
     except (EncodeError, ValueError) as error:
-        raise ModelError(f"the model takes more than 2 GB in one file, where protobuf ends ({error}); {hint}") from error
+        raise ModelError(f"the model exceeds protobuf's limit of 2 GB per file ({error}); {hint}") from error
     return data
 
 
@@ -287,32 +287,32 @@ def save_case(function: Function, inputs: Sequence[Any], outputs: Sequence[Any],
     save(function, folder / "model.onnx")
     for kind, values, contents in (("input", function.inputs, inputs), ("output", function.outputs, outputs)):
         for index, (value, content) in enumerate(zip(values, contents, strict=True)):
-            (data / f"{kind}_{index}.pb").write_bytes(_message(value, content).SerializeToString())
+            (data / f"{kind}_{index}.pb").write_bytes(_write_case_value(value, content).SerializeToString())
 
 
-def _message(value: Value, content: Any) -> TensorProto | SequenceProto | MapProto:
+def _write_case_value(value: Value, content: Any) -> TensorProto | SequenceProto | MapProto:
     if isinstance(content, np.ndarray):
         return write_tensor(Constant(content), value.name)
     if isinstance(content, list) and all(isinstance(item, np.ndarray) for item in content):
-        return _tensors(value.name, content)
+        return _write_sequence(value.name, content)
     if isinstance(content, dict):
-        return _map(value.name, content)
+        return _write_map(value.name, content)
     if isinstance(content, list) and all(isinstance(item, dict) for item in content):
-        return SequenceProto(name=value.name, elem_type=SequenceProto.MAP, map_values=[_map("", item) for item in content])
+        return SequenceProto(name=value.name, elem_type=SequenceProto.MAP, map_values=[_write_map("", item) for item in content])
     raise ModelError(f"{value.name!r} is a {type(content).__name__}; a case holds tensors, maps, and lists of one of these")
 
 
-def _tensors(name: str, content: Sequence[Any]) -> SequenceProto:
+def _write_sequence(name: str, content: Sequence[Any]) -> SequenceProto:
     # Not numpy_helper.from_list: it refuses text that is not UTF-8 and arrays in another byte order.
     tensors = [write_tensor(Constant(item)) for item in content]
     return SequenceProto(name=name, elem_type=SequenceProto.TENSOR, tensor_values=tensors)
 
 
-def _map(name: str, content: Mapping[Any, Any]) -> MapProto:
+def _write_map(name: str, content: Mapping[Any, Any]) -> MapProto:
     """Convert a map; Python floats become float32, as in ONNX's operators."""
     values = [np.array(x, np.float32 if isinstance(x, float) else None) for x in content.values()]
     values = [x.astype(object) if x.dtype.kind == "U" else x for x in values]
     if any(isinstance(key, str) for key in content):
-        texts = [str(key).encode() for key in content]
-        return MapProto(name=name, key_type=TensorProto.STRING, string_keys=texts, values=_tensors("", values))
-    return MapProto(name=name, key_type=TensorProto.INT64, keys=list(content), values=_tensors("", values))
+        keys = [str(key).encode() for key in content]
+        return MapProto(name=name, key_type=TensorProto.STRING, string_keys=keys, values=_write_sequence("", values))
+    return MapProto(name=name, key_type=TensorProto.INT64, keys=list(content), values=_write_sequence("", values))
