@@ -34,10 +34,11 @@ def command(command: Command, own_cache: Path, tmp_path: Path, monkeypatch: pyte
 def test_a_table_and_where_the_result_is_stored(command: Command, tmp_path: Path) -> None:
     code, out, err = command("--engines", "toy", "--budget", "12s", "--threads", "1")
     assert (code, err) == (0, "")
-    head, row, placed, stored = out.splitlines()
-    assert head.split("\t") == ["plan", "ms", "ratio", "verdict", "regions", "to the best engine", "note"]
+    head, row, legend, placed, stored = out.splitlines()
+    assert legend == "ratio: to the best single engine, with its 95 % interval"
+    assert head.split("\t") == ["plan", "ms", "ratio", "verdict", "regions", "note"]
     name, _, ratio, verdict, regions, *_ = row.split("\t")
-    assert (name, ratio, verdict, regions) == ("toy", "1.00", "chosen", "1")
+    assert (name, ratio, verdict, regions) == ("toy", "1.000 (1.000-1.000)", "chosen", "1")
     assert placed.startswith("placed by measurement: toy (1 thread), in ") and placed.endswith(" of 12 s")
     call = "XRTModule(MODEL, engine=['toy', 'auto'], threads=1)"
     assert stored == f"stored: {call} uses it for these shapes, whatever its budget"

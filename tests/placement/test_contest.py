@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, cycle
 
 import pytest
@@ -265,6 +265,10 @@ def test_each_part_is_reported() -> None:
         "  xrt_toy_1 on toy{native=off}, 2 nodes: predicted 2 ms (measured), took 2.1 ms",
         "  xrt_ort_2 on ort, 1 node: predicted 3 ms (measured), took 3.1 ms",
     ]
+
+
+def test_nothing_is_timed_with_a_lock() -> None:
+    assert make_report(mixed(), replace(tuned(), how="locked"), NET, table()).measured is None
 
 
 def test_what_is_impossible_has_no_number() -> None:

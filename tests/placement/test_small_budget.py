@@ -96,8 +96,8 @@ def test_mixtures_leave_time_for_the_race(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("xrt.placement.autotune.propose_plans", propose)
     result = tuned(chain(*UNARY.split()), SLOW_EXP, SLOW_COS, budget=20.0, clock=clock)
     assert result.race.rounds >= StoppingRule().least and result.spent <= result.budget
-    assert {candidate.note for candidate in result.race.contenders if not candidate.is_single} == {
-        "the search ended before its turn in the race"
+    assert {(candidate.verdict, candidate.note) for candidate in result.race.contenders if not candidate.is_single} == {
+        ("late", "the search ended before its turn in the race")
     }
 
 
@@ -217,7 +217,7 @@ def test_what_nobody_can_run_in_time_goes_by_the_list_and_says_so() -> None:
     (line,) = (str(warning.message) for warning in caught)
     assert line.startswith("'main' was not placed by measurement: ")
     assert "stuck: it was not ready to be called within " in line or "stuck: failed: " in line
-    assert line.endswith(". By the order of the list it runs on stuck; give more time, such as budget=20")
+    assert line.endswith(". By the order of the list it runs on stuck; give more time, such as a budget of 20 s")
     assert str(result).startswith("placed by the order of the list, without a measurement: stuck")
 
 
@@ -253,7 +253,7 @@ def test_a_provisional_decision_is_kept_and_says_so(tmp_path: Path) -> None:
     bounds = TuningBudget(rules=replace(TuningBudget().rules, least=1000, most=2))
     results = [tuned(PAIR, SLOW_EXP, SLOW_COS, store=CostStore(tmp_path), bounds=bounds) for _ in range(2)]
     assert [(result.how, result.is_provisional) for result in results] == [("measured", True), ("remembered", True)]
-    assert results[1].remarks[0] == "provisional: 2 rounds cannot tell plans apart; give more time, such as budget=180"
+    assert results[1].remarks[0] == "provisional: 2 rounds cannot tell plans apart; give more time, such as a budget of 180 s"
 
 
 def test_bounded_work_gives_what_it_gives_and_raises_what_it_raises() -> None:

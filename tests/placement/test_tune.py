@@ -198,6 +198,7 @@ def test_an_interrupt_gives_the_best_found(stage: str) -> None:
     assert result.table.regions
     assert str(result).startswith("placed by measurement, which was interrupted: ")
     assert results[-1].best
+    assert "budget ended" not in str(result) and "give more time" not in str(result)
     assert results[-1].seconds is not None
 
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from xrt.placement.race import RegressionResult
 
 
-DETAILS = ("regions", "to the best engine", "note")
+DETAILS = ("regions", "note")
 """Columns in a pipe, and with -v on a terminal."""
 INTERRUPTED, UNDECIDED = 130, 3
 """Exit codes."""
@@ -146,17 +146,16 @@ def _load(model: str, params: dict[str, Any]) -> tuple[Function, dict[str, Any]]
 
 def _show_result(tuned: TuningResult, threads: int, *, verbose: bool) -> None:
     """Print the race as a table, then the decision, remarks, and what an error budget allowed."""
-    fastest = next((contender.seconds for contender in tuned.race.contenders if contender.verdict == "won"), None)
     rows = []
     for contender in tuned.race.contenders:
-        ratio = f"{contender.seconds / fastest:.2f}" if contender.seconds is not None and fastest else ""
         ends = contender.ratio_interval
-        interval = f"{ends.median:.3f} ({ends.low:.3f}-{ends.high:.3f})" if ends else ""
+        ratio = f"{ends.median:.3f} ({ends.low:.3f}-{ends.high:.3f})" if ends else ""
         regions = str(len(contender.plan.launches))
         ms, verdict = format_ms(contender.seconds), VERDICTS[contender.verdict]
-        rows.append((contender.title, ms, ratio, verdict, regions, interval, contender.note))
+        rows.append((contender.title, ms, ratio, verdict, regions, contender.note))
     show_times("plan", DETAILS, rows, verbose=DETAILS if verbose else ())
     head, *_ = str(tuned).splitlines()
+    print_lines("ratio: to the best single engine, with its 95 % interval")
     print_lines(f"{head} ({format_count(threads, 'thread')}), in {tuned.spent:.1f} of {tuned.budget:g} s")
     if verbose:
         print_lines(f"{format_count(tuned.measurements, 'measurement')} of regions, {format_count(tuned.race.rounds, 'round')}")

@@ -30,7 +30,7 @@ Facts: TypeAlias = Mapping[Text, Text]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=10_000_000)]
 Number: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
 Key: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-SelectionOutcome: TypeAlias = Literal["won", "tie", "lost", "wrong", "failed"]
+SelectionOutcome: TypeAlias = Literal["won", "tie", "lost", "late", "wrong", "failed"]
 
 
 class Record(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -50,7 +50,7 @@ class Record(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
         return {name: msgspec.to_builtins(getattr(self, name)) for name in self.__struct_fields__}
 
 
-LoweredOutcome: TypeAlias = Literal["won", "tie", "lost", "over", "wrong", "failed"]
+LoweredOutcome: TypeAlias = Literal["won", "tie", "lost", "late", "over", "wrong", "failed"]
 """Like `SelectionOutcome`; ``over``: the error exceeds the budget, so the plan was not timed."""
 FormKind: TypeAlias = Literal["static", "dynamic", "packed8", "stored8"]
 """How a model is quantized: static or dynamic ranges for values, or weights only (as MatMulNBits, or dequantized)."""

@@ -57,7 +57,7 @@ from xrt.placement.result import (
     Progress,
     TuningResult,
     describe_plan,
-    more_than,
+    suggest_budget,
     unwrap,
     with_reasons,
 )
@@ -515,7 +515,7 @@ class Search:
         if isinstance(cost := get_single_cost(plan, self.table), MeasuredCost):
             self.exclude(plan, f"measured alone; {note}", cost)
         else:
-            self.exclude(plan, note)
+            self.excluded[make_partition_key(plan)] = CandidateResult(plan, "late", note=note)
 
     def _predict(self, plan: Plan) -> float:
         # A region without an estimate makes the prediction infinite; the best engine's time is a better guess for a race.
@@ -597,13 +597,14 @@ class Search:
         least = self.bounds.rules.least
         race = select_winner(self.entrants, tuple(self.excluded.values()), self.rounds, least)
         spent, best = self.clock() - self.began, self.find_best_alone()
-        # The budget ended before a round of the race: the times in workers decide.
+        ended = "the search was interrupted" if how == "interrupted" else "the budget ended"
+        # The search ended before a round of the race: the times in workers decide.
         if race.winner is None and best is not None:
             plan, cost = best
-            note = "measured alone; the budget ended before it was compared with the others"
+            note = f"measured alone; {ended} before it was compared with the others"
             winner = CandidateResult(plan, "won", cost.seconds, cost.low, cost.high, note=note)
             race = CandidateComparison((winner, *(x for x in race.contenders if x.plan != plan)), race.rounds)
-        unmeasured = self._list_unmeasured(race)
+        unmeasured = self._list_unmeasured(race, f"{ended} before its turn")
         race = self._renew_reasons(race, unmeasured)
         if race.winner is not None:
             plan = race.winner.plan
@@ -640,22 +641,22 @@ class Search:
 
         return replace(race, contenders=tuple(replace(c, plan=renew(c.plan)) for c in race.contenders))
 
-    def _list_unmeasured(self, race: CandidateComparison) -> dict[str, str]:
-        """Why the whole model was not measured on an engine, by spec."""
+    def _list_unmeasured(self, race: CandidateComparison, late: str) -> dict[str, str]:
+        """Why the whole model was not measured on an engine, by spec; ``late`` is the reason of those whose turn did not come."""
         shown = {c.plan.launches[0].engine for c in race.contenders if c.is_single and c.plan.launches}
         candidates = self.get_candidates()
         wholes = {plan.launches[0].engine: plan for plan in candidates.wholes if plan.launches}
         missing = (engine for engine in candidates.engines if engine.spec not in shown)
-        return {engine.spec: self._explain_unmeasured(engine, wholes.get(engine.spec)) for engine in missing}
+        return {engine.spec: self._explain_unmeasured(engine, wholes.get(engine.spec), late) for engine in missing}
 
-    def _explain_unmeasured(self, engine: GraphCompiler, whole: Plan | None) -> str:
+    def _explain_unmeasured(self, engine: GraphCompiler, whole: Plan | None, late: str) -> str:
         """Explain why the whole model was not measured on an engine."""
         spec, nodes, unready = engine.spec, self.function.nodes, self.inquiry.why_not_ready(engine.spec)
         if whole is not None:
             if isinstance(cost := get_single_cost(whole, self.table), str):
                 return cost
             cut = self.profiler.skipped.get((whole.launches[0].function.shape_key, spec))
-            return cut or unready or "the budget ended before its turn"
+            return cut or unready or late
         # The engine has answered, and does not support the whole model.
         declined = [(node, reason) for node in nodes if (reason := engine.why_not(node, self.function)) is not None]
         if not declined:
@@ -690,7 +691,7 @@ def warn_unmeasured(tuned: TuningResult, function: Function) -> None:
     why = "; ".join([*tuned.notes, *unmeasured]) or f"budget={tuned.budget:g} s is too small for one measurement"
     used = ", ".join(dict.fromkeys(launch.engine for launch in tuned.plan.launches)) or "no engine"
     warn(
-        f"{function.name!r} was not placed by measurement: {why}. By the order of the list it runs on {used}; give more time, "
-        f"such as budget={more_than(tuned.budget):g}",
+        f"{function.name!r} was not placed by measurement: {why}. By the order of the list it runs on {used}; "
+        f"{suggest_budget(tuned.budget)}",
         PlacementWarning,
     )

@@ -342,7 +342,7 @@ def _respects_pins(plan: Plan, engines: Sequence[GraphCompiler], options: Cluste
 
 # ---------------------------------------------------------------------- the verdict
 
-_ORDER: dict[SelectionOutcome, int] = {"won": 0, "tie": 1, "lost": 2, "wrong": 3, "failed": 4}
+_ORDER: dict[SelectionOutcome, int] = {"won": 0, "tie": 1, "lost": 2, "late": 3, "wrong": 4, "failed": 5}
 
 
 def select_winner(
@@ -479,7 +479,7 @@ def find_runner_up(plan: Plan, race: CandidateComparison) -> CandidateResult | N
     others = [
         contender
         for contender in race.contenders
-        if contender.verdict not in ("wrong", "failed") and make_partition_key(contender.plan) != make_partition_key(plan)
+        if contender.verdict not in ("late", "wrong", "failed") and make_partition_key(contender.plan) != make_partition_key(plan)
     ]
     baseline = race.contenders[race.baseline] if race.baseline is not None else None
     if baseline in others:

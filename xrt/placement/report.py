@@ -50,7 +50,8 @@ class CostReport:
 def make_report(plan: Plan, tuned: TuningResult, function: Function, table: CostTable) -> CostReport:
     """Report the costs of a plan from the table; with an empty table, only the time in the race."""
     winner = tuned.race.winner
-    seconds = winner.seconds if winner else None
+    # With a lock nothing is timed here.
+    seconds = winner.seconds if winner and tuned.how != "locked" else None
     if not table.regions:
         return CostReport(None, seconds)
     cost = predict_cost(function, plan, table)

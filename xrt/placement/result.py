@@ -27,7 +27,14 @@ Origin: TypeAlias = Literal["measured", "interrupted", "remembered", "locked", "
 ``locked`` by a file; ``priority``: by the order of the list, without measurements."""
 NOT_MEASURED = "not measured: "
 """Prefix of the reason why a node is not on an engine that was not measured."""
-VERDICTS = {"won": "chosen", "tie": "tie", "lost": "slower", "wrong": "wrong", "failed": "failed"}
+VERDICTS = {
+    "won": "chosen",
+    "tie": "tie",
+    "lost": "slower",
+    "late": "not compared",
+    "wrong": "wrong",
+    "failed": "failed",
+}
 """Displayed words for the outcomes, which files spell differently."""
 LATE = "not measured in time:"
 MANY = 5
@@ -41,7 +48,7 @@ class CandidateResult:
     plan: Plan
     verdict: SelectionOutcome
     """``won``: the chosen plan; ``tie``: not distinguishable, within the noise, from the chosen plan or from the baseline;
-    ``wrong``: differs from the reference; ``failed``: did not compile or run."""
+    ``late``: not compared in time; ``wrong``: differs from the reference; ``failed``: did not compile or run."""
     seconds: float | None = None
     """Median seconds per call over the rounds; for a plan that did not run, the measured seconds of its only region."""
     low: float | None = None
@@ -160,7 +167,8 @@ class TuningResult:
         missing = [f"{LATE} {', '.join(late)}"] if late else []
         missing += [f"not measured on {spec}: {reason}" for spec, reason in self.unmeasured.items() if spec not in late]
         missing += [] if self.is_checked else ["no result was compared with the reference by the search; the first call is"]
-        rounds, more = format_count(self.race.rounds, "round"), f"give more time, such as budget={more_than(self.budget):g}"
+        rounds, more = format_count(self.race.rounds, "round"), suggest_budget(self.budget)
+        more = "the search was interrupted" if self.how == "interrupted" else more
         provisional = [f"provisional: {rounds} cannot tell plans apart; {more}"] if self.is_provisional else []
         return (*provisional, *missing, *self.notes)
 
@@ -212,13 +220,14 @@ def _format_lines(tuned: TuningResult) -> Iterator[str]:
         yield from (f"  {line}" for line in describe_precision(tuned.precision))
 
 
-def more_than(budget: float) -> float:
+def suggest_budget(budget: float) -> str:
     """Suggest a larger budget, at least 20 seconds.
 
-    >>> more_than(3.0), more_than(20.0), more_than(1000.0)
-    (20.0, 60.0, 3000.0)
+    >>> suggest_budget(3.0), suggest_budget(20.0)
+    ('give more time, such as a budget of 20 s', 'give more time, such as a budget of 60 s')
     """
-    return max(20.0, 3.0 * budget) if budget >= 20.0 else max(20.0, float(f"{2 * budget:.1g}"))
+    more = max(20.0, 3.0 * budget) if budget >= 20.0 else max(20.0, float(f"{2 * budget:.1g}"))
+    return f"give more time, such as a budget of {more:g} s"
 
 
 def is_of_engine(reason: Reason) -> bool:

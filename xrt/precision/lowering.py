@@ -213,15 +213,16 @@ class _LoweringRun:
 def sort_engines(request: PlacementRequest, exact: TuningResult) -> list[GraphCompiler]:
     """List the engines that plans of lower precision may use: the fastest on the whole model first, the implicit one last.
 
-    Leave out engines that failed or computed wrong results on the whole model. Leave out isolated engines too, because plans
-    are compiled in this process.
+    Leave out engines that were too late, failed or computed wrong results on the whole model. Leave out isolated engines too,
+    because plans are compiled in this process.
     """
     single_engine_results = {x.plan.launches[0].engine: x for x in exact.race.contenders if x.is_single and x.plan.launches}
     used = {launch.engine for launch in exact.plan.launches}
 
     def is_sound(engine: GraphCompiler) -> bool:
         entry = single_engine_results.get(engine.spec)
-        return engine.spec in used or engine.spec == request.implicit or entry is None or entry.verdict not in ("wrong", "failed")
+        is_usable = entry is None or entry.verdict not in ("late", "wrong", "failed")
+        return engine.spec in used or engine.spec == request.implicit or is_usable
 
     def rank(engine: GraphCompiler) -> tuple[bool, float]:
         entry = single_engine_results.get(engine.spec)
