@@ -113,7 +113,7 @@ def equal_to_a_direct_call(client, folder):
 def errors(client, folder):
     x, server = np.ones((2, 3), np.float32), client.server
     for call, status, message in (
-        (lambda: client.infer("none", {"x": x}), "NOT_FOUND", f"there is no model 'none'; there is: {', '.join(MODELS)}"),
+        (lambda: client.infer("none", {"x": x}), "NOT_FOUND", f"there is no model 'none'; available: {', '.join(MODELS)}"),
         (
             lambda: client.infer("double", {"x": x[:, :2].copy()}),
             "INVALID_ARGUMENT",
@@ -122,7 +122,7 @@ def errors(client, folder):
         (
             lambda: server.load_model("double", config="{}"),
             "INVALID_ARGUMENT",
-            "parameter 'config': a model is loaded from the files that the operator named, as it was",
+            "parameter 'config' is not supported: a model is loaded from the files that the operator named",
         ),
         (
             lambda: client.infer("total", {"x": x[0, :2].copy()}, sequence_id=5, sequence_end=True),

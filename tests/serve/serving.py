@@ -24,7 +24,7 @@ from jsonschema import Draft202012Validator
 import xrt
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.serve.application import Application
-from xrt.serve.protocol import NAMES, encode_binary
+from xrt.serve.protocol import DATATYPE_NAMES, encode_binary
 
 TOP = Path(__file__).parents[2]
 HANGS = 120
@@ -230,7 +230,7 @@ def binary(arrays: Mapping[str, Any], *, shape: Sequence[int] = (), **more: Any)
         {
             "name": name,
             "shape": shape or array.shape,
-            "datatype": NAMES[DType.of(array)],
+            "datatype": DATATYPE_NAMES[DType.of(array)],
             "parameters": {"binary_data_size": len(parts[name])},
         }
         for name, array in arrays.items()

@@ -209,7 +209,7 @@ def test_a_model_with_state_gets_sequences(tmp_path: Path, start: Start) -> None
         (response,) = served.execute([make_request(first, (name,), sequence, flag)])
         assert response.output_tensors[0].array.tolist() == [expected] * 2
     (lost,) = served.execute([make_request(first, (name,), 1)])
-    assert str(lost.error) == "there is no sequence 1; begin it with the flag of a start"
+    assert str(lost.error) == "there is no sequence 1; begin it with the sequence start flag"
     served.finalize()
 
 
@@ -228,11 +228,11 @@ def test_what_cannot_be_exported(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (raised.value.code, capsys.readouterr().err.strip()) == (2, message)
     half = save(identity(DType.BFLOAT16), tmp_path / "half.xrt")
     with raises_exactly(
-        OptionError, "'x0' is BF16, which Triton's Python backend does not give as an array; cast it in the model"
+        OptionError, "'x0' is BF16, which Triton's Python backend cannot convert to an array; cast it in the model"
     ):
         export_triton(half, tmp_path / "repo")
     (tmp_path / "no.onnx").write_bytes(b"")
     with raises_exactly(
-        OptionError, f"'{tmp_path}/no.onnx' is no bundle; compile the model first: xrt compile MODEL -o model.xrt"
+        OptionError, f"'{tmp_path}/no.onnx' is not a bundle; compile the model first: xrt compile MODEL -o model.xrt"
     ):
         export_triton(tmp_path / "no.onnx", tmp_path / "repo")

@@ -21,7 +21,7 @@ from tests.serve.serving import HANGS, TOP, double, identity, running
 from xrt.graph import DType
 from xrt.serve import app, open_inference_pb2 as messages, start_grpc
 from xrt.serve.grpc_service import SERVICE
-from xrt.serve.metrics import ACCESS
+from xrt.serve.metrics import ACCESS_LOGGER
 from xrt.serve.protocol import DATATYPES
 
 PROTO = TOP / "proto" / "open_inference.proto"
@@ -94,9 +94,9 @@ async def test_what_has_no_typed_contents_is_raw() -> None:
             ({"inputs": [tensor]}, "input 'x0' is FP16, which contents cannot hold; send it in raw_input_contents"),
             (
                 {"inputs": [tensor], "raw_input_contents": [b"", b""]},
-                "the request has 1 inputs and 2 raw contents; each input has one, or none has",
+                "the request has 1 inputs and 2 raw contents; give one for each input, or none",
             ),
-            ({"inputs": [{**tensor, "datatype": "FP8"}]}, f"input 'x0' has datatype 'FP8'; there is: {', '.join(DATATYPES)}"),
+            ({"inputs": [{**tensor, "datatype": "FP8"}]}, f"input 'x0' has datatype 'FP8'; available: {', '.join(DATATYPES)}"),
             (
                 {"inputs": [{"name": "x0", "datatype": "INT8", "shape": [1], "contents": {"int_contents": [200]}}]},
                 "input 'x0' has a number that INT8 cannot hold",
@@ -115,8 +115,8 @@ async def test_a_server_that_ends_is_not_ready_and_metrics_count_the_requests_of
         assert (await call(port, "ServerReady")).ready
         application.begin_drain()
         assert not (await call(port, "ServerReady")).ready and (await call(port, "ServerLive")).live
-        await refuse(port, "ModelMetadata", "NOT_FOUND", "there is no model 'none'; there is: double", name="none")
-        await refuse(port, "ModelInfer", "NOT_FOUND", "there is no model 'none'; there is: double", model_name="none")
+        await refuse(port, "ModelMetadata", "NOT_FOUND", "there is no model 'none'; available: double", name="none")
+        await refuse(port, "ModelInfer", "NOT_FOUND", "there is no model 'none'; available: double", model_name="none")
     text = application.metrics.write().decode()
     for operation, status, count in (("ServerReady", 200, 2.0), ("ModelMetadata", 404, 1.0), ("ModelInfer", 404, 1.0)):
         assert f'xrt_operations_total{{operation="{operation}",protocol="grpc",status="{status}"}} {count}' in text
@@ -160,7 +160,7 @@ async def test_a_cancelled_call_is_logged_as_such(monkeypatch: pytest.MonkeyPatc
         await asyncio.Event().wait()
 
     monkeypatch.setattr(application, "load", load)
-    with caplog.at_level("INFO", ACCESS):
+    with caplog.at_level("INFO", ACCESS_LOGGER):
         async with serving(application) as port:
             loading = asyncio.ensure_future(call(port, "RepositoryModelLoad", model_name="double"))
             await begun.wait()

@@ -24,8 +24,8 @@ from xrt.errors import OptionError
 from xrt.formats import onnx
 from xrt.graph import DType, TensorType
 from xrt.serve import app, open_inference_pb2 as messages, start_grpc
-from xrt.serve.application import LARGE
-from xrt.serve.metrics import ACCESS
+from xrt.serve.application import THREAD_CONVERSION_BYTES
+from xrt.serve.metrics import ACCESS_LOGGER
 from xrt.serve.protocol import InferRequest, RequestRefusal
 from xrt.serve.repository import open_module
 from xrt.testing.corpus.entry import graph, sequence
@@ -124,7 +124,7 @@ REFUSED = {
     ),
     "a string that is no UTF-8": (
         b'{"inputs": [{"name": "x", "shape": [1, 3], "datatype": "BYTES", "data": ["a", "\xff", "c"]}]}',
-        "the data of input 'x' are no tensor: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
+        "the data of input 'x' are invalid: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
     ),
     "an unknown input": ({"inputs": [tensor("z", X)]}, "the model has no input 'z'. The model takes 1 input (x)"),
     "twice": ({"inputs": [tensor("x", X)] * 2}, "the request gives an input more than once"),
@@ -135,7 +135,7 @@ REFUSED = {
     "a datatype that there is not": (
         {"inputs": [tensor("x", X, "FLOAT")]},
         (
-            "input 'x' has datatype 'FLOAT'; there is: BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, "
+            "input 'x' has datatype 'FLOAT'; available: BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, "
             "FP16, BF16, FP32, FP64, BYTES"
         ),
     ),
@@ -146,11 +146,11 @@ REFUSED = {
     ),
     "a negative extent": (
         {"inputs": [tensor("x", X, shape=[-1, 3])]},
-        "input 'x' has shape [-1, 3]; the extents of a request are 0 or more",
+        "input 'x' has shape [-1, 3]; dimensions must be 0 or more",
     ),
     "large for nothing": (
         {"inputs": [tensor("x", X, shape=[0, 2**40], data=[])]},
-        "input 'x' has shape [0, 1099511627776], which is more than a request may hold",
+        "input 'x' has shape [0, 1099511627776], which exceeds the size limit of a request",
     ),
     "an unknown output": (
         {"inputs": [tensor("x", X)], "outputs": [{"name": "y"}]},
@@ -158,11 +158,11 @@ REFUSED = {
     ),
     "a flag that is none": (
         {"inputs": [tensor("x", X)], "parameters": {"binary_data_output": 1}},
-        "parameter 'binary_data_output' of the request is true or false",
+        "parameter 'binary_data_output' of the request must be true or false",
     ),
     "a session without state": (
         {"inputs": [tensor("x", X)], "parameters": {"session_id": "a"}},
-        "model 'double' has no state, and takes no session",
+        "model 'double' has no state, so a request cannot have a session",
     ),
 }
 
@@ -182,17 +182,17 @@ async def test_paths_methods_and_sizes_that_are_refused() -> None:
     large = json.dumps({"inputs": [tensor("x", np.ones((100, 3)))]}).encode()
     async with running(application):
         for method, path, status, error in (
-            ("GET", "/v2/models/none", 404, "there is no model 'none'; there is: double"),
+            ("GET", "/v2/models/none", 404, "there is no model 'none'; available: double"),
             ("GET", "/v2/models/double/versions/7", 404, "model 'double' has no version '7'; it has: 1"),
             ("GET", "/", 404, "there is no path '/'; the protocol's begin with /v2"),
             ("GET", "/v2/models/../../etc/passwd", 404, "there is no path '/v2/models/../../etc/passwd'"),
-            ("GET", "/v2/repository/index", 405, "GET is not a method of this path; POST is"),
-            ("POST", "/v2/repository/models/none/load", 404, "there is no model 'none'; there is: double"),
+            ("GET", "/v2/repository/index", 405, "GET is not supported for this path; use POST"),
+            ("POST", "/v2/repository/models/none/load", 404, "there is no model 'none'; available: double"),
             ("POST", "/v2/repository/models/double", 404, "there is no path '/v2/repository/models/double'"),
-            ("POST", "/v2", 405, "POST is not a method of this path; GET is"),
-            ("POST", "/v2/models/none", 405, "POST is not a method of this path; GET is"),
+            ("POST", "/v2", 405, "POST is not supported for this path; use GET"),
+            ("POST", "/v2/models/none", 405, "POST is not supported for this path; use GET"),
             ("POST", "/v2/none", 404, "there is no path '/v2/none'"),
-            ("GET", "/v2/models/double/infer", 405, "GET is not a method of this path; POST is"),
+            ("GET", "/v2/models/double/infer", 405, "GET is not supported for this path; use POST"),
         ):
             reply = await ask(application, method, path)
             assert reply.status == status
@@ -201,12 +201,12 @@ async def test_paths_methods_and_sizes_that_are_refused() -> None:
             reply = await ask(application, "POST", "/v2/models/double/infer", body or b"", headers)
             assert (reply.status, reply.error) == (
                 413,
-                "the body is larger than 1000 bytes, which is the most that a request may have",
+                "the body is larger than 1000 bytes, the limit for a request",
             )
         reply = await ask(application, "POST", "/v2/models/double/infer", b"x", {"Content-Encoding": "gzip"})
         assert (reply.status, reply.error) == (400, "content-encoding 'gzip' is not supported; send the body as it is")
         reply = await ask(application, "POST", "/v2/models/double/infer", b"{}", {"Inference-Header-Content-Length": "3"})
-        assert reply.error == "Inference-Header-Content-Length is '3'; it is the bytes of the JSON in a body of 2"
+        assert reply.error == "Inference-Header-Content-Length is '3'; it must be the size of the JSON, 1 to 2"
 
 
 async def test_binary_bodies_that_do_not_fit() -> None:
@@ -262,7 +262,7 @@ async def test_a_request_for_a_full_queue_is_refused_before_its_body_is_read(mon
 async def test_requests_whose_responses_are_being_encoded_are_bounded() -> None:
     """A fast model computes large outputs faster than they are encoded, one at a time."""
     gate = Gate(lambda request, response: response)
-    request = InferRequest({"x": np.ones((LARGE // 12 + 1, 3), np.float32)}, "", {}, {}, False)
+    request = InferRequest({"x": np.ones((THREAD_CONVERSION_BYTES // 12 + 1, 3), np.float32)}, "", {}, {}, False)
     async with running(one_model(max_queue=2)) as application:
         answers = [asyncio.ensure_future(application.infer("double", "", "", 0, lambda: request, gate)) for _ in range(3)]
         await gate.wait_for_entry()
@@ -429,7 +429,7 @@ async def test_failures_are_logged_with_their_reason_and_all_requests_on_demand(
                 await infer(application, "double", REQUEST)
             assert len(caplog.records) == 2 and caplog.records[-1].levelname == "WARNING"  # at most one line a second
             caplog.clear()
-            with caplog.at_level("INFO", ACCESS):
+            with caplog.at_level("INFO", ACCESS_LOGGER):
                 await ask(application, "GET", "/v2")
             assert caplog.messages[0].startswith(" 'GET /v2' 200 ")
 
@@ -563,7 +563,7 @@ async def test_model_control_can_be_refused() -> None:
     async with running(one_model(model_control=False)) as application:
         for what in ("load", "unload"):
             reply = await ask(application, "POST", f"/v2/repository/models/double/{what}")
-            message = "this server loads and unloads no models by requests; send it SIGHUP, or start it again"
+            message = "model_control is off, so requests cannot load or unload models; send SIGHUP, or restart the server"
             assert (reply.status, reply.error) == (400, message)
 
 

@@ -193,7 +193,7 @@ async def test_a_model_that_was_tuned_for_batches_and_mixes_rows_is_served_witho
 
 @pytest.mark.parametrize(
     ("shape", "reason"),
-    [((4, 3), "the first axis of 'x' (float32[4,3]) is not open"), ((), "the first axis of 'x' (float32[]) is not open")],
+    [((4, 3), "the first axis of 'x' (float32[4,3]) is not dynamic"), ((), "the first axis of 'x' (float32[]) is not dynamic")],
 )
 def test_a_batch_that_the_shapes_do_not_admit(shape: tuple[Any, ...], reason: str) -> None:
     with pytest.raises(OptionError) as error:

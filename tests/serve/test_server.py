@@ -129,7 +129,7 @@ def test_signals_end_a_server_after_its_requests(bundle: Path, monkeypatch: pyte
 
     run_with_client(application, client)
     assert replies[0][0] == 200 and replies[0][1]["outputs"][0]["data"] == [2, 4, 6]
-    assert application.explain_not_ready() == "the server is ending"
+    assert application.explain_not_ready() == "the server is shutting down"
 
 
 @pytest.mark.slow
@@ -234,7 +234,10 @@ def test_mistakes_on_the_command_line(fail: Failing, bundle: Path, tmp_path: Pat
     onnx.save(double((2, 3)), fixed)
     assert fail(fixed, "--batch", "4") == (
         2,
-        "error: model 'fixed' cannot join requests to a batch: the first axis of 'x' (float32[2,3]) is not open; leave batch out",
+        (
+            "error: model 'fixed' cannot join requests to a batch: the first axis of 'x' (float32[2,3]) is not dynamic; "
+            "leave batch out"
+        ),
     )
     assert fail(f"a b={bundle}")[1] == ("error: a model's name has letters, digits, '.', '-' and '_'; got 'a b': give name=path")
     with closing(socket.create_server(("127.0.0.1", 0))) as used:

@@ -56,7 +56,7 @@ async def test_the_number_of_sessions_is_bounded() -> None:
             await step(application, 1, session_id=name)
         full = await step(application, 1, session_id="c")
         assert (full.status, full.headers["retry-after"]) == (503, "1")
-        assert full.error == "2 sessions are in use, and there are no more; end one, or try again"
+        assert full.error == "2 sessions are in use, which is the limit; end one, or try again"
         await step(application, 1, session_id="a", session_end=True)
         assert first(await step(application, 1, session_id="c")) == 1
 
@@ -196,13 +196,13 @@ async def test_a_session_whose_first_call_runs_during_a_reload_is_gone_afterward
 @pytest.mark.parametrize(
     ("parameters", "header", "message"),
     [
-        ({"session_id": None}, "", "parameter 'session_id' is null; give a text of at most 256 characters, or leave it out"),
-        ({"session_id": ""}, "", "parameter 'session_id' is a text of at most 256 characters, or a number"),
-        ({"session_id": "a" * 257}, "", "parameter 'session_id' is a text of at most 256 characters, or a number"),
-        ({"sequence_id": 1.5}, "", "parameter 'sequence_id' is a text of at most 256 characters, or a number"),
-        ({"session_id": True}, "", "parameter 'session_id' is a text of at most 256 characters, or a number"),
+        ({"session_id": None}, "", "parameter 'session_id' is null; give a string of at most 256 characters, or leave it out"),
+        ({"session_id": ""}, "", "parameter 'session_id' must be a string of at most 256 characters, or a number"),
+        ({"session_id": "a" * 257}, "", "parameter 'session_id' must be a string of at most 256 characters, or a number"),
+        ({"sequence_id": 1.5}, "", "parameter 'sequence_id' must be a string of at most 256 characters, or a number"),
+        ({"session_id": True}, "", "parameter 'session_id' must be a string of at most 256 characters, or a number"),
         ({"session_id": "a"}, "b", "parameter 'session_id' and the header name two sessions; a request belongs to one"),
-        ({"session_id": "a", "session_end": 1}, "", "parameter 'session_end' is true or false"),
+        ({"session_id": "a", "session_end": 1}, "", "parameter 'session_end' must be true or false"),
     ],
 )
 def test_parameters_that_name_no_session(parameters: dict[str, Any], header: str, message: str) -> None:

@@ -18,8 +18,8 @@ from xrt.graph import Function
 from xrt.operators.sample_inputs import sample_inputs as sample
 from xrt.serve import app
 from xrt.serve.protocol import (
+    DATATYPE_NAMES,
     DATATYPES,
-    NAMES,
     RequestRefusal,
     decode_binary,
     decode_json,
@@ -85,12 +85,12 @@ def test_json_comes_back(datatype: str) -> None:
         ("INT32", [1.5], "the data of input 'x' do not have the datatype INT32"),
         ("BOOL", [2], "the data of input 'x' have a number that BOOL cannot hold"),
         ("FP32", [None], "the data of input 'x' do not have the datatype FP32"),
-        ("FP64", [[1], [1, 2]], "input 'x' has shape [1], 1 elements; its data have 3, nested otherwise"),
+        ("FP64", [[1], [1, 2]], "input 'x' has shape [1], 1 elements; its data have 3, with another nesting"),
         ("FP64", {"a": 1}, "the data of input 'x' do not have the datatype FP64"),
-        ("FP64", [[1, 2]], "input 'x' has shape [1], 1 elements; its data have 2, nested otherwise"),
-        ("BYTES", [7], "the data of input 'x' do not have the datatype BYTES; JSON has its elements as strings"),
+        ("FP64", [[1, 2]], "input 'x' has shape [1], 1 elements; its data have 2, with another nesting"),
+        ("BYTES", [7], "the data of input 'x' do not have the datatype BYTES; in JSON its elements are strings"),
         ("BYTES", [], "input 'x' has shape [1], 1 elements; its data have 0"),
-        ("BYTES", [[["a"]]], "input 'x' has shape [1], 1 elements; its data have 1, nested otherwise"),
+        ("BYTES", [[["a"]]], "input 'x' has shape [1], 1 elements; its data have 1, with another nesting"),
         ("BF16", [1], "input 'x' is BF16, which JSON cannot hold; send it as a binary tensor"),
     ],
 )
@@ -104,7 +104,7 @@ def test_json_that_does_not_fit(datatype: str, data: Any, message: str) -> None:
     ("datatype", "data", "message"),
     [
         ("BOOL", b"\2", "input 'x' is BOOL; its bytes must be 0 or 1"),
-        ("BYTES", b"\1\0\0\0\xff", "element 0 of input 'x' is no UTF-8 text: invalid start byte"),
+        ("BYTES", b"\1\0\0\0\xff", "element 0 of input 'x' is not valid UTF-8: invalid start byte"),
         (
             "BYTES",
             b"\xff\xff\xff\xffa",
@@ -121,11 +121,11 @@ def test_bytes_that_do_not_fit(datatype: str, data: bytes, message: str) -> None
 @pytest.mark.parametrize(
     ("shape", "text", "message"),
     [
-        ((1, 3), b"[" + b"[]," * 1_000_000 + b"[]]", "its data have 0, nested otherwise"),
+        ((1, 3), b"[" + b"[]," * 1_000_000 + b"[]]", "its data have 0, with another nesting"),
         ((1, 3), b"[" + b"1," * 1_000_000 + b"1]", "its data have 1000001"),
         ((1_000_000,), b"[1]", "its data have 1"),
-        ((2, 2), b"[[1],[2,3,4]]", "its data have 4, nested otherwise"),
-        ((2, 2), b"[[1,2],[3]]", "its data have 3, nested otherwise"),
+        ((2, 2), b"[[1],[2,3,4]]", "its data have 4, with another nesting"),
+        ((2, 2), b"[[1,2],[3]]", "its data have 3, with another nesting"),
     ],
 )
 def test_elements_are_counted_before_they_are_converted(shape: tuple[int, ...], text: bytes, message: str) -> None:
@@ -185,7 +185,7 @@ def test_a_served_model_gives_the_bits_of_a_direct_call(function: Function) -> N
         try:
             application = app({"model": module})
         except OptionError as error:
-            assume("has no datatype for" not in str(error) and "is given twice" not in str(error))
+            assume("has no datatype for" not in str(error) and "is listed twice" not in str(error))
             raise
         inputs = sample(function)
         try:
@@ -193,13 +193,13 @@ def test_a_served_model_gives_the_bits_of_a_direct_call(function: Function) -> N
         except XRTError:  # random sizes that the model does not take
             assume(False)
         expected = results if isinstance(results, tuple) else (results,)
-        narrow = any(not DATATYPES[NAMES[xrt.DType.of(array)]].has_json for array in (*inputs.values(), *expected))
+        narrow = any(not DATATYPES[DATATYPE_NAMES[xrt.DType.of(array)]].has_json for array in (*inputs.values(), *expected))
 
         async def test() -> None:
             for is_binary in (True,) if narrow else (True, False):
                 body, headers = binary(inputs, parameters={"binary_data_output": True})
                 if not is_binary:
-                    tensors = [tensor(name, array, NAMES[xrt.DType.of(array)]) for name, array in inputs.items()]
+                    tensors = [tensor(name, array, DATATYPE_NAMES[xrt.DType.of(array)]) for name, array in inputs.items()]
                     body, headers = json.dumps({"inputs": tensors}).encode(), {}
                 reply = await ask(application, "POST", "/v2/models/model/infer", body, headers)
                 assert reply.status == 200, reply.body

@@ -90,13 +90,13 @@ def serve_command(models: tuple[str, ...], **params: Any) -> int:
     """
     # Imported here, because export-triton and batch work without the server's libraries.
     from xrt.serve.application import Application, run_server
-    from xrt.serve.metrics import ACCESS
+    from xrt.serve.metrics import ACCESS_LOGGER
 
     # XRT_LOG was applied when xrt was imported; only an option overrides it.
     if params["log_level"] is not None or not os.environ.get(VARIABLE):
         show(params["log_level"] or "warning")
     if params["access_log"]:
-        logging.getLogger(ACCESS).setLevel(logging.INFO)
+        logging.getLogger(ACCESS_LOGGER).setLevel(logging.INFO)
     paths = parse_models(models)
     serving = {name: params[name] for name in ServingOptions.names() if params[name] is not None}
     application = Application(paths, **_module_keywords(paths, params), **serving)

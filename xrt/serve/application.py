@@ -20,7 +20,7 @@ from xrt import __version__
 from xrt.errors import OptionError
 from xrt.serve import protocol
 from xrt.serve.metrics import CONTENT_TYPE, Metrics, RequestLog, time_request
-from xrt.serve.protocol import BINARY, InferRequest, InferResponse, RequestRefusal, Status
+from xrt.serve.protocol import JSON_SIZE_HEADER, InferRequest, InferResponse, RequestRefusal, Status
 from xrt.serve.repository import Repository
 from xrt.serve.served_model import ServingOptions
 from xrt.serve.triton_repository import make_config
@@ -30,27 +30,27 @@ Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 T = TypeVar("T")
 Headers: TypeAlias = list[tuple[bytes, bytes]]
-Answer: TypeAlias = tuple[Headers, list[Any]]
-"""The headers of a response, and its body in parts, which are joined when it is sent."""
+HttpResponse: TypeAlias = tuple[Headers, list[Any]]
+"""The headers of a response and the parts of its body."""
 
 SERVER = "xrt"
 SESSION_HEADER = "xrt-session"
 EXTENSIONS = ["binary_tensor_data", "sequence", "model_repository", "model_configuration", "statistics"]
 """Supported protocol extensions, by Triton's names."""
-LARGE = 1 << 18
-"""Requests and responses from this many bytes are converted in a thread, so that the event loop stays responsive."""
-CONTROL_BYTES = 1 << 20
-"""Maximum body of a request that loads or unloads a model."""
-_JSON: Headers = [(b"content-type", b"application/json")]
-_BINARY = (b"content-type", b"application/octet-stream")
+THREAD_CONVERSION_BYTES = 1 << 18
+"""Requests and responses of this size or more are converted in a thread, so that the event loop stays responsive."""
+MAX_CONTROL_BYTES = 1 << 20
+"""Maximum size of the body of a request that lists, loads or unloads models."""
+_JSON_HEADERS: Headers = [(b"content-type", b"application/json")]
+_BINARY_TYPE = (b"content-type", b"application/octet-stream")
 
-_MODEL = "v2/models/([^/]*)(?:/versions/([^/]*))?"
+_MODEL_PATH = "v2/models/([^/]*)(?:/versions/([^/]*))?"
 _ROUTES = {
-    "ModelInfer": f"{_MODEL}/infer",
-    "ModelReady": f"{_MODEL}/ready",
-    "ModelMetadata": _MODEL,
-    "ModelConfig": f"{_MODEL}/config",
-    "ModelStatistics": f"{_MODEL}/stats",
+    "ModelInfer": f"{_MODEL_PATH}/infer",
+    "ModelReady": f"{_MODEL_PATH}/ready",
+    "ModelMetadata": _MODEL_PATH,
+    "ModelConfig": f"{_MODEL_PATH}/config",
+    "ModelStatistics": f"{_MODEL_PATH}/stats",
     "ModelList": "v2/models",
     "ServerMetadata": "v2",
     "ServerLive": "v2/health/live",
@@ -60,11 +60,11 @@ _ROUTES = {
     "RepositoryModelUnload": "v2/repository/models/([^/]*)/unload",
     "Metrics": "metrics",
 }
-"""The path of each operation, with a model and its version. The names are those of gRPC's methods; Metrics and ModelList exist
-over HTTP alone."""
+"""Regular expression for the path of each operation; its groups are the model and the version. The operations have the names of
+the gRPC methods. Metrics and ModelList exist over HTTP only."""
 _PATTERNS = {operation: re.compile(route) for operation, route in _ROUTES.items()}
-_BODIES = {"ModelConfig": "config", "RepositoryIndex": "models"}
-"""Operations whose body over HTTP is one field of the response. Over gRPC all responses are messages with fields."""
+_BODY_FIELDS = {"ModelConfig": "config", "RepositoryIndex": "models"}
+"""Operations whose response has one field over gRPC. Over HTTP the body is the value of this field."""
 
 
 class Application:
@@ -74,7 +74,8 @@ class Application:
     mappings from versions to these. Paths are opened immediately, with ``engine``, ``threads`` and ``isolate`` as in `xrt.load`
     and XRTModule. ``options`` are those of `ServingOptions`; defaults come from the module's serving configuration.
 
-    Models are compiled and tested when the server starts (ASGI's lifespan, else the first request) and are ready afterwards.
+    Models are compiled and tested when the server starts, and are ready afterwards. If the ASGI server does not send lifespan
+    events, the first request starts this.
 
     A request names a session with the parameter ``session_id`` or the header ``session_header``, so that a proxy can route all
     calls of a session to one replica. With ``replica``, each response has that name in the header ``xrt-replica``.
@@ -106,10 +107,10 @@ class Application:
         self._headers: Headers = [(b"xrt-replica", replica.encode("ascii", "replace"))] if replica else []
         self._is_draining = False
 
-    # ------------------------------------------------------------------ life
+    # ------------------------------------------------------------------ start and end
 
     def start(self) -> asyncio.Task[None]:
-        """Start preparing the models, once; the task is done when each is in service or has a reason why not."""
+        """Start to prepare the models, once. The returned task ends when each is in service or has a reason why it is not."""
         return self.models.start()
 
     async def load(self, name: str) -> None:
@@ -121,9 +122,9 @@ class Application:
         await self.models.reload()
 
     def explain_not_ready(self) -> str:
-        """Explain why the server is not ready; empty if it is."""
+        """The reason why the server is not ready; empty if it is."""
         if self._is_draining:
-            return "the server is ending"
+            return "the server is shutting down"
         return "; ".join(f"model {model.name!r}: {model.why_not_ready}" for model in self.models if model.why_not_ready)
 
     def begin_drain(self) -> None:
@@ -136,13 +137,13 @@ class Application:
         await self.models.close()
         self._converter.shutdown(wait=False)
 
-    # ------------------------------------------------------------------ both protocols
+    # ------------------------------------------------------------------ HTTP and gRPC
 
-    async def answer(self, operation: str, name: str, version: str, request: Any) -> dict[str, Any]:
-        """Answer an operation other than Metrics and ModelInfer with the fields of its response; raises RequestRefusal.
+    async def handle(self, operation: str, name: str, version: str, request: Any) -> dict[str, Any]:
+        """Perform an operation other than Metrics and ModelInfer; return the fields of its response. Raises RequestRefusal.
 
-        ``name`` and ``version`` of a model are empty if the client gave none. ``request`` is a ControlRequest or gRPC's message:
-        only the flag ``ready`` of RepositoryIndex and the ``parameters`` of RepositoryModelLoad are read.
+        ``name`` and ``version`` select a model; both are empty if the client sent none. ``request`` is a ControlRequest or a gRPC
+        message, of which only ``ready`` (RepositoryIndex) and ``parameters`` (RepositoryModelLoad) are read.
         """
         match operation:
             case "ServerLive":
@@ -176,34 +177,34 @@ class Application:
         version: str,
         session: str,
         size: int,
-        read: Callable[[], InferRequest],
-        write: Callable[[InferRequest, InferResponse], T],
+        decode: Callable[[], InferRequest],
+        encode: Callable[[InferRequest, InferResponse], T],
     ) -> T:
-        """Answer a request for inference with the result of ``write``; raises RequestRefusal.
+        """Run an inference request and return the encoded response; raises RequestRefusal.
 
-        ``read`` parses the request, which has ``size`` bytes; ``write`` encodes the response. ``session`` is the name of a
-        session in a header, or empty.
+        ``decode`` decodes the request, which has ``size`` bytes, and ``encode`` encodes the response for the transport.
+        ``session`` is the name of a session from a header, or empty.
         """
         with self.models.find(name, version).admit():
-            request = await self.run_if_large(size, read)
+            request = await self.run_if_large(size, decode)
             response = await self.models.find(name, version).infer(request, session)  # it may have been reloaded meanwhile
-            size = sum(array.nbytes for array in response.outputs.values())
-            return await self.run_if_large(size, write, request, response)
+            response_size = sum(array.nbytes for array in response.outputs.values())
+            return await self.run_if_large(response_size, encode, request, response)
 
     async def run_if_large(self, size: int, call: Callable[..., T], *args: Any) -> T:
-        """Run a conversion of ``size`` bytes, in a thread if that is `LARGE` or more.
+        """Call ``call``, which converts ``size`` bytes; from `THREAD_CONVERSION_BYTES` on in a thread, else directly.
 
-        There is one such thread, so that conversions compete with the event loop for the GIL, not with each other, and one of
-        them at a time needs memory.
+        There is one such thread, so that large conversions run one at a time: they do not compete with each other for the GIL and
+        for memory.
         """
-        if size < LARGE:
+        if size < THREAD_CONVERSION_BYTES:
             return call(*args)
         return await asyncio.get_running_loop().run_in_executor(self._converter, partial(call, *args))
 
     # ------------------------------------------------------------------ ASGI
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI entry point."""
+        """Handle an ASGI connection: one HTTP request, or the lifespan of the server."""
         if scope["type"] == "http":
             await self._handle_http(scope, receive, send)
         elif scope["type"] == "lifespan":
@@ -212,13 +213,15 @@ class Application:
                 await send({"type": "lifespan.startup.complete"})
             await self.close()
             await send({"type": "lifespan.shutdown.complete"})
-        else:  # a websocket, which is not served
+        else:  # close websockets, which are not supported
             await send({"type": "websocket.close", "code": 1000})
 
     async def _handle_http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response to a request, and log it; errors become responses."""
-        self.start()  # again in each request: not every ASGI server has the lifespan events
-        client, request, status = (scope.get("client") or ("",))[0], f"{scope['method']} {scope['path']}", Status.OK
+        """Handle an HTTP request: send the response, which describes the error if there is one, and log the request."""
+        self.start()  # in each request, because not every ASGI server sends lifespan events
+        client = (scope.get("client") or ("",))[0]
+        request = f"{scope['method']} {scope['path']}"
+        status = Status.OK
         # The application may be mounted under a prefix by another one.
         path = scope["path"].removeprefix(scope.get("root_path", "")).removeprefix("/").removesuffix("/")
         operation, name, version = self._parse_path(path)
@@ -226,89 +229,95 @@ class Application:
             with time_request(partial(self.log.note_request, "http", operation, client, request)):
                 if not operation:
                     hint = "" if path.split("/")[0] == "v2" else "; the protocol's begin with /v2"
-                    raise RequestRefusal(f"there is no path {'/' + path[:200]!r}{hint}", Status.UNKNOWN)
+                    raise RequestRefusal(f"there is no path {'/' + path[:200]!r}{hint}", Status.NOT_FOUND)
                 headers, parts = await self._respond(operation, name, version, scope, receive)
         except Exception as error:  # noqa: BLE001  # no client gets a traceback
-            refusal = protocol.make_refusal(error, request)
-            status, (headers, parts) = refusal.status, _write_refusal(refusal)
-        # Also for HEAD, whose response has the length of the body; the ASGI server leaves the body out.
+            refusal = protocol.convert_exception(error, request)
+            status = refusal.status
+            headers, parts = _make_error_response(refusal)
+        # HEAD gets the same headers, and the ASGI server omits the body.
         length = str(sum(map(len, parts))).encode()
         headers = [*headers, *self._headers, (b"content-length", length)]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": parts[0] if len(parts) == 1 else b"".join(parts)})
 
-    async def _respond(self, operation: str, name: str, version: str, scope: Scope, receive: Receive) -> Answer:
-        """The response with status 200; raises RequestRefusal for any other status."""
+    async def _respond(self, operation: str, name: str, version: str, scope: Scope, receive: Receive) -> HttpResponse:
+        """Perform an operation; return the response with status 200. Raises RequestRefusal for any other status."""
         if operation == "ModelInfer":
-            return await self._infer(name, version, scope, receive)
+            return await self._handle_infer(name, version, scope, receive)
         is_control = operation.startswith("Repository")
         _check_method(scope, *(("POST",) if is_control else ("GET", "HEAD")))
         if operation == "Metrics":
             return [(b"content-type", CONTENT_TYPE.encode())], [self.metrics.write()]
         request = None
         if is_control:
-            body = await self._read_body(receive, dict(scope["headers"]), CONTROL_BYTES, lambda size: None)
+            body = await self._read_body(receive, dict(scope["headers"]), MAX_CONTROL_BYTES, lambda size: None)
             request = protocol.decode_control(body)
-        document = await self.answer(operation, name, version, request)
-        if document.get("ready") is False:  # the protocol requires a status 4xx
+        document = await self.handle(operation, name, version, request)
+        if document.get("ready") is False:  # the protocol requires a status 4xx if not ready
             raise RequestRefusal(document.pop("error"), **document)
-        return _JSON, [protocol.encode_document(document[_BODIES[operation]] if operation in _BODIES else document)]
+        return _JSON_HEADERS, [
+            protocol.encode_document(document[_BODY_FIELDS[operation]] if operation in _BODY_FIELDS else document)
+        ]
 
     def _parse_path(self, path: str) -> tuple[str, str, str]:
-        """The operation, model and version of a path; empty for an unknown path."""
-        # Triton's path for the statistics of all models; a model of that name has precedence.
+        """Return the operation, the model and the version of a path. Each is an empty string if the path does not name it."""
+        # This is Triton's path for the statistics of all models, unless there is a model named "stats".
         if path == "v2/models/stats" and "stats" not in self.models.list_names():
             return "ModelStatistics", "", ""
         for operation, pattern in _PATTERNS.items():
             if match := pattern.fullmatch(path):
-                name, version, *_ = *match.groups(""), "", ""
+                name, version, *_ = *match.groups(""), "", ""  # padded: a path has 0 to 2 groups
                 return operation, name, version
         return "", "", ""
 
     # ------------------------------------------------------------------ bodies
 
-    async def _infer(self, name: str, version: str, scope: Scope, receive: Receive) -> Answer:
-        """Read the body, run the model and encode the response, as JSON or as JSON followed by binary tensors."""
-        model, limit = self.models.find(name, version), self.options.max_request_bytes
+    async def _handle_infer(self, name: str, version: str, scope: Scope, receive: Receive) -> HttpResponse:
+        """Handle an inference request over HTTP."""
+        model = self.models.find(name, version)
+        limit = self.options.max_request_bytes
         with time_request(partial(model.metrics.note_request, "http")):
             _check_method(scope, "POST")
             headers = dict(scope["headers"])
             with model.receive() as count:
                 body = await self._read_body(receive, headers, limit, count)
                 session = headers.get(self.session_header.encode(), b"").decode("latin-1")
-                read = partial(protocol.read_request, body, headers.get(BINARY), limit)
-                length, parts = await self.infer(name, version, session, len(body), read, protocol.write_response)
-        return (_JSON if length is None else [_BINARY, (BINARY, str(length).encode())]), parts
+                decode = partial(protocol.decode_request, body, headers.get(JSON_SIZE_HEADER), limit)
+                json_size, parts = await self.infer(name, version, session, len(body), decode, protocol.encode_response)
+        return (_JSON_HEADERS if json_size is None else [_BINARY_TYPE, (JSON_SIZE_HEADER, str(json_size).encode())]), parts
 
     async def _read_body(self, receive: Receive, headers: dict[bytes, bytes], limit: int, count: Callable[[int], None]) -> bytes:
-        """Read the body, and call ``count`` with the size of each part.
+        """Read the body of a request; call ``count`` with the size of each part that arrives.
 
         Raises RequestRefusal as soon as the body exceeds ``limit`` bytes, when `ServingOptions.body_timeout` has passed, or if
-        ``count`` does.
+        ``count`` raises it.
         """
         if (encoding := headers.get(b"content-encoding", b"identity")) not in (b"identity", b""):
             raise RequestRefusal(
                 f"content-encoding {encoding.decode('latin-1')[:200]!r} is not supported; send the body as it is"
             )
-        # Reject by the announced size before reading anything. An invalid size, or one of 20 digits, counts as too large.
+        # Reject a body by its announced size before reading anything. An invalid size, or one of 20 digits, counts as too large.
         announced = headers.get(b"content-length", b"0")
         size = int(announced) if announced.isdigit() and len(announced) < 20 else limit + 1
         parts: list[bytes] = []
-        received, more, seconds = 0, True, self.options.body_timeout
+        received = 0
+        more = True
+        seconds = self.options.body_timeout
         try:
             async with asyncio.timeout(seconds):
                 while more and max(size, received) <= limit:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise RequestRefusal("the client went away")
+                        raise RequestRefusal("the client disconnected")
                     parts.append(message.get("body", b""))
                     count(len(parts[-1]))
-                    received, more = received + len(parts[-1]), message.get("more_body", False)
+                    received += len(parts[-1])
+                    more = message.get("more_body", False)
         except TimeoutError:
-            raise RequestRefusal(f"the body did not arrive within {seconds:g} s", Status.LATE) from None
+            raise RequestRefusal(f"the body did not arrive within {seconds:g} s", Status.TIMEOUT) from None
         if max(size, received) > limit:
-            text = f"the body is larger than {limit} bytes, which is the most that a request may have"
-            raise RequestRefusal(text, Status.TOO_LARGE)
+            raise RequestRefusal(f"the body is larger than {limit} bytes, the limit for a request", Status.TOO_LARGE)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -317,26 +326,26 @@ app = Application
 
 def _check_method(scope: Scope, *methods: str) -> None:
     if scope["method"] not in methods:
-        raise RequestRefusal(f"{scope['method']} is not a method of this path; {methods[0]} is", Status.WRONG_METHOD)
+        raise RequestRefusal(f"{scope['method']} is not supported for this path; use {methods[0]}", Status.WRONG_METHOD)
 
 
 def _describe_readiness(reason: str) -> dict[str, Any]:
     return {"ready": False, "error": reason} if reason else {"ready": True}
 
 
-def _write_refusal(refusal: RequestRefusal) -> Answer:
-    headers = list(_JSON)
+def _make_error_response(refusal: RequestRefusal) -> HttpResponse:
+    headers = list(_JSON_HEADERS)
     if refusal.retry_after is not None:
         headers.append((b"retry-after", str(refusal.retry_after).encode()))
-    # The unread rest of the body would be parsed as the next request of the connection.
-    if refusal.status in (Status.LATE, Status.TOO_LARGE):
+    # Close the connection: the unread rest of the body would be parsed as its next request.
+    if refusal.status in (Status.TIMEOUT, Status.TOO_LARGE):
         headers.append((b"connection", b"close"))
-    return headers, [protocol.encode_document({**refusal.facts, "error": str(refusal)})]
+    return headers, [protocol.encode_document({**refusal.fields, "error": str(refusal)})]
 
 
 # ---------------------------------------------------------------------- the server
 
-KEEP_ALIVE = 75
+KEEP_ALIVE_SECONDS = 75
 """Seconds that an idle connection stays open.
 
 Longer than the 60 s of common proxies, so that the proxy closes first: it could otherwise send a request on a connection that the
@@ -346,13 +355,12 @@ server is closing, and its client would get an error.
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where a server listens."""
+    """The host and ports on which a server listens."""
 
     host: str
     http: int
-    """HTTP port."""
     grpc: int | None = None
-    """gRPC port; None if not served."""
+    """None if the models are not served over gRPC."""
 
 
 def run_server(
@@ -367,9 +375,10 @@ def run_server(
 ) -> None:
     """Serve until SIGINT or SIGTERM, then finish accepted requests within ``drain`` seconds. SIGHUP reloads the models.
 
-    Port 0 chooses a free port. ``on_start`` is called with the addresses; ``on_ready``, once the models are prepared, with the
-    reason why the server is not ready, usually empty. A second signal drops the requests under way, and only running calls are
-    waited for. Raises OptionError if uvicorn is missing or a port cannot be used.
+    For port 0 the system chooses a free port. ``on_start`` is called with the addresses as soon as the server listens.
+    ``on_ready`` is called once the models are prepared; its argument is the reason why the server is not ready, or empty. A
+    second signal ends the server without the requests in progress, except that calls of models that run are finished. Raises
+    OptionError if uvicorn is missing or a port cannot be used.
     """
     try:
         import uvicorn
@@ -385,17 +394,18 @@ def run_server(
         lifespan="on",
         access_log=False,
         log_config=None,  # keep the logging that the operator configured
-        timeout_keep_alive=KEEP_ALIVE,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=max(1, round(drain)),
         server_header=False,
     )
     server = uvicorn.Server(config)
-    server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]  # signals concern both transports
+    # `_serve` handles the signals instead of uvicorn, because they also concern gRPC.
+    server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
 
-    async def report(grpc_bound: int | None) -> None:
+    async def report(bound_grpc_port: int | None) -> None:
         while not server.started:  # uvicorn has no callback for its start
             await asyncio.sleep(0.01)
-        on_start(Addresses(host, listener.getsockname()[1], grpc_bound))
+        on_start(Addresses(host, listener.getsockname()[1], bound_grpc_port))
         await application.start()
         on_ready(application.explain_not_ready())
 
@@ -407,7 +417,7 @@ def _listen(host: str, port: int) -> socket.socket:
     """Bind a socket, which the caller closes; raises OptionError if the address cannot be used."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        # It sets SO_REUSEADDR: a restarted server must not wait until connections of the previous one have timed out.
+        # create_server sets SO_REUSEADDR, so that a restarted server need not wait until old connections have timed out.
         return socket.create_server(
             address, family=family, dualstack_ipv6=family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         )
@@ -425,9 +435,9 @@ async def _serve(
     drain: float,
     report: Callable[[int | None], Awaitable[None]],
 ) -> None:
-    """Run uvicorn's server and, with ``grpc_port``, the gRPC server until a signal; `run_server` describes the signals."""
+    """Run uvicorn's ``server``, and a gRPC server unless ``grpc_port`` is None, until one of the signals of `run_server`."""
     grpc_server: Any = None
-    tasks: set[asyncio.Future[None]] = set()  # the loop keeps weak references only
+    tasks: set[asyncio.Future[None]] = set()  # the event loop has only weak references to tasks
 
     def start(work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -436,7 +446,7 @@ async def _serve(
 
     def end() -> None:
         application.begin_drain()
-        server.force_exit = server.should_exit  # already True at the second signal
+        server.force_exit = server.should_exit  # False at the first signal, True at the second
         server.should_exit = True
         if grpc_server is not None:
             start(grpc_server.stop(0 if server.force_exit else drain))
@@ -446,15 +456,15 @@ async def _serve(
 
     loop = asyncio.get_running_loop()
     with ExitStack() as stack:
-        for number, handle in ((signal.SIGINT, end), (signal.SIGTERM, end), (signal.SIGHUP, reload)):
-            loop.add_signal_handler(number, handle)
-            stack.callback(loop.remove_signal_handler, number)
-        grpc_bound = None
+        for signal_number, handle in ((signal.SIGINT, end), (signal.SIGTERM, end), (signal.SIGHUP, reload)):
+            loop.add_signal_handler(signal_number, handle)
+            stack.callback(loop.remove_signal_handler, signal_number)
+        bound_grpc_port = None
         if grpc_port is not None:
             from xrt.serve.grpc_service import start_grpc
 
-            grpc_server, grpc_bound = await start_grpc(application, host, grpc_port)
-        start(report(grpc_bound))
+            grpc_server, bound_grpc_port = await start_grpc(application, host, grpc_port)
+        start(report(bound_grpc_port))
         try:
             await server.serve(sockets=[listener])
         finally:

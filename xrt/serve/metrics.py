@@ -15,28 +15,28 @@ from xrt.serve.protocol import RequestRefusal, Status
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-ACCESS = "xrt.serve.access"
-"""The logger that logs each request at level INFO."""
-BUSY_INTERVAL = 1.0
-"""Minimum seconds between log lines about requests with status 503."""
+ACCESS_LOGGER = "xrt.serve.access"
+"""The name of the logger that logs each request at level INFO."""
+BUSY_LOG_SECONDS = 1.0
+"""Requests with status 503 are logged at most once in this time, since an overloaded server has thousands of them per second."""
 
-_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _LABELS = ("model", "version")
 
 _HISTOGRAMS = {
-    "request_seconds": ("From request to response", _SECONDS),
-    "queue_seconds": ("In the queue", _SECONDS),
-    "call_seconds": ("In the model", _SECONDS),
-    "batch_requests": ("Requests of a call", _ROWS),
-    "batch_rows": ("Rows of a call", _ROWS),
+    "request_seconds": ("From request to response", _SECONDS_BUCKETS),
+    "queue_seconds": ("In the queue", _SECONDS_BUCKETS),
+    "call_seconds": ("In the model", _SECONDS_BUCKETS),
+    "batch_requests": ("Requests per call", _ROW_BUCKETS),
+    "batch_rows": ("Rows per call", _ROW_BUCKETS),
 }
 _GAUGES = {
     "queued_requests": "Requests in the queue",
-    "running_calls": "Calls that run",
+    "running_calls": "Running calls",
     "sessions": "Sessions with state",
-    "model_ready": "1 where the model is in service",
-    "fallback_nodes": "Nodes on another engine than the first choice",
+    "model_ready": "1 if the model is in service, else 0",
+    "fallback_nodes": "Nodes that are not on the engine of the highest priority",
 }
 
 
@@ -52,7 +52,7 @@ class Metrics:
             ) from error
         registry = prometheus.CollectorRegistry()
         self.write: Callable[[], bytes] = partial(prometheus.generate_latest, registry)
-        """All metrics in Prometheus' text format."""
+        """Writes all metrics in Prometheus' text format."""
         self.requests = prometheus.Counter(
             "xrt_requests", "Requests for inference", (*_LABELS, "protocol", "status"), registry=registry
         )
@@ -60,7 +60,7 @@ class Metrics:
             "xrt_operations", "Requests of every operation", ("protocol", "operation", "status"), registry=registry
         )
         self.operations: Any = cache(lambda protocol, operation, status: operations.labels(protocol, operation, str(status)))
-        """The counter of an operation, such as ModelMetadata, by protocol and HTTP status."""
+        """Returns the counter of an operation, such as "ModelMetadata", with a protocol ("http" or "grpc") and an HTTP status."""
         self.histograms = {
             name: prometheus.Histogram(f"xrt_{name}", text, _LABELS, registry=registry, buckets=buckets)
             for name, (text, buckets) in _HISTOGRAMS.items()
@@ -77,17 +77,17 @@ class ModelMetrics:
         self._gauges = {name: gauge.labels(*labels) for name, gauge in metrics.gauges.items()}
         # Looking up the labels costs more than the increment, and there are few pairs of protocol and status.
         self._count: Any = cache(lambda protocol, status: metrics.requests.labels(*labels, protocol, str(status)).inc)
-        # Count and total seconds of each kind of event: by Triton's name, and for calls also by their number of rows.
+        # Count and total seconds of each event. The key is Triton's name of the event, or the number of rows of a call.
         self._durations: dict[str | int, tuple[int, float]] = {}
         self._last_request = 0.0  # in Unix time
 
     def show(self, **gauges: Callable[[], float]) -> None:
-        """Make the gauges report the results of these functions, in place of those of a model that was replaced."""
+        """Set the function that each named gauge reports. After a reload this replaces the functions of the old model."""
         for name, function in gauges.items():
             self._gauges[name].set_function(function)
 
     def note_batch(self, requests: int, rows: int, seconds: float) -> None:
-        """Count a call of the model, which may have joined several requests."""
+        """Count a call of the model, which ran this many joined requests with ``rows`` rows in total."""
         self._histograms["call_seconds"].observe(seconds)
         self._histograms["batch_requests"].observe(requests)
         self._histograms["batch_rows"].observe(rows)
@@ -95,12 +95,12 @@ class ModelMetrics:
         self._add(rows, seconds)
 
     def note_wait(self, seconds: float) -> None:
-        """Count a request that has left the queue after this time."""
+        """Count a request that has waited in the queue for this time."""
         self._histograms["queue_seconds"].observe(seconds)
         self._add("queue", seconds)
 
     def note_request(self, protocol: str, status: int, seconds: float, error: BaseException | None) -> None:
-        """Count an answered request with its HTTP status; ``error``, which `time_request` passes, is not used."""
+        """Count a request that has been answered with this HTTP status. ``error`` is unused; `time_request` passes it."""
         self._count(protocol, status)()
         self._histograms["request_seconds"].observe(seconds)
         self._add("success" if status == Status.OK else "fail", seconds)
@@ -111,30 +111,33 @@ class ModelMetrics:
         self._durations[event] = count + 1, total + seconds
 
     def describe_statistics(self) -> dict[str, Any]:
-        """The statistics in Triton's form, with times in nanoseconds."""
+        """The counters as JSON of Triton's statistics extension, with times in nanoseconds."""
 
-        def show(event: str | int) -> dict[str, int]:
+        def describe(event: str | int) -> dict[str, int]:
             count, seconds = self._durations.get(event, (0, 0.0))
             return {"count": count, "ns": round(1e9 * seconds)}
 
-        # Triton reports how long tensors are read and written. XRT does not time it: zeros, as clients require the fields.
-        tensors = {event: show(event) for event in ("compute_input", "compute_output")}
-        batches = {rows: show(rows) for rows in sorted(event for event in self._durations if isinstance(event, int))}
+        # XRT does not time how long tensors are read and written. Clients require these fields, so they are zero.
+        untimed = {event: describe(event) for event in ("compute_input", "compute_output")}
+        batches = {rows: describe(rows) for rows in sorted(event for event in self._durations if isinstance(event, int))}
         model, version = self._labels
         return {
             "name": model,
             "version": version,
             "last_inference": round(1e3 * self._last_request),
             "inference_count": sum(rows * calls["count"] for rows, calls in batches.items()),
-            "execution_count": show("compute_infer")["count"],
-            "inference_stats": {event: show(event) for event in ("success", "fail", "queue", "compute_infer")} | tensors,
-            "batch_stats": [{"batch_size": rows, "compute_infer": calls, **tensors} for rows, calls in batches.items()],
+            "execution_count": describe("compute_infer")["count"],
+            "inference_stats": {event: describe(event) for event in ("success", "fail", "queue", "compute_infer")} | untimed,
+            "batch_stats": [{"batch_size": rows, "compute_infer": calls, **untimed} for rows, calls in batches.items()],
         }
 
 
 @contextmanager
 def time_request(note: Callable[[int, float, BaseException | None], object]) -> Iterator[None]:
-    """Time the block, which answers a request; then call ``note`` with HTTP status, the seconds, and the exception or None."""
+    """Time a block that answers a request. At its end call ``note(status, seconds, error)``.
+
+    ``status`` is the HTTP status, and ``error`` the exception that the block raised or None.
+    """
     start, error, status = time.perf_counter(), None, Status.OK
     try:
         yield
@@ -148,32 +151,35 @@ def time_request(note: Callable[[int, float, BaseException | None], object]) -> 
 
 
 class RequestLog:
-    """Counts requests, and logs server errors with their reason, and every request if `ACCESS` is enabled for INFO."""
+    """Counts requests and logs server errors with their reason. Logs every request if `ACCESS_LOGGER` is enabled for INFO."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._failures, self._access = logging.getLogger("xrt.serve"), logging.getLogger(ACCESS)
-        # When status 503 was logged last, and how many requests have got it since.
-        self._busy_since, self._busy = 0.0, 0
+        self._error_log = logging.getLogger("xrt.serve")
+        self._access_log = logging.getLogger(ACCESS_LOGGER)
+        # When status 503 was logged last (by `time.monotonic`), and the number of requests with it since.
+        self._last_busy_log = 0.0
+        self._busy_count = 0
 
     def note_request(
         self, protocol: str, operation: str, client: str, request: str, status: int, seconds: float, error: BaseException | None
     ) -> None:
-        """Count and log an answered request; ``operation`` is empty for a path that the protocol does not have.
+        """Count and log a request that has been answered with this HTTP status.
 
-        Unexpected exceptions are logged by `make_refusal`, with their traceback.
+        ``operation`` is empty for a path that the protocol does not have; ``client`` and ``request`` describe both in the log.
+        An ``error`` that is not a RequestRefusal is not logged here: `convert_exception` logs it with its traceback.
         """
         self._metrics.operations(protocol, operation or "unknown", status).inc()
-        if self._access.isEnabledFor(logging.INFO):
-            self._access.info("%s %r %d %.1f ms", client, request, status, 1e3 * seconds)
+        if self._access_log.isEnabledFor(logging.INFO):
+            self._access_log.info("%s %r %d %.1f ms", client, request, status, 1e3 * seconds)
         if not isinstance(error, RequestRefusal) or status < Status.FAILED:
             return
         if status != Status.BUSY:
-            self._failures.error("%r: status %d: %s", request, status, error)
+            self._error_log.error("%r: status %d: %s", request, status, error)
             return
-        # An overloaded server refuses thousands of requests per second: log one of them, with the number of the others.
-        self._busy += 1
-        if (now := time.monotonic()) - self._busy_since >= BUSY_INTERVAL:
-            count = f" ({self._busy} such requests since the last such line)" * (self._busy > 1)
-            self._failures.warning("%r: status %d: %s%s", request, status, error, count)
-            self._busy_since, self._busy = now, 0
+        self._busy_count += 1
+        if (now := time.monotonic()) - self._last_busy_log >= BUSY_LOG_SECONDS:
+            count = f" ({self._busy_count} such requests since the last such line)" * (self._busy_count > 1)
+            self._error_log.warning("%r: status %d: %s%s", request, status, error, count)
+            self._last_busy_log = now
+            self._busy_count = 0

@@ -21,47 +21,47 @@ _log = logging.getLogger(__name__)
 
 
 class Status(IntEnum):
-    """The status of a response: HTTP's number, and the name of gRPC's."""
+    """The status of a response. Its value is the HTTP status, and `code` the name of the gRPC status."""
 
-    def __new__(cls, number: int, code: str) -> Self:
-        status = int.__new__(cls, number)
-        status._value_, status.code = number, code
+    def __new__(cls, http_status: int, code: str) -> Self:
+        status = int.__new__(cls, http_status)
+        status._value_, status.code = http_status, code
         return status
 
     code: str
     OK = 200, "OK"
-    MALFORMED = 400, "INVALID_ARGUMENT"
-    UNKNOWN = 404, "NOT_FOUND"
+    BAD_REQUEST = 400, "INVALID_ARGUMENT"
+    NOT_FOUND = 404, "NOT_FOUND"
     WRONG_METHOD = 405, "UNIMPLEMENTED"
-    LATE = 408, "DEADLINE_EXCEEDED"
+    TIMEOUT = 408, "DEADLINE_EXCEEDED"
     CONFLICT = 409, "ABORTED"
     GONE = 410, "FAILED_PRECONDITION"
     TOO_LARGE = 413, "RESOURCE_EXHAUSTED"
     CANCELLED = 499, "CANCELLED"
-    """nginx's status for a client that closed the connection."""
+    """The client closed the connection. HTTP has no such status; 499 is nginx's."""
     FAILED = 500, "INTERNAL"
     BUSY = 503, "UNAVAILABLE"
 
 
-_MAX_SHOWN = 200
-"""Characters of a client's text that a message repeats."""
-_LONGEST = 2000
-"""Maximum characters of a message, which may repeat several names that the client sent."""
+_MAX_QUOTED_CHARS = 200
+"""A string that the client sent is cut to this length where an error message quotes it."""
+_MAX_MESSAGE_CHARS = 2000
+"""Maximum length of an error message, which may quote several strings that the client sent."""
 
 
 class RequestRefusal(Exception):
     """An error response to the client, over HTTP or gRPC."""
 
-    def __init__(self, message: str, status: Status = Status.MALFORMED, **facts: Any) -> None:
-        """``facts`` are fields for the JSON."""
-        super().__init__(message if len(message) <= _LONGEST else f"{message[:_LONGEST]}...")
-        self.status, self.code, self.facts = status, status.code, facts
+    def __init__(self, message: str, status: Status = Status.BAD_REQUEST, **fields: Any) -> None:
+        """``fields`` are further fields of the JSON response."""
+        super().__init__(message if len(message) <= _MAX_MESSAGE_CHARS else f"{message[:_MAX_MESSAGE_CHARS]}...")
+        self.status, self.code, self.fields = status, status.code, fields
         self.retry_after = 1 if status is Status.BUSY else None
-        """Seconds after which the client may try again."""
+        """Seconds after which the client may try again; None if a retry would not help."""
 
 
-def make_refusal(error: Exception, request: str) -> RequestRefusal:
-    """The response to an exception. One that is no RequestRefusal is logged with its traceback, which the client does not get."""
+def convert_exception(error: Exception, request: str) -> RequestRefusal:
+    """Convert an exception to an error response. An unexpected one is logged with its traceback; clients see only its type."""
     if isinstance(error, RequestRefusal):
         return error
     _log.error("a request for %r failed", request, exc_info=error)
@@ -73,112 +73,115 @@ MAX_RANK = 32
 """Maximum rank of a tensor. Every library that XRT uses supports at least this rank, and no model needs more."""
 
 
-class _Kind(NamedTuple):
-    """The element type of a protocol datatype."""
-
+class _Datatype(NamedTuple):
     dtype: DType
     has_json: bool = True
+    """Whether the elements can be sent as JSON. If not, the tensor must be binary."""
 
 
 DATATYPES = {
-    "BOOL": _Kind(DType.BOOL),
-    **{f"UINT{bits}": _Kind(DType[f"UINT{bits}"]) for bits in (8, 16, 32, 64)},
-    **{f"INT{bits}": _Kind(DType[f"INT{bits}"]) for bits in (8, 16, 32, 64)},
-    "FP16": _Kind(DType.FLOAT16, has_json=False),
-    "BF16": _Kind(DType.BFLOAT16, has_json=False),
-    "FP32": _Kind(DType.FLOAT32),
-    "FP64": _Kind(DType.FLOAT64),
-    "BYTES": _Kind(DType.STRING),
+    "BOOL": _Datatype(DType.BOOL),
+    **{f"UINT{bits}": _Datatype(DType[f"UINT{bits}"]) for bits in (8, 16, 32, 64)},
+    **{f"INT{bits}": _Datatype(DType[f"INT{bits}"]) for bits in (8, 16, 32, 64)},
+    "FP16": _Datatype(DType.FLOAT16, has_json=False),
+    "BF16": _Datatype(DType.BFLOAT16, has_json=False),
+    "FP32": _Datatype(DType.FLOAT32),
+    "FP64": _Datatype(DType.FLOAT64),
+    "BYTES": _Datatype(DType.STRING),
 }
-"""The datatypes of the protocol."""
-NAMES = {kind.dtype: name for name, kind in DATATYPES.items()}
-"""The protocol's datatype of each element type that has one."""
+"""The datatypes of the protocol by name."""
+DATATYPE_NAMES = {kind.dtype: name for name, kind in DATATYPES.items()}
+"""The name of the protocol's datatype for each element type that has one."""
 
 
 def check_tensor(name: str, datatype: str, shape: Sequence[int], limit: int) -> tuple[int, ...]:
-    """The shape of an input as a tuple, checked before any memory is allocated for it.
+    """Validate the datatype and shape of input ``name`` before memory is allocated for it; return the shape as a tuple.
 
-    Raises RequestRefusal for an unknown datatype, a negative extent, too many axes, or more than ``limit`` elements. For the
-    limit an extent of 0 counts as 1, so that the other extents of an empty tensor are bounded, too.
+    Raises RequestRefusal for an unknown datatype, a negative dimension, too many axes, or more than ``limit`` elements. For the
+    limit a dimension of 0 counts as 1, so that the other dimensions of an empty tensor are bounded, too.
     """
     if datatype not in DATATYPES:
-        raise RequestRefusal(f"input {name!r} has datatype {datatype[:_MAX_SHOWN]!r}; there is: {', '.join(DATATYPES)}")
+        raise RequestRefusal(f"input {name!r} has datatype {datatype[:_MAX_QUOTED_CHARS]!r}; available: {', '.join(DATATYPES)}")
     if len(shape) > MAX_RANK:
         raise RequestRefusal(f"input {name!r} has {len(shape)} axes; at most {MAX_RANK} are served")
-    if any(extent < 0 for extent in shape):
-        raise RequestRefusal(f"input {name!r} has shape {list(shape)}; the extents of a request are 0 or more")
-    if math.prod(max(extent, 1) for extent in shape) > limit:
-        raise RequestRefusal(f"input {name!r} has shape {list(shape)}, which is more than a request may hold")
+    if any(dim < 0 for dim in shape):
+        raise RequestRefusal(f"input {name!r} has shape {list(shape)}; dimensions must be 0 or more")
+    if math.prod(max(dim, 1) for dim in shape) > limit:
+        raise RequestRefusal(f"input {name!r} has shape {list(shape)}, which exceeds the size limit of a request")
     return tuple(shape)
 
 
 # ---------------------------------------------------------------------- JSON
 
-PIECE = 1 << 16
-"""Bytes of JSON, or elements, converted at once: holds the GIL for about a millisecond."""
-_NUMBERS = b"0123456789+-.eE \t\r\ntruefalsnNIniy"
-"""Characters of numbers, booleans, null, NaN and infinities, and whitespace."""
-# Possessive, and the closing quote is optional: a string without an end matches once, up to the end of the text. A pattern that
-# failed there would start again at each escaped quote in it, which takes 7 s for 16,000 quotes.
-_STRING = re.compile(rb'("(?:[^"\\]++|\\.)*+"?+)', re.DOTALL)
-_ELEMENTS: dict[str, Any] = {"b": list[bool | int], "i": list[int], "u": list[int], "f": list[float]}
-"""The elements that JSON may have for a tensor, by NumPy's kind of its element type."""
+PIECE_SIZE = 1 << 16
+"""Bytes of JSON, or elements of a tensor, that are converted at once. A piece holds the GIL for about a millisecond."""
+_NUMBER_CHARS = b"0123456789+-.eE \t\r\ntruefalsnNIniy"
+"""All characters that occur in numbers, booleans, null, NaN, infinities and whitespace."""
+# The quantifiers are possessive and the closing quote is optional, so that an unterminated string matches once, up to the end of
+# the text. Otherwise the match would fail and start again at each escaped quote, which takes 7 s for 16,000 quotes.
+_JSON_STRING = re.compile(rb'("(?:[^"\\]++|\\.)*+"?+)', re.DOTALL)
+_JSON_ELEMENT_TYPES: dict[str, Any] = {"b": list[bool | int], "i": list[int], "u": list[int], "f": list[float]}
+"""The JSON that msgspec accepts for the elements of a tensor, by `numpy.dtype.kind` of the tensor."""
 
 
 def decode_json(
     name: str, datatype: str, shape: tuple[int, ...], text: bytes, parse: Callable[[bytes], Any] = msgspec.json.decode
 ) -> Array:
-    """Decode a tensor's JSON data, flat or nested like its shape; raises RequestRefusal.
+    """Decode the JSON data of input ``name``: a list that is flat or nested like ``shape``. Raises RequestRefusal.
 
-    ``text`` is valid JSON, and ``parse`` decodes numbers. The number of elements and the nesting are checked before anything is
-    converted, and numbers are converted in pieces: a large request needs little more memory than its body, and other threads run.
+    ``text`` is valid JSON, and ``parse`` decodes a JSON list of numbers. The number of elements and the nesting are checked
+    before anything is converted. Numbers are converted in pieces, so that a large request needs little more memory than its
+    body, and other threads can run meanwhile.
     """
-    kind, count = DATATYPES[datatype], math.prod(shape)
+    kind = DATATYPES[datatype]
+    count = math.prod(shape)
     if not kind.has_json:
         raise RequestRefusal(f"input {name!r} is {datatype}, which JSON cannot hold; send it as a binary tensor")
-    is_text = datatype == "BYTES"
-    # The skeleton has only brackets and commas: it shows the structure without parsing elements.
-    skeleton = _STRING.sub(b"", text).translate(None, b" \t\r\n") if is_text else text.translate(None, _NUMBERS)
+    has_strings = datatype == "BYTES"
+    # The skeleton is the JSON without its elements: brackets and commas show the structure.
+    skeleton = _JSON_STRING.sub(b"", text).translate(None, b" \t\r\n") if has_strings else text.translate(None, _NUMBER_CHARS)
     if skeleton.translate(None, b"[],"):
-        raise _refuse_datatype(name, datatype)
+        raise _make_datatype_error(name, datatype)
     has_elements = bool(text.translate(None, b"[], \t\r\n"))
-    # An empty list and a list of one element have the same skeleton.
-    if not _has_nesting(skeleton, shape) or has_elements != bool(count):
+    # `has_elements` is needed because an empty list and a list of one element have the same skeleton.
+    if not _has_valid_nesting(skeleton, shape) or has_elements != bool(count):
         # An element follows each bracket and each comma that no bracket follows; a number alone has neither.
         lists = skeleton.count(b"[]") + skeleton.count(b"[,")
         elements = skeleton.count(b",") - skeleton.count(b",[") + max(lists, 1) if has_elements else 0
-        raise _refuse_count(name, shape, elements, is_nested=b"[[" in skeleton)
-    if is_text:
+        raise _make_count_error(name, shape, elements, is_nested=b"[[" in skeleton)
+    if has_strings:
         try:
             return np.array(msgspec.json.decode(text), dtype=object).reshape(shape)
         except (msgspec.MsgspecError, ValueError) as error:  # invalid UTF-8, which skipping over a string does not detect
-            raise RequestRefusal(f"the data of input {name!r} are no tensor: {error}") from None
-    array, offset, filled = np.empty(count, kind.dtype.numpy), 0, 0
-    # The nesting was checked: without brackets, any piece between two commas is a list of numbers.
+            raise RequestRefusal(f"the data of input {name!r} are invalid: {error}") from None
+    array = np.empty(count, kind.dtype.numpy)
+    offset = filled = 0
+    # The nesting is valid, so the brackets can go: any piece between two commas is then a list of numbers.
     flat = text.translate(bytes.maketrans(b"[]", b"  "))
     while offset < len(flat) and count:
-        end = flat.find(b",", offset + PIECE)
+        end = flat.find(b",", offset + PIECE_SIZE)
         end = len(flat) if end < 0 else end
         piece = _parse_piece(name, datatype, flat[offset:end], parse)
         array[filled : filled + piece.size] = piece[: count - filled]
-        offset, filled = end + 1, filled + piece.size
+        offset = end + 1  # after the comma
+        filled += piece.size
     if filled != count:
-        raise _refuse_count(name, shape, filled, is_nested=False)
+        raise _make_count_error(name, shape, filled, is_nested=False)
     return array.reshape(shape)
 
 
-def _has_nesting(skeleton: bytes, shape: tuple[int, ...]) -> bool:
-    """Whether brackets and commas are those of a flat list, of lists nested like the shape, or of a number without a list."""
+def _has_valid_nesting(skeleton: bytes, shape: tuple[int, ...]) -> bool:
+    """Whether JSON without its elements is a flat list, has lists nested like ``shape``, or has no list for a single element."""
     count = math.prod(shape)
     if 0 in shape:  # lists end at the first empty axis
         shape = shape[: shape.index(0) + 1]
-    for extents in ((count,), shape, *([()] if count == 1 else [])):
+    for dims in ((count,), shape, *([()] if count == 1 else [])):
         expected = b""
-        for extent in reversed(extents):
-            # A small request may declare a huge shape: stop as soon as the text is longer than the data.
-            if extent * (len(expected) + 1) > len(skeleton):
+        for dim in reversed(dims):
+            # A small request may declare a huge shape: stop as soon as `expected` would be longer than the data.
+            if dim * (len(expected) + 1) > len(skeleton):
                 break
-            expected = b"[" + b",".join([expected] * extent) + b"]"
+            expected = b"[" + b",".join([expected] * dim) + b"]"
         else:
             if expected == skeleton:
                 return True
@@ -186,68 +189,70 @@ def _has_nesting(skeleton: bytes, shape: tuple[int, ...]) -> bool:
 
 
 def _parse_piece(name: str, datatype: str, text: bytes, parse: Callable[[bytes], Any]) -> Array:
-    """Parse comma-separated numbers. Floats may round, but must not overflow; integers must be exact."""
+    """Parse comma-separated numbers; raises RequestRefusal if a float overflows or the datatype cannot represent an integer."""
     dtype = DATATYPES[datatype].dtype.numpy
     try:
-        data = msgspec.convert(parse(b"[%b]" % text), _ELEMENTS[dtype.kind])
-        # 2 must not become True, nor 1e39 an infinite FP32: convert to a type that holds these, and compare.
-        array = np.array(data, {"b": np.uint8, "f": np.float64}.get(dtype.kind, dtype))  # refuses integers out of range
+        data = msgspec.convert(parse(b"[%b]" % text), _JSON_ELEMENT_TYPES[dtype.kind])
+        # 2 must not become True, nor 1e39 an infinite FP32: first convert to a type that can hold these, then compare.
+        array = np.array(
+            data, {"b": np.uint8, "f": np.float64}.get(dtype.kind, dtype)
+        )  # OverflowError if an integer does not fit
         with np.errstate(over="ignore"):
             converted = array.astype(dtype)
         fits = np.isfinite(converted) == np.isfinite(array) if dtype.kind == "f" else converted == array
     except msgspec.ValidationError:
-        raise _refuse_datatype(name, datatype) from None
+        raise _make_datatype_error(name, datatype) from None
     except OverflowError:
         fits = np.False_
     except (msgspec.MsgspecError, ValueError) as error:
-        raise RequestRefusal(f"the data of input {name!r} are no tensor: {error}") from None
+        raise RequestRefusal(f"the data of input {name!r} are invalid: {error}") from None
     if not np.all(fits):
         raise RequestRefusal(f"the data of input {name!r} have a number that {datatype} cannot hold")
     return converted
 
 
-def _refuse_datatype(name: str, datatype: str) -> RequestRefusal:
-    hint = "; JSON has its elements as strings" if datatype == "BYTES" else ""
+def _make_datatype_error(name: str, datatype: str) -> RequestRefusal:
+    hint = "; in JSON its elements are strings" if datatype == "BYTES" else ""
     return RequestRefusal(f"the data of input {name!r} do not have the datatype {datatype}{hint}")
 
 
-def _refuse_count(name: str, shape: tuple[int, ...], count: int, *, is_nested: bool) -> RequestRefusal:
+def _make_count_error(name: str, shape: tuple[int, ...], count: int, *, is_nested: bool) -> RequestRefusal:
     return RequestRefusal(
         f"input {name!r} has shape {list(shape)}, {math.prod(shape)} elements; its data have {count}"
-        + ", nested otherwise" * is_nested
+        + ", with another nesting" * is_nested
     )
 
 
 def encode_json(array: Array) -> Any:
-    """The elements in row-major order, as a list or encoded, for `encode_document`; NaN and infinities as in Python's json.
+    """Convert an array to its elements in row-major order, as a list or as encoded JSON; `encode_document` accepts both.
 
-    Large tensors are encoded in pieces, so that other threads get the GIL meanwhile.
+    NaN and infinities are written as in Python's json. Large tensors are encoded in pieces, so that other threads get the GIL.
     """
     flat = array.reshape(-1)
-    pieces = [flat[offset : offset + PIECE] for offset in range(0, flat.size, PIECE)]
+    pieces = [flat[offset : offset + PIECE_SIZE] for offset in range(0, flat.size, PIECE_SIZE)]
     special = [flat.dtype.kind == "f" and not np.isfinite(piece).all() for piece in pieces]
     # A small list is encoded together with the rest of the response; msgspec would write null for NaN.
     if len(pieces) <= 1 and not any(special):
         return flat.tolist()
-    texts = (
+    lists = (
         json.dumps(piece.tolist()).encode() if is_special else msgspec.json.encode(piece.tolist())
         for piece, is_special in zip(pieces, special, strict=True)
     )
-    return msgspec.Raw(b"[%b]" % b",".join(text[1:-1] for text in texts))
+    return msgspec.Raw(b"[%b]" % b",".join(text[1:-1] for text in lists))  # without the brackets of each piece
 
 
 # ---------------------------------------------------------------------- bytes
 
 
 def decode_binary(name: str, datatype: str, shape: tuple[int, ...], data: memoryview) -> Array:
-    """The array of a binary tensor, which shares the memory of ``data`` if that is aligned; raises RequestRefusal."""
+    """Decode the binary tensor of input ``name``. The array shares aligned memory with ``data``. Raises RequestRefusal."""
     if datatype == "BYTES":
-        return _decode_texts(name, shape, data)
+        return _decode_strings(name, shape, data)
     dtype = DATATYPES[datatype].dtype.numpy
     expected = math.prod(shape) * dtype.itemsize
     if len(data) != expected:
         raise RequestRefusal(f"input {name!r} is {datatype} of shape {list(shape)}, {expected} bytes; got {len(data)}")
-    # NumPy would keep other bytes as invalid booleans.
+    # NumPy accepts other bytes, too, and the result would be invalid booleans.
     if datatype == "BOOL" and expected and np.frombuffer(data, np.uint8).max() > 1:
         raise RequestRefusal(f"input {name!r} is BOOL; its bytes must be 0 or 1")
     if not expected:
@@ -256,111 +261,114 @@ def decode_binary(name: str, datatype: str, shape: tuple[int, ...], data: memory
     return array if array.flags.aligned else array.copy()
 
 
-def _decode_texts(name: str, shape: tuple[int, ...], data: memoryview) -> Array:
-    """The strings of a binary tensor: each is its length, in four bytes, and its bytes in UTF-8. Raises RequestRefusal."""
-    texts: list[str] = []
-    offset, count = 0, math.prod(shape)
-    while len(texts) < count:
-        # At the end of the data there are fewer than four bytes, and the check below fails.
-        size, offset = int.from_bytes(data[offset : offset + 4], "little"), offset + 4
+def _decode_strings(name: str, shape: tuple[int, ...], data: memoryview) -> Array:
+    """Decode a binary tensor of strings. Each string is its length, in four bytes, followed by its bytes in UTF-8."""
+    strings: list[str] = []
+    offset = 0
+    count = math.prod(shape)
+    while len(strings) < count:
+        size = int.from_bytes(data[offset : offset + 4], "little")
+        offset += 4
+        # Also true if fewer than four bytes were left for the length.
         if offset + size > len(data):
             break
         try:
-            texts.append(str(data[offset : offset + size], "utf-8"))
+            strings.append(str(data[offset : offset + size], "utf-8"))
         except UnicodeDecodeError as error:
-            raise RequestRefusal(f"element {len(texts)} of input {name!r} is no UTF-8 text: {error.reason}") from None
+            raise RequestRefusal(f"element {len(strings)} of input {name!r} is not valid UTF-8: {error.reason}") from None
         offset += size
-    if len(texts) != count or offset != len(data):
+    if len(strings) != count or offset != len(data):
         raise RequestRefusal(
             f"input {name!r} is BYTES of shape {list(shape)}: {count} elements, each with its length in four bytes before it; "
             f"its {len(data)} bytes are not"
         )
-    return np.array(texts, dtype=object).reshape(shape)
+    return np.array(strings, dtype=object).reshape(shape)
 
 
 def encode_binary(array: Array) -> bytes | memoryview:
-    """The bytes of an array in row-major order and little-endian, without a copy if it has this form."""
+    """Encode an array as a binary tensor: row-major and little-endian. The array is not copied if it has this layout already."""
     if array.dtype == object:
-        texts = [str(item).encode() for item in array.flat]
-        return b"".join(part for text in texts for part in (struct.pack("<I", len(text)), text))
+        strings = [str(item).encode() for item in array.flat]
+        return b"".join(part for text in strings for part in (struct.pack("<I", len(text)), text))
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     return memoryview(little.reshape(-1).view(np.uint8))  # type: ignore[arg-type]  # it is a buffer
 
 
-BINARY = b"inference-header-content-length"
-"""The header with the size of the JSON before the binary tensors."""
+JSON_SIZE_HEADER = b"inference-header-content-length"
+"""The HTTP header with the size of the JSON, in bytes, if binary tensors follow it."""
 
 
-class _Input(msgspec.Struct):
-    """A tensor in a JSON request."""
-
+class _InputTensor(msgspec.Struct):
     name: str
     shape: list[int]
     datatype: str
     parameters: dict[str, Any] = {}
     data: msgspec.Raw = msgspec.Raw()
-    """Empty if absent."""
+    """The elements, not decoded yet; empty if the tensor is binary."""
 
 
-class _Output(msgspec.Struct):
-    """A requested output in a JSON request."""
-
+class _RequestedOutput(msgspec.Struct):
     name: str
     parameters: dict[str, Any] = {}
 
 
-class _Request(msgspec.Struct):
-    """The JSON of a request."""
+class _RequestDocument(msgspec.Struct):
+    """The JSON of an inference request."""
 
-    inputs: list[_Input]
+    inputs: list[_InputTensor]
     id: str = ""
     parameters: dict[str, Any] = {}
-    outputs: list[_Output] = []
+    outputs: list[_RequestedOutput] = []
 
 
-_DECODER = msgspec.json.Decoder(_Request)
+_DECODER = msgspec.json.Decoder(_RequestDocument)
 encode_document = msgspec.json.Encoder().encode
-"""Encode JSON."""
+"""Encode an object as JSON bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """An inference request, independent of the transport."""
+    """An inference request, decoded from HTTP or gRPC."""
 
     inputs: Mapping[str, Array]
     id: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     outputs: Mapping[str, bool] = field(default_factory=dict)
-    """Requested outputs, and whether each is sent as a binary tensor; empty for all outputs."""
+    """The requested outputs by name; True if the output is sent as a binary tensor. Empty if all outputs are requested."""
     is_binary: bool = False
-    """Whether outputs are sent as binary tensors unless `outputs` says otherwise."""
+    """Whether outputs that are not in `outputs` are sent as binary tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class InferResponse:
-    """An inference response, independent of the transport."""
+    """An inference response, to be encoded for HTTP or gRPC."""
 
     model: str
     version: str
     outputs: Mapping[str, Array]
     datatypes: Mapping[str, str]
-    """The protocol's datatype of each output."""
+    """The name of the protocol's datatype of each output."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
 # ---------------------------------------------------------------------- requests
 
 
-def read_request(body: bytes, json_bytes: bytes | None, limit: int) -> InferRequest:
-    """Parse the body of a request; ``json_bytes`` is the value of the header `BINARY`. Raises RequestRefusal."""
-    length = len(body) if json_bytes is None else _read_length(json_bytes, len(body))
+def decode_request(body: bytes, json_size: bytes | None, limit: int) -> InferRequest:
+    """Decode the body of an inference request: JSON, followed by the binary tensors if there are any.
+
+    ``json_size`` is the value of `JSON_SIZE_HEADER`, or None if the request lacks this header and the whole body is JSON. Raises
+    RequestRefusal for an invalid request, and for a tensor of more than ``limit`` elements.
+    """
+    length = len(body) if json_size is None else _parse_json_size(json_size, len(body))
     content = memoryview(body)
-    document, parse = _decode(content[:length])
-    rest, inputs = content[length:], {}
+    document, parse = _decode_document(content[:length])
+    rest = content[length:]
+    inputs = {}
     # Binary tensors follow the JSON in the order of the inputs.
     for tensor in document.inputs:
         size = tensor.parameters.get("binary_data_size", 0)
-        inputs[tensor.name] = _read_input(tensor, rest, limit, parse)  # checks the size
+        inputs[tensor.name] = _decode_input(tensor, rest, limit, parse)  # checks the size
         rest = rest[size:]
     if len(inputs) != len(document.inputs):
         raise RequestRefusal("the request gives an input more than once")
@@ -371,62 +379,65 @@ def read_request(body: bytes, json_bytes: bytes | None, limit: int) -> InferRequ
     return InferRequest(inputs, document.id, document.parameters, outputs, default)
 
 
-def _read_length(text: bytes, most: int) -> int:
-    """The size of the JSON from the header, at most ``most``; raises RequestRefusal."""
-    length = int(text) if text.isdigit() and len(text) < len(str(most)) + 1 else -1
-    if not 0 < length <= most:
-        shown = text[:_MAX_SHOWN].decode("latin-1")
-        raise RequestRefusal(f"Inference-Header-Content-Length is {shown!r}; it is the bytes of the JSON in a body of {most}")
+def _parse_json_size(header: bytes, body_size: int) -> int:
+    """Parse the value of `JSON_SIZE_HEADER`, which must be from 1 to ``body_size``; raises RequestRefusal."""
+    # A number with more digits than the body size is too large; int() raises ValueError for very long ones.
+    length = int(header) if header.isdigit() and len(header) < len(str(body_size)) + 1 else -1
+    if not 0 < length <= body_size:
+        shown = header[:_MAX_QUOTED_CHARS].decode("latin-1")
+        raise RequestRefusal(f"Inference-Header-Content-Length is {shown!r}; it must be the size of the JSON, 1 to {body_size}")
     return length
 
 
-def _decode(text: memoryview) -> tuple[_Request, Callable[[bytes], Any]]:
-    """Decode the JSON of a request, except the data of tensors; also return the parser for their numbers."""
+def _decode_document(text: memoryview) -> tuple[_RequestDocument, Callable[[bytes], Any]]:
+    """Decode the JSON of a request except the tensors' data; return it and the function that parses lists of numbers in these."""
     try:
         try:
             return _DECODER.decode(text), msgspec.json.decode
-        except msgspec.ValidationError:  # the JSON is valid, and the request is not
+        except msgspec.ValidationError:  # a subclass of DecodeError: the JSON is valid, but not a request
             raise
-        except msgspec.DecodeError:  # NaN and infinities are not JSON, but Python clients send them
-            return _DECODER.decode(_replace_special(bytes(text))), _load_special
+        except msgspec.DecodeError:  # it may have NaN and infinities, which are not JSON, but Python clients send them
+            return _DECODER.decode(_replace_non_finite(bytes(text))), _load_non_finite
     except RecursionError:
         raise RequestRefusal("the request's JSON is nested too deeply") from None
     except (msgspec.MsgspecError, ValueError) as error:
-        raise RequestRefusal(f"the request is not the protocol's JSON: {error}"[:_MAX_SHOWN]) from None
+        raise RequestRefusal(f"the request is not the protocol's JSON: {error}"[:_MAX_QUOTED_CHARS]) from None
 
 
 # In this order: "Infinity" is a part of "-Infinity".
-_SPECIAL = {b"-Infinity": b"-2e99999", b"Infinity": b"2e99999", b"NaN": b"1e99999"}
-"""NaN and infinities, with a number that replaces each in the JSON parser. It overflows, so that no valid tensor has it."""
+_NON_FINITE = {b"-Infinity": b"-2e99999", b"Infinity": b"2e99999", b"NaN": b"1e99999"}
+"""The literals of NaN and infinities in Python's JSON, and the number that replaces each while the JSON is parsed. These numbers
+overflow a float, so no valid tensor contains them."""
 
 
-def _replace_special(text: bytes) -> bytes:
-    """Replace NaN and infinities outside of strings, which makes Python's JSON standard JSON."""
-    parts = _STRING.split(text)
-    for word, number in _SPECIAL.items():
-        parts[::2] = [part.replace(word, number) for part in parts[::2]]  # the strings are at the odd places
+def _replace_non_finite(text: bytes) -> bytes:
+    """Convert Python's JSON to standard JSON: replace NaN and infinities, except in strings, by the numbers of `_NON_FINITE`."""
+    parts = _JSON_STRING.split(text)
+    for literal, number in _NON_FINITE.items():
+        parts[::2] = [part.replace(literal, number) for part in parts[::2]]  # the strings are at the odd indices
     return b"".join(parts)
 
 
-def _load_special(text: bytes) -> Any:
-    """Parse JSON in which `_replace_special` replaced NaN and infinities, and restore them."""
-    for word, number in _SPECIAL.items():
-        text = text.replace(number, word)
+def _load_non_finite(text: bytes) -> Any:
+    """Parse JSON that `_replace_non_finite` returned. NaN and infinities are restored."""
+    for literal, number in _NON_FINITE.items():
+        text = text.replace(number, literal)
     return json.loads(text)
 
 
-def _read_flag(parameters: Mapping[str, Any], name: str, where: str, default: bool) -> bool:
-    """The value of a boolean parameter; raises RequestRefusal if it is another type."""
+def _read_flag(parameters: Mapping[str, Any], name: str, owner: str, default: bool) -> bool:
+    """The value of a boolean parameter; raises RequestRefusal if it is not a bool. ``owner`` is for the message only."""
     flag = parameters.get(name, default)
     if not isinstance(flag, bool):
-        raise RequestRefusal(f"parameter {name!r} of {where} is true or false")
+        raise RequestRefusal(f"parameter {name!r} of {owner} must be true or false")
     return flag
 
 
-def _read_input(tensor: _Input, rest: memoryview, limit: int, parse: Callable[[bytes], Any]) -> Array:
-    """Read a tensor from its JSON data, or from the beginning of ``rest``, the binary tensors; raises RequestRefusal."""
+def _decode_input(tensor: _InputTensor, rest: memoryview, limit: int, parse: Callable[[bytes], Any]) -> Array:
+    """Decode an input from its JSON data, or from the beginning of ``rest``, the remaining binary tensors."""
     shape = check_tensor(tensor.name, tensor.datatype, tensor.shape, limit)
-    size, data = tensor.parameters.get("binary_data_size"), bytes(tensor.data)
+    size = tensor.parameters.get("binary_data_size")
+    data = bytes(tensor.data)
     if size is None:
         if not data:
             raise RequestRefusal(f"input {tensor.name!r} has neither data nor the parameter binary_data_size")
@@ -434,59 +445,62 @@ def _read_input(tensor: _Input, rest: memoryview, limit: int, parse: Callable[[b
     if data:
         raise RequestRefusal(f"input {tensor.name!r} has both data and the parameter binary_data_size")
     if type(size) is not int or not 0 <= size <= len(rest):
-        shown = str(size)[:_MAX_SHOWN]
+        shown = str(size)[:_MAX_QUOTED_CHARS]
         raise RequestRefusal(f"binary_data_size of input {tensor.name!r} is {shown}, and {len(rest)} bytes are left")
     return decode_binary(tensor.name, tensor.datatype, shape, rest[:size])
 
 
 class ControlRequest(msgspec.Struct):
-    """The JSON of a request of Triton's model repository extension."""
+    """A request to list, load or unload models, as JSON of Triton's model repository extension."""
 
     ready: bool = False
+    """List only the models that are ready."""
     parameters: dict[str, Any] = {}
 
 
 def decode_control(body: bytes) -> ControlRequest:
-    """Decode a request of Triton's model repository extension, whose body may be empty; raises RequestRefusal."""
+    """Decode a `ControlRequest`; an empty body is a request without fields. Raises RequestRefusal."""
     try:
         return msgspec.json.decode(body or b"{}", type=ControlRequest)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise RequestRefusal(f"the request is not the protocol's JSON: {error}"[:_MAX_SHOWN]) from None
+        raise RequestRefusal(f"the request is not the protocol's JSON: {error}"[:_MAX_QUOTED_CHARS]) from None
 
 
 def check_no_files(parameters: Mapping[str, Any]) -> None:
-    """Raise RequestRefusal if a load request has parameters: Triton's clients can send files and a configuration in them."""
+    """Raise RequestRefusal if a load request has parameters, in which Triton's clients can send files and a configuration."""
     if name := next(iter(parameters), None):
         raise RequestRefusal(
-            f"parameter {name[:_MAX_SHOWN]!r}: a model is loaded from the files that the operator named, as it was"
+            f"parameter {name[:_MAX_QUOTED_CHARS]!r} is not supported: a model is loaded from the files that the operator named"
         )
 
 
 # ---------------------------------------------------------------------- responses
 
 
-def refuse_json_output(name: str, datatype: str) -> RequestRefusal:
-    """The refusal of an output that is requested as JSON and has a datatype that JSON cannot hold."""
-    return RequestRefusal(f"output {name!r} is {datatype}, which JSON cannot hold; ask for it with binary_data")
+def make_json_output_error(name: str, datatype: str) -> RequestRefusal:
+    """Create the error for an output that is requested as JSON although JSON has no form for its datatype."""
+    return RequestRefusal(f"output {name!r} is {datatype}, which JSON cannot hold; request it with binary_data")
 
 
-def write_response(request: InferRequest, response: InferResponse) -> tuple[int | None, list[bytes | memoryview]]:
-    """The size of the JSON, None without binary tensors, and the parts of the response body: the JSON, then these tensors.
+def encode_response(request: InferRequest, response: InferResponse) -> tuple[int | None, list[bytes | memoryview]]:
+    """Encode a response. Return the size of its JSON, or None if no tensor is binary, and the parts of the body.
 
-    Raises RequestRefusal for an output that JSON cannot hold.
+    The first part is the JSON, and each binary tensor is a further part. Raises RequestRefusal if an output is requested as JSON
+    although JSON has no form for its datatype.
     """
-    outputs, tails = [], []
+    outputs = []
+    binary_parts = []
     for name, array in response.outputs.items():
         tensor = {"name": name, "datatype": response.datatypes[name], "shape": array.shape}
         if request.outputs.get(name, request.is_binary):
-            tails.append(encode_binary(array))
-            tensor["parameters"] = {"binary_data_size": len(tails[-1])}
+            binary_parts.append(encode_binary(array))
+            tensor["parameters"] = {"binary_data_size": len(binary_parts[-1])}
         elif DATATYPES[response.datatypes[name]].has_json:
             tensor["data"] = encode_json(array)
         else:
-            raise refuse_json_output(name, response.datatypes[name])
+            raise make_json_output_error(name, response.datatypes[name])
         outputs.append(tensor)
     document: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
     document |= ({"id": request.id} if request.id else {}) | ({"parameters": response.parameters} if response.parameters else {})
     head = encode_document({**document, "outputs": outputs})
-    return (len(head) if tails else None), [head, *tails]
+    return (len(head) if binary_parts else None), [head, *binary_parts]

@@ -23,15 +23,15 @@ from xrt.serve.served_model import STARTING, ServedModel, ServingOptions
 
 _log = logging.getLogger(__name__)
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
+_VALID_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
 
 
 def open_module(path: str | os.PathLike[str], options: Mapping[str, Any]) -> XRTModule:
     """Open a bundle or an ONNX file; ``options`` are keywords of `xrt.load` or XRTModule.
 
-    ``engine`` applies to ONNX files. A bundle names its engines itself; one with options that may name files or code is only
-    accepted if ``engine`` has it, too. Without ``threads``, a bundle has the thread budget that it was tuned for, if any. Raises
-    BundleError or ModelError if the file is missing or damaged.
+    The option ``engine`` selects the engines of an ONNX file. A bundle names its engines itself, but an engine with options that
+    may name files or code is only accepted if ``engine`` lists it, too. The option ``threads`` defaults to the thread budget that
+    a bundle was tuned for. Raises BundleError or ModelError if the file is missing or damaged.
     """
     if os.fspath(path).endswith(".onnx") and not is_bundle(path):
         return XRTModule(path, **options)
@@ -44,50 +44,51 @@ def open_module(path: str | os.PathLike[str], options: Mapping[str, Any]) -> XRT
 
 @dataclass(slots=True)
 class _Entry:
-    """One version of a model that the operator configured, in service or not."""
+    """One version of a model that the operator configured, whether it is served or not."""
 
     name: str
     version: str
     source: Any
     """A module, or the path of a bundle or an ONNX file."""
     served: ServedModel | None = None
-    """The served model; None if it could not be opened or was unloaded."""
+    """None if the model could not be opened or was unloaded."""
     reason: str = ""
-    """Why it is not served, if it is not."""
+    """Why `served` is None."""
 
     @property
     def why_not_ready(self) -> str:
-        """Why it does not accept requests; empty if it is in service."""
+        """Why the model does not accept requests; empty if it is in service."""
         return self.reason if self.served is None else self.served.why_not_ready
 
     def describe(self) -> dict[str, str]:
-        """The entry for Triton's repository index."""
-        why = self.why_not_ready
-        state = "LOADING" if why == STARTING else "UNAVAILABLE" if why else "READY"
-        return {"name": self.name, "version": self.version, "state": state, "reason": why}
+        """Describe the version as an entry of Triton's repository index."""
+        reason = self.why_not_ready
+        state = "LOADING" if reason == STARTING else "UNAVAILABLE" if reason else "READY"
+        return {"name": self.name, "version": self.version, "state": state, "reason": reason}
 
 
 class Repository:
     """The served models, each with one or more versions; the highest version is the default.
 
-    ``models`` is a module, a path, or a list of paths, named after their files; or a mapping from names to a module, a path, or a
-    mapping from versions to these. ``module_options`` are the keywords of `open_module` for paths. A model that cannot be served
-    is logged, and the others are served. Raises OptionError for an invalid name, and the first model's error if none can be
-    served.
+    ``models`` is a module, a path, or a list of paths; models are then named after their files. Or it is a mapping from names to
+    a module, to a path, or to a mapping from versions to these. Paths are opened by `open_module` with ``module_options``. If a
+    model cannot be served, the error is logged and the others are served. Raises OptionError for an invalid name, and the error
+    of the first model if none can be served.
     """
 
     def __init__(self, models: Any, options: ServingOptions, metrics: Metrics, module_options: Mapping[str, Any]) -> None:
         self._options, self._metrics, self._module_options = options, metrics, module_options
         self._entries: dict[str, dict[str, _Entry]] = {}
+        """The versions of each model, by name and version."""
         self._preparing: asyncio.Task[None] | None = None
-        # Loads and unloads run one at a time. The event loop keeps weak references to tasks, so they are stored here.
-        self._changing = asyncio.Lock()
+        # Loads and unloads run one at a time. Their tasks are stored, since the event loop has only weak references to them.
+        self._change_lock = asyncio.Lock()
         self._changes: set[asyncio.Task[None]] = set()
-        for entry in _list_models(models):
-            # Both are parts of paths and labels of metrics.
-            for kind, text in (("name", entry.name), ("version", entry.version)):
-                if not _NAME.fullmatch(text):
-                    raise OptionError(f"a model's {kind} has letters, digits, '.', '-' and '_'; got {text!r}: give name=path")
+        for entry in _iterate_models(models):
+            # Names and versions are parts of URL paths and labels of metrics.
+            for kind, label in (("name", entry.name), ("version", entry.version)):
+                if not _VALID_NAME.fullmatch(label):
+                    raise OptionError(f"a model's {kind} has letters, digits, '.', '-' and '_'; got {label!r}: give name=path")
             if entry.version in self._entries.setdefault(entry.name, {}):
                 raise OptionError(f"model {entry.name!r} is given twice; give each its own name, or a version: name:2=path")
             self._entries[entry.name][entry.version] = entry
@@ -101,15 +102,14 @@ class Repository:
             except (XRTError, OSError) as error:
                 errors.append(error)
                 entry.reason = str(error)
-        # Start with the models that work, but not without any.
-        if not list(self):
+        if not list(self):  # no model could be opened
             raise errors[0]
         for entry in self._list_entries():
             if entry.reason:
                 _log.error("model %s, version %s, is not served: %s", entry.name, entry.version, entry.reason)
 
     def _open(self, entry: _Entry) -> ServedModel:
-        """Open the module of an entry and prepare to serve it; raises OptionError, or the errors of `open_module`."""
+        """Open the module of an entry for serving, without testing it. Raises OptionError and the errors of `open_module`."""
         module, reopen = entry.source, None
         if isinstance(entry.source, str | os.PathLike):
             reopen = partial(open_module, entry.source, self._module_options)
@@ -117,16 +117,16 @@ class Repository:
         if not isinstance(module, XRTModule):
             raise OptionError(f"a model is an XRTModule or the path of a bundle or ONNX file; got {type(module).__name__}")
         if type(module) is not XRTModule:
-            raise OptionError(f"a {type(module).__name__} takes tensors of PyTorch; save it and serve its bundle")
+            raise OptionError(f"a {type(module).__name__} has PyTorch tensors as inputs; save it and serve its bundle")
         try:
             return ServedModel(entry.name, entry.version, module, self._options, self._metrics, open_again=reopen)
         except XRTError:
-            if reopen is not None:  # a module that was passed in belongs to the caller
+            if reopen is not None:  # otherwise the module belongs to the caller
                 module.close()
             raise
 
     def start(self) -> asyncio.Task[None]:
-        """Start preparing the models, once; the task is done when each is in service or has a reason why not."""
+        """Start to prepare the models, once. The returned task ends when each is in service or has a reason why it is not."""
         if self._preparing is None:
             self._preparing = asyncio.ensure_future(self._prepare_all())
         return self._preparing
@@ -137,7 +137,7 @@ class Repository:
 
     async def close(self) -> None:
         """Finish accepted requests, take all models out of service, and close the modules that were opened here."""
-        # A model must not be closed during its self-test, and a load that is complete adds a model to close.
+        # Wait, because a model must not be closed during its self-test, and because loads in progress add models to close.
         if self._preparing is not None:
             await self._preparing
         await self.wait_for_changes()
@@ -153,81 +153,83 @@ class Repository:
         return iter([entry.served for entry in self._list_entries() if entry.served is not None])
 
     def find(self, name: str, version: str | None) -> ServedModel:
-        """A version of a model, by default the highest that is served; raises RequestRefusal if there is none."""
+        """Find a served model. ``version`` defaults to the highest that is served. Raises RequestRefusal if there is none."""
         entry = self.find_entry(name, version)
         if entry.served is None:
-            raise RequestRefusal(f"model {name!r} is not served: {entry.reason}", Status.UNKNOWN)
+            raise RequestRefusal(f"model {name!r} is not served: {entry.reason}", Status.NOT_FOUND)
         return entry.served
 
     def select(self, name: str, version: str) -> list[ServedModel]:
-        """One version of a model; all versions if ``version`` is empty, and all models if ``name`` is. Raises RequestRefusal."""
+        """List the served models of this name and version; an empty string selects all. Raises RequestRefusal if none is."""
         if not name:
             return list(self)
         versions = [version] if version else self.list_versions(self.find(name, None).name)
         return [self.find(name, version) for version in versions]
 
     def find_entry(self, name: str, version: str | None) -> _Entry:
-        """A version of a model, served or not; raises RequestRefusal for an unknown one."""
+        """Find a version of a model, whether it is served or not; raises RequestRefusal if it is not configured."""
         versions = self._find_versions(name)
-        # Without a served version the first one, whose reason is the answer.
+        # If no version is served, return the first one, whose reason is reported to the client.
         version = version or next(reversed(self.list_versions(name)), next(iter(versions)))
         if version not in versions:
             version_list = ", ".join(versions)
-            raise RequestRefusal(f"model {name!r} has no version {version[:200]!r}; it has: {version_list}", Status.UNKNOWN)
+            raise RequestRefusal(f"model {name!r} has no version {version[:200]!r}; it has: {version_list}", Status.NOT_FOUND)
         return versions[version]
 
     def _find_versions(self, name: str) -> dict[str, _Entry]:
         if name not in self._entries:
-            raise RequestRefusal(f"there is no model {name[:200]!r}; there is: {', '.join(self._entries)}", Status.UNKNOWN)
+            raise RequestRefusal(f"there is no model {name[:200]!r}; available: {', '.join(self._entries)}", Status.NOT_FOUND)
         return self._entries[name]
 
     def list_versions(self, name: str) -> list[str]:
-        """The served versions of a model in ascending order: numbers in numeric order, after all other texts."""
+        """List the served versions of a model in ascending order. Numbers are in numeric order, after all other versions."""
         versions = [entry.version for entry in self._list_entries(name) if entry.served is not None]
-        return sorted(versions, key=lambda text: (text.isdecimal(), int(text) if text.isdecimal() else 0, text))
+        return sorted(versions, key=lambda version: (version.isdecimal(), int(version) if version.isdecimal() else 0, version))
 
     def list_names(self) -> dict[str, list[str]]:
-        """The served versions of each model."""
+        """List the served versions of each model, by its name."""
         return {name: versions for name in self._entries if (versions := self.list_versions(name))}
 
     # ------------------------------------------------------------------ model control
 
     def list_index(self, *, ready: bool = False) -> list[dict[str, str]]:
-        """All models in the form of Triton's repository index; with ``ready`` only those in service."""
+        """Describe all configured versions in the form of Triton's repository index; with ``ready`` only those in service."""
         return [entry.describe() for entry in self._list_entries() if not ready or not entry.why_not_ready]
 
     async def load(self, name: str) -> None:
         """Load the files of all versions of a model and serve them; raises RequestRefusal if that fails.
 
-        Each version serves its old files until the new ones pass the self-test, and longer if they fail it. A model that was
-        passed as a module has no files: if it was unloaded, it returns to service.
+        Each version serves its old files until the new ones have passed the self-test; if they fail it, the old ones stay in
+        service. A model that was passed as a module has no files to load, so it is only served again if it was unloaded.
         """
-        self._check_control(name)
-        await self._complete(self._load, name)
+        self._check_control_allowed(name)
+        await self._run_to_end(self._load, name)
 
     async def unload(self, name: str) -> None:
         """Take all versions of a model out of service, and close them after their requests; raises RequestRefusal if unknown."""
-        self._check_control(name)
-        await self._complete(self._unload, name)
+        self._check_control_allowed(name)
+        await self._run_to_end(self._unload, name)
 
     async def reload(self) -> None:
-        """Load the files of all models again; if that fails, the reason is logged and the model stays in service as it was."""
-        await self._complete(self._reload)
+        """Load the files of all models again. If that fails for one, the reason is logged and its old files stay in service."""
+        await self._run_to_end(self._reload)
 
-    def _check_control(self, name: str) -> None:
+    def _check_control_allowed(self, name: str) -> None:
         self._find_versions(name)
         if not self._options.model_control:
-            raise RequestRefusal("this server loads and unloads no models by requests; send it SIGHUP, or start it again")
+            raise RequestRefusal(
+                "model_control is off, so requests cannot load or unload models; send SIGHUP, or restart the server"
+            )
 
-    async def _complete(self, change: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
-        """Run ``change`` after the changes before it, and to its end even if the client disconnects meanwhile.
+    async def _run_to_end(self, change: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+        """Run a load or unload, ``change(*args)``, after those that started before it. It goes on if the client disconnects.
 
-        A cancelled load would leave a module open that is not served, and a cancelled unload one that waits for its requests.
+        Otherwise a cancelled load would leave an open module that is not served, and a cancelled unload one that is never closed.
         """
 
         async def run() -> None:
             await self.start()
-            async with self._changing:
+            async with self._change_lock:
                 await change(*args)
 
         task = asyncio.ensure_future(run())
@@ -242,22 +244,22 @@ class Repository:
     async def _load(self, name: str) -> None:
         for entry in self._list_entries(name):
             old = entry.served
-            # A module that was passed in has no files to load again.
+            # It is in service, and it has no files that could have changed.
             if old is not None and isinstance(entry.source, XRTModule):
                 continue
             entry.served = await self._prepare(entry)
-            # Only now: while it was prepared, the gauges reported the old model.
+            # Not before: until here the gauges must report the old model.
             entry.served.show_metrics()
             if old is not None:
-                # Sessions of the old model are gone; their clients get 410 with this reason.
+                # Sessions of the old model are lost; their clients get status 410 with this reason.
                 entry.served.sessions.inherit(old.sessions, "the model was loaded again")
-                await old.close()  # new requests go to the new model already, so the old one's queue only shrinks
+                await old.close()  # this ends, since new requests already go to the new model and the old queue only shrinks
 
     async def _prepare(self, entry: _Entry) -> ServedModel:
         """Open and test the model of an entry; raises RequestRefusal if it cannot be served."""
         failure = f"model {entry.name!r}, version {entry.version!r}, cannot be loaded: "
         try:
-            # In a thread: reading a large file must not stop the event loop.
+            # In a thread, because reading a large file must not block the event loop.
             model = await asyncio.to_thread(self._open, entry)
         except (XRTError, OSError) as error:
             raise RequestRefusal(f"{failure}{error}") from error
@@ -272,7 +274,7 @@ class Repository:
 
     async def _unload(self, name: str) -> None:
         for entry in self._list_entries(name):
-            # First out of service, so that no request arrives while the queue drains.
+            # Take it out of service first, so that no request arrives while the queue drains.
             old, entry.served = entry.served, None
             if old is not None:
                 entry.reason = "it was unloaded"
@@ -289,8 +291,8 @@ class Repository:
                 _log.exception("model %s cannot be loaded again", name)
 
 
-def _list_models(models: Any) -> Iterator[_Entry]:
-    """Yield the models in any of the forms that `Repository` accepts; without a mapping, each has version "1"."""
+def _iterate_models(models: Any) -> Iterator[_Entry]:
+    """Yield an entry for each model of the argument of `Repository`. A model without a version gets the version "1"."""
     if isinstance(models, Mapping):
         for name, source in models.items():
             versions = source if isinstance(source, Mapping) else {"1": source}

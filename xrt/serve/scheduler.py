@@ -29,58 +29,60 @@ if TYPE_CHECKING:
 
 Values = tuple[Array, ...]
 """Inputs or outputs of a call, in order."""
-_EXTENTS = (8, 3, 64, 224, 1)
-"""Extents to try for dynamic axes other than the rows: a model may work for some of them only.
+_TRIAL_DIMS = (8, 3, 64, 224, 1)
+"""Dimensions to try for dynamic axes other than the rows. There are several because a model may work for some of them only.
 
-1 comes last, as it can hide that rows are mixed: transposing one column changes nothing.
+1 is last because it can hide that a model mixes rows: for example, transposing a single column changes nothing.
 """
 
 
-def find_reason_against_batches(inputs: Sequence[Value], outputs: Sequence[Value]) -> str:
-    """Explain why the declared shapes do not allow batching along the first axis; empty if they do."""
+def why_not_batchable(inputs: Sequence[Value], outputs: Sequence[Value]) -> str:
+    """The reason why the declared shapes do not allow batching along the first axis; empty if they do."""
     if not inputs or not outputs:
         return "it has no inputs, or no outputs"
     leading_dims = {}
     for value in (*inputs, *outputs):
         shape = value.type.shape if isinstance(value.type, TensorType) else None
         if not shape or isinstance(shape[0], int):
-            return f"the first axis of {value.name!r} ({value.type}) is not open"
+            return f"the first axis of {value.name!r} ({value.type}) is not dynamic"
         leading_dims[value.name] = shape[0]
     dims = {dim for dim in leading_dims.values() if dim is not None}
     input_dims = {leading_dims[value.name] for value in inputs}
     if len(input_dims) > 1 or len(dims) > 1:
-        # Inputs of different extents have no common rows; an output of another extent than the inputs cannot be split by rows.
+        # Inputs with different first axes have no common rows, and an output whose first axis differs cannot be split by rows.
         return f"its first axes differ: {', '.join(f'{name!r} has {dim}' for name, dim in leading_dims.items())}"
     return ""
 
 
 def count_joinable_rows(values: Values) -> int:
-    """The number of rows of a request if it is the same in all inputs; 0 otherwise, and the request must run alone.
+    """Count the rows of a request, which all its inputs must have. Return 0 if they differ: the request must then run alone.
 
-    A model may broadcast a one-row input over another input: in a batch it would meet rows of other requests.
+    The reason is broadcasting: an input of one row would be combined with the rows of other requests in the batch.
     """
     rows = {array.shape[0] if array.ndim else 0 for array in values}
     return rows.pop() if len(rows) == 1 else 0
 
 
 def explain_mixed_rows(call: Callable[..., Values], function: Function, sizes: Sequence[int], *, rounds_up: bool) -> str:
-    """Explain why the rows of a batch influence each other; empty if a trial shows that they do not.
+    """Run a trial of batching; return why requests cannot be joined, or an empty string if they can.
 
-    The trial compares the results of two random requests, with different numbers of rows, alone and joined, and again with the
-    second one full of NaN. ``sizes`` are the sizes of batches: with ``rounds_up`` each is tried, and thereby compiled, otherwise
-    the largest. A model with further dynamic axes is tried at two extents, if two work. ``function`` has the inputs; its nodes
-    are only read for the valid values of inputs, such as categories, and may be missing.
+    The trial runs two random requests with different numbers of rows, first alone and then joined, and compares the results. It
+    does this again with the second request full of NaN, which must not reach the results of the first. With ``rounds_up`` each
+    batch size of ``sizes`` is tried, and thereby compiled, otherwise only the largest. If the model has further dynamic axes, the
+    trial is repeated until it has worked for two dimensions of these. ``function`` has the model's inputs. Its nodes may be
+    missing: they are only read for the valid values of an input, such as categories.
     """
     shapes = [value.type.shape or () for value in function.inputs if isinstance(value.type, TensorType)]
-    has_open_axes = any(not isinstance(dim, int) for shape in shapes for dim in shape[1:])
-    passed, failure = 0, ""
-    for extent in _EXTENTS if has_open_axes else _EXTENTS[:1]:
-        # An extent of 1 proves little: it only counts if no other one worked.
-        if passed == 2 or (passed and extent == 1):
+    has_dynamic_axes = any(not isinstance(dim, int) for shape in shapes for dim in shape[1:])
+    passed = 0
+    failure = ""
+    for trial_dim in _TRIAL_DIMS if has_dynamic_axes else _TRIAL_DIMS[:1]:
+        # The dimension 1 proves little: it is tried only if no other one worked.
+        if passed == 2 or (passed and trial_dim == 1):
             break
         try:
             for size in sizes if rounds_up else (max(sizes),):
-                if reason := _compare_batch(call, function, extent, size, (size,) if rounds_up else ()):
+                if reason := _explain_batch_difference(call, function, trial_dim, size, (size,) if rounds_up else ()):
                     return reason
         except (XRTError, ValueError) as error:
             failure = str(error)
@@ -89,39 +91,44 @@ def explain_mixed_rows(call: Callable[..., Values], function: Function, sizes: S
     return "" if passed else f"requests cannot be joined, since the trial of a batch failed: {failure}; leave batch out"
 
 
-def _compare_batch(call: Callable[..., Values], function: Function, extent: int, size: int, padded: tuple[int, ...]) -> str:
-    """Compare requests alone and joined to one batch of ``size`` rows; explain a difference, or return an empty text."""
+def _explain_batch_difference(
+    call: Callable[..., Values], function: Function, trial_dim: int, size: int, padded_sizes: tuple[int, ...]
+) -> str:
+    """Run requests alone and joined to a batch of at most ``size`` rows; explain how the results differ, or return "".
+
+    ``trial_dim`` is the dimension of dynamic axes other than the rows. The batch is padded to the next of ``padded_sizes``.
+    """
     rows = (1, 2) if size > 2 else (1,) * size
-    requests = [_sample(function, seed, extent, count) for seed, count in enumerate(rows)]
+    requests = [_sample_request(function, seed, trial_dim, count) for seed, count in enumerate(rows)]
     expected = [call(*values) for values in requests]
-    reason = _compare(expected, join_and_split(call, requests, rows, padded))
+    reason = _explain_difference(expected, join_and_split(call, requests, rows, padded_sizes))
     if reason or size == 1:
         return reason
-    # NaN reaches every value that depends on it, however small its weight.
+    # NaN shows even a dependency too weak for the comparison above: it reaches every value that depends on it.
     nan_request = tuple(np.full_like(array, np.nan) if array.dtype.kind == "f" else array for array in requests[1])
     try:
-        return _compare(expected[:1], join_and_split(call, [requests[0], nan_request], rows, padded)[:1])
-    except (XRTError, ValueError):  # a failing batch is repeated request by request, so nothing is mixed
+        return _explain_difference(expected[:1], join_and_split(call, [requests[0], nan_request], rows, padded_sizes)[:1])
+    except (XRTError, ValueError):  # harmless: `run_batch` repeats a failed batch request by request, so nothing is mixed
         return ""
 
 
-def _compare(expected: Sequence[Values], joined: Sequence[Values]) -> str:
-    for before, after in zip(chain(*expected), chain(*joined), strict=True):
-        if not (comparison := compare(after, before, tolerance_for(before.dtype, "network"))):
+def _explain_difference(alone: Sequence[Values], joined: Sequence[Values]) -> str:
+    for expected, actual in zip(chain(*alone), chain(*joined), strict=True):
+        if not (comparison := compare(actual, expected, tolerance_for(expected.dtype, "network"))):
             return f"the rows of a batch change each other: alone and together, {comparison.message}; leave batch out"
     return ""
 
 
-def _sample(function: Function, seed: int, extent: int, rows: int) -> Values:
-    """Random inputs with ``rows`` rows, whose other dynamic axes have the extent ``extent``."""
+def _sample_request(function: Function, seed: int, trial_dim: int, rows: int) -> Values:
+    """Generate random inputs with ``rows`` rows. All other dynamic axes have the dimension ``trial_dim``."""
     types = {value.name: value.type for value in function.inputs if isinstance(value.type, TensorType)}
     leading_dims = {type_.shape[0] for type_ in types.values() if type_.shape} - {None}
-    sized = []
+    static_inputs = []
     for name, type_ in types.items():
-        # A symbol of the first axis may occur in another one, and has the same extent there.
-        extents = [dim if isinstance(dim, int) else rows if dim in leading_dims else extent for dim in (type_.shape or ())[1:]]
-        sized.append(Value(name, type_.with_shape((rows, *extents))))
-    return tuple(sample_inputs(function.replace(inputs=tuple(sized)), seed).values())
+        # The symbol of the rows may also be the dimension of another axis.
+        dims = [dim if isinstance(dim, int) else rows if dim in leading_dims else trial_dim for dim in (type_.shape or ())[1:]]
+        static_inputs.append(Value(name, type_.with_shape((rows, *dims))))
+    return tuple(sample_inputs(function.replace(inputs=tuple(static_inputs)), seed).values())
 
 
 # ---------------------------------------------------------------------- on a thread of the pool
@@ -130,13 +137,13 @@ def _sample(function: Function, seed: int, extent: int, rows: int) -> Values:
 def run_batch(
     call: Callable[..., Values], requests: Sequence[Values], rows: Sequence[int], sizes: Sequence[int] = ()
 ) -> list[Values | BaseException]:
-    """The results of each request, or its exception. ``rows`` has the number of rows of each.
+    """Run the requests, which have these numbers of ``rows``. Return the results of each request, or its exception.
 
-    Several requests are joined along the first axis to one call, padded to the next of ``sizes`` by repeating the last row. If
-    that call fails, each request runs alone, so that none fails because of another.
+    Several requests are joined along the first axis to one call. The batch is padded to the next of ``sizes``, if there are any,
+    by repeating its last row. If this call fails, each request runs alone, so that none fails because of another.
     """
     if len(requests) > 1 or (sizes and rows[0] not in sizes and rows[0] < max(sizes)):
-        with suppress(Exception):  # each request is then run alone and gets its own error
+        with suppress(Exception):  # if it fails, the requests run one by one below, and each gets its own error
             return list(join_and_split(call, requests, rows, sizes))
     results: list[Values | BaseException] = []
     for values in requests:
@@ -150,12 +157,15 @@ def run_batch(
 def join_and_split(
     call: Callable[..., Values], requests: Sequence[Values], rows: Sequence[int], sizes: Sequence[int] = ()
 ) -> list[Values]:
-    """Run all requests as one call, padded as in `run_batch`, and split the results; ValueError if outputs lack rows."""
+    """Join the requests to one call, padded as in `run_batch`; return the results of each request.
+
+    Raises ValueError if an output does not have the rows of the inputs, so that it cannot be split.
+    """
     count = sum(rows)
     padding = min((size for size in sizes if size >= count), default=count) - count
     columns = [list(arrays) for arrays in zip(*requests, strict=True)]
-    last = [[np.repeat(arrays[-1][-1:], padding, axis=0)] if padding else [] for arrays in columns]
-    results = call(*(np.concatenate([*arrays, *more]) for arrays, more in zip(columns, last, strict=True)))
+    pads = [[np.repeat(arrays[-1][-1:], padding, axis=0)] if padding else [] for arrays in columns]
+    results = call(*(np.concatenate([*arrays, *pad]) for arrays, pad in zip(columns, pads, strict=True)))
     ends = np.cumsum(rows)
     if any(array.ndim == 0 or array.shape[0] != count + padding for array in results):
         raise ValueError("the outputs do not have the rows of the inputs")
@@ -164,12 +174,10 @@ def join_and_split(
 
 @dataclass(slots=True, eq=False)
 class _QueuedRequest:
-    """A request in the queue, or in a running call."""
-
     call: Callable[..., Values]
     values: Values
     key: Any
-    """Requests with equal keys can be batched; None for one that runs alone."""
+    """Requests with equal keys can be joined to a batch; None if the request must run alone."""
     rows: int
     future: asyncio.Future[Values]
     on_start: Callable[[], object] | None
@@ -177,16 +185,17 @@ class _QueuedRequest:
 
 
 class Limit:
-    """A limit on the requests in one stage of their processing."""
+    """Limits how many requests are processed at once. ``message`` follows their number in the error of further requests."""
 
-    def __init__(self, stage: str) -> None:
-        self._stage, self._count = stage, 0
+    def __init__(self, message: str) -> None:
+        self._message = message
+        self._count = 0
 
     @contextmanager
-    def admit(self, most: int) -> Iterator[None]:
-        """Count a request for the duration of the block; raises RequestRefusal if there are ``most`` already."""
-        if self._count >= most:
-            raise RequestRefusal(f"{self._count} {self._stage}; try again", Status.BUSY)
+    def admit(self, max_requests: int) -> Iterator[None]:
+        """Count a request for the duration of the block; raises RequestRefusal if ``max_requests`` are counted already."""
+        if self._count >= max_requests:
+            raise RequestRefusal(f"{self._count} {self._message}; try again", Status.BUSY)
         self._count += 1
         try:
             yield
@@ -197,9 +206,9 @@ class Limit:
 class Scheduler:
     """The queue of a model: at most ``instances`` calls run at once, and at most ``max_queue`` requests wait.
 
-    ``sizes`` are the sizes of batches in ascending order; empty: requests are not joined. With ``rounds_up`` a call has exactly
-    one of these sizes, otherwise any number of rows up to the largest. A request waits up to ``max_wait`` seconds for its batch
-    to fill.
+    ``sizes`` are the batch sizes in ascending order; if there are none, requests are not joined. With ``rounds_up`` a batch has
+    exactly one of these sizes, otherwise any number of rows up to the largest. A request waits up to ``max_wait`` seconds for its
+    batch to fill.
     """
 
     def __init__(
@@ -219,7 +228,6 @@ class Scheduler:
 
     @property
     def queued(self) -> int:
-        """Number of queued requests."""
         return len(self._queue)
 
     def check_room(self) -> None:
@@ -235,16 +243,16 @@ class Scheduler:
         rows: int = 1,
         on_start: Callable[[], object] | None = None,
     ) -> asyncio.Future[Values]:
-        """Queue a call of ``call`` with ``values``, which have ``rows`` rows; raises RequestRefusal if the queue is full.
+        """Queue a call of ``call`` with ``values``, which have ``rows`` rows; return the future of its results.
 
         Requests with equal keys other than None may be joined. ``on_start`` is called on the event loop when the call leaves the
-        queue; a call whose future is cancelled before never runs.
+        queue. If the future is cancelled before that, the call never runs. Raises RequestRefusal if the queue is full.
         """
         self.check_room()
         future: asyncio.Future[Values] = asyncio.get_running_loop().create_future()
         # A request larger than the largest batch runs alone.
-        joins = key is not None and 0 < rows <= self._max_rows
-        self._queue.append(_QueuedRequest(call, values, key if joins else None, rows, future, on_start))
+        can_join = key is not None and 0 < rows <= self._max_rows
+        self._queue.append(_QueuedRequest(call, values, key if can_join else None, rows, future, on_start))
         self._start_calls()
         return future
 
@@ -262,23 +270,23 @@ class Scheduler:
     # ------------------------------------------------------------------ on the thread of the event loop
 
     def _start_calls(self) -> None:
-        """Start as many calls as instances are free, unless the first request still waits for its batch to fill."""
+        """Start batches while an instance is free. Set a timer if the first request still waits for its batch to fill."""
         while self._queue and self.running < self._instances:
-            if (delay := self._find_delay()) > 0:
-                self._timer = self._timer or asyncio.get_running_loop().call_later(delay, self._end_wait)
+            if (wait := self._compute_wait()) > 0:
+                self._timer = self._timer or asyncio.get_running_loop().call_later(wait, self._on_timer)
                 break
             if batch := self._take_batch():
                 self._start(batch)
-        # Here and not only at the end of a call: requests that were cancelled leave the queue without one.
+        # Checked here and not only at the end of a call, because cancelled requests leave the queue without one.
         if self._idle is not None and not self._queue and not self.running:
             self._idle.set()
 
-    def _end_wait(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         self._start_calls()
 
-    def _find_delay(self) -> float:
-        """How long the first request still waits for others: until its batch is full, at most ``max_wait``."""
+    def _compute_wait(self) -> float:
+        """Seconds for which the first request still waits for others to fill its batch; 0 or less if it can start."""
         first = self._queue[0]
         if self._max_wait == 0 or first.key is None:
             return 0.0
@@ -286,7 +294,7 @@ class Scheduler:
         return 0.0 if is_full else self._max_wait - (time.perf_counter() - first.enqueued)
 
     def _take_batch(self) -> list[_QueuedRequest]:
-        """Remove the first request and those that fit into its batch from the queue; the result omits cancelled ones."""
+        """Remove the first request and all that fit into its batch from the queue; return those that are not cancelled."""
         first = self._queue.popleft()
         if first.key is None:
             return [] if first.future.cancelled() else [first]
@@ -299,14 +307,14 @@ class Scheduler:
                 rows += other.rows
             else:
                 rest.append(other)
-        while self._sizes and len(batch) > 1 and rows not in self._sizes:  # round down; the rest forms the next batch
+        # Round down to one of the sizes; the removed requests go to the next batch.
+        while self._sizes and len(batch) > 1 and rows not in self._sizes:
             rest.insert(0, batch.pop())
             rows -= rest[0].rows
         self._queue.extendleft(reversed(rest))
         return [request for request in batch if not request.future.cancelled()]
 
     def _start(self, batch: list[_QueuedRequest]) -> None:
-        """Run a batch in a thread of the pool."""
         self.running += 1
         started = time.perf_counter()
         for request in batch:
@@ -316,12 +324,13 @@ class Scheduler:
         sizes = self._sizes if batch[0].key is not None else ()  # a request without a key is not padded
         values, rows = [request.values for request in batch], [request.rows for request in batch]
         running = self._pool.submit(run_batch, batch[0].call, values, rows, sizes)
-        loop, finish = asyncio.get_running_loop(), partial(self._finish, batch, started)
-        # Results return to the event loop, where all state is changed.
+        loop = asyncio.get_running_loop()
+        finish = partial(self._finish, batch, started)
+        # `_finish` must run on the event loop, where all state is changed.
         running.add_done_callback(lambda done: loop.call_soon_threadsafe(finish, done))
 
     def _finish(self, batch: list[_QueuedRequest], started: float, done: Future[list[Values | BaseException]]) -> None:
-        """Set the results of a batch in the futures of its requests, and start the next call."""
+        """Pass the results of a batch, which ``done`` has, to the futures of its requests; then start the next calls."""
         self.running -= 1
         self._metrics.note_batch(len(batch), sum(request.rows for request in batch), time.perf_counter() - started)
         for request, result in zip(batch, done.result(), strict=True):

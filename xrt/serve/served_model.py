@@ -19,24 +19,34 @@ from xrt.graph import Function, TensorType, Value
 from xrt.module.tuning import count_modules
 from xrt.runtime import inputs, to_host
 from xrt.serve.metrics import Metrics, ModelMetrics
-from xrt.serve.protocol import DATATYPES, NAMES, Array, InferRequest, InferResponse, RequestRefusal, Status, refuse_json_output
-from xrt.serve.scheduler import Limit, Scheduler, count_joinable_rows, explain_mixed_rows, find_reason_against_batches
+from xrt.serve.protocol import (
+    DATATYPE_NAMES,
+    DATATYPES,
+    Array,
+    InferRequest,
+    InferResponse,
+    RequestRefusal,
+    Status,
+    make_json_output_error,
+)
+from xrt.serve.scheduler import Limit, Scheduler, count_joinable_rows, explain_mixed_rows, why_not_batchable
 
 if TYPE_CHECKING:
     from xrt.module.module import XRTModule
 
 
 _log = logging.getLogger(__name__)
-_NO_MAPS = """. skl2onnx writes tensors instead of maps with options={"zipmap": False}"""
+_ZIPMAP_HINT = """. skl2onnx writes tensors instead of maps with options={"zipmap": False}"""
 STARTING = "it is being prepared"
 
 
 class ServedModel:
     """One version of a model: its modules, its queue, and its sessions if it has state.
 
-    All instances share one module if that can run several calls at once. Otherwise ``open_again`` opens further modules; with it,
-    all modules are closed with the model, and without it ``module`` belongs to the caller. Use it from the event loop only; calls
-    run in threads. Raises OptionError for a module that the protocol cannot describe, or a batch that its shapes do not allow.
+    All instances share ``module`` if it can run several calls at once. Otherwise ``open_again`` opens a further module for each
+    instance. If ``open_again`` is None, ``module`` belongs to the caller; otherwise `close` closes all modules. Use the object
+    from the event loop only; calls of the model run in threads. Raises OptionError for a module that the protocol cannot
+    describe, or for batches that its shapes do not allow.
     """
 
     def __init__(
@@ -52,40 +62,42 @@ class ServedModel:
         self.name, self.version, self.module = name, version, module
         self._modules, self._open_again = [module], open_again
         self.stateful: Any = None
-        """The module's declared state, whose calls are steps of sessions; None if it has none."""
-        with suppress(InputError):  # it declares no state
+        """The declared state of the module; None if it has none. With state, each call is a step of a session."""
+        with suppress(InputError):  # raised if the module declares no state
             self.stateful = module.stateful_functions.find_declared(module)
         self.inputs = self.stateful.others if self.stateful else module.inputs
-        # State is not sent to clients, neither as input nor as output.
+        # Clients neither send nor receive the state.
         indices = self.stateful.returned if self.stateful else range(len(module.outputs))
         self.outputs = tuple(module.outputs[index] for index in indices)
         names = [value.name for value in self.outputs]
         if repeated := next((output for output in names if names.count(output) > 1), None):
             raise OptionError(
-                f"output {repeated!r} of model {name!r} is given twice, and the protocol has each once; name one otherwise"
+                f"output {repeated!r} of model {name!r} is listed twice, but the protocol requires unique names; rename one"
             )
         self._datatypes = {value.name: _name_datatype(name, value) for value in (*self.inputs, *self.outputs)}
-        # A batch that the operator asked for and the model does not allow is an error; one from its tuning is left out.
-        self._is_batch_wanted = options.batch is not None
+        # If the model does not allow batches, it is an error if the operator requested them; batches from tuning are dropped.
+        self._is_batch_requested = options.batch is not None
         options = options.complete(module.serving)
-        reason = "it has state" if self.stateful else find_reason_against_batches(self.inputs, self.outputs)
+        reason = "it has state" if self.stateful else why_not_batchable(self.inputs, self.outputs)
         if options.sizes and reason:
-            if self._is_batch_wanted:
+            if self._is_batch_requested:
                 raise OptionError(f"model {name!r} cannot join requests to a batch: {reason}; leave batch out")
             options = replace(options, batch=None)
         self.options, self._instances = options, options.instances or 1
         self.why_not_ready = STARTING
         """Why the model does not accept requests; empty if it is in service."""
         self.metrics = ModelMetrics(metrics, name, version)
-        wait = options.max_wait or 0.0
+        max_wait = options.max_wait or 0.0
         self._scheduler = Scheduler(
-            self._instances, options.max_queue, self.metrics, sizes=options.sizes, rounds_up=options.rounds_up, max_wait=wait
+            self._instances, options.max_queue, self.metrics, sizes=options.sizes, rounds_up=options.rounds_up, max_wait=max_wait
         )
-        self._free: SimpleQueue[XRTModule] = SimpleQueue()
-        """The modules of the instances that run no call; filled by the self-test. A shared module is in it once per instance."""
+        self._free_modules: SimpleQueue[XRTModule] = SimpleQueue()
+        """The module of each instance that runs no call. A module that instances share is in it several times."""
         self.sessions = SessionTable(module.new_session, options.max_sessions, options.session_idle, options.explicit_sessions)
-        # Bytes of the bodies of requests that are not answered yet, and the requests among them whose body is complete.
-        self._received, self._complete = 0, Limit("requests are under way, and no more are accepted")
+        self._received_bytes = 0
+        """Bytes in memory of the bodies of requests that are not answered yet."""
+        self._request_limit = Limit("requests are under way, and no more are accepted")
+        """Counts the requests that are not answered yet and whose body is complete."""
 
     def show_metrics(self) -> None:
         """Make the gauges report this model; call it when the model goes into service."""
@@ -94,47 +106,47 @@ class ServedModel:
             running_calls=lambda: self._scheduler.running,
             sessions=lambda: len(self.sessions),
             model_ready=lambda: not self.why_not_ready,
-            # The plan exists only after the model is compiled.
+            # There is no plan before the model is compiled.
             fallback_nodes=lambda: 0 if self.why_not_ready else len(self.module.plan.reasons),
         )
 
     def describe(self, versions: list[str]) -> dict[str, Any]:
-        """The protocol's metadata of the model, whose served versions are ``versions``."""
+        """Describe the model as the protocol's metadata. ``versions`` lists the served versions of its name."""
         inputs, outputs = (list(map(self.describe_tensor, values)) for values in (self.inputs, self.outputs))
         return {"name": self.name, "versions": versions, "platform": "xrt", "inputs": inputs, "outputs": outputs}
 
     def describe_tensor(self, value: Value) -> dict[str, Any]:
-        """The protocol's description of an input or output: dynamic extents are -1, and an unknown rank is the shape [-1]."""
+        """Describe an input or output as the protocol does. A dynamic dimension is -1, and an unknown rank the shape [-1]."""
         shape = value.type.shape if isinstance(value.type, TensorType) else None
-        extents = [-1] if shape is None else [dim if isinstance(dim, int) else -1 for dim in shape]
-        return {"name": value.name, "datatype": self._datatypes[value.name], "shape": extents}
+        dims = [-1] if shape is None else [dim if isinstance(dim, int) else -1 for dim in shape]
+        return {"name": value.name, "datatype": self._datatypes[value.name], "shape": dims}
 
     # ------------------------------------------------------------------ before requests
 
     async def prepare(self) -> None:
-        """Compile, run the self-test and put the model in service; `why_not_ready` has the reason if that fails."""
+        """Compile and test the model and put it in service. If that fails, `why_not_ready` has the reason afterwards."""
         try:
-            self.why_not_ready = await asyncio.to_thread(self._test)
+            self.why_not_ready = await asyncio.to_thread(self._test_instances)
         except Exception as error:  # noqa: BLE001  # other models stay in service
             _log.exception("model %s, version %s, cannot be prepared", self.name, self.version)
             self.why_not_ready = f"it cannot be prepared: {error}"
         if self.why_not_ready:
             _log.error("model %s, version %s, is not in service: %s", self.name, self.version, self.why_not_ready)
 
-    def _test(self) -> str:
-        """Open and test the modules of all instances; explain why the model must not be in service, or return an empty text."""
-        reason = self._test_module(self.module)
-        # Sessions belong to one module, so models with state have no further instances.
+    def _test_instances(self) -> str:
+        """Open and test the modules of all instances; return why the model must not be in service, or an empty string."""
+        reason = self._why_not_servable(self.module)
+        # A session belongs to one module, so a model with state does not get further modules.
         if self._open_again is not None and not self.stateful:
             while not reason and len(self._modules) < count_modules(self.module, self._instances):
                 self._modules.append(self._open_again())
-                reason = self._test_module(self._modules[-1])
+                reason = self._why_not_servable(self._modules[-1])
         for instance in range(self._instances):
-            self._free.put(self._modules[instance % len(self._modules)])
+            self._free_modules.put(self._modules[instance % len(self._modules)])
         return reason
 
-    def _test_module(self, module: XRTModule) -> str:
-        """Run the module's self-test, compile it and try its batches; explain a failure, or return an empty text."""
+    def _why_not_servable(self, module: XRTModule) -> str:
+        """Test and compile a module and try its batches; return why this failed, or an empty string."""
         try:
             module.run_self_test()
         except XRTError as error:
@@ -142,16 +154,16 @@ class ServedModel:
         try:
             module.compile()
         except InputError:
-            _log.info("model %s has sizes that requests decide; it is compiled by the first of them", self.name)
+            _log.info("model %s has dynamic shapes and is compiled for those of the first request", self.name)
         if self.options.sizes:
-            call, rounds_up = partial(_call_module, module), self.options.rounds_up
-            # The nodes of a bundle are only read if they may list the categories of texts.
-            has_texts = "BYTES" in {self._datatypes[value.name] for value in self.inputs}
-            function = module.source.get_declared_function() if has_texts else Function(self.inputs, ())
-            reason = explain_mixed_rows(call, function, self.options.sizes, rounds_up=rounds_up)
-            if not reason or self._is_batch_wanted:
+            call = partial(_call_module, module)
+            # Nodes are only needed for string inputs, whose valid values they may list; otherwise they are not read.
+            has_strings = "BYTES" in {self._datatypes[value.name] for value in self.inputs}
+            function = module.source.get_declared_function() if has_strings else Function(self.inputs, ())
+            reason = explain_mixed_rows(call, function, self.options.sizes, rounds_up=self.options.rounds_up)
+            if not reason or self._is_batch_requested:
                 return reason
-            # Batches from the tuning are an optimization: go on without them.
+            # The batches come from the tuning and are only an optimization: serve the model without them.
             _log.warning("model %s is served without the batches that it was tuned for: %s", self.name, reason)
             self.options = replace(self.options, batch=None)
         return ""
@@ -159,56 +171,59 @@ class ServedModel:
     # ------------------------------------------------------------------ requests
 
     @property
-    def most_requests(self) -> int:
-        """The most requests that the model has in memory, queued or running: those in the queue, and a batch per instance."""
+    def max_requests(self) -> int:
+        """Maximum number of requests in memory: a full queue, and a batch in each instance."""
         return self.options.max_queue + self._instances * max(self.options.sizes, default=1)
 
     @contextmanager
     def receive(self) -> Iterator[Callable[[int], None]]:
         """Admit a request for the duration of the block, which reads its body and answers it.
 
-        Call the yielded function with the number of bytes received. Bodies are counted in bytes, not as requests, so that slow
-        clients cannot occupy the queue. Raises RequestRefusal if the queue is full, and the function does if too many bytes are
-        in memory.
+        The block must call the yielded function with the size of each part of the body that it has read. Raises RequestRefusal if
+        the queue is full; the yielded function raises it if the bodies of all requests need too much memory. While a body
+        arrives it is counted in bytes only, not as a request, so that slow clients cannot occupy the queue.
         """
         received = 0
 
         def count(size: int) -> None:
             nonlocal received
             received += size
-            self._received += size
-            if self._received > self.most_requests * self.options.max_request_bytes:
+            self._received_bytes += size
+            if self._received_bytes > self.max_requests * self.options.max_request_bytes:
                 raise RequestRefusal("too many bodies arrive at once, and no more are read; try again", Status.BUSY)
 
         self._scheduler.check_room()
         try:
             yield count
         finally:
-            self._received -= received
+            self._received_bytes -= received
 
     def admit(self) -> AbstractContextManager[None]:
-        """Count a request whose body is complete until its response is encoded; raises RequestRefusal if there are too many."""
-        # The queue does not bound results: a fast model with large outputs produces them faster than they are encoded.
-        return self._complete.admit(self.most_requests)
+        """Count a request with a complete body for the duration of the block; raises RequestRefusal if there are too many.
+
+        The block runs the request and encodes its response. The queue alone does not limit the results in memory: a fast model
+        with large outputs produces them faster than they are encoded.
+        """
+        return self._request_limit.admit(self.max_requests)
 
     async def infer(self, request: InferRequest, session_name: str = "") -> InferResponse:
-        """Run the model on a request, in its session if it names one or ``session_name`` is not empty; raises RequestRefusal."""
+        """Run a request, in the session that its parameters name or ``session_name``, from a header; raises RequestRefusal."""
         if self.why_not_ready:
             raise RequestRefusal(f"model {self.name!r} is not in service: {self.why_not_ready}", Status.BUSY)
         self._check_outputs(request)
         session = read_session(request.parameters, session_name)
         if session is not None and not self.stateful:
-            raise RequestRefusal(f"model {self.name!r} has no state, and takes no session")
-        values = self._bind(request.inputs)
+            raise RequestRefusal(f"model {self.name!r} has no state, so a request cannot have a session")
+        values = self._bind_inputs(request.inputs)
         with self.sessions.enter(session) if session else nullcontext() as entry:
             try:
                 results = await self._submit(entry, values)
-            except RequestRefusal:  # the queue is full
+            except RequestRefusal:  # because the queue is full
                 raise
             except Exception as error:
-                raise self._explain(error, values) from error
+                raise self._convert_error(error, values) from error
         outputs = dict(zip((value.name for value in self.outputs), results, strict=True))
-        # No listed outputs means all.
+        # A request that lists no outputs gets all.
         requested = {name: outputs[name] for name in request.outputs or outputs}
         parameters = {"session_id": session.name} if session else {}
         return InferResponse(self.name, self.version, requested, self._datatypes, parameters)
@@ -219,16 +234,18 @@ class ServedModel:
             if name not in names:
                 raise RequestRefusal(f"model {self.name!r} has no output {name[:200]!r}; it has: {', '.join(names)}")
             if is_binary is False and not DATATYPES[self._datatypes[name]].has_json:
-                raise refuse_json_output(name, self._datatypes[name])
+                raise make_json_output_error(name, self._datatypes[name])
 
-    def _bind(self, arrays: Mapping[str, Array]) -> tuple[Array, ...]:
-        """The inputs in the model's order; raises RequestRefusal for a wrong type or shape, which would fail a whole batch."""
+    def _bind_inputs(self, arrays: Mapping[str, Array]) -> tuple[Array, ...]:
+        """Order and check the inputs; raises RequestRefusal. An input of a wrong type or shape would make a whole batch fail."""
         try:
             values = inputs.bind(self.inputs, (), arrays)
             for value, array in zip(self.inputs, values, strict=True):
                 declared = self._datatypes[value.name]
                 if array.dtype != DATATYPES[declared].dtype.numpy:
-                    actual = next((name for dtype, name in NAMES.items() if dtype.numpy == array.dtype), str(array.dtype))
+                    actual = next(
+                        (name for dtype, name in DATATYPE_NAMES.items() if dtype.numpy == array.dtype), str(array.dtype)
+                    )
                     raise RequestRefusal(f"input {value.name!r} of model {self.name!r} is {declared}; the request has {actual}")
             inputs.check(self.inputs, values)
         except InputError as error:
@@ -236,75 +253,75 @@ class ServedModel:
         return tuple(values)
 
     def _submit(self, entry: SessionEntry | None, values: tuple[Array, ...]) -> asyncio.Future[tuple[Array, ...]]:
-        """Queue a call, as a step of its session if the model has state; raises RequestRefusal if the queue is full."""
+        """Queue a call, as a step of the session ``entry`` if the model has state; raises RequestRefusal if the queue is full."""
         if self.stateful:
             step = partial(self._step, entry.session if entry else None)
             return self._scheduler.submit(step, values, on_start=entry.note_start if entry else None)
         if not self.options.sizes:
             return self._scheduler.submit(self._call, values)
-        # Requests can be joined if all axes but the first agree, so the extents of these are the key.
+        # Requests can be joined if all their dimensions but the first agree, so these are the key.
         rows = count_joinable_rows(values)
         return self._scheduler.submit(self._call, values, tuple(array.shape[1:] for array in values) if rows else None, rows)
 
     def _call(self, *values: Array) -> tuple[Array, ...]:
-        # Never blocks for long: the scheduler runs at most one call per instance.
-        module = self._free.get()
+        # This does not block for long, since the scheduler runs at most one call per instance.
+        module = self._free_modules.get()
         try:
             return _call_module(module, *values)
         finally:
-            self._free.put(module)
+            self._free_modules.put(module)
 
     def _step(self, session: Any, *values: Array) -> tuple[Array, ...]:
-        """Run a step of a session; without a session, the first step of a new state, which is dropped afterwards."""
+        """Run a step of a session, or of a new session that is dropped afterwards if ``session`` is None."""
         return _call_module(self.module.new_session() if session is None else session, *values)
 
-    def _explain(self, error: Exception, values: tuple[Array, ...]) -> RequestRefusal:
-        """The refusal for an error of a call: status 400 if the inputs are to blame, otherwise 500."""
+    def _convert_error(self, error: Exception, values: tuple[Array, ...]) -> RequestRefusal:
+        """Convert an error of a call with these inputs to a response: status 400 if the inputs caused it, otherwise 500."""
         if isinstance(error, InputError) or (isinstance(error, RunFailed) and error.has_bad_index):
             return RequestRefusal(str(error))
-        # A model may broadcast inputs of one row, so that different numbers are to blame only once a call has failed.
+        # A model may broadcast inputs of one row, so different numbers of rows are an error only if the call has failed.
         if self.options.sizes and isinstance(error, RunFailed) and not count_joinable_rows(values):
             counts = [f"{value.name!r} has {len(array)} rows" for value, array in zip(self.inputs, values, strict=True)]
             return RequestRefusal(f"the inputs of model {self.name!r} have different numbers of rows: {', '.join(counts)}")
-        # The request log has the reason; the traceback is only for debugging, as such errors may come with every request.
+        # Only at level DEBUG: the reason is in the request log, and a traceback with each request would flood the log.
         _log.debug("a call of model %s failed", self.name, exc_info=error)
         return RequestRefusal(f"model {self.name!r} failed: {error}", Status.FAILED)
 
     # ------------------------------------------------------------------ after requests
 
     async def close(self) -> None:
-        """Answer the queued requests, then drop the sessions, and close the modules that were opened for this model."""
+        """Finish the queued requests, then drop the sessions. Close the modules unless they belong to the caller."""
         await self._scheduler.drain()
         self.why_not_ready = "it is closed"
         self._scheduler.close()
         self.sessions.close()
         if self._open_again is not None:
-            # In threads: closing a module may wait for an engine's process, which must not stop the event loop.
+            # In threads, because closing a module may wait for an engine's process and must not block the event loop.
             await asyncio.gather(*(asyncio.to_thread(module.close) for module in self._modules))
 
 
 def _call_module(module: Callable[..., Any], *values: Array) -> tuple[Array, ...]:
-    """Call a module or a session; its outputs as NumPy arrays, always as a tuple."""
+    """Call a module or a session; return its outputs as a tuple of NumPy arrays."""
     results = module(*values)
     return () if results is None else tuple(map(to_host, results if isinstance(results, tuple) else (results,)))
 
 
 def _name_datatype(model: str, value: Value) -> str:
-    """The protocol's datatype of a value; raises OptionError if there is none."""
+    """Find the name of the protocol's datatype for a value; raises OptionError if there is none."""
     if value.type is None:
         raise OptionError(f"the type of {value.name!r} of model {model!r} is not known; call m.compile(*examples) first")
-    datatype = NAMES.get(value.type.dtype) if isinstance(value.type, TensorType) else None
+    datatype = DATATYPE_NAMES.get(value.type.dtype) if isinstance(value.type, TensorType) else None
     if datatype is None:
         raise OptionError(
             f"{value.name!r} of model {model!r} is {value.type}, which the Open Inference Protocol has no datatype for; "
-            f"it has: {', '.join(DATATYPES)}{_NO_MAPS if 'map(' in str(value.type) else ''}"
+            f"it has: {', '.join(DATATYPES)}{_ZIPMAP_HINT if 'map(' in str(value.type) else ''}"
         )
     return datatype
 
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """Options of one served model; None means the module's serving configuration, if any, decides."""
+    """Options of each served model. An option that is None has the value of the module's serving configuration, if it has one."""
 
     batch: int | Sequence[int] | None = None
     """Rows of a batch, at most, or a list of its sizes. With a list, requests are joined up to the largest size that they fill,
@@ -344,19 +361,18 @@ class ServingOptions:
 
     @property
     def rounds_up(self) -> bool:
-        """Whether batches have exactly one of the sizes, not any number of rows up to the largest."""
+        """Whether a batch must have exactly one of the `sizes`. Otherwise it has any number of rows up to the largest."""
         return isinstance(self.batch, Sequence)
 
-    def complete(self, tuned: Any) -> ServingOptions:
-        """Fill in options that are None from a module's serving configuration."""
-        if tuned is None:
+    def complete(self, serving: Any) -> ServingOptions:
+        """Fill in options that are None from ``serving``, a module's serving configuration; None changes nothing."""
+        if serving is None:
             return self
-        batch = list(tuned.sizes) or tuned.batch
-        return replace(self, batch=batch if self.batch is None else self.batch, instances=self.instances or tuned.instances)
+        batch = list(serving.sizes) or serving.batch
+        return replace(self, batch=batch if self.batch is None else self.batch, instances=self.instances or serving.instances)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """The names of the options."""
         return tuple(entry.name for entry in fields(cls))
 
     @classmethod
@@ -371,12 +387,12 @@ class ServingOptions:
 
 # ---------------------------------------------------------------------- sessions
 
-_MAX_NAME = 256
-_REMEMBERED = 100_000
-"""Sessions that are remembered after they are gone, at about 100 bytes each: requests for these get status 410, while the name of
-one that has been forgotten starts a new state."""
-_LONGEST_REASON = 200
-"""Characters of a reason that are stored for each of them."""
+_MAX_NAME_CHARS = 256
+_MAX_FORGOTTEN = 100_000
+"""How many ended sessions are remembered, at about 100 bytes each. A request for one of these gets status 410. The name of an
+older session counts as unknown again, so that a request may start a new state."""
+_MAX_REASON_CHARS = 200
+"""The reason why a session ended is cut to this length where it is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,49 +401,53 @@ class SessionRequest:
 
     name: str
     start: bool | None = None
-    """True: start a new state. False: the session must exist. None: create it if missing, unless sessions are explicit."""
+    """True: start a new state. False: the session must exist. None: it is created if it does not exist, unless the option
+    `ServingOptions.explicit_sessions` is set."""
     end: bool = False
     """Drop the session after this call."""
 
 
 def read_session(parameters: Mapping[str, Any], header: str = "") -> SessionRequest | None:
-    """Read the session of a request from its parameters or a header; None if it names none.
+    """Read the session of a request from its parameters; return None if it names none.
 
-    ``session_id``, ``session_start`` and ``session_end`` are XRT's names; ``sequence_id``, ``sequence_start`` and
-    ``sequence_end`` are Triton's. Raises RequestRefusal.
+    The parameters are ``session_id``, ``session_start`` and ``session_end``, or with Triton's names ``sequence_id``,
+    ``sequence_start`` and ``sequence_end``. ``header`` is the session's name from a header, or empty. Raises RequestRefusal if a
+    parameter is invalid or contradicts the header.
     """
     kind = "session" if "session_id" in parameters or "sequence_id" not in parameters else "sequence"
     name = parameters.get(f"{kind}_id", header or None)
     if name is None and f"{kind}_id" in parameters:
-        raise RequestRefusal(f"parameter '{kind}_id' is null; give a text of at most {_MAX_NAME} characters, or leave it out")
-    if name is None and (alone := next((flag for flag in ("session_start", "session_end") if flag in parameters), None)):
-        raise RequestRefusal(f"parameter {alone!r} is about a session, and the request names none; give 'session_id'")
+        raise RequestRefusal(
+            f"parameter '{kind}_id' is null; give a string of at most {_MAX_NAME_CHARS} characters, or leave it out"
+        )
+    if name is None and (flag_name := next((flag for flag in ("session_start", "session_end") if flag in parameters), None)):
+        raise RequestRefusal(f"parameter {flag_name!r} is about a session, and the request names none; give 'session_id'")
     if name is None or (kind == "sequence" and name in (0, "")):  # Triton's clients send 0 or "" for no sequence
         return None
-    if isinstance(name, bool) or not isinstance(name, str | int) or not 0 < len(str(name)) <= _MAX_NAME:
-        raise RequestRefusal(f"parameter '{kind}_id' is a text of at most {_MAX_NAME} characters, or a number")
+    if isinstance(name, bool) or not isinstance(name, str | int) or not 0 < len(str(name)) <= _MAX_NAME_CHARS:
+        raise RequestRefusal(f"parameter '{kind}_id' must be a string of at most {_MAX_NAME_CHARS} characters, or a number")
     if header and str(name) != header:
         raise RequestRefusal(f"parameter '{kind}_id' and the header name two sessions; a request belongs to one")
     flags = {flag: parameters.get(f"{kind}_{flag}") for flag in ("start", "end")}
     for flag, value in flags.items():
         if value is not None and not isinstance(value, bool):
-            raise RequestRefusal(f"parameter '{kind}_{flag}' is true or false")
+            raise RequestRefusal(f"parameter '{kind}_{flag}' must be true or false")
     return SessionRequest(str(name), flags["start"], bool(flags["end"]))
 
 
 @dataclass(slots=True, eq=False)
 class SessionEntry:
-    """A session and its use by requests."""
+    """A session and when it was used last."""
 
     session: Any
     """The module's session, which has the state."""
     last_used: float = 0.0
-    """Time of the last use, by the clock of the table."""
+    """Time of the last use, by the `clock` of the `SessionTable`."""
     has_started: bool = False
-    """Whether the latest request for it has left the queue."""
+    """Whether the latest request for the session has left the queue, so that its call may have changed the state."""
 
     def note_start(self) -> None:
-        """The request has left the queue."""
+        """Record that the latest request for the session has left the queue."""
         self.has_started = True
 
 
@@ -436,32 +456,32 @@ class SessionTable:
     """The sessions of a model by name. Use it from the event loop only."""
 
     make: Callable[[], Any]
-    """Creates a session of the module."""
+    """Creates a session of the module, with a new state."""
     max_sessions: int
     idle_seconds: float
     explicit: bool = False
     """Whether only ``session_start`` creates a session."""
     clock: Callable[[], float] = time.monotonic
     _entries: OrderedDict[str, SessionEntry] = field(default_factory=OrderedDict)
-    """Least recently used first. A new session is added when its first call has succeeded."""
+    """The sessions by name, least recently used first. A new session is added when its first call has succeeded."""
     _busy: set[str] = field(default_factory=set)
-    """The sessions with a request, queued or running."""
+    """Names of the sessions with a request that is queued or running."""
     _forgotten: OrderedDict[int, str] = field(default_factory=OrderedDict)
-    """Hash of the name to the reason why the session is gone."""
+    """Why a session has ended, by the hash of its name, oldest first."""
     _timer: asyncio.TimerHandle | None = None
 
     def __post_init__(self) -> None:
-        self._expired = f"it was not used for {self.idle_seconds:g} s"  # one string shared by all entries
+        self._expiry_reason = f"it was not used for {self.idle_seconds:g} s"  # one string shared by all entries
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @contextmanager
     def enter(self, request: SessionRequest) -> Iterator[SessionEntry]:
-        """Use the session for one call; raises RequestRefusal if it is busy or gone, or if there are too many.
+        """Use a session for one call, which is made in the block; yield its entry.
 
-        The caller calls `note_start` of the entry when the call begins: a call that fails or is cancelled before that
-        changes no session.
+        The caller must call `note_start` of the entry when the call begins. If the block fails or is cancelled before that, no
+        session is changed. Raises RequestRefusal if the session is busy or has ended, or if there are too many sessions.
         """
         self.sweep()
         name = request.name
@@ -488,62 +508,63 @@ class SessionTable:
             if name in self._entries:
                 self._entries[name].last_used = self.clock()
                 self._entries.move_to_end(name)  # the order that `sweep` relies on
-            self._watch()
+            self._start_timer()
 
     def _note_failure(self, name: str, entry: SessionEntry, error: BaseException) -> None:
-        """Forget a session whose state may be partially updated after its call failed with ``error``."""
-        if isinstance(error, asyncio.CancelledError):  # the call goes on in its thread, and changes the state
+        """Forget a session if its state may be partially updated after a call of it failed with ``error``."""
+        if isinstance(error, asyncio.CancelledError):  # the call goes on in its thread and changes the state
             self.forget(name, "a call of it was cancelled while it ran")
-        # Inputs are checked before the state changes, except those that a step reads after it overwrote a part.
-        elif not (isinstance(error, RequestRefusal) and error.status == Status.MALFORMED) or entry.session.lost:
+        # After BAD_REQUEST the state is intact, as inputs are checked before it changes. But a step may find an invalid input
+        # after it has overwritten a part of the state: then the session is `lost`.
+        elif not (isinstance(error, RequestRefusal) and error.status == Status.BAD_REQUEST) or entry.session.lost:
             self.forget(name, f"a call of it failed: {error}")
 
     def _check_new(self, request: SessionRequest) -> None:
-        """Raise RequestRefusal if the request may not start a session, which replaces one of the same name."""
-        if not request.start and (why := self._forgotten.get(hash(request.name))) is not None:
-            raise RequestRefusal(f"session {request.name!r} is gone: {why}; begin again with session_start", Status.GONE)
+        """Raise RequestRefusal if the request may not start a new session. A session of the same name would be replaced."""
+        if not request.start and (reason := self._forgotten.get(hash(request.name))) is not None:
+            raise RequestRefusal(f"session {request.name!r} is gone: {reason}; begin again with session_start", Status.GONE)
         if request.start is False or (self.explicit and not request.start):
-            raise RequestRefusal(f"there is no session {request.name!r}; begin it with session_start", Status.UNKNOWN)
+            raise RequestRefusal(f"there is no session {request.name!r}; begin it with session_start", Status.NOT_FOUND)
         if request.name not in self._entries and len(self._entries.keys() | self._busy) >= self.max_sessions:
-            text = f"{self.max_sessions} sessions are in use, and there are no more; end one, or try again"
-            raise RequestRefusal(text, Status.BUSY)
+            message = f"{self.max_sessions} sessions are in use, which is the limit; end one, or try again"
+            raise RequestRefusal(message, Status.BUSY)
 
     def sweep(self) -> None:
-        """Expire sessions that have been idle for too long."""
-        limit = self.clock() - self.idle_seconds
+        """Remove sessions that have been idle for too long."""
+        oldest_use = self.clock() - self.idle_seconds
         for name, entry in list(self._entries.items()):
-            # Entries are ordered by their last call, so all later ones are fresh.
-            if entry.last_used > limit:
+            # Entries are ordered by their last use, so no later one has expired.
+            if entry.last_used > oldest_use:
                 break
             if name not in self._busy:
-                self.forget(name, self._expired)
+                self.forget(name, self._expiry_reason)
 
-    def forget(self, name: str, why: str) -> None:
+    def forget(self, name: str, reason: str) -> None:
         """Remove a session; later requests for it get status 410 with the reason."""
         self._entries.pop(name, None)
-        # The hash suffices for a message and bounds the memory per name.
-        self._forgotten[hash(name)] = why[:_LONGEST_REASON]
-        while len(self._forgotten) > _REMEMBERED:
+        # The hash is enough to find the reason, and it needs less memory than a long name.
+        self._forgotten[hash(name)] = reason[:_MAX_REASON_CHARS]
+        while len(self._forgotten) > _MAX_FORGOTTEN:
             self._forgotten.popitem(last=False)
 
-    def inherit(self, old: SessionTable, why: str) -> None:
-        """Remember the sessions of ``old``, the table of the model that this one replaces, as gone for this reason."""
+    def inherit(self, old: SessionTable, reason: str) -> None:
+        """Record that all sessions of ``old`` have ended for this reason. ``old`` belongs to the model that this one replaces."""
         self._forgotten = old._forgotten.copy()
         for name in (*old._entries, *old._busy):
-            self.forget(name, why)
+            self.forget(name, reason)
 
-    def _watch(self) -> None:
-        """Start the timer that expires idle sessions, unless it runs: without it they would stay until the next request."""
+    def _start_timer(self) -> None:
+        """Start the timer that removes idle sessions, if it is not running. Without it they would stay until the next request."""
         if self._timer is None and self._entries:
-            self._timer = asyncio.get_running_loop().call_later(self.idle_seconds, self._expire)
+            self._timer = asyncio.get_running_loop().call_later(self.idle_seconds, self._on_timer)
 
-    def _expire(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         self.sweep()
-        self._watch()
+        self._start_timer()
 
     def close(self) -> None:
-        """Drop all sessions."""
+        """Drop all sessions and stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

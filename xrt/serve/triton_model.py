@@ -30,18 +30,18 @@ class TritonPythonModel:
         self._module.run_self_test()
         self._inputs = [tensor["name"] for tensor in config["input"]]
         self._outputs = [tensor["name"] for tensor in config["output"]]
-        # Must be as `make_config` wrote it.
-        self._joins = int(config.get("max_batch_size", 0)) > 0
-        self._sizes = sorted(json.loads(settings.get("sizes", "[]")))
+        # These settings are those that `xrt.serve.triton_repository.make_config` wrote.
+        self._is_batched = int(config.get("max_batch_size", 0)) > 0
+        self._batch_sizes = sorted(json.loads(settings.get("sizes", "[]")))
         self._sessions: dict[Any, Any] | None = {} if "sequence_batching" in config else None
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Compute one response per request; requests that differ only in their number of rows are joined to one call."""
+        """Compute the response to each request. Requests that differ only in their number of rows are joined to one call."""
         values = [tuple(self._read(request, name) for name in self._inputs) for request in requests]
         if self._sessions is not None:
             results: list[Any] = [self._step(request, arrays) for request, arrays in zip(requests, values, strict=True)]
         else:
-            results = self._call_together(values)
+            results = self._call_joined(values)
         return [self._respond(request, result) for request, result in zip(requests, results, strict=True)]
 
     def finalize(self) -> None:
@@ -50,19 +50,19 @@ class TritonPythonModel:
 
     # ------------------------------------------------------------------ calls
 
-    def _call_together(self, values: list[tuple[Any, ...]]) -> list[Any]:
-        """The results of each request, or its exception."""
+    def _call_joined(self, values: list[tuple[Any, ...]]) -> list[Any]:
+        """Run requests with these input values, joined where possible. Return the outputs of each, or its exception."""
         groups: dict[Any, list[int]] = {}
-        for place, arrays in enumerate(values):
-            joins = self._joins and count_joinable_rows(arrays)
+        for index, arrays in enumerate(values):
+            can_join = self._is_batched and count_joinable_rows(arrays)
             # Requests are joined if all axes but the first agree. Any other request forms a group, with its index as the key.
-            groups.setdefault(tuple(array.shape[1:] for array in arrays) if joins else place, []).append(place)
+            groups.setdefault(tuple(array.shape[1:] for array in arrays) if can_join else index, []).append(index)
         results: list[Any] = [None] * len(values)
-        for places in groups.values():
-            rows = [len(values[place][0]) if self._joins else 1 for place in places]
-            answers = run_batch(self._call, [values[place] for place in places], rows, self._sizes)
-            for place, result in zip(places, answers, strict=True):
-                results[place] = result
+        for indices in groups.values():
+            rows = [len(values[index][0]) if self._is_batched else 1 for index in indices]
+            group_results = run_batch(self._call, [values[index] for index in indices], rows, self._batch_sizes)
+            for index, result in zip(indices, group_results, strict=True):
+                results[index] = result
         return results
 
     def _call(self, *values: Any) -> tuple[Any, ...]:
@@ -70,13 +70,13 @@ class TritonPythonModel:
         return results if isinstance(results, tuple) else (results,)
 
     def _step(self, request: Any, values: tuple[Any, ...]) -> Any:
-        """Run a step of the request's sequence; return its results, or the exception if it fails."""
+        """Run a step of the request's sequence; return its outputs, or the exception if it fails."""
         name, flags = request.correlation_id(), request.flags()
         if flags & self._triton.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START:
             self._sessions[name] = self._module.new_session()  # type: ignore[index]  # not None for a model with sequences
         session = self._sessions.get(name)  # type: ignore[union-attr]
         if session is None:
-            return KeyError(f"there is no sequence {name}; begin it with the flag of a start")
+            return KeyError(f"there is no sequence {name}; begin it with the sequence start flag")
         try:
             results = session(*values)
         except Exception as error:  # noqa: BLE001  # becomes the response to this request
@@ -90,26 +90,28 @@ class TritonPythonModel:
     # ------------------------------------------------------------------ tensors
 
     def _read(self, request: Any, name: str) -> Any:
-        """An input as an array; Triton has strings as bytes."""
+        """Read an input as an array. Strings, which Triton stores as bytes, are decoded."""
         array = self._triton.get_input_tensor_by_name(request, name).as_numpy()
         if array.dtype == object:
-            texts = [item.decode() if isinstance(item, bytes) else item for item in array.flat]
-            return np.array([*texts, None], dtype=object)[:-1].reshape(array.shape)
+            strings = [item.decode() if isinstance(item, bytes) else item for item in array.flat]
+            return np.array([*strings, None], dtype=object)[:-1].reshape(array.shape)
         return array
 
     def _respond(self, request: Any, result: Any) -> Any:
-        """Triton's response with the requested outputs, or with the error."""
+        """Create Triton's response: with the requested outputs, or with the error if ``result`` is an exception."""
         if isinstance(result, BaseException):
-            # The text of a KeyError would have quotes around it.
-            text = result.args[0] if isinstance(result, KeyError) else str(result)
-            return self._triton.InferenceResponse(output_tensors=[], error=self._triton.TritonError(text))
+            # str() of a KeyError would put quotes around the message.
+            message = result.args[0] if isinstance(result, KeyError) else str(result)
+            return self._triton.InferenceResponse(output_tensors=[], error=self._triton.TritonError(message))
         requested = set(request.requested_output_names())
         pairs = [(name, array) for name, array in zip(self._outputs, result, strict=True) if name in requested]
-        return self._triton.InferenceResponse(output_tensors=[self._triton.Tensor(n, _write(array)) for n, array in pairs])
+        return self._triton.InferenceResponse(
+            output_tensors=[self._triton.Tensor(n, _convert_output(array)) for n, array in pairs]
+        )
 
 
-def _write(array: Any) -> Any:
-    """An output in the form of Triton's tensors: contiguous, and strings as bytes."""
+def _convert_output(array: Any) -> Any:
+    """Convert an output to an array that Triton accepts: contiguous, with strings encoded as bytes."""
     if array.dtype == object:
         return np.array([*(str(item).encode() for item in array.flat), None], dtype=object)[:-1].reshape(array.shape)
     return np.ascontiguousarray(array)
