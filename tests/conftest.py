@@ -193,4 +193,4 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the disk cache keep what `ort` compiles of models of any size."""
-    monkeypatch.setattr("xrt.engines.ort.engine.WORTH_SAVING", 1)
+    monkeypatch.setattr("xrt.engines.ort.engine.MIN_SAVED_NODES", 1)

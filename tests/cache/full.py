@@ -56,7 +56,7 @@ def main(folder: Path, spec: str, *, strict: bool) -> None:
     if spec == "ort":
         from xrt.engines.ort import engine
 
-        engine.WORTH_SAVING = 1  # a model of one node is not worth saving otherwise
+        engine.MIN_SAVED_NODES = 1  # a model of one node is not worth saving otherwise
     cache = CompileCache(disk=open_disk_tier(directory=folder))
     with (
         warnings.catch_warnings(record=True) as caught,

@@ -159,7 +159,7 @@ def test_conformance_runs_groups_and_alternates(command: Command) -> None:
             "every engine is compared with 'toy{native=off}', which cannot be compared with itself; name others",
         ),
         (["doctor", "--bogus"], "xrt doctor has no option --bogus. `xrt doctor --help` lists the options"),
-        (["run", "model.onnx", "--engine", "ort,"], "the engine list 'ort,' has an empty place; write it like 'tvm,ort'"),
+        (["run", "model.onnx", "--engine", "ort,"], "the engine list 'ort,' has an empty element; write it like 'tvm,ort'"),
         (["run", "model.onnx", "--dim", "batch"], "--dim takes NAME=SIZE, such as batch=4; got 'batch'"),
         (["run", "model.onnx", "--dim", "bath=2"], "no input has a dimension 'bath'. Did you mean 'batch'? The model has: batch"),
         (["run", "model.onnx", "--input", "x=nothing.npy"], "there is no input file nothing.npy"),

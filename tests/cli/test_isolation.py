@@ -62,7 +62,7 @@ def test_a_crash_while_verifying_is_a_warning_a_strict_error_and_bisecting_it_a_
     ("arguments", "text"),
     [
         (("--isolate", "orr"), "isolate names 'orr', which is not in the list of engines. Did you mean 'ort'?"),
-        (("--isolate", ""), "the engine list '' has an empty place; write it like 'tvm,ort'"),
+        (("--isolate", ""), "the engine list '' has an empty element; write it like 'tvm,ort'"),
         (("--isolate-run",), "--isolate-run is for engines in worker processes; name them with --isolate"),
         (("--time-limit", "0", "--isolate", "ort"), "--time-limit takes a time such as 60s or 2m; got '0'"),
         (("--time-limit", "3"), "--time-limit is for engines in worker processes; name them with --isolate"),

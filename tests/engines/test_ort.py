@@ -26,8 +26,8 @@ from xrt.builder.tracing import trace
 from xrt.cache import CompileCache, open_disk_tier
 from xrt.engines import CompileContext, Executable, ExecutionOptions, RunOptions
 from xrt.engines.ort import Ort, engine as ort_engine
-from xrt.engines.ort.engine import WORTH_LAYING_OUT, WORTH_SAVING, has_saturating_sums
-from xrt.engines.ort.export import export_model, session_function
+from xrt.engines.ort.engine import MIN_SAVED_CONSTANT_BYTES, MIN_SAVED_NODES, has_saturating_sums
+from xrt.engines.ort.export import export_model, rewrite_for_session
 from xrt.engines.toolkit.libraries import AllocationTracker
 from xrt.errors import CompileRefused, OptionError, RunFailed
 from xrt.formats.onnx.inference import node_types
@@ -154,7 +154,7 @@ REFUSED = [
     ({"providers": ()}, "providers of engine 'ort' must be one or more different names; got ()"),
     ({"providers": 3}, "providers of engine 'ort' must be a tuple of names; got 3"),
     ({"inter_op_threads": 2},
-     "inter_op_threads=2 of engine 'ort' has a meaning only with execution_mode='parallel'; it is 'sequential'"),
+     "inter_op_threads=2 of engine 'ort' has an effect only with execution_mode='parallel'; it is 'sequential'"),
     ({"config": "x"}, "config of engine 'ort' must map names to values; got 'x'"),
     ({"config": {"session.intra_op.alow_spinning": 0}}, (
         "ONNX Runtime reads no session config entry 'session.intra_op.alow_spinning', and would ignore it. "
@@ -255,7 +255,7 @@ def test_an_error_while_running_has_its_cause_and_its_sense() -> None:
                 constants={"i": np.array(0)},
             ),
             (
-                r"^'y' of type bfloat16\[...\] comes out only by binding, and ONNX Runtime's Python interface cannot bind 's' "
+                r"^'y' of type bfloat16\[...\] can only be returned by I/O binding, and ONNX Runtime cannot bind 's' "
                 r"with it, which is not a tensor of numbers$"
             ),
         ),
@@ -387,7 +387,7 @@ FORMS = {
 def test_an_operator_is_a_product_where_that_is_faster_and_itself_elsewhere(form: str) -> None:
     build, shape, present, absent = FORMS[form]
     traced = infer_shapes(trace(build, np.ones(shape, np.float32), inference=node_types))
-    operators = [n.op for n in session_function(traced).nodes]
+    operators = [n.op for n in rewrite_for_session(traced).nodes]
     assert present in operators and absent not in operators
 
 
@@ -403,7 +403,9 @@ def chain(length: int, constant: int = 4) -> Function:
     return function(*nodes, **ends, constants=constants, opset=17)
 
 
-@pytest.mark.parametrize(("length", "constant", "writes"), [(4, 4, 0), (WORTH_SAVING, 4, 1), (4, WORTH_LAYING_OUT // 4, 1)])
+@pytest.mark.parametrize(
+    ("length", "constant", "writes"), [(4, 4, 0), (MIN_SAVED_NODES, 4, 1), (4, MIN_SAVED_CONSTANT_BYTES // 4, 1)]
+)
 def test_the_disk_cache_keeps_what_is_worth_saving(length: int, constant: int, writes: int, tmp_path: Path) -> None:
     for starts in (1, 2):
         cache = CompileCache(disk=open_disk_tier(directory=tmp_path))
@@ -414,7 +416,7 @@ def test_the_disk_cache_keeps_what_is_worth_saving(length: int, constant: int, w
 
 
 def test_what_is_kept_is_optimized_once_and_computes_the_same(tmp_path: Path) -> None:
-    function, context = chain(WORTH_SAVING), CompileContext(threads=1)
+    function, context = chain(MIN_SAVED_NODES), CompileContext(threads=1)
     saved = Ort().compile(function, replace(context, is_kept=True))
     data = Ort().save(saved, replace(context, workdir=tmp_path))
     assert saved.saved is data
@@ -429,7 +431,7 @@ def test_where_it_cannot_be_optimized_beforehand_the_model_itself_is_compiled(mo
         raise RuntimeError("no such model")
 
     monkeypatch.setattr(ort_engine, "optimize_model", fail)
-    executable = Ort().compile(chain(WORTH_SAVING), CompileContext(threads=1, is_kept=True))
+    executable = Ort().compile(chain(MIN_SAVED_NODES), CompileContext(threads=1, is_kept=True))
     assert executable.saved is None
     assert executable.run([X])[0].shape == X.shape
 

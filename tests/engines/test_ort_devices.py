@@ -25,8 +25,8 @@ from xrt.engines.contract.options import ExecutionOptions
 from xrt.engines.contract.registry import probe
 from xrt.engines.ort import Ort
 from xrt.engines.ort.cuda import DeviceBuffer, OrtOnDevice, check_assigned, check_opened
-from xrt.engines.ort.export import export_model, session_function
-from xrt.engines.ort.session import open_session, quiet_options
+from xrt.engines.ort.export import export_model, rewrite_for_session
+from xrt.engines.ort.session import make_quiet_options, open_session
 from xrt.errors import CompileRefused, EngineUnavailable, OptionError, PlanError, RunFailed
 from xrt.formats.onnx.inference import node_types
 from xrt.graph import Function
@@ -74,8 +74,8 @@ class Host(EmulatedDevice):
 
 def bound(function: Function, host: Host, opened: list[weakref.ref[Any]] | None = None) -> OrtOnDevice:
     function = compute_outputs(function)
-    export = export_model(session_function(function))
-    session = open_session(export, quiet_options(), ["CPUExecutionProvider"])
+    export = export_model(rewrite_for_session(function))
+    session = open_session(export, make_quiet_options(), ["CPUExecutionProvider"])
     result = OrtOnDevice(function, session, host, "own", DeviceBuffer("cpu"), export.files)
     result.prepare()
     if opened is not None:
@@ -185,7 +185,7 @@ def test_scores_of_an_attention_in_another_mode_are_declined_on_a_device(
 
 
 def test_a_session_without_the_provider_is_refused() -> None:
-    session = open_session(export_model(traced()), quiet_options(), ["CPUExecutionProvider"])
+    session = open_session(export_model(traced()), make_quiet_options(), ["CPUExecutionProvider"])
     check_opened(session, "CPUExecutionProvider")
     with pytest.raises(CompileRefused, match=r"could not load its CUDAExecutionProvider: it needs CUDA 13 .* and cuDNN 9"):
         check_opened(session, "CUDAExecutionProvider")
@@ -237,7 +237,7 @@ def test_tensorrt_is_there_with_its_libraries_and_computes_fp32_without_tf32(mon
 
 def test_nodes_that_the_library_leaves_to_the_cpu_are_refused_by_name() -> None:
     function = traced()
-    options = quiet_options()
+    options = make_quiet_options()
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     session = open_session(export_model(function), options, ["CPUExecutionProvider"])
     with pytest.raises(CompileRefused, match=r"^ONNX Runtime [\d.]+ has no device kernel for ") as caught:

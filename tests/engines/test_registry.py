@@ -179,7 +179,7 @@ CAUSES = [
     ("shouting", GOOD.replace('"chip"', '"CHIP"'),
      "class Chip must have a name of lower-case letters, digits and underscores"),
     ("misnamed", GOOD.replace('"chip"', '"chop"'),
-     "class Chip calls itself 'chop', and is registered as 'chip'; the names must be equal"),
+     "class Chip has the name 'chop', and is registered as 'chip'; the names must be equal"),
 ]  # fmt: skip
 
 

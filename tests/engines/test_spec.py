@@ -154,10 +154,10 @@ NOT_A_SPEC = "{text!r} is not an engine's spec: {why}. A spec reads like 'tvm{{o
         ("3mine", "expected a name, and braces around its options"),
         ("mine{level}", "expected option=value; got 'level'"),
         ("mine{level=}", "expected option=value; got 'level='"),
-        ("mine{level=1, level=2}", "'level' is given twice"),
+        ("mine{level=1, level=2}", "'level' is set twice"),
         ("mine{target='x}", 'the quote at "\'x" has no end'),
         ("mine{tile=(1}", "'(' in 'tile=(1' is not closed"),
-        ("mine{tile=1)}", "')' in 'tile=1)' closes nothing"),
+        ("mine{tile=1)}", "')' in 'tile=1)' has no opening bracket"),
     ],
 )
 def test_text_that_is_no_spec(text: str, why: str) -> None:
@@ -181,8 +181,8 @@ NO_SUCH = "there is no such option; "
         (Mine, "layout", "NCWH", "expected one of NCHW, NHWC; got 'NCWH'"),
         (Mine, "tile", "(1, 2, 3)", "expected tuple[int, int] | None; got '(1, 2, 3)'"),
         (Mine, "config", "1", "expected {key=value, ...}; got '1'"),
-        (Mine, "level.x", "1", "'level' is not a mapping, so 'x' names nothing in it"),
-        (Strange, "shape", "1", "type complex has no spelling in a spec; make the engine in Python instead"),
+        (Mine, "level.x", "1", "'level' is not a mapping, so it has no entry 'x'"),
+        (Strange, "shape", "1", "type complex cannot be written in a spec; create the engine in Python instead"),
     ],
 )
 def test_a_field_that_is_wrong(cls: type[GraphCompiler], key: str, raw: str, message: str) -> None:

@@ -89,10 +89,10 @@ def test_loops_that_are_not_shared_are_compiled_again_for_more_threads(engine: s
 
 
 def test_an_engine_is_taken_to_depend_on_its_threads() -> None:
-    assert RecordingEngine.serves_threads is GraphCompiler.serves_threads
+    assert RecordingEngine.can_load_with_threads is GraphCompiler.can_load_with_threads
     engine = RecordingEngine()
-    assert engine.serves_threads(2, 2)
-    assert not engine.serves_threads(2, 1)
+    assert engine.can_load_with_threads(2, 2)
+    assert not engine.can_load_with_threads(2, 1)
 
 
 def test_a_loaded_session_has_as_many_threads_as_the_budget(path: Path) -> None:

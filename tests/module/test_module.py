@@ -126,7 +126,7 @@ def test_a_pin_by_a_misspelt_operator_names_the_nearest() -> None:
 
 def test_engines_in_one_text_have_to_be_a_list() -> None:
     text = message(errors.OptionError, lambda: xrt.XRTModule(relu(), "ort,tvm{opt_level=2}"))
-    assert text == "'ort,tvm{opt_level=2}' names 2 engines, and one is due; pass a list: ['ort', 'tvm{opt_level=2}']"
+    assert text == "'ort,tvm{opt_level=2}' names 2 engines, and one is expected; pass a list: ['ort', 'tvm{opt_level=2}']"
 
 
 def test_the_spec_that_an_error_recommends_is_a_spec() -> None:

@@ -437,9 +437,7 @@ def test_a_text_that_holds_no_plans_is_refused(path: Path) -> None:
     assert records.parse(text) is not None
     facts = json.loads(text)
     facts["programs"][0]["launches"][0][6] = [["nowhere", "float32", [2]]]
-    with pytest.raises(
-        BundleError, match="it holds no programs: ValueError: launch 'xrt_ort_0' reads or defines unexpected values"
-    ):
+    with pytest.raises(BundleError, match="launch 'xrt_ort_0' reads or defines unexpected values"):
         records.parse(json.dumps(facts).encode())
     for damaged in (b"", b"[]", b"{}", text[:-1], text.replace(b'"files":', b'"places":')):
         with pytest.raises(BundleError, match=r"^it holds no programs"):

@@ -283,7 +283,7 @@ def _register_compiled_forms(
         version = region.version if get_version is None else get_version()
         now = dict(make_signature(Function((), ()), engine, region.context, version).ingredients)
         before = saved.get("threads", "")
-        if before.isdecimal() and engine.serves_threads(int(before), threads):
+        if before.isdecimal() and engine.can_load_with_threads(int(before), threads):
             now["threads"] = before
         changed = [name for name in _IN_EVERY_REGION if saved.get(name) != now[name]]
         differences = "; ".join(f"{name} was {saved.get(name, 'unknown')!r} and is {now[name]!r}" for name in changed)

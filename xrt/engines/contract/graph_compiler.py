@@ -60,9 +60,9 @@ class Executable(abc.ABC):
         """
 
     def fast_call(self) -> Callable[..., Sequence[Any]]:
-        """The fastest function for `run` without options. Its arguments are the inputs; it is valid until `close`.
+        """Return the fastest function that computes what `run` does without options. Its arguments are the inputs.
 
-        Called after `prepare`. Several threads may call the result at once. The default wraps `run`.
+        Called after `prepare`. The result is valid until `close`; several threads may call it at once. The default wraps `run`.
         """
         run = self.run
         return lambda *inputs: run(inputs)
@@ -111,9 +111,9 @@ class Executable(abc.ABC):
     def why_not_capturable(self) -> str | None:
         """Explain why a run on a device cannot be captured and replayed, as in a CUDA graph; None if it can.
 
-        It can if each run only puts the same work on the stream and waits for nothing. The default declines.
+        It can if each run only enqueues the same work on the stream and never waits. By default it cannot.
         """
-        return "its engine does not promise that a run waits for nothing"
+        return "its engine does not promise that a run never waits"
 
     def memory(self) -> Sequence[MemoryUse] | None:
         """List the memory that the executable uses in addition to the Function's constants, which XRT counts.
@@ -139,8 +139,8 @@ class GraphCompiler(abc.ABC):
     compiles_in_parallel: ClassVar[bool] = True
     """Whether threads may call `compile` at once. If False, XRT compiles one region of this engine at a time."""
     deviations: ClassVar[tuple[Deviation, ...]] = ()
-    """Where the library differs from the reference on special values. ``explain`` prints those that apply to a region; ``check=``
-    and ``verify`` report them as the likely cause of a difference."""
+    """Known differences from the reference on special values. ``explain`` prints those that apply to a region; ``check=`` and
+    ``verify`` report them as the likely cause of a difference."""
 
     @abc.abstractmethod
     def why_not(self, node: Node, function: Function) -> str | None:
@@ -162,21 +162,20 @@ class GraphCompiler(abc.ABC):
     def why_not_dynamic(self, function: Function) -> str | None:
         """Explain why this Function should be compiled once per set of sizes; None if one executable should serve all.
 
-        The Function is a region or a model with symbolic dims and known types. Decline it here if the library is unable to serve
-        all sizes or slow at it; ``shapes="one"`` ignores the answer. If results would be wrong, decline the node in
-        `why_not`.
+        The Function is a region or a model with symbolic dims and known types. Decline it if the library cannot compile it for
+        all sizes, or would be slow; ``shapes="one"`` ignores this reason. Decline nodes with wrong results in `why_not`.
         """
         return None if self.supports_dynamic_shapes else f"engine {self.spec!r} compiles for fixed sizes"
 
     def version(self) -> str:
-        """The versions of the engine and of its libraries; part of the signature.
+        """Return the versions of the engine and its libraries, which are part of the cache key of a compiled region.
 
         The default is the version of the distribution that contains the class, or ``"0"`` if there is none.
         """
         return _find_version(type(self).__module__)
 
     def unsupported_options(self, context: CompileContext) -> str | None:
-        """Explain which execution options the engine does not implement; None if it implements all that are set.
+        """Explain which of the execution options the engine does not implement, or return None.
 
         By default an engine computes in the types of the model and declines a lower precision.
         """
@@ -184,7 +183,7 @@ class GraphCompiler(abc.ABC):
         return None if precision == "fp32" else f"engine {self.name!r} does not honour precision={precision!r}"
 
     def lower_precision(self, precision: Precision) -> GraphCompiler | None:
-        """The engine that computes float32 in this precision on this machine; None, the default, if there is none.
+        """Return the variant of this engine that computes float32 in ``precision`` on this machine; by default None.
 
         For ``int8`` it computes the products and convolutions of a quantized Function in integers; for ``bf16`` and ``fp16`` it
         lowers the precision of an ordinary Function. If its results differ, its spec must differ too. It may query the library.
@@ -192,30 +191,30 @@ class GraphCompiler(abc.ABC):
         return None
 
     def missing_features(self) -> str:
-        """Features that the engine lacks on this machine and how to enable them; printed by ``xrt engines``."""
+        """Describe optional features that are missing on this machine and how to enable them, for ``xrt engines``."""
         return ""
 
     def available_devices(self) -> tuple[str, ...]:
-        """Those of `devices` that the installed build of the library supports; printed by ``xrt engines``."""
+        """List the kinds in `devices` that the installed build of the library supports, for ``xrt engines``."""
         return self.devices
 
     def fuses_dequantization(self, node: Node, function: Function) -> bool:
         """Whether to keep a DequantizeLinear of constants because the engine computes its readers in integers.
 
-        Called for each such node before placement; if the answer is no, the default, XRT folds the node. Pure and cheap.
+        Called for each such node before placement. If False, the default, XRT folds the node. Pure and cheap.
         """
         return False
 
     def list_mutable_inputs(self, node: Node, function: Function) -> Sequence[int]:
-        """Positions of the node's inputs over which the engine can write the first result if nothing else reads them.
+        """List the indices of inputs that the engine can overwrite with the first output if nothing else reads them.
 
-        Called for nodes that update state: XRT prefers an engine that updates in place to one that copies. Pure and cheap. The
-        default is none; an engine with an `OpTable` uses the ``mutable`` of its kernels.
+        Called for nodes that update state, for which XRT prefers an engine that updates in place to one that copies. Pure and
+        cheap. The default is none; an engine with an `OpTable` uses the ``mutable`` of its kernels.
         """
         return ()
 
     def remarks(self, function: Function) -> tuple[str, ...]:
-        """Notes for the user on how the engine runs this Function, one sentence each; printed by ``explain``."""
+        """List notes for the user on how the engine runs this Function, one sentence each, for ``explain``."""
         return ()
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
@@ -228,9 +227,9 @@ class GraphCompiler(abc.ABC):
         raise CompileRefused(f"engine {self.name!r} cannot save an executable")
 
     def is_worth_saving(self, function: Function) -> bool:
-        """Whether loading is faster than compiling. If not, the disk cache stores nothing.
+        """Whether loading this Function is faster than compiling it. If False, the disk cache does not store it.
 
-        Pure and cheap. The default is yes. `save` must work for every Function regardless.
+        Pure and cheap. True by default. `save` must work for every Function regardless.
         """
         return True
 
@@ -243,7 +242,7 @@ class GraphCompiler(abc.ABC):
         """
         raise CompileRefused(f"engine {self.name!r} cannot load an executable")
 
-    def serves_threads(self, saved: int, threads: int) -> bool:
+    def can_load_with_threads(self, saved: int, threads: int) -> bool:
         """Whether an executable saved with ``saved`` threads can be loaded with ``threads`` without recompiling.
 
         Return True if the library sets the thread count at load time. The default requires an equal budget.
@@ -257,7 +256,7 @@ class GraphCompiler(abc.ABC):
 
     @cached_property  # plans use it often, and the fields are frozen
     def spec(self) -> str:
-        """The engine as text: its name, and in braces the fields that differ from their defaults."""
+        """The engine in text form, as in ``"tvm{opt_level=3}"``: its name, and the fields that differ from their defaults."""
         from xrt.engines.contract.spec import format_spec
 
         return format_spec(self)
@@ -267,7 +266,7 @@ class GraphCompiler(abc.ABC):
 
 
 def fill(buffer: np.ndarray[Any, Any], result: Any) -> np.ndarray[Any, Any]:
-    """Copy a result into a buffer of its type and shape; return it. Raises RunFailed where NumPy would cast or broadcast."""
+    """Copy a result into a buffer and return the buffer. Raises RunFailed if their dtype or shape differs."""
     if result.dtype != buffer.dtype or result.shape != buffer.shape:
         actual, expected = (f"{array.dtype}{list(array.shape)}" for array in (result, buffer))
         raise RunFailed(f"a result is {actual} where the buffer for it is {expected}")
@@ -287,7 +286,7 @@ def prepare_or_close(executable: Executable) -> Executable:
 
 @cache
 def _find_version(module: str) -> str:
-    """Name and version of the distribution that contains a module. Cached, because it scans all installed distributions."""
+    """Find name and version of the distribution that contains a module. Cached, as it scans all installed distributions."""
     from importlib import metadata
 
     package = module.partition(".")[0]
@@ -331,7 +330,7 @@ class Accelerator(abc.ABC):
     @property
     @abc.abstractmethod
     def xp(self) -> Any:
-        """The array module: NumPy's functions for arrays of the device, on the current stream."""
+        """The array module: NumPy's functions for arrays of the device. They run on the current stream."""
 
     @property
     @abc.abstractmethod
@@ -340,11 +339,11 @@ class Accelerator(abc.ABC):
 
     @abc.abstractmethod
     def address(self, value: Any) -> int:
-        """The address of an array or a stream, to pass to a native library; only if the device `has_addresses`."""
+        """Get the address of an array or a stream, to pass to a native library. Requires `has_addresses`."""
 
     @abc.abstractmethod
     def at(self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object) -> Any:
-        """An array over memory of ``owner``, which the array keeps alive; only if the device `has_addresses`."""
+        """Make an array over memory of ``owner``, which the array keeps alive. Requires `has_addresses`."""
 
     @abc.abstractmethod
     def upload(self, array: np.ndarray[Any, Any]) -> Any:
@@ -360,11 +359,14 @@ class Accelerator(abc.ABC):
 
     @abc.abstractmethod
     def activate(self, stream: Any) -> AbstractContextManager[object]:
-        """A context that makes the device and the stream current for this thread."""
+        """Return a context in which the device and the stream are current for this thread."""
 
     @abc.abstractmethod
     def follow(self, later: Any, earlier: Any) -> None:
-        """Make later work on one stream wait for the work now on another, without blocking. Does nothing if both are the same."""
+        """Make work enqueued on ``later`` from now on wait for the work now on ``earlier``, without blocking this thread.
+
+        Does nothing if both are the same stream.
+        """
 
     @abc.abstractmethod
     def wait(self, streams: Sequence[Any]) -> None:
@@ -379,9 +381,9 @@ DEVIATIONS: Mapping[DeviationKind, str] = {
     "denormal": "numbers below the smallest normal one may count as zero",
     "integer": "integers beyond 32 bits may wrap around, and those beyond 24 bits be rounded to float32",
     "float16": "intermediate results are kept in float32: they do not overflow and are not rounded",
-    "empty": "the result of a tensor without elements may be another one",
+    "empty": "the result for a tensor without elements may differ",
 }
-"""The effect of each kind."""
+"""Describes each kind of deviation."""
 
 
 class Deviation(NamedTuple):

@@ -34,11 +34,11 @@ class Kernel(Generic[K]):
     train: bool
     """Whether it also supports the training form of the operator."""
     mutable: tuple[int, ...]
-    """Positions of inputs whose buffers the kernel may overwrite with its result."""
+    """Indices of inputs whose buffers the kernel may overwrite with its result."""
     model_update: bool
     """Whether it also supports operators that update the state of the model, such as an optimizer step."""
     host: tuple[int, ...] = ()
-    """Positions of inputs that are read as NumPy arrays on every device: extents, axes, counts."""
+    """Indices of inputs that are NumPy arrays on every device, because the kernel needs their values: shapes, axes, counts."""
 
     def refusal(self, node: Node, function: Function, device: str) -> str | None:
         """Explain why this kernel does not support the node on this kind of device; None if it does."""
@@ -58,7 +58,7 @@ class Kernel(Generic[K]):
 
 
 class OpTable(Generic[K]):
-    """The kernels of an engine. Of several for one operator, the one of highest priority that supports the node is used.
+    """The kernels of an engine. A node is computed by the kernel of highest priority that supports it.
 
     >>> ops = OpTable("mine")
     >>> @ops("Relu", since=6)
@@ -66,13 +66,13 @@ class OpTable(Generic[K]):
     """
 
     def __init__(self, engine: str, devices: tuple[str, ...] = ("cpu",)) -> None:
-        """``devices`` is the default for kernels that name none."""
+        """``devices`` are those of kernels that are registered without devices."""
         self.engine = engine
         self.devices = devices
         self._kernels: dict[tuple[str, str], list[Kernel[K]]] = {}
 
     def extend(self, engine: str, *others: OpTable[K]) -> OpTable[K]:
-        """Copy the table, and others, for another engine; kernels added to the copy do not change these tables.
+        """Merge this table and ``others`` into a new table for another engine. Adding kernels to it does not change these.
 
         >>> base = OpTable("base")
         >>> mine = base.extend("mine")
@@ -100,16 +100,20 @@ class OpTable(Generic[K]):
         model_update: bool = False,
         host: tuple[int, ...] = (),
     ) -> Callable[[K], K]:
-        """A decorator that registers a kernel for these operators, by default on the devices of the table.
+        """Return a decorator that registers a kernel for these operators. `Kernel` describes the arguments.
 
-        Raises EngineError if another kernel of equal priority and with the same predicate supports the operator in an overlapping
-        range of versions on a common device.
+        Raises EngineError if the table has a kernel of the operator with the same priority and predicate for one of the versions
+        on one of the devices.
         """
-        on = self.devices if devices is None else devices
+        kernel_devices = self.devices if devices is None else devices
 
         def register(code: K) -> K:
             for op_type in op_types:
-                self._add(Kernel(op_type, domain, code, since, until, on, why_not, priority, train, mutable, model_update, host))
+                self._add(
+                    Kernel(
+                        op_type, domain, code, since, until, kernel_devices, why_not, priority, train, mutable, model_update, host
+                    )
+                )
             return code
 
         return register
@@ -118,18 +122,19 @@ class OpTable(Generic[K]):
         kernels = self._kernels.setdefault((new.domain, new.op_type), [])
         for old in kernels:
             # Different predicates may divide the cases; only identical conditions are a conflict.
-            if old.priority == new.priority and old.why_not is new.why_not and _overlap(old, new):
+            if old.priority == new.priority and old.why_not is new.why_not and _do_overlap(old, new):
                 raise EngineError(
                     f"engine {self.engine!r} has two kernels of priority {new.priority} for {new.op_type}: "
-                    f"{_name(old.code)} and {_name(new.code)}; give one another priority, version range or predicate"
+                    f"{_format(old.code)} and {_format(new.code)}; give one another priority, version range or predicate"
                 )
         kernels.append(new)
         # Stable sort: kernels of equal priority keep their order of registration.
         kernels.sort(key=lambda kernel: -kernel.priority)
 
     def find(self, node: Node, function: Function, device: str = "cpu", without: Collection[K] = ()) -> Kernel[K] | str:
-        """The kernel that supports the node, or the reasons of all candidates, best first. Skips kernels whose code is in
-        ``without``.
+        """Find the kernel that supports the node, or return the reasons of all candidates.
+
+        Kernels whose code is in ``without`` are skipped.
         """
         reasons = []
         for kernel in self._kernels.get((node.domain, node.op_type), ()):
@@ -149,9 +154,9 @@ class OpTable(Generic[K]):
         return kernel if isinstance(kernel, str) else None
 
     def list_mutable_inputs(self, node: Node, function: Function, device: str = "cpu") -> tuple[int, ...]:
-        """Positions of inputs over which the node's kernel may write its result; none if no kernel supports the node."""
+        """List the inputs that the node's kernel may overwrite with its result; none if no kernel supports the node."""
         kernel = self.find(node, function, device)
-        return () if isinstance(kernel, str) else tuple(place for place in kernel.mutable if place < len(node.inputs))
+        return () if isinstance(kernel, str) else tuple(index for index in kernel.mutable if index < len(node.inputs))
 
     def __iter__(self) -> Iterator[Kernel[K]]:
         for kernels in self._kernels.values():
@@ -162,10 +167,10 @@ class OpTable(Generic[K]):
         return op in self._kernels
 
 
-def _overlap(a: Kernel[K], b: Kernel[K]) -> bool:
-    ends = (a.until is None or a.until >= b.since) and (b.until is None or b.until >= a.since)
-    return ends and bool(set(a.devices) & set(b.devices))
+def _do_overlap(a: Kernel[K], b: Kernel[K]) -> bool:
+    versions_overlap = (a.until is None or a.until >= b.since) and (b.until is None or b.until >= a.since)
+    return versions_overlap and bool(set(a.devices) & set(b.devices))
 
 
-def _name(code: object) -> str:
+def _format(code: object) -> str:
     return f"{getattr(code, '__module__', '?')}.{getattr(code, '__qualname__', code)}"

@@ -41,46 +41,50 @@ def option(
 
 
 def check_options(options: Any) -> None:
-    """Raise OptionError for a number out of range, a flag that is not a bool, or an engine's word outside its `Literal`."""
+    """Validate an options dataclass. Raises OptionError for a number out of range, or a flag that is not a bool.
+
+    For an engine, also raises it for a value that is not in the `Literal` type of its field.
+    """
     is_engine = hasattr(options, "why_not")
     for declared in fields(options):
         value = getattr(options, declared.name)
-        if reason := _why_not_number(declared, value) or (_why_not_word(options, declared.name, value) if is_engine else ""):
+        if reason := _why_not_number(declared, value) or (_why_not_literal(options, declared.name, value) if is_engine else ""):
             owner = f" of engine {options.name!r}" if is_engine else ""
             raise OptionError(f"{declared.name}{owner} must be {reason}")
 
 
 def _why_not_number(declared: Field[Any], value: Any) -> str:
+    """Describe the range of a number or flag and the invalid value, or return an empty string if the value is valid."""
     at_least, at_most, above = (declared.metadata.get(bound) for bound in ("at_least", "at_most", "above"))
     kind = str(getattr(declared.type, "__name__", declared.type))  # a class where annotations are not postponed
     if kind == "bool":
         return "" if isinstance(value, bool) else f"True or False; got {value!r}"
     if (at_least is None and above is None) or (value is None and declared.default is None):
         return ""
-    kinds, noun = ((int, float), "a number") if "float" in kind else ((int,), "an integer")
+    number_types, label = ((int, float), "a number") if "float" in kind else ((int,), "an integer")
     # bool is a subclass of int.
-    is_number = isinstance(value, kinds) and not isinstance(value, bool)
+    is_number = isinstance(value, number_types) and not isinstance(value, bool)
     if is_number and (value > above if above is not None else value >= at_least) and (at_most is None or value <= at_most):
         return ""
     if at_most is not None:
-        expected = f"{noun} from {at_least} to {at_most}"
-    elif above == 0 or (at_least == 1 and noun == "an integer"):
-        expected = f"a positive {noun.split()[1]}"
+        expected = f"{label} from {at_least} to {at_most}"
+    elif above == 0 or (at_least == 1 and label == "an integer"):
+        expected = f"a positive {label.split()[1]}"
     else:
-        expected = f"{noun} of at least {at_least}"
+        expected = f"{label} of at least {at_least}"
     return f"{expected}{' or None' * (declared.default is None)}; got {value!r}"
 
 
-def _why_not_word(engine: Any, name: str, value: Any) -> str:
+def _why_not_literal(engine: Any, name: str, value: Any) -> str:
     # Imported here, because spec imports this module through graph_compiler.
     from xrt.engines.contract.spec import field_types
 
     kind: Any = type(engine)
-    hint = field_types(kind).get(name)
-    words = get_args(hint) if get_origin(hint) is Literal else (value,)
-    if value in words:
+    type_hint = field_types(kind).get(name)
+    literals = get_args(type_hint) if get_origin(type_hint) is Literal else (value,)
+    if value in literals:
         return ""
-    return f"one of {', '.join(map(str, words))}; got {value!r}.{did_you_mean(str(value), words)}"
+    return f"one of {', '.join(map(str, literals))}; got {value!r}.{did_you_mean(str(value), literals)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +99,10 @@ class ExecutionOptions:
     """Thread budget of all engines together. None is the number of cores that the process may use."""
 
     def __post_init__(self) -> None:
-        words = get_args(Precision)
-        if self.precision not in words:
+        names = get_args(Precision)
+        if self.precision not in names:
             raise OptionError(
-                f"precision must be one of {', '.join(words)}; got {self.precision!r}.{did_you_mean(str(self.precision), words)}"
+                f"precision must be one of {', '.join(names)}; got {self.precision!r}.{did_you_mean(str(self.precision), names)}"
             )
         check_options(self)
 
@@ -133,7 +137,7 @@ class CompileContext:
     threads: int = 1
     """Thread budget of the executable while it runs."""
     workdir: Path | None = None
-    """The only directory that the engine may write to while it compiles; None if it must not write files."""
+    """The only directory that the engine may write to while it compiles. None: it must not write files."""
     accelerator: Accelerator | None = None
     """The device, if it is not the CPU."""
     is_kept: bool = field(default=False, compare=False)
@@ -143,7 +147,7 @@ class CompileContext:
     as packed weights, for `load` to map."""
 
     def in_full_precision(self) -> CompileContext:
-        """The context for an engine without lower precisions."""
+        """Copy the context with ``precision="fp32"``, for an engine that does not implement the lower precision."""
         if self.options.precision == "fp32":
             return self
         return replace(self, options=replace(self.options, precision="fp32"))

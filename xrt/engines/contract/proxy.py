@@ -28,12 +28,12 @@ class EngineProxy(GraphCompiler):
         return self.inner.compile(function, context)
 
 
-# Not `lower_precision` and what `xrt engines` prints: these are about the engine itself, not about a proxy of it.
-for _member in (
+# `lower_precision` and the methods for `xrt engines` are not forwarded: they concern the engine itself.
+for _name in (
     *("spec", "implementation", "version", "supports_dynamic_shapes", "why_not_dynamic", "unsupported_options"),
-    *("fuses_dequantization", "list_mutable_inputs", "remarks", "is_worth_saving", "save", "load", "serves_threads"),
+    *("fuses_dequantization", "list_mutable_inputs", "remarks", "is_worth_saving", "save", "load", "can_load_with_threads"),
 ):
-    setattr(EngineProxy, _member, property(attrgetter(f"inner.{_member}")))
+    setattr(EngineProxy, _name, property(attrgetter(f"inner.{_name}")))
 
 
 class LazyEngine(EngineProxy):
@@ -58,7 +58,7 @@ class LazyEngine(EngineProxy):
         return self.inner.compiles_in_parallel
 
     def unsupported_options(self, context: CompileContext) -> str | None:
-        # Every engine computes fp32, so that the library is not imported to find out.
+        # Every engine supports fp32, so the library need not be imported.
         return self.inner.unsupported_options(context) if context.options.precision != "fp32" else None
 
     def lower_precision(self, precision: Precision) -> GraphCompiler | None:
@@ -69,7 +69,7 @@ class LazyEngine(EngineProxy):
 
 
 class ImplicitEngine(LazyEngine):
-    """The reference engine behind the listed ones. It is rarely needed, so its properties are constants that need no import."""
+    """The reference engine, added after the listed ones. It rarely runs, so its properties are constants that need no import."""
 
     supports_dynamic_shapes = True
     compiles_in_parallel = True
@@ -79,7 +79,7 @@ class ImplicitEngine(LazyEngine):
 
 
 class RecordedSupportEngine(EngineProxy):
-    """An engine with recorded answers of `why_not`. It cannot compile."""
+    """An engine whose `why_not` returns recorded reasons, for plans that are only described. It cannot compile."""
 
     def __init__(self, engine: GraphCompiler, declined: Mapping[str, str]) -> None:
         """``declined`` maps names of nodes to reasons."""
@@ -92,9 +92,9 @@ class RecordedSupportEngine(EngineProxy):
         return self._declined.get(node.name)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
-        raise NotImplementedError(f"{self.spec!r} has recorded answers of why_not only and cannot compile")
+        raise NotImplementedError(f"{self.spec!r} has only recorded reasons of why_not and cannot compile")
 
 
 def load_engine(engine: GraphCompiler) -> GraphCompiler:
-    """The real engine behind a proxy; imports its library."""
+    """Import the engine behind a `LazyEngine`; any other engine is returned as it is."""
     return engine.inner if isinstance(engine, LazyEngine) else engine

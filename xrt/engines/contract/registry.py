@@ -52,7 +52,7 @@ class EngineStatus:
     version: str = ""
     """Versions of the engine and its libraries, if it is ready."""
     devices: tuple[str, ...] = ()
-    """The kinds of device that its class names, if it is ready."""
+    """The kinds of device in `GraphCompiler.devices`, if it is ready."""
     available: str = ""
     """The devices that the installed build supports, comma-separated, if they differ from `devices`."""
     cause: str = ""
@@ -78,7 +78,7 @@ def _sort_by_rank(engines: Iterable[str]) -> list[str]:
 
 
 def find_declaration(name: str) -> EngineDeclaration:
-    """The declaration of an engine, without importing it; defaults if it declares nothing or is not registered."""
+    """Read the declaration of an engine, without importing it. Defaults if it declares nothing or is not registered."""
     claims = _list_entries().get(name, ())
     return _read_declaration(claims[0].module if claims else "", name, tuple(sys.path))
 
@@ -107,22 +107,24 @@ def engine_class(name: str) -> type[GraphCompiler]:
         cls = _check_class(entry.load())
         if cls.name != name:
             raise EngineError(
-                f"class {cls.__qualname__} calls itself {cls.name!r}, and is registered as {name!r}; the names must be equal"
+                f"class {cls.__qualname__} has the name {cls.name!r}, and is registered as {name!r}; the names must be equal"
             )
         return cls
     except (Exception, SystemExit) as error:  # an import runs third-party code
         # A missing library is the user's choice of extras; anything else is a broken plug-in.
-        if isinstance(error, ModuleNotFoundError) and _is_missing(error):
+        if isinstance(error, ModuleNotFoundError) and _is_distribution_missing(error):
             raise EngineUnavailable(
                 f"engine {name!r} needs {error.name}, which is not installed; install it: {pip_line(entry)}"
             ) from error
         cause = _join_lines(error)
-        raise EngineUnavailable(f"engine {entry.name!r} of {_label(entry)} ({entry.value}) is broken: {cause}") from error
+        raise EngineUnavailable(
+            f"engine {entry.name!r} of {_format_distribution(entry)} ({entry.value}) is broken: {cause}"
+        ) from error
 
 
-def _list_registered(name: str) -> EngineStatus:
-    """The status of an engine before its import: ``broken``, with its distributions. Raises UnknownEngine."""
-    return EngineStatus(name, "broken", " and ".join(map(_label, _list_claims(name))))
+def _make_unprobed_status(name: str) -> EngineStatus:
+    """Make the status of an engine that was not imported yet: ``broken``, with its distributions. Raises UnknownEngine."""
+    return EngineStatus(name, "broken", " and ".join(map(_format_distribution, _list_claims(name))))
 
 
 def probe(name: str) -> EngineStatus:
@@ -130,7 +132,7 @@ def probe(name: str) -> EngineStatus:
 
     The import may crash the process; `probe_all` runs each probe in a separate process.
     """
-    status = _list_registered(name)
+    status = _make_unprobed_status(name)
     kind = None
     try:
         kind = engine_class(name)
@@ -142,16 +144,16 @@ def probe(name: str) -> EngineStatus:
         return replace(ready, lacks=engine.missing_features(), precisions=precisions)
     except Exception as error:  # noqa: BLE001  # any error of a third-party constructor becomes its status
         is_reported = kind is not None and isinstance(error, EngineUnavailable)  # the class itself reports a missing dependency
-        if is_reported or _is_missing(error.__cause__):
+        if is_reported or _is_distribution_missing(error.__cause__):
             return replace(status, state="missing", pip=pip_line(_find_entry(name)), cause=_join_lines(error))
         return replace(status, cause=_join_lines(error))
 
 
 def free_options(spec: str) -> tuple[str, ...]:
-    """The options set in a spec that may name files or code, without creating the engine.
+    """List the options set in a spec that may name files or code, without creating the engine.
 
-    An engine declares them with `xrt.engines.option`; an undeclared one counts if its type allows arbitrary text. Raises like
-    `create` for an unknown or broken name.
+    An engine declares this with `xrt.engines.option`. Without a declaration, an option may if its type allows arbitrary text.
+    Raises the errors of `engine_class` for an unknown or broken engine.
     """
     name, texts = parse_spec(spec)
     cls = engine_class(name)
@@ -167,10 +169,10 @@ def free_options(spec: str) -> tuple[str, ...]:
 
 
 def why_not_chosen(spec: str, file: str) -> str | None:
-    """Explain why a lockfile or a bundle may not select this engine; None if it may.
+    """Explain why a lockfile or a bundle, as named by ``file``, may not select this engine; None if it may.
 
-    An engine opens, writes to or runs the files that its options name, so only the user may set those. Raises like `create` for
-    the name.
+    An engine opens, writes to or runs the files that its options name, so only the user may set such options. Raises the errors
+    of `engine_class`.
     """
     options = free_options(spec)
     if not options:
@@ -180,12 +182,12 @@ def why_not_chosen(spec: str, file: str) -> str | None:
 
 
 def find_entry_module(name: str) -> str:
-    """The module of an engine's entry point, not imported. Raises UnknownEngine or EngineError."""
+    """Find the name of the module of an engine's entry point, without importing it. Raises UnknownEngine or EngineError."""
     return _find_entry(name).module
 
 
 def pip_line(entry: EntryPoint) -> str:
-    """The command that installs an engine's distribution with the extras that its entry point names."""
+    """Format the command that installs an engine's distribution with the extras that its entry point names."""
     distribution = entry.dist.name if entry.dist else entry.module.partition(".")[0]
     extras = f"[{','.join(entry.extras)}]" if entry.extras else ""
     return f"pip install '{distribution}{extras}'"
@@ -253,7 +255,7 @@ def _iter_entry_points(path: Sequence[str]) -> Iterator[Any]:
 
 
 def _is_foreign(finder: Any) -> bool:
-    """Whether a finder may know distributions outside the folders of the path."""
+    """Whether an import finder, such as a plug-in's, may provide distributions that are not in the folders of the path."""
     kind = finder if isinstance(finder, type) else type(finder)
     return hasattr(finder, "find_distributions") and kind.__module__ not in ("_frozen_importlib_external", "importlib.machinery")
 
@@ -283,11 +285,11 @@ def _read_entry_points(info: str) -> Iterator[EntryPoint]:
 
 
 def _list_entries() -> Entries:
-    return _scan(tuple(sys.path))
+    return _read_entries(tuple(sys.path))
 
 
 @lru_cache(maxsize=8)
-def _scan(path: tuple[str, ...]) -> Entries:
+def _read_entries(path: tuple[str, ...]) -> Entries:
     """Read the entry points, cached per import path: installed distributions are assumed not to change while a process runs."""
     registered: dict[str, list[EntryPoint]] = {}
     for entry in _iter_entry_points(path):
@@ -309,11 +311,11 @@ def _list_claims(name: str) -> tuple[EntryPoint, ...]:
 
 
 def _suggest(word: str, entries: Entries) -> str:
-    """`` Did you mean 'x'?`` for the engine that declares a library or an alias of this name; empty if none does."""
-    plain = _normalize(word)
+    """Return `` Did you mean 'x'?`` for the engine that declares a library or an alias of this name, or an empty string."""
+    normalized = _normalize(word)
     for name in _sort_by_rank(entries):
         declaration = find_declaration(name)
-        if plain in map(_normalize, (*declaration.libraries, *declaration.aliases)):
+        if normalized in map(_normalize, (*declaration.libraries, *declaration.aliases)):
             return f" Did you mean {name!r}?"
     return ""
 
@@ -325,21 +327,21 @@ def _normalize(name: str) -> str:
 def _find_entry(name: str) -> EntryPoint:
     claims = _list_claims(name)
     if len(claims) > 1:
-        claimants = " and ".join(f"{_label(e)} ({e.value})" for e in claims)
+        claimants = " and ".join(f"{_format_distribution(e)} ({e.value})" for e in claims)
         raise EngineError(
             f"engine {name!r} is registered by {claimants}; uninstall one of them, or pass an instance of the class that is meant"
         )
     return claims[0]
 
 
-def _label(entry: EntryPoint) -> str:
+def _format_distribution(entry: EntryPoint) -> str:
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.module
 
 
 # ---------------------------------------------------------------------- checks and errors
 
 
-def _is_missing(error: BaseException | None) -> bool:
+def _is_distribution_missing(error: BaseException | None) -> bool:
     """Whether an import failed because a distribution is not installed at all; a partial installation counts as broken."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return False
@@ -354,7 +356,7 @@ def _join_lines(error: BaseException) -> str:
 def _check_engine(engine: GraphCompiler) -> GraphCompiler:
     """Check that the class and the field values of an engine follow the contract; raises EngineError or OptionError."""
     _check_class(engine.implementation)
-    _ = engine.spec  # raises for a value that cannot be written
+    _ = engine.spec  # raises OptionError for a value that has no text form
     return engine
 
 
@@ -401,7 +403,7 @@ def _read_declaration(module: str, name: str, path: tuple[str, ...]) -> EngineDe
     """Read an engine's declaration from the source of its module; defaults if there is none or it is malformed.
 
     A declaration is a constant at the top level of the module, ``X = EngineDeclaration("name", rank=1)``, made of literals only.
-    With another import ``path``, the same name may be another module.
+    ``path`` is part of the cache key only: with another import path, the same name may be another module.
     """
     from xrt.formats.documents import convert  # not needed for a start from the cache
 
@@ -417,7 +419,7 @@ def _read_declaration(module: str, name: str, path: tuple[str, ...]) -> EngineDe
 
 
 def _read_source(module: str) -> str:
-    """The source of a module without importing it or its parent packages; empty if there is none."""
+    """Read the source of a module without importing it or its parent packages. Empty if there is no source."""
     top, *rest = module.split(".")
     spec: ModuleSpec | None = importlib.util.find_spec(top)
     for part in rest:
@@ -430,33 +432,33 @@ def _read_source(module: str) -> str:
 def probe_all(engines: Sequence[str] | None = None, timeout: float = 60) -> tuple[EngineStatus, ...]:
     """Probe these engines, by default all registered ones, each in its own process, at most one per core at a time.
 
-    Results are in the order of ``engines``. One that crashes or takes longer than ``timeout`` seconds counts as broken. Raises
-    UnknownEngine for an unregistered name.
+    The results are in the order of ``engines``. An engine whose probe crashes or takes longer than ``timeout`` seconds is
+    ``broken``. Raises UnknownEngine for an unregistered name.
     """
     from xrt.processes.client import WorkerDied, WorkerFailure, WorkerProcess, WorkerTimedOut  # not needed for a warm start
 
-    statuses = [_list_registered(name) for name in (names() if engines is None else engines)]
+    statuses = [_make_unprobed_status(name) for name in (names() if engines is None else engines)]
     running: list[WorkerProcess] = []
     interrupted = threading.Event()
 
-    def probe_one(unknown: EngineStatus) -> EngineStatus:
+    def probe_one(unprobed: EngineStatus) -> EngineStatus:
         worker = WorkerProcess("xrt.engines.contract.registry:main")
         running.append(worker)
         # An interrupt may have closed the other workers before this one was in the list.
         if interrupted.is_set():
             worker.end()
         try:
-            answer, _ = worker.ask({"engine": unknown.name}, seconds=timeout)
+            response, _ = worker.ask({"engine": unprobed.name}, seconds=timeout)
         except WorkerTimedOut:
-            return replace(unknown, cause=f"its import did not end within {timeout:g} s")
+            return replace(unprobed, cause=f"its import did not end within {timeout:g} s")
         except WorkerDied as error:
             last_line = error.last_line or "it said nothing"
-            return replace(unknown, cause=f"its import ended the process ({error.ended_by}): {last_line}")
+            return replace(unprobed, cause=f"its import ended the process ({error.ended_by}): {last_line}")
         except WorkerFailure as error:
-            return replace(unknown, cause=f"its import failed: {error}")
+            return replace(unprobed, cause=f"its import failed: {error}")
         finally:
             worker.end()
-        return EngineStatus(**{**answer, "devices": tuple(answer["devices"])})
+        return EngineStatus(**{**response, "devices": tuple(response["devices"])})
 
     # A thread per probe only waits for its process.
     with ThreadPoolExecutor(os.cpu_count()) as pool:

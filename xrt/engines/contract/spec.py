@@ -25,11 +25,11 @@ from xrt.engines.contract.graph_compiler import GraphCompiler
 from xrt.errors import OptionError, did_you_mean
 from xrt.graph import FrozenDict
 
-_PLAIN = re.compile(r"[\w.+\-/:@*]+", re.ASCII)
-LONG = 200
-"""Error messages shorten a text beyond this many characters."""
+_UNQUOTED = re.compile(r"[\w.+\-/:@*]+", re.ASCII)
+MAX_QUOTED_LENGTH = 200
+"""Error messages abbreviate longer texts, in characters."""
 # A quoted text, or one character outside of quotes: brackets and separators inside of quotes mean nothing.
-_PIECE = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^'"]""", re.DOTALL)
+_TOKEN = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^'"]""", re.DOTALL)
 _PAIRS = {")": "(", "}": "{", "]": "["}
 
 
@@ -43,23 +43,23 @@ def split(text: str, separator: str = ",", limit: int | None = None) -> list[str
     """
     parts: list[str] = []
     start = position = 0
-    open_ = ""
+    open_brackets = ""
     while position < len(text):
-        piece = _PIECE.match(text, position)
-        if piece is None:
+        token = _TOKEN.match(text, position)
+        if token is None:
             raise OptionError(f"the quote at {text[position:]!r} has no end")
-        if piece[0] in "({[":
-            open_ += piece[0]
-        elif piece[0] in ")}]":
-            if not open_.endswith(_PAIRS[piece[0]]):
-                raise OptionError(f"{piece[0]!r} in {text!r} closes nothing")
-            open_ = open_[:-1]
-        elif piece[0] == separator and not open_ and len(parts) != limit:
+        if token[0] in "({[":
+            open_brackets += token[0]
+        elif token[0] in ")}]":
+            if not open_brackets.endswith(_PAIRS[token[0]]):
+                raise OptionError(f"{token[0]!r} in {text!r} has no opening bracket")
+            open_brackets = open_brackets[:-1]
+        elif token[0] == separator and not open_brackets and len(parts) != limit:
             parts.append(text[start:position].strip())
-            start = piece.end()
-        position = piece.end()
-    if open_:
-        raise OptionError(f"{open_[-1]!r} in {text!r} is not closed")
+            start = token.end()
+        position = token.end()
+    if open_brackets:
+        raise OptionError(f"{open_brackets[-1]!r} in {text!r} is not closed")
     return [*parts, text[start:].strip()] if text.strip() else []
 
 
@@ -79,11 +79,11 @@ def field_types(cls: type) -> Mapping[str, Any]:
 
 
 def _resolve_types(owner: type) -> dict[str, Any]:
-    """Resolve the annotations of a class's fields only: names in other annotations may exist only for type checkers."""
+    """Resolve the annotations of a class's fields. Other annotations may use names that only type checkers see."""
     names = {field.name for field in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else set()
     fields = {name: text for name, text in vars(owner).get("__annotations__", {}).items() if name in names}
-    plain = type(owner.__name__, (), {"__annotations__": fields, "__module__": owner.__module__})
-    return typing.get_type_hints(plain) if fields else {}
+    fields_only = type(owner.__name__, (), {"__annotations__": fields, "__module__": owner.__module__})
+    return typing.get_type_hints(fields_only) if fields else {}
 
 
 def is_mapping(hint: Any) -> bool:
@@ -98,9 +98,9 @@ def is_bounded(hint: Any) -> bool:
     return get_origin(hint) is Literal or hint in (type(None), bool, int, float)
 
 
-def spell_text(text: str) -> str:
-    """Quote the text if a spec requires it."""
-    return text if _PLAIN.fullmatch(text) else ascii(text)
+def quote_if_needed(text: str) -> str:
+    """Quote the text if it has characters with a meaning in a spec."""
+    return text if _UNQUOTED.fullmatch(text) else ascii(text)
 
 
 def unquote(raw: str) -> str:
@@ -110,7 +110,9 @@ def unquote(raw: str) -> str:
     try:
         return str(ast.literal_eval(raw))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two for unbounded nesting
-        raise OptionError(f"{raw if len(raw) < LONG else raw[:LONG] + '...'} is not a quoted text: {error}") from error
+        raise OptionError(
+            f"{raw if len(raw) < MAX_QUOTED_LENGTH else raw[:MAX_QUOTED_LENGTH] + '...'} is not a quoted text: {error}"
+        ) from error
 
 
 # ---------------------------------------------------------------------- text to value
@@ -128,14 +130,14 @@ def read_value(raw: str, hint: Any) -> Any:
     if is_mapping(hint):
         return _read_mapping(raw, inner[1])
     if hint not in _SCALARS:
-        raise OptionError(f"type {_name(hint)} has no spelling in a spec; make the engine in Python instead")
-    convert, noun = _SCALARS[hint]
+        raise OptionError(f"type {_format_type(hint)} cannot be written in a spec; create the engine in Python instead")
+    convert, label = _SCALARS[hint]
     try:
         return convert(raw)
-    except OptionError:  # a ValueError too: what is wrong with a quoted text
+    except OptionError:  # also a ValueError; it already says what is wrong with a quoted text
         raise
     except (ValueError, KeyError):
-        raise OptionError(f"expected {noun}; got {raw!r}") from None
+        raise OptionError(f"expected {label}; got {raw!r}") from None
 
 
 _SCALARS: dict[Any, tuple[Callable[[str], Any], str]] = {
@@ -155,7 +157,7 @@ def _read_union(raw: str, hint: Any) -> Any:
     for member in sorted(get_args(hint), key=lambda member: (member is str, order.index(member))):
         with contextlib.suppress(OptionError):
             return read_value(raw, member)
-    raise OptionError(f"expected {_name(hint)}; got {raw!r}")
+    raise OptionError(f"expected {_format_type(hint)}; got {raw!r}")
 
 
 def _read_literal(raw: str, allowed: tuple[Any, ...]) -> Any:
@@ -189,13 +191,13 @@ def read_pairs(text: str) -> dict[str, str]:
     """Split ``key=value, key=value`` into a dict; raises OptionError if a side is missing or a key is repeated."""
     pairs: dict[str, str] = {}
     for part in split(text):
-        halves = split(part, "=", limit=1)
+        key_and_value = split(part, "=", limit=1)
         # The limit keeps further equal signs in the value.
-        if len(halves) != 2 or not all(halves):
+        if len(key_and_value) != 2 or not all(key_and_value):
             raise OptionError(f"expected option=value; got {part!r}")
-        key, value = halves
+        key, value = key_and_value
         if key in pairs:
-            raise OptionError(f"{key!r} is given twice")
+            raise OptionError(f"{key!r} is set twice")
         pairs[key] = value
     return pairs
 
@@ -204,32 +206,32 @@ def read_pairs(text: str) -> dict[str, str]:
 
 
 def write_value(value: Any, hint: Any) -> str:
-    """The text that `read_value` parses to this value; raises OptionError if the value is not of that type."""
+    """Format a value so that `read_value` parses it; raises OptionError if it is not of the type ``hint``."""
     # Prefer the bare text; quote only if it would be parsed as something else, as in the text "3" of a union with int.
     for quoted in (False, True):
         try:
-            parsed = read_value(_spell(value, quoted), hint)
+            parsed = read_value(_format_value(value, quoted), hint)
         except OptionError:
             continue
         # A round trip also detects values of the wrong type, such as 1 for a bool.
         if parsed == value:
-            return _spell(parsed, quoted)
-    raise OptionError(f"expected {_name(hint)}; got {value!r}")
+            return _format_value(parsed, quoted)
+    raise OptionError(f"expected {_format_type(hint)}; got {value!r}")
 
 
-def _spell(value: Any, quoted: bool) -> str:
+def _format_value(value: Any, quoted: bool) -> str:
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     if isinstance(value, str | Path):
-        return ascii(str(value)) if quoted else spell_text(str(value))
+        return ascii(str(value)) if quoted else quote_if_needed(str(value))
     if isinstance(value, tuple):
-        return f"({', '.join(_spell(item, quoted) for item in value)})"
+        return f"({', '.join(_format_value(item, quoted) for item in value)})"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{spell_text(key)}={_spell(value[key], quoted)}' for key in sorted(value))}}}"
+        return f"{{{', '.join(f'{quote_if_needed(key)}={_format_value(value[key], quoted)}' for key in sorted(value))}}}"
     return repr(value)
 
 
-def _name(hint: Any) -> str:
+def _format_type(hint: Any) -> str:
     bare = isinstance(hint, type) and not get_args(hint)
     return hint.__name__ if bare else str(hint).replace("typing.", "")
 
@@ -246,7 +248,7 @@ def split_specs(text: str) -> list[str]:
     """
     specs = split(text)
     if not specs or not all(specs):
-        raise OptionError(f"the engine list {text!r} has an empty place; write it like 'tvm,ort'")
+        raise OptionError(f"the engine list {text!r} has an empty element; write it like 'tvm,ort'")
     return specs
 
 
@@ -267,7 +269,7 @@ def parse_spec(text: str) -> tuple[str, dict[str, str]]:
         # A frequent mistake is a comma-separated list in place of a Python list.
         specs = _split_valid_specs(text)
         if specs:
-            raise OptionError(f"{text!r} names {len(specs)} engines, and one is due; pass a list: {specs!r}") from None
+            raise OptionError(f"{text!r} names {len(specs)} engines, and one is expected; pass a list: {specs!r}") from None
         raise OptionError(f"{text!r} is not an engine's spec: {error}. A spec reads like 'tvm{{opt_level=2}}'") from None
 
 
@@ -302,7 +304,7 @@ def build(cls: type[E], fields: Mapping[str, str]) -> E:
             elif is_mapping(hint):
                 values[field] = FrozenDict({**values.get(field, {}), unquote(entry): read_value(raw, get_args(hint)[1])})
             else:
-                raise OptionError(f"{field!r} is not a mapping, so {entry!r} names nothing in it")
+                raise OptionError(f"{field!r} is not a mapping, so it has no entry {entry!r}")
     return cls(**values)
 
 
@@ -319,7 +321,7 @@ def _prefix_error(cls: type[GraphCompiler], key: str) -> Iterator[None]:
 
 
 def format_spec(engine: GraphCompiler) -> str:
-    """The engine as text: its name, and in braces the fields that differ from their defaults, sorted.
+    """Format an engine as its name, with the fields that differ from their defaults in braces, sorted by name.
 
     ``build(type(engine), parse_spec(format_spec(engine))[1]) == engine``. Raises OptionError if a field has a value of another
     type.
@@ -329,7 +331,7 @@ def format_spec(engine: GraphCompiler) -> str:
     options: list[str] = []
     for field in sorted(dataclasses.fields(engine), key=lambda f: f.name):  # type: ignore[arg-type]  # every engine is a dataclass
         name, value, default = field.name, getattr(engine, field.name), _get_default(field)
-        # A default may be of a type without spelling.
+        # A default may be of a type that cannot be written.
         if name not in hints or value is default or repr(value) == repr(default):
             continue
         with _prefix_error(cls, name):
@@ -345,7 +347,7 @@ def format_spec(engine: GraphCompiler) -> str:
 
 
 def _get_default(field: dataclasses.Field[Any]) -> Any:
-    """The default of a field; MISSING if it has none."""
+    """Get the default of a field; `dataclasses.MISSING` if it has none."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
@@ -363,7 +365,7 @@ class OptionEntry:
 
 
 def list_options(cls: type) -> tuple[OptionEntry, ...]:
-    """The constructor fields of a dataclass, in order of declaration.
+    """List the constructor fields of a dataclass, in order of declaration.
 
     Types and docstrings are read from the source of the class and its bases; without source the meanings are empty.
     """
@@ -372,7 +374,7 @@ def list_options(cls: type) -> tuple[OptionEntry, ...]:
     for field in dataclasses.fields(cls):
         if field.init:
             kind, meaning = entries.get(field.name, (str(field.type), ""))
-            options.append(OptionEntry(field.name, kind, _spell_default(field), meaning))
+            options.append(OptionEntry(field.name, kind, _format_default(field), meaning))
     return tuple(options)
 
 
@@ -394,7 +396,7 @@ def _read_fields(cls: type) -> Iterator[tuple[str, tuple[str, str]]]:
             yield statement.target.id, (ast.unparse(statement.annotation), meaning)
 
 
-def _spell_default(field: dataclasses.Field[Any]) -> str:
+def _format_default(field: dataclasses.Field[Any]) -> str:
     value = _get_default(field)
     if value is dataclasses.MISSING:
         return "required"

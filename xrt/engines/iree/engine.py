@@ -79,7 +79,7 @@ class Iree(GraphCompiler):
         prepared = preprocess(function)
         return IreeExecutable(data, prepared, self._get_device(prepared, context))
 
-    def serves_threads(self, saved: int, threads: int) -> bool:
+    def can_load_with_threads(self, saved: int, threads: int) -> bool:
         """Yes, for any thread count: the code consists of work groups, which IREE distributes to the threads at run time."""
         return True
 

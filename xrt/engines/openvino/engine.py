@@ -134,7 +134,7 @@ class OpenVino(GraphCompiler):
         executable.saved = data
         return executable
 
-    def serves_threads(self, saved: int, threads: int) -> bool:
+    def can_load_with_threads(self, saved: int, threads: int) -> bool:
         """Yes, for any thread count: the plugin selects kernels for the thread count when it loads the graph."""
         return True
 

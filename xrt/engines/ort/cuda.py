@@ -53,7 +53,7 @@ def why_not_present(provider: str) -> str | None:
 def why_no_tensorrt() -> str | None:
     """Load TensorRT's libraries from its package or the loader's path; explain why that fails, or return None."""
     package = find_spec("tensorrt_libs")
-    folders = [Path(place) for place in (package.submodule_search_locations or () if package else ())]
+    folders = [Path(folder) for folder in (package.submodule_search_locations or () if package else ())]
     for name in ("libnvinfer.so.10", "libnvonnxparser.so.10"):
         path = next((folder / name for folder in folders if (folder / name).is_file()), Path(name))
         try:
@@ -65,7 +65,7 @@ def why_no_tensorrt() -> str | None:
 
 @lru_cache(maxsize=1)
 def load_libraries() -> None:
-    """Load CUDA's libraries and cuDNN from NVIDIA's packages, which the loader does not search; do nothing without them."""
+    """Load CUDA's libraries and cuDNN from NVIDIA's Python packages, which the loader does not search, if installed."""
     # It prints the libraries that it does not find, even if the loader finds them. Two threads would restore each other's stdout.
     with _loading, redirect_stdout(StringIO()):
         onnxruntime.preload_dlls()
@@ -102,7 +102,7 @@ def _is_bindable(type_: Type) -> bool:
 
 
 def provider_options(accelerator: Accelerator, stream: Any) -> dict[str, str]:
-    """Device and stream as options of the CUDA provider, and of the providers that are built on it."""
+    """Return the options of the CUDA provider, or of one built on it, that select the device and the stream."""
     options = {"user_compute_stream": str(accelerator.address(stream))}
     index = accelerator.name.partition(":")[2] or "0"
     # A device_id makes the library warn that no plugin has this device, so the default is left out.
@@ -144,7 +144,7 @@ def _is_float(function: Function, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DeviceBuffer:
-    """The device of arrays in the library's terms."""
+    """The device of arrays, as the library's I/O binding names it."""
 
     kind: str = "cuda"
     index: int = 0
@@ -196,19 +196,21 @@ class OrtOnDevice(Executable):
         """Run the session on its stream and return its outputs."""
         binding, device = session.io_binding(), self._device
         for name, array in arguments.items():
-            binding.bind_input(name, device.kind, device.index, _encode(array.dtype), list(array.shape), self._address(array))
+            binding.bind_input(
+                name, device.kind, device.index, _encode_dtype(array.dtype), list(array.shape), self._address(array)
+            )
         for name, array in buffers.items():
             # A dynamic output: the library allocates it.
             if array is None:
                 binding.bind_output(name, device.kind, device.index)
             else:
                 shape = list(array.shape)
-                binding.bind_output(name, device.kind, device.index, _encode(array.dtype), shape, self._address(array))
+                binding.bind_output(name, device.kind, device.index, _encode_dtype(array.dtype), shape, self._address(array))
         try:
-            # Waits for the device: a run that does not wait never frees its staging buffers.
+            # This waits for the device. A run that does not wait would never free its staging buffers.
             session.run_with_iobinding(binding)
         except Exception:
-            # It leaves its staging buffers to the destructor of the session, which may end the process: see `_close_session`.
+            # A failed run leaves staging buffers to the session's destructor, which may end the process: see `_close_session`.
             _prevent_release(session)
             raise
         if all(array is not None for array in buffers.values()):
@@ -262,6 +264,6 @@ def _prevent_release(session: InferenceSession) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
 
-def _encode(dtype: np.dtype[Any]) -> Any:
-    """The element type for a binding: NumPy's, or ONNX's number if NumPy lacks it."""
+def _encode_dtype(dtype: np.dtype[Any]) -> Any:
+    """Return the element type for a binding: NumPy's, or ONNX's number for bfloat16, which NumPy lacks."""
     return DType.BFLOAT16.onnx if dtype == DType.BFLOAT16.numpy else dtype.type

@@ -32,8 +32,8 @@ from xrt.engines.ort.cuda import (
     why_not_present,
 )
 from xrt.engines.ort.executable import OrtExecutable, why_not_bindable, why_not_passable
-from xrt.engines.ort.saving import SavedSession, in_memory, optimize_model
-from xrt.engines.ort.session import ExportedModel, Provider, open_session, quiet_options, report_memory
+from xrt.engines.ort.saving import SavedSession, open_memory_file, optimize_model
+from xrt.engines.ort.session import ExportedModel, Provider, make_quiet_options, open_session, report_memory
 from xrt.engines.toolkit.libraries import AllocationTracker
 from xrt.errors import CompileRefused, EngineUnavailable, OptionError, did_you_mean
 from xrt.graph import FrozenDict, Function, Node
@@ -55,10 +55,10 @@ _CPU = ("CPUExecutionProvider",)
 _MODES = {"sequential": ExecutionMode.ORT_SEQUENTIAL, "parallel": ExecutionMode.ORT_PARALLEL}
 
 
-WORTH_SAVING = 24
-"""Number of nodes from which a session is saved: optimizing a smaller model takes no longer than reading a file of the cache."""
-WORTH_LAYING_OUT = 1 << 20
-"""Size in bytes of a constant for which a session is saved, however few its nodes: its packed layout takes time."""
+MIN_SAVED_NODES = 24
+"""A session of at least this many nodes is saved: optimizing a smaller model takes no longer than reading the cache."""
+MIN_SAVED_CONSTANT_BYTES = 1 << 20
+"""A session with a constant of at least this size is saved too, because packing it takes time."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +103,13 @@ class Ort(GraphCompiler):
 
     def __post_init__(self) -> None:
         self._set("providers", _as_names("providers", self.providers))
-        self._set("provider_options", _as_texts("provider_options", self.provider_options))
-        self._set("config", _as_texts("config", self.config))
+        self._set("provider_options", _as_strings("provider_options", self.provider_options))
+        self._set("config", _as_strings("config", self.config))
         _check_providers(self.providers, self.provider_options)
         check_options(self)
         if self.inter_op_threads is not None and self.execution_mode != "parallel":
             raise OptionError(
-                f"inter_op_threads={self.inter_op_threads} of engine 'ort' has a meaning only with execution_mode='parallel'; "
+                f"inter_op_threads={self.inter_op_threads} of engine 'ort' has an effect only with execution_mode='parallel'; "
                 f"it is {self.execution_mode!r}"
             )
         _check_config(self.config)
@@ -155,7 +155,7 @@ class Ort(GraphCompiler):
         if context.is_kept and self.providers == _CPU:
             # `save` returns the optimized model, so that the library optimizes once. If that fails, for any reason, the error of
             # a plain session is reported.
-            with suppress(Exception), in_memory() as file:
+            with suppress(Exception), open_memory_file() as file:
                 kept_options = self.make_session_options(context.threads, function=function)
                 return self.load(optimize_model(function, export, kept_options, file), function, context)
         return self._open(function, export, options)
@@ -181,14 +181,14 @@ class Ort(GraphCompiler):
         return OrtOnDevice(function, session, accelerator, stream, DeviceBuffer("cuda", index), export.files)
 
     def _list_device_providers(self, stream_options: dict[str, str], context: CompileContext) -> list[Provider]:
-        """The providers of a session on a device; ``stream_options`` are those for device and stream."""
+        """List the providers of a session on a device. ``stream_options`` are the provider's options for device and stream."""
         # The provider multiplies float32 in TF32, with 10 bits of mantissa, unless told otherwise.
         return [(CUDA, {"use_tf32": "0", **self._select_options(CUDA), **stream_options}), *_CPU]
 
     def _open(
         self, function: Function, export: ExportedModel, options: SessionOptions, saved: SavedSession | None = None
     ) -> OrtExecutable:
-        """Open a session on an exported model; ``saved`` is the saved session that it comes from, which has its own names."""
+        """Open a session on an exported model. ``saved`` is the saved session it comes from, with its input and output names."""
         if saved is None:
             from xrt.engines.toolkit.memory import find_inplace_outputs  # not needed for a start from the cache
 
@@ -196,9 +196,9 @@ class Ort(GraphCompiler):
         else:
             inputs, outputs = saved.rename("inputs", function.inputs), saved.rename("outputs", function.outputs)
             inplace = dict(saved.header["inplace"])
-        with AllocationTracker(export.nbytes) as growth:
+        with AllocationTracker(export.nbytes) as allocations:
             session = open_session(export, options, [(name, self._select_options(name)) for name in self.providers])
-        uses = partial(report_memory, export.copied, export.mapped, growth)
+        uses = partial(report_memory, export.copied, export.mapped, allocations)
         survives_fork = self.execution_mode == "sequential"
         executable = OrtExecutable(function, session, inputs, outputs, export.files, uses, inplace, survives_fork=survives_fork)
         # The calling thread counts in both pools but is not the library's.
@@ -215,14 +215,14 @@ class Ort(GraphCompiler):
         function, data = executable.function, executable.saved
         if data is None:
             if context.workdir is None:
-                raise CompileRefused("an optimised model is saved by way of a file, and there is no working directory")
+                raise CompileRefused("an optimised model is saved through a file, and there is no working directory")
             options = self.make_session_options(context.threads, function=function)
             with (context.workdir / "session").open("w+b") as file:
                 data = optimize_model(function, _export(function), options, file)
         return self._pack(data, function, context)
 
     def _pack(self, data: memoryview, function: Function, context: CompileContext) -> memoryview:
-        """Add packed weights to a saved session that several processes will load."""
+        """Add packed weights to a saved session if several processes will load it; otherwise return ``data`` unchanged."""
         saved = SavedSession.read(data)
         is_packed = "mapped" in saved.header
         if not context.is_shared or context.workdir is None or is_packed or self.config.get(_NO_PACKING, "0") == "1":
@@ -235,7 +235,9 @@ class Ort(GraphCompiler):
 
     def is_worth_saving(self, function: Function) -> bool:
         """Whether optimizing takes longer than finding, checking and mapping a file of the cache."""
-        return len(function.nodes) >= WORTH_SAVING or any(c.nbytes >= WORTH_LAYING_OUT for c in function.constants.values())
+        return len(function.nodes) >= MIN_SAVED_NODES or any(
+            c.nbytes >= MIN_SAVED_CONSTANT_BYTES for c in function.constants.values()
+        )
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> OrtExecutable:
         """Open a session on the optimized model without optimizing it again."""
@@ -246,12 +248,12 @@ class Ort(GraphCompiler):
         executable.saved = data  # `save` can return the same bytes
         return executable
 
-    def serves_threads(self, saved: int, threads: int) -> bool:
-        """Always: a session gets its threads when it is opened, and the optimizer does not depend on them."""
+    def can_load_with_threads(self, saved: int, threads: int) -> bool:
+        """Yes for any thread count: a session gets its threads when it is opened; the saved model does not depend on them."""
         return True
 
     def lower_precision(self, precision: Precision) -> GraphCompiler | None:
-        """The engine itself for int8: the CPU provider has integer kernels for quantized Functions."""
+        """Return this engine for int8, since the CPU provider has integer kernels for quantized Functions, or None."""
         return self if precision == "int8" and self.providers == _CPU and self.optimization != "none" else None
 
     def _open_mapped(self, saved: SavedSession, function: Function, threads: int) -> OrtExecutable | None:
@@ -264,7 +266,7 @@ class Ort(GraphCompiler):
         except Exception:  # noqa: BLE001  # no common base class; an invalid model fails again without mapping
             _log.info("ONNX Runtime cannot map packed weights", exc_info=True)
             return None
-        # Another file may have taken the place of this one before the library opened it.
+        # Another file may have replaced this one before the library opened it.
         return executable if export.mapping.is_at_path() else None
 
     def _load_options(self, threads: int) -> SessionOptions:
@@ -297,7 +299,7 @@ class Ort(GraphCompiler):
         return f"engine 'ort' computes in the model's own types: it does not honour precision={precision!r}"
 
     def make_session_options(self, threads: int, device: str = "cpu", function: Function | None = None) -> SessionOptions:
-        options = quiet_options()
+        options = make_quiet_options()
         options.graph_optimization_level = _LEVELS[self.optimization]
         options.execution_mode = _MODES[self.execution_mode]
         inter_op = min(self.inter_op_threads or threads, threads) if self.execution_mode == "parallel" else 1
@@ -311,8 +313,8 @@ class Ort(GraphCompiler):
         if function is not None:
             from xrt.engines.ort.tables import has_exact_weights, has_vector_products  # not needed for a start from the cache
 
-            wrong = {"MatmulTransposeFusion": has_vector_products, "WeightBiasQuantization": has_exact_weights}
-            for optimizer in (name for name, is_wrong in wrong.items() if is_wrong(function)):
+            unsafe_optimizers = {"MatmulTransposeFusion": has_vector_products, "WeightBiasQuantization": has_exact_weights}
+            for optimizer in (name for name, is_unsafe in unsafe_optimizers.items() if is_unsafe(function)):
                 settings[_DISABLED] = ";".join(filter(None, (settings.get(_DISABLED), optimizer)))
         # The user's entries come last in `settings` and win, except for the list of disabled optimizers, which grows.
         for key, value in settings.items():
@@ -358,9 +360,9 @@ _CPU_CONFIG = {**_CONFIG, _DISABLED: "SkipLayerNormFusion"}
 
 
 def _export(function: Function) -> ExportedModel:
-    from xrt.engines.ort.export import export_model, session_function  # not needed for a start from the cache
+    from xrt.engines.ort.export import export_model, rewrite_for_session  # not needed for a start from the cache
 
-    return export_model(session_function(function))
+    return export_model(rewrite_for_session(function))
 
 
 def _check_boundary_types(function: Function) -> None:
@@ -432,14 +434,14 @@ def _as_names(field: str, value: Any) -> tuple[str, ...]:
     raise OptionError(f"{field} of engine 'ort' must be a tuple of names; got {value!r}")
 
 
-def _as_texts(field: str, value: Any) -> FrozenDict[str, str]:
+def _as_strings(field: str, value: Any) -> FrozenDict[str, str]:
     """Convert the value of a field to a mapping of text, sorted by key; booleans become 0 and 1."""
     if not isinstance(value, Mapping):
         raise OptionError(f"{field} of engine 'ort' must map names to values; got {value!r}")
-    return FrozenDict({str(key): _to_text(value[key]) for key in sorted(value, key=str)})
+    return FrozenDict({str(key): _to_string(value[key]) for key in sorted(value, key=str)})
 
 
-def _to_text(value: Any) -> str:
+def _to_string(value: Any) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
@@ -465,7 +467,7 @@ def _check_providers(providers: tuple[str, ...], options: Mapping[str, str]) -> 
             )
         if option in ("enable_cuda_graph", "trt_cuda_graph_enable"):
             raise OptionError(
-                f"{key} replays a run at the addresses of the first one, and calls of XRT have their own; leave it out"
+                f"{key} replays a run at the addresses of the first one, and each call of XRT has other addresses; leave it out"
             )
 
 

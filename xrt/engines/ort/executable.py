@@ -24,11 +24,11 @@ Array: TypeAlias = np.ndarray[Any, Any]
 Uses: TypeAlias = Callable[[], Sequence[MemoryUse]]
 """Reports the memory of an executable."""
 
-BIND_FROM = 512 * 1024
-"""Caller's buffers from this many bytes are bound to the session; below, a copy is faster."""
+BOUND_BYTES = 512 * 1024
+"""A caller's buffer of at least this size is bound to the session; copying the result is faster for smaller ones."""
 
-COPY_TO = 4 * 1024
-"""Values up to this many bytes are copied to or from a bound buffer (0.2 to 0.3 us); passing one to a call takes 0.6 us."""
+MAX_COPIED_BYTES = 4 * 1024
+"""Values of at most this size are copied to a bound buffer, which takes 0.2 to 0.3 us; passing one to a call takes 0.6 us."""
 
 
 class OrtExecutable(Executable):
@@ -51,8 +51,8 @@ class OrtExecutable(Executable):
     ) -> None:
         """``inputs`` and ``outputs`` are those of the Function under the session's names.
 
-        ``files`` is kept alive with the session. ``inplace`` maps inputs to outputs that may overwrite them, by position.
-        A session with a separate pool for nodes does not survive a fork: a run in the child would wait for its threads forever.
+        ``files`` is kept alive with the session. ``inplace`` maps indices of inputs to those of outputs that may overwrite them.
+        ``survives_fork`` is False with a thread pool for nodes: a run in a forked child would wait for its threads forever.
         """
         session_types = {output.name: make_tensor_type(output.type) for output in session.get_outputs()}
         self.function = function
@@ -72,7 +72,7 @@ class OrtExecutable(Executable):
         self._needs_binding = not all(map(_is_direct, self._outputs.values()))
         """Whether an output can only be read from a binding, because NumPy lacks its type."""
         self._can_bind = all(map(_is_numeric, types))
-        # Where a fork has to be checked for, every call goes through `run`.
+        # Only `run` checks for a fork, so a session that does not survive one is always called through it.
         self._needs_no_conversion = survives_fork and all(map(_is_direct, types))
         has_packed_values = any(choose_transport(type_) is ValueTransport.PACKED for type_ in types)
         self._can_bind_arrays = survives_fork and self._can_bind and not has_packed_values
@@ -89,7 +89,7 @@ class OrtExecutable(Executable):
                 return self._call(self._names, feed, None)
             buffers = out or [None] * len(self._names)
             results = self._compute(feed, self._choose_buffers(feed, buffers))
-            return [x if buffer is None else _fill(buffer, x) for x, buffer in zip(results, buffers, strict=True)]
+            return [x if buffer is None else _fill_buffer(buffer, x) for x, buffer in zip(results, buffers, strict=True)]
         except InputError:
             raise
         except Exception as error:
@@ -112,7 +112,7 @@ class OrtExecutable(Executable):
         return run
 
     def _make_frame_call(self) -> Callable[..., list[Array]]:
-        """A call that copies small values to and from arrays bound to the session; concurrent calls use separate frames."""
+        """Make a call that copies small values to and from arrays bound to the session. Concurrent calls use separate arrays."""
 
         def make_frame() -> Frame:
             inputs, outputs = ([_allocate(type_) for type_ in types.values()] for types in (self._inputs, self._outputs))
@@ -128,8 +128,8 @@ class OrtExecutable(Executable):
                 frame = make_frame()
             call, inputs, outputs = frame
             try:
-                for place, value in zip(inputs, values):  # noqa: B905  # the caller has counted them; `strict` takes 0.1 us
-                    place[...] = value
+                for array, value in zip(inputs, values):  # noqa: B905  # the caller has counted them; `strict` takes 0.1 us
+                    array[...] = value
                 call()
             except Exception as error:
                 raise self._make_error(error) from error
@@ -148,7 +148,7 @@ class OrtExecutable(Executable):
         return self._convert_errors(self._bind_arrays(inputs, outputs))
 
     def bind_outputs(self, outputs: Sequence[Any]) -> Callable[..., None]:
-        """Uses the inner binding, which skips the wrappers of the public one: 2.9 us for a small call instead of 3.6."""
+        """Call the inner binding, without the wrappers of the public one: 2.9 us for a small call instead of 3.6."""
         if not self.supports_io_binding():
             return super().bind_outputs(outputs)
         session = self._get_session()
@@ -167,7 +167,7 @@ class OrtExecutable(Executable):
         return self._convert_errors(call)
 
     def _bind_arrays(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
-        """A call over these C-contiguous arrays; requires `_can_bind_arrays`."""
+        """Make a call that reads and writes these C-contiguous arrays. Requires `_can_bind_arrays`."""
         session = self._get_session()
         binding = session.io_binding()
         for (name, type_), array in zip(self._inputs.items(), inputs, strict=True):
@@ -177,7 +177,7 @@ class OrtExecutable(Executable):
         return _make_bound_call(session, binding)
 
     def output_buffer_threshold(self) -> Sequence[int | None]:
-        return [BIND_FROM if self._can_fill(type_) else None for type_ in self._outputs.values()]
+        return [BOUND_BYTES if self._can_fill(type_) else None for type_ in self._outputs.values()]
 
     def inplace_pairs(self) -> Sequence[tuple[int, int]]:
         return tuple(self.inplace.items())
@@ -235,20 +235,21 @@ class OrtExecutable(Executable):
         return self._can_bind and choose_transport(type_) is not ValueTransport.PACKED
 
     def _choose_buffers(self, feed: Mapping[str, Any], buffers: Sequence[Array | None]) -> dict[str, Array]:
-        """Select the buffers that the session writes directly, by output: large ones, and inputs that it may overwrite.
+        """Select the buffers that the session writes to directly, by output name: large ones, and inputs it may overwrite.
 
-        A buffer that shares memory with another input is left out; the result is copied to it afterwards.
+        A buffer that shares memory with another input is not selected; the result is copied to it after the run.
         """
         names = list(self._inputs)
-        overwritten = {output: names[place] for place, output in self.inplace.items()}
+        overwritten = {output: names[index] for index, output in self.inplace.items()}
         bound: dict[str, Array] = {}
-        for place, ((name, type_), buffer) in enumerate(zip(self._outputs.items(), buffers, strict=True)):
+        for index, ((name, type_), buffer) in enumerate(zip(self._outputs.items(), buffers, strict=True)):
             if buffer is None or not self._can_fill(type_):
                 continue
-            is_inplace = place in overwritten and feed[overwritten[place]] is buffer
-            others = [array for key, array in feed.items() if not (is_inplace and key == overwritten[place])]
-            # Buffers of an update in place must be bound at any size, else the state would be copied.
-            if (is_inplace or buffer.nbytes >= BIND_FROM) and not any(np.may_share_memory(buffer, array) for array in others):
+            is_inplace = index in overwritten and feed[overwritten[index]] is buffer
+            others = [array for key, array in feed.items() if not (is_inplace and key == overwritten[index])]
+            # Bind the buffer of an update in place at any size, so that the state is not copied.
+            is_bound = is_inplace or buffer.nbytes >= BOUND_BYTES
+            if is_bound and not any(np.may_share_memory(buffer, array) for array in others):
                 bound[name] = buffer
         return bound
 
@@ -256,7 +257,7 @@ class OrtExecutable(Executable):
 def _is_small(type_: Type | None) -> bool:
     """Whether copying a value of the type is faster than passing it."""
     nbytes = type_.nbytes if isinstance(type_, TensorType) else None
-    return nbytes is not None and 0 < nbytes <= COPY_TO
+    return nbytes is not None and 0 < nbytes <= MAX_COPIED_BYTES
 
 
 def _allocate(type_: Type | None) -> Array:
@@ -269,7 +270,7 @@ def _raise_closed(*_: Any) -> Any:
     raise RuntimeError("the executable is closed")
 
 
-def _fill(buffer: Array, result: Array) -> Array:
+def _fill_buffer(buffer: Array, result: Array) -> Array:
     """Copy the result into the buffer; raises InputError if type or shape differ."""
     if buffer is result:
         return buffer
@@ -295,7 +296,7 @@ def why_not_bindable(inputs: Sequence[Value], outputs: Sequence[Value]) -> str |
     if indirect is None or unbindable is None:
         return None
     return (
-        f"{indirect.name!r} of type {indirect.type} comes out only by binding, and ONNX Runtime's Python interface cannot bind "
+        f"{indirect.name!r} of type {indirect.type} can only be returned by I/O binding, and ONNX Runtime cannot bind "
         f"{unbindable.name!r} with it, which is not a tensor of numbers"
     )
 
@@ -305,7 +306,7 @@ def _is_direct(type_: Type | None) -> bool:
 
 
 def _make_bound_call(session: InferenceSession, binding: IOBinding) -> Callable[[], None]:
-    """A call that runs the binding by the session's inner method, which is 15 % faster than the public one, if there is one."""
+    """Make a call that runs the binding, by the session's inner method if it has one, which is 15 % faster."""
     run = getattr(getattr(session, "_sess", None), "run_with_iobinding", None)
     inner = getattr(binding, "_iobinding", None)
     if run is None or inner is None:
@@ -366,7 +367,7 @@ _TRANSPORTS = {DType.parse(name): transport for transport, names in _TYPES.items
 
 
 def choose_transport(type_: Type | None) -> ValueTransport:
-    """How values of this type are passed; DIRECT if the type is unknown."""
+    """Choose how values of this type are passed to the library; DIRECT if the type is unknown."""
     if isinstance(type_, TensorType):
         return _TRANSPORTS.get(type_.dtype, ValueTransport.DIRECT)
     if type_ is None:
@@ -401,7 +402,7 @@ def to_ort(array: Array, dtype: DType) -> OrtValue:
 
 
 def by_reference(array: Array, dtype: DType) -> OrtValue:
-    """A value that shares the array's memory and keeps it alive; an array that is not C-contiguous is copied."""
+    """Make a value that shares the array's memory and keeps it alive. An array that is not C-contiguous is copied first."""
     array = np.require(array, requirements=["C", "A"])
     if dtype not in _TRANSPORTS:
         return OrtValue.ortvalue_from_numpy(array)

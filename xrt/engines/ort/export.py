@@ -37,9 +37,11 @@ def export_model(function: Function) -> ExportedModel:
     # A file per constant, because constants are separate in memory.
     files = {name: f"constant_{index}" for index, name in enumerate(arrays)}
     model = lowest_model(function, newest_opset(), newest_ir(), locations=files, least_opset=_OPSET_OF_CASTS)
-    rounded = {node.output[0] for node in model.graph.node if any(a.name == "ceil_mode" and a.i for a in node.attribute)}
+    ceil_mode_outputs = {
+        node.output[0] for node in model.graph.node if any(a.name == "ceil_mode" and a.i for a in node.attribute)
+    }
     for value in model.graph.value_info:
-        if value.type.HasField("tensor_type") and value.name not in rounded:
+        if value.type.HasField("tensor_type") and value.name not in ceil_mode_outputs:
             # The library infers shapes itself, except that its inference may count a window too many for pools with ceil_mode.
             # A given shape is compared with the result of every call, which takes 40 ns per node.
             value.type.tensor_type.ClearField("shape")
@@ -52,14 +54,14 @@ def export_model(function: Function) -> ExportedModel:
 # ---------------------------------------------------------------------- rewrites for speed
 
 
-def session_function(function: Function) -> Function:
-    """The Function to export: every output computed by a node, and some convolutions and sums rewritten as products."""
+def rewrite_for_session(function: Function) -> Function:
+    """Rewrite so that a node computes each output, and so that some convolutions and sums are products, which are faster."""
     function = write_convolutions_as_products(compute_outputs(function))
     return unshare_int8_constants(rewrite_nodes(function, _write_sum_as_product))
 
 
-LEAST_ROWS, MOST_ROWS = 16, 1 << 16
-"""Minimum number of rows for which the product is faster, and maximum for which a constant row of ones is added."""
+MIN_ROWS, MAX_ROWS = 16, 1 << 16
+"""A sum over fewer rows is not faster as a product; over more rows, the constant row of ones would be too large."""
 
 
 def _write_sum_as_product(writer: NodeWriter) -> str | None:
@@ -71,8 +73,8 @@ def _write_sum_as_product(writer: NodeWriter) -> str | None:
         return None
     shape, count, dtype = writer.extents(writer.x), axes.array.size, type_.dtype
     rows, columns = math.prod(shape[:count]), shape[count:]
-    # A sum over all axes is no product with a matrix, and an empty tensor has no rows.
-    if not 0 < count < len(shape) or 0 in shape or not LEAST_ROWS <= rows <= MOST_ROWS:
+    # A sum over all axes is not a product with a matrix, and an empty tensor has no rows.
+    if not 0 < count < len(shape) or 0 in shape or not MIN_ROWS <= rows <= MAX_ROWS:
         return None
     if sorted(int(axis) % len(shape) for axis in axes.array.reshape(-1)) != list(range(count)):
         return None
@@ -82,42 +84,42 @@ def _write_sum_as_product(writer: NodeWriter) -> str | None:
     if len(shape) > 2:
         source = writer.op("Reshape", source, writer.integers([rows, -1]))
     result = (1,) * count + columns if writer.node.attr("keepdims", 1) else columns
-    total = writer.op("MatMul", ones, source)
+    sums = writer.op("MatMul", ones, source)
     # MatMul of a vector and a matrix already has the final shape.
-    return total if len(result) == 1 else writer.op("Reshape", total, writer.integers(result))
+    return sums if len(result) == 1 else writer.op("Reshape", sums, writer.integers(result))
 
 
 # ---------------------------------------------------------------------- int8 constants
 
 
 def unshare_int8_constants(function: Function) -> Function:
-    """Copy int8 constants that several nodes read, and dequantized constants with them; same Function if it has no int8.
+    """Duplicate int8 constants, and dequantized constants, so that each has a single reader.
 
     With `session.x64quantprecision` ONNX Runtime 1.31 rewrites int8 weights and zero points node by node and cannot open a model
     in which two nodes share one. The copies share memory.
     """
     if not any(constant.dtype is DType.INT8 for constant in function.constants.values()):
         return function
-    constants, nodes, claimed = dict(function.constants), list[Node](), set[str]()
+    constants, nodes, used_names = dict(function.constants), list[Node](), set[str]()
 
-    def claim(name: str) -> str:
-        """The name for the next reader of a value: the first reader keeps the value, later ones get a copy."""
+    def rename_if_used(name: str) -> str:
+        """Return the name that the next reader of a value uses: the value's for the first reader, a copy's for later ones."""
         constant, source = function.constants.get(name), function.producer(name) if name else None
         is_byte = constant is not None and constant.dtype is DType.INT8
         is_dequantized = source is not None and source.op == "DequantizeLinear" and source.inputs[0] in function.constants
-        if name not in claimed or not (is_byte or is_dequantized):
-            claimed.add(name)
+        if name not in used_names or not (is_byte or is_dequantized):
+            used_names.add(name)
             return name
-        copy = f"{name}/xrt/{len(claimed)}"
-        claimed.add(copy)
+        copy = f"{name}/xrt/{len(used_names)}"
+        used_names.add(copy)
         if constant is not None:
             constants[copy] = constant
         elif source is not None:
-            inputs = tuple(map(claim, source.inputs))
+            inputs = tuple(map(rename_if_used, source.inputs))
             nodes.append(replace(source, inputs=inputs, outputs=(copy,), name=copy, control=()))
         return copy
 
     for node in function.nodes:
-        inputs = tuple(map(claim, node.inputs))
+        inputs = tuple(map(rename_if_used, node.inputs))
         nodes.append(node if inputs == node.inputs else replace(node, inputs=inputs))
     return function.replace(nodes=tuple(nodes), constants=constants)

@@ -33,11 +33,11 @@ from xrt.graph.constants import Mapping as FileMapping, find_file_offset, releas
 Array: TypeAlias = np.ndarray[Any, Any]
 
 ALIGNMENT = 64
-SMALL = 1024
-"""Weights below this many bytes stay in the model."""
+MIN_STORED_BYTES = 1024
+"""Smaller weights stay in the model."""
 
 _WEIGHTS = "weights"
-_STRING = 8
+_STRING_TYPE = 8
 """ONNX's element type of strings."""
 
 
@@ -56,7 +56,7 @@ class SavedSession:
         return cls(data, json.loads(bytes(data[-8 - length : -8])))
 
     def export(self, function: Function) -> ExportedModel:
-        """The model to open, with the weights of an equal Function."""
+        """Make the model to open as a session, with the weights of ``function``, which equals the saved one."""
         constants = {_name_constant(index): content for index, content in self._iter_constants(function)}
         size, inner_size = self.header["weights"], self.header.get("own", self.header["weights"])
         content = np.frombuffer(self.data[:inner_size], np.uint8)
@@ -65,9 +65,9 @@ class SavedSession:
         return ExportedModel(bytes(self.data[size : size + self.header["model"]]), files, copied, mapped)
 
     def place(self, function: Function) -> ExportedModel | None:
-        """The model to open whose weights, packed ones included, the library maps from this file.
+        """Make the model to open as a session, whose plain and packed weights the library maps from this file.
 
-        None without packed weights, if the Function's weights are not in the same file, or if another file may have replaced it.
+        None if there are no packed weights, if the Function's weights are in other files, or if the file may have been replaced.
         """
         if "mapped" not in self.header:
             return None
@@ -87,7 +87,7 @@ class SavedSession:
         path = b"./" * (missing // 2) + b"/" * (missing % 2) + name
 
         def locate(mark: re.Match[bytes]) -> bytes:
-            """The path or the offset in the file that a mark stands for."""
+            """Return what replaces a mark in the model: the path or an offset in the file."""
             return path if mark[1] is None else b"%0*d" % (_NUMBER_WIDTH, starts[int(mark[1])] + int(mark[2]))
 
         size = self.header["weights"]
@@ -96,7 +96,7 @@ class SavedSession:
         return ExportedModel(model, mapped=size, mapping=mapping)
 
     def pack(self, function: Function, options: SessionOptions, folder: Path) -> memoryview:
-        """Append packed weights, by way of a file in ``folder``; return the data unchanged if the library packs none.
+        """Append packed weights, through a file in ``folder``; return the data unchanged if the library packs none.
 
         ``function`` equals the saved one, ``options`` are those of a later load. Errors of the library pass through.
         """
@@ -109,7 +109,7 @@ class SavedSession:
             changes = {"own": size, "weights": file.tell(), "mapped": len(marked)}
             file.write(self.data[size : size + model_size])
             file.write(marked)
-            return _finish(file, {**self.header, **changes})
+            return _write_header(file, {**self.header, **changes})
 
     def _iter_constants(self, function: Function) -> Iterator[tuple[int, Bytes]]:
         """Yield the constants that the model refers to, found by digest; the nodes are read only if one is not found."""
@@ -122,7 +122,7 @@ class SavedSession:
             yield index, content
 
     def rename(self, kind: Literal["inputs", "outputs"], values: Sequence[Value]) -> tuple[Value, ...]:
-        """The inputs or outputs of an equal Function under the session's names."""
+        """Give inputs or outputs of an equal Function the names that the saved session uses."""
         return tuple(Value(name, value.type) for name, value in zip(self.header[kind], values, strict=True))
 
 
@@ -133,15 +133,15 @@ def _list_weights(function: Function) -> dict[str, Array]:
 
     function = externalize_weights(compute_outputs(function))
     arrays = external_weights(function)
-    used = dict.fromkeys(name for node in function.nodes for name in node.uses if name in arrays)
-    return {name: arrays[name] for name in used}
+    used_names = dict.fromkeys(name for node in function.nodes for name in node.uses if name in arrays)
+    return {name: arrays[name] for name in used_names}
 
 
 def _name_constant(index: int | str) -> str:
     return f"constant_{index}"
 
 
-def in_memory() -> BinaryIO:
+def open_memory_file() -> BinaryIO:
     """Open an anonymous file in memory; raises OSError if the system has none."""
     if not hasattr(os, "memfd_create"):
         raise OSError("the system has no files in memory")
@@ -159,19 +159,19 @@ def optimize_model(function: Function, export: ExportedModel, options: SessionOp
     level = options.graph_optimization_level
     if options.use_per_session_threads:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-    weights, used = _list_weights(function), set[str]()
-    positions = {name: position for position, name in enumerate(weights)}
+    weights, used_names = _list_weights(function), set[str]()
+    weight_indices = {name: index for index, name in enumerate(weights)}
 
     def place(name: str, value: Any, info: object) -> OrtExternalInitializerInfo | None:
-        """The location of a weight: in the model (None), in a constant of the Function, or in the file."""
+        """Choose the location of a weight: a constant of the Function, the file, or the model (None)."""
         size = value.tensor_size_in_bytes()
         # Small weights stay inline; strings have no contiguous bytes.
-        if size < SMALL or value.element_type() == _STRING:
+        if size < MIN_STORED_BYTES or value.element_type() == _STRING_TYPE:
             return None
         memory, array = (ctypes.c_char * size).from_address(value.data_ptr()), weights.get(name)
         if array is not None and array.nbytes == size and _is_same(memory, array):
-            used.add(name)
-            return OrtExternalInitializerInfo(_name_constant(positions[name]), 0, size)
+            used_names.add(name)
+            return OrtExternalInitializerInfo(_name_constant(weight_indices[name]), 0, size)
         offset = file.tell()
         file.write(memory)
         file.write(bytes(-size % ALIGNMENT))
@@ -180,23 +180,23 @@ def optimize_model(function: Function, export: ExportedModel, options: SessionOp
     register_files(export, options)
     compiler = ModelCompiler(options, export.model, graph_optimization_level=level, get_initializer_location_func=place)
     model = compiler.compile_to_bytes()
-    # A constant that is an attribute of a node is no constant of the Function, and has no digest there.
-    constants = {_locate(c.array): c for c in function.constants.values() if c.nbytes >= SMALL}
-    used_constants = [constants.get(_locate(weights[name])) for name in weights if name in used]
+    # A constant that is an attribute of a node is not in `function.constants`, so it has no digest.
+    constants = {_get_address_and_size(c.array): c for c in function.constants.values() if c.nbytes >= MIN_STORED_BYTES}
+    used_constants = [constants.get(_get_address_and_size(weights[name])) for name in weights if name in used_names]
     header = {
         "inplace": sorted(find_inplace_outputs(function).items()),
         "inputs": [v.name for v in function.inputs],
         "outputs": [v.name for v in function.outputs],
-        "constants": [positions[name] for name in weights if name in used],
+        "constants": [weight_indices[name] for name in weights if name in used_names],
         "digests": [constant.digest.hex() if constant is not None else "" for constant in used_constants],
         "weights": file.tell(),
         "model": len(model),
     }
     file.write(model)
-    return _finish(file, header)
+    return _write_header(file, header)
 
 
-def _finish(file: BinaryIO, header: Mapping[str, Any]) -> memoryview:
+def _write_header(file: BinaryIO, header: Mapping[str, Any]) -> memoryview:
     """Write the header and map the file."""
     text = json.dumps(header).encode()
     file.write(text + len(text).to_bytes(8, "little"))
@@ -204,8 +204,8 @@ def _finish(file: BinaryIO, header: Mapping[str, Any]) -> memoryview:
     return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def _locate(array: Array) -> tuple[int, int]:
-    """Address and size, which identify an array in memory."""
+def _get_address_and_size(array: Array) -> tuple[int, int]:
+    """Return the address and the size of an array, which identify its memory."""
     return array.ctypes.data, array.nbytes
 
 
@@ -254,25 +254,27 @@ def pack_weights(export: ExportedModel, options: SessionOptions, folder: Path, f
     options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1")
     open_session(export, options, ["CPUExecutionProvider"])
     source_entries, packed_entries = read_entries(export.model), read_entries(packed.read_bytes())
-    forms = {
+    packed_forms = {
         name: [value for key, value in packed_entries.get(name, ()) if key.startswith("prepacked")] for name in source_entries
     }
-    if not any(forms.values()):
+    if not any(packed_forms.values()):
         return None
     with (folder / _FILE).open("rb") as source:
-        entries = {name: _mark_entries(dict(source_entries[name]), forms[name], source, file) for name in source_entries}
+        entries = {name: _mark_entries(dict(source_entries[name]), packed_forms[name], source, file) for name in source_entries}
     model = write_entries(export.model, entries)
-    # A load replaces whatever looks like a mark: in the rest of the model nothing may.
+    # A load replaces everything that looks like a mark, so nothing else in the model may look like one.
     marks = sum(len(_MARKS.findall(text.encode())) for tensor in entries.values() for _, text in tensor)
     return model if len(_MARKS.findall(model)) == marks else None
 
 
-def _mark_entries(entry: Mapping[str, str], forms: Sequence[str], source: BinaryIO, file: BinaryIO) -> list[tuple[str, str]]:
+def _mark_entries(
+    entry: Mapping[str, str], packed_forms: Sequence[str], source: BinaryIO, file: BinaryIO
+) -> list[tuple[str, str]]:
     """The external-data entries of one initializer with marks; copies its packed buffers from the library's file."""
     # Packed buffers are appended to the file of the saved session, part 0; plain weights stay where they are.
     part = 0 if entry["location"] == _WEIGHTS else int(entry["location"].removeprefix(_name_constant(""))) + 1
     entries = [("location", _NAME), ("offset", _mark(part, int(entry.get("offset", "0")))), ("length", entry["length"])]
-    for count, form in enumerate(forms):
+    for count, form in enumerate(packed_forms):
         key, *buffers = form.split("|")
         for buffer in buffers:
             offset, length, checksum = buffer.split(";")

@@ -26,8 +26,8 @@ Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 Provider: TypeAlias = str | tuple[str, dict[str, str]]
 """An execution provider, optionally with options."""
 
-_FATAL = 4
-"""The lowest severity that the library prints: everything else is raised as an exception."""
+_FATAL_SEVERITY = 4
+"""The library prints messages of this severity only; other errors are raised as exceptions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,14 @@ class ExportedModel:
 
 
 def get_tensor_bytes(array: np.ndarray[Any, Any]) -> Bytes:
-    """The array's memory; copies an array that is not C-contiguous or not aligned."""
+    """View the array's memory as bytes; an array that is not C-contiguous or not aligned is copied."""
     return np.require(array, requirements=["C", "A"]).reshape(-1).view(np.uint8)
 
 
-def quiet_options() -> SessionOptions:
-    """Session options that suppress all printing."""
+def make_quiet_options() -> SessionOptions:
+    """Make session options with which the library prints nothing but fatal errors."""
     options = SessionOptions()
-    options.log_severity_level = _FATAL
+    options.log_severity_level = _FATAL_SEVERITY
     return options
 
 
@@ -108,7 +108,7 @@ def register_files(export: ExportedModel, options: SessionOptions) -> None:
 
 def why_not_opened(export: ExportedModel, providers: Sequence[Provider]) -> str | None:
     """Explain why the library cannot open a session on the model; None if it can. The session is closed at once."""
-    options = quiet_options()
+    options = make_quiet_options()
     options.intra_op_num_threads = 1  # starting threads would take most of the time
     try:
         open_session(export, options, providers)
@@ -167,7 +167,7 @@ def _can_read(opset: int | None = None, ir: int | None = None) -> bool:
 LIBRARY = f"ONNX Runtime {onnxruntime.__version__}"
 """Name and version for reasons and errors."""
 
-_PLAIN = {"float": "float32", "double": "float64"}
+_DTYPE_NAMES = {"float": "float32", "double": "float64"}
 
 
 def make_tensor_type(name: str) -> TensorType | None:
@@ -177,7 +177,7 @@ def make_tensor_type(name: str) -> TensorType | None:
     TensorType(dtype=DType.FLOAT32, shape=None)
     """
     match = re.fullmatch(r"tensor\((\w+)\)", name)
-    return TensorType(DType.parse(_PLAIN.get(match[1], match[1]))) if match else None
+    return TensorType(DType.parse(_DTYPE_NAMES.get(match[1], match[1]))) if match else None
 
 
 _NOISE = (

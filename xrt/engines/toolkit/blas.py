@@ -29,10 +29,10 @@ class BlasCalls:
     double: tuple[int, int]
     """``cblas_dgemm`` and ``cblas_dgemv``."""
     indices: int
-    """Bits of an index: 32 or 64."""
+    """Bits of the integers for sizes and strides: 32 or 64."""
 
     def find_calls(self, dtype: Any) -> tuple[int, int]:
-        """The two functions for float32 or float64."""
+        """Return the addresses of the matrix-matrix and the matrix-vector product, for float32 or float64."""
         return self.single if dtype.itemsize == 4 else self.double
 
 
@@ -74,25 +74,25 @@ class BlasThreads:
         return next((library.calls for library in self.libraries if library.calls), None)
 
     def enter(self, budget: int) -> int:
-        """Begin a call with this thread budget; return `unlimited_threads`."""
+        """Limit the libraries to ``budget`` threads until `leave`; return `unlimited_threads`."""
         with self._lock:
             # The first call remembers the user's setting, which the last call restores.
             if not self._budgets:
                 self._user_threads = [library.get() for library in self.libraries]
             self._budgets.append(budget)
-            self._set(min(self._budgets))
+            self._set_threads(min(self._budgets))
             return max(self._user_threads, default=1)
 
     def leave(self, budget: int) -> None:
-        """End a call with this thread budget."""
+        """End a call that passed this budget to `enter`; the last one restores the user's setting."""
         with self._lock:
             self._budgets.remove(budget)
-            self._set(min(self._budgets, default=None))
+            self._set_threads(min(self._budgets, default=None))
 
-    def _set(self, limit: int | None) -> None:
-        for library, before in zip(self.libraries, self._user_threads, strict=True):
+    def _set_threads(self, limit: int | None) -> None:
+        for library, user_threads in zip(self.libraries, self._user_threads, strict=True):
             # Never raise the number above the user's setting.
-            library.set(before if limit is None else min(before, limit))
+            library.set(user_threads if limit is None else min(user_threads, limit))
 
 
 class _Limit:
@@ -112,7 +112,7 @@ class _Limit:
 
 
 def blas_limit(threads: int) -> AbstractContextManager[None] | None:
-    """A context in which NumPy's BLAS uses at most ``threads`` threads; None if it never uses more.
+    """Return a context in which NumPy's BLAS uses at most ``threads`` threads; None if it never uses more.
 
     For an engine that computes with NumPy: create it in `Executable.prepare` and enter it in `run`, from any number of threads.
     Entering and leaving cost a few microseconds.
@@ -156,7 +156,7 @@ def _find_cblas(library: ctypes.CDLL, prefix: str, suffix: str) -> BlasCalls | N
 
 
 def _find_address(library: ctypes.CDLL, symbol: str) -> int:
-    """The address of a function; 0 if the library has none of that name."""
+    """Find the address of a function; 0 if the library has none of that name."""
     function = getattr(library, symbol, None)
     return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 

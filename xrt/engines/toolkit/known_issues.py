@@ -18,7 +18,7 @@ Test: TypeAlias = Callable[[Node, Function], bool]
 
 @dataclass(frozen=True, slots=True)
 class KnownIssue:
-    """A set of nodes that a library computes wrongly: those of ``ops`` for which ``applies`` holds.
+    """Nodes that a library computes incorrectly: nodes of the operators ``ops`` for which ``applies`` returns True.
 
     Operators of other domains are written with their domain, as in ``ai.onnx.ml.Scaler``.
     """
@@ -34,7 +34,7 @@ class KnownIssue:
 
 
 def match_known_issue(issues: Iterable[KnownIssue], node: Node, function: Function) -> str | None:
-    """The reason of the first issue that matches the node; None if none does."""
+    """Return the reason of the first issue that matches the node; None if none does."""
     return next((issue.reason for issue in issues if node.op in issue.ops and _is_match(issue, node, function)), None)
 
 
@@ -52,7 +52,7 @@ def always(node: Node, function: Function) -> bool:
 
 
 def attribute_is(name: str, value: object, default: object = None) -> Test:
-    """A predicate: the attribute, or ``default`` if it is absent, equals ``value``."""
+    """Return a predicate that matches nodes whose attribute, or ``default`` if it is absent, equals ``value``."""
     return lambda node, function: node.attr(name, default) == value
 
 
@@ -80,7 +80,7 @@ def find_dtype(node: Node, index: int, function: Function) -> DType | None:
 
 
 def find_cast(node: Node, function: Function) -> tuple[DType | None, DType | None]:
-    """The element types of the first input and the first output; None if unknown."""
+    """Find the element types of the first input and the first output; each is None if unknown."""
     result = function.get_type(node.outputs[0])
     return find_dtype(node, 0, function), result.dtype if isinstance(result, TensorType) else None
 
@@ -97,7 +97,7 @@ def find_input(node: Node, index: int, function: Function) -> Constant | None:
 
 
 def is_whole(extent: Dim, scale: float) -> bool:
-    """Whether extent times scale is an integer; for an unknown extent, whether the scale is."""
+    """Whether ``extent * scale`` is an integer. For an extent that is not a number, whether it is for every extent."""
     return scale.is_integer() or (isinstance(extent, int) and (extent * scale).is_integer())
 
 
@@ -111,20 +111,21 @@ def estimate_transform_error(node: Node, function: Function) -> float:
     Lengths that are powers of two use radix-2 FFT. Others are sums over float32 angles, which lose accuracy with the length.
     Measured on ort and openvino: at most 1e-6 for powers of two up to 4,096; 2e-7 times the length for others (60 to 5,000).
     """
-    return max(map(_estimate_error, _list_lengths(node, function)), default=math.inf)
+    return max(map(_estimate_length_error, _list_dft_lengths(node, function)), default=math.inf)
 
 
-def _list_lengths(node: Node, function: Function) -> Shape:
-    """Possible lengths of a transform; empty if unknown."""
+def _list_dft_lengths(node: Node, function: Function) -> tuple[Dim, ...]:
+    """List the lengths that a DFT or STFT may have at run time. Empty if they are unknown."""
     is_short_time = node.op_type == "STFT"
-    place = 3 if is_short_time else 1
-    length = find_input(node, place, function)
+    # STFT has the operands signal, frame step, window and frame length; DFT has signal, length and axis.
+    length_index = 3 if is_short_time else 1
+    length = find_input(node, length_index, function)
     if length is not None:
         return (int(length.array),)
     shape = find_shape(node, 0, function) or ()
     if is_short_time:  # without a length the window determines it, else the signal bounds it
         return (find_shape(node, 2, function) or shape[1:2])[:1]
-    if has_input(node, place) or not shape:
+    if has_input(node, length_index) or not shape:
         return ()
     if not has_input(node, 2):
         return (shape[node.attr("axis", 1) if function.opsets.get("", 0) < AXIS_IS_INPUT else -2],)
@@ -132,8 +133,8 @@ def _list_lengths(node: Node, function: Function) -> Shape:
     return shape[:-1] if axis is None else (shape[int(axis.array)],)
 
 
-def _estimate_error(length: Dim) -> float:
+def _estimate_length_error(length: Dim) -> float:
     if not isinstance(length, int):
         return math.inf
-    # 1.5 times the measured error of 2e-7 per element.
+    # Powers of two: the measured bound. Other lengths: 1.5 times the measured 2e-7 per element.
     return 1e-6 if length & (length - 1) == 0 else 3e-7 * length

@@ -52,7 +52,7 @@ def hide_module(name: str, *, even_imported: bool = False) -> Iterator[None]:
     finder = _HidingFinder(name)
     # First in the list, before the finders that would find the module.
     sys.meta_path.insert(0, finder)
-    # No finder is asked for an imported module.
+    # Python does not query finders for an imported module, so it must leave `sys.modules`.
     module = sys.modules.pop(name, None) if even_imported else None
     try:
         yield
@@ -101,20 +101,20 @@ class AllocationTracker:
     _lock = renew_after_fork(threading.Lock())
     _opening: ClassVar[int] = 0
     """The number of sessions that are opening now."""
-    _before: ClassVar[int] = 0
+    _bytes_before: ClassVar[int] = 0
     _opened: ClassVar[list[AllocationTracker]] = []
-    """The sessions that were opened since `_before` was read."""
+    """The sessions that were opened since `_bytes_before` was read."""
 
     def __init__(self, weight: int) -> None:
         self.weight = max(1, weight)
         self.nbytes: int | None = None
-        """The size in bytes; None if not reported, if a concurrent session is still opening, or if it failed to open."""
+        """The growth in bytes. None if unknown: the C library does not report it, sessions are still opening, or it failed."""
 
     def __enter__(self) -> Self:
         tracker = AllocationTracker
         with tracker._lock:
             if not tracker._opening:
-                tracker._before, tracker._opened = _count_allocated(), []
+                tracker._bytes_before, tracker._opened = _count_allocated(), []
             tracker._opening += 1
         return self
 
@@ -126,7 +126,7 @@ class AllocationTracker:
             if error is None:
                 tracker._opened.append(self)
             if not tracker._opening and _read_counts:
-                growth = max(0, _count_allocated() - tracker._before)
+                growth = max(0, _count_allocated() - tracker._bytes_before)
                 total = sum(session.weight for session in tracker._opened)
                 for session in tracker._opened:
                     session.nbytes = growth * session.weight // total

@@ -30,7 +30,7 @@ class LiveRange:
 def assign_offsets(spans: Sequence[LiveRange]) -> int:
     """Set offsets so that ranges that are live at the same step do not overlap; return the arena size in bytes.
 
-    In order of time, each range gets the smallest gap that fits (best fit); of those that begin together the largest goes first.
+    Ranges are placed in order of their first step, the largest first, each in the smallest gap that it fits in (best fit).
     O(n log n), plus a search through the gaps for each range.
     """
     gaps: list[tuple[int, int]] = []  # (start, size), none adjacent to another
@@ -42,6 +42,7 @@ def assign_offsets(spans: Sequence[LiveRange]) -> int:
             _, start, size = heappop(live)
             _free(gaps, start, size)
         size = -(-span.nbytes // ALIGNMENT) * ALIGNMENT
+        # The smallest gap first: compare (size, start).
         gap = min((gap for gap in gaps if gap[1] >= size), key=lambda gap: gap[::-1], default=None)
         if gap is None:
             # Extend a gap at the end of the arena instead of leaving it unused.
@@ -64,13 +65,13 @@ def _free(gaps: list[tuple[int, int]], start: int, size: int) -> None:
         size += gaps.pop(index)[1]
     if index and sum(gaps[index - 1]) == start:
         index -= 1
-        start, before = gaps.pop(index)
-        size += before
+        start, previous_size = gaps.pop(index)
+        size += previous_size
     gaps.insert(index, (start, size))
 
 
 def peak_of_values(function: Function) -> int | None:
-    """The peak size in bytes of intermediate values of a Function; None if a dim is unknown.
+    """Compute the peak size in bytes of the intermediate values of a Function; None if a dim is unknown.
 
     A value lives from the node that computes it to its last reader. Outputs, inputs, constants and values inside bodies do not
     count. Linear time.
@@ -95,25 +96,25 @@ def peak_of_values(function: Function) -> int | None:
 
 
 def find_inplace_outputs(function: Function) -> dict[int, int]:
-    """Map each input whose only reader is a scatter to the output of that scatter, by position.
+    """Map the index of each input that a scatter may update in place to the index of the scatter's output.
 
-    The engine's kernels must skip the copy if input and output are one buffer. No other node can observe the update.
+    No other node reads such an input. The engine's kernels must skip the copy if input and output are one buffer.
     """
     outputs = [value.name for value in function.outputs]
     pairs = {}
-    for place, value in enumerate(function.inputs):
+    for index, value in enumerate(function.inputs):
         uses = function.users(value.name)
         # Another reader, or an output with the old contents, would observe the update.
         if len(uses) != 1 or value.name in outputs or not isinstance(value.type, TensorType):
             continue
         node = uses[0].node
         if has_trait(node, Trait.UPDATES) and node.inputs[0] == value.name and node.outputs[0] in outputs:
-            pairs[place] = outputs.index(node.outputs[0])
+            pairs[index] = outputs.index(node.outputs[0])
     return pairs
 
 
 def list_scattered_inputs(node: Node) -> tuple[int, ...]:
-    """Positions of inputs over which an engine with in-place scatters can write the node's result."""
+    """List the indices of inputs that an engine with in-place scatters can overwrite with the node's result."""
     return (0,) if has_trait(node, Trait.UPDATES) else ()
 
 
@@ -127,7 +128,7 @@ class _WritableMemory:
 
 
 def make_writable_alias(array: np.ndarray[Any, Any], owner: Any = None) -> np.ndarray[Any, Any]:
-    """A writable view of a read-only array; nothing is copied.
+    """Make a writable view of a read-only array, without a copy.
 
     The caller guarantees that no other code relies on the contents. The result keeps ``owner`` alive, by default the array.
     Arrays of ml_dtypes are supported, although the array interface cannot describe their types.

@@ -9,18 +9,18 @@ from itertools import product
 from xrt.graph import DType, Function, Node, TensorType
 from xrt.operators import NodeWriter, Trait, has_trait, rewrite_nodes
 
-MOST_PLACES = 9
+MAX_OUTPUT_POSITIONS = 9
 """Maximum number of output positions for which a product is faster: measured so for 3 x 3, not for 5 x 5."""
-SINCE = 11
+MIN_OPSET = 11
 """The opset from which Pad and Slice take all arguments as inputs."""
-MOST_BYTES = 1 << 26
+MAX_COLUMNS_BYTES = 1 << 26
 """Maximum size of the columns matrix, which copies the input once per output position."""
 
 
 def write_convolutions_as_products(function: Function) -> Function:
-    """Replace each Conv with computed weights and a small output by a Gemm; same Function if there is none.
+    """Replace each Conv whose weights are not constant and whose output is small by a Gemm.
 
-    Dequantized weights keep their Conv, which libraries compute in integers.
+    A Conv with dequantized weights stays, because libraries compute it in integers.
     """
     return rewrite_nodes(function, _write_product)
 
@@ -29,11 +29,11 @@ Sizes = tuple[int, ...]
 
 
 def _find_sizes(node: Node, function: Function) -> tuple[Sizes, Sizes, Sizes] | None:
-    """Shapes of input, weights and result if the Conv should become a product; None otherwise."""
+    """Return the shapes of input, weights and output of a Conv that should become a product; None for any other node."""
     # Only the plain form: no bias, groups or auto_pad.
     if node.op != "Conv" or len(node.inputs) != 2 or node.attr("group", 1) != 1 or node.attr("auto_pad", "NOTSET") != "NOTSET":
         return None
-    if not _is_computed(node.inputs[1], function) or function.opset() < SINCE:
+    if not _is_computed(node.inputs[1], function) or function.opset() < MIN_OPSET:
         return None
     shapes, size = list[Sizes](), 0
     for name in (*node.inputs, node.outputs[0]):
@@ -45,10 +45,10 @@ def _find_sizes(node: Node, function: Function) -> tuple[Sizes, Sizes, Sizes] | 
         if len(shapes[-1]) != len(type_.shape) or 0 in shapes[-1]:
             return None
     x, w, y = shapes
-    places, elements = math.prod(y[2:]), math.prod(w[2:])
+    positions, window_size = math.prod(y[2:]), math.prod(w[2:])
     # Size of the im2col matrix.
-    is_small = places * math.prod(x[:2]) * elements * size <= MOST_BYTES
-    return (x, w, y) if places <= MOST_PLACES and places < elements and is_small else None
+    fits = positions * math.prod(x[:2]) * window_size * size <= MAX_COLUMNS_BYTES
+    return (x, w, y) if positions <= MAX_OUTPUT_POSITIONS and positions < window_size and fits else None
 
 
 def _is_computed(name: str, function: Function) -> bool:
@@ -71,15 +71,15 @@ def _write_product(writer: NodeWriter) -> str | None:
         source = writer.op("Pad", source, writer.integers([*begins, *ends]))
     spatial, steps = writer.integers(range(2, 2 + axes)), writer.integers(dilations)
     parts = []
-    for place in product(*map(range, y[2:])):
-        starts = [position * stride for position, stride in zip(place, strides, strict=True)]
+    for position in product(*map(range, y[2:])):
+        starts = [coordinate * stride for coordinate, stride in zip(position, strides, strict=True)]
         stops = [start + (size - 1) * step + 1 for start, size, step in zip(starts, w[2:], dilations, strict=True)]
         parts.append(writer.op("Slice", source, writer.integers(starts), writer.integers(stops), spatial, steps))
-    whole = parts[0] if len(parts) == 1 else writer.op("Concat", *parts, axis=0)
-    columns = writer.op("Reshape", whole, writer.integers([-1, math.prod(w[1:])]))
+    windows = parts[0] if len(parts) == 1 else writer.op("Concat", *parts, axis=0)
+    columns = writer.op("Reshape", windows, writer.integers([-1, math.prod(w[1:])]))
     weights = writer.op("Reshape", node.inputs[1], writer.integers([w[0], -1]))
-    spread = writer.op("Reshape", writer.op("Gemm", weights, columns, transB=1), writer.integers([w[0], *y[2:], x[0]]))
-    return writer.op("Transpose", spread, perm=[1 + axes, 0, *range(1, 1 + axes)])
+    unflattened = writer.op("Reshape", writer.op("Gemm", weights, columns, transB=1), writer.integers([w[0], *y[2:], x[0]]))
+    return writer.op("Transpose", unflattened, perm=[1 + axes, 0, *range(1, 1 + axes)])
 
 
 BYTES = frozenset({DType.INT8, DType.UINT8})
@@ -89,7 +89,7 @@ _BOUNDS = frozenset({"Clip", "Relu"})
 
 
 def list_readers(node: Node, function: Function) -> list[Node]:
-    """The nodes that read the first result; empty if it is also an output of the Function."""
+    """List the nodes that read the first output; none if that is also an output of the Function."""
     if any(value.name == node.outputs[0] for value in function.outputs):
         return []
     return [use.node for use in function.users(node.outputs[0])]
@@ -98,10 +98,11 @@ def list_readers(node: Node, function: Function) -> list[Node]:
 def has_quantized_readers(node: Node, function: Function, *, quantizing: frozenset[str] = frozenset()) -> bool:
     """Whether a library can compute every reader of a DequantizeLinear in integers.
 
-    Such a reader is a product or convolution whose first operand is dequantized from computed 8-bit integers. Operators in
-    ``quantizing`` qualify only if their result is quantized again, possibly after Relu or Clip; elementwise ones may be among
-    them, whose other operand is dequantized and whose constant has one scale. For a constant of one element one such reader
-    suffices, because quantization tools share it between unrelated readers.
+    Such a reader is a product or convolution whose first operand is dequantized from 8-bit integers that are not constant. The
+    result of operators in ``quantizing`` must also be quantized again, possibly after Relu or Clip. ``quantizing`` may have
+    elementwise operators: their other operand must be dequantized, and the constant must have a single scale.
+
+    For a constant of one element, a single such reader suffices.
     """
     quantized = [_has_quantized_operand(reader, name, function, quantizing) for reader, name in _iter_readers(node, function)]
     constant = function.constants.get(node.inputs[0])
@@ -111,7 +112,10 @@ def has_quantized_readers(node: Node, function: Function, *, quantizing: frozens
 
 
 def _iter_readers(node: Node, function: Function) -> Iterator[tuple[Node, str]]:
-    """Yield each reader of the result and the value that it reads, behind operators that libraries swap with a dequantization."""
+    """Yield each reader of a node's first output with the name of the value it reads.
+
+    Operators that only rearrange elements are replaced by their readers, since libraries swap them with a dequantization.
+    """
     for reader in list_readers(node, function):
         if has_trait(reader, Trait.REARRANGES) and reader.inputs[0] == node.outputs[0]:
             yield from _iter_readers(reader, function)
@@ -123,12 +127,12 @@ def _has_quantized_operand(reader: Node, constant: str, function: Function, quan
     is_product = reader.op in _PRODUCTS
     if not is_product and reader.op not in quantizing:
         return False
-    others = [reader.inputs[0]] if is_product else [name for name in reader.inputs if name != constant]
-    if len(others) != 1 or not _is_dequantized(others[0], function):
+    operands = [reader.inputs[0]] if is_product else [name for name in reader.inputs if name != constant]
+    if len(operands) != 1 or not _is_dequantized(operands[0], function):
         return False
     if not is_product and not _has_one_scale(constant, function):
         return False
-    return reader.op not in quantizing or all(last.op == "QuantizeLinear" for last in _iter_ends(reader, function))
+    return reader.op not in quantizing or all(last.op == "QuantizeLinear" for last in _iter_final_readers(reader, function))
 
 
 def _has_one_scale(name: str, function: Function) -> bool:
@@ -141,7 +145,7 @@ def _has_one_scale(name: str, function: Function) -> bool:
 
 
 def _is_dequantized(name: str, function: Function) -> bool:
-    """Whether a value is dequantized from computed 8-bit integers, possibly moved since."""
+    """Whether a value was dequantized from 8-bit integers that are not constant, and then at most rearranged."""
     producer = function.producer(name)
     while producer is not None and has_trait(producer, Trait.REARRANGES):
         producer = function.producer(producer.inputs[0])
@@ -151,13 +155,13 @@ def _is_dequantized(name: str, function: Function) -> bool:
     return isinstance(type_, TensorType) and type_.dtype in BYTES
 
 
-def _iter_ends(node: Node, function: Function) -> Iterator[Node]:
-    """Yield the readers of the node's result, through Relu and Clip; the node itself if there are none."""
+def _iter_final_readers(node: Node, function: Function) -> Iterator[Node]:
+    """Yield the readers of the node's first output, or behind Relu and Clip their readers; without readers, the node itself."""
     readers = list_readers(node, function)
     if not readers:
         yield node
     for reader in readers:
         if reader.op in _BOUNDS and reader.inputs[0] == node.outputs[0]:
-            yield from _iter_ends(reader, function)
+            yield from _iter_final_readers(reader, function)
         else:
             yield reader

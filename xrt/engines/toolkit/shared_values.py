@@ -51,7 +51,7 @@ def put_function(buffer: SharedBuffer, function: Function) -> Any:
 
 
 def read_value(memory: memoryview, record: Any) -> Any:
-    """A value from shared memory; arrays are views of it."""
+    """Read the value of a record from shared memory. Arrays are views of that memory."""
     if record is None:
         return None
     if "list" in record:
@@ -65,11 +65,11 @@ def read_value(memory: memoryview, record: Any) -> Any:
 
 
 def read_values(memory: memoryview, record: Sequence[Any]) -> list[Any]:
-    """Values from shared memory."""
+    """Read the values of records from shared memory."""
     return [read_value(memory, item) for item in record]
 
 
 def read_function(memory: memoryview, record: Any) -> Function:
-    """A Function from shared memory; its weights are views of it."""
+    """Read the Function of a record from shared memory. Its weights are views of that memory."""
     weights = {name: read_block(memory, block) for name, block in record["weights"].items()}
     return read_model(bytes(read_block(memory, record["model"])), weights.get)

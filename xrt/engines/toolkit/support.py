@@ -22,22 +22,25 @@ def list_used_outputs(node: Node, function: Function) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class LibrarySupport:
-    """Explains why a library does not support a node: operator, types of its values, tables, then the library's own answer."""
+    """Explains why a library does not support a node.
+
+    Checks the operator first, then the types of the node's values, then tables, and last queries the library.
+    """
 
     why_not_type: Callable[[Node, str, Type], str | None]
     """Explains why a value of the node cannot have this type."""
     tables: tuple[Check, ...]
     """Cheap checks by rules and tables, in order."""
     answer: Check
-    """The library's own answer for the node alone. It may be slow for the first node of a kind."""
+    """Queries the library about the node in isolation. It may be slow for the first node of a kind."""
     operator: tuple[Check, ...]
     """Checks of domain and opset, before any type is read."""
     typed: Literal["all", "inputs", "none"] = "all"
-    """The values that must have a type."""
+    """The values of the node whose types must be known."""
     outputs: Callable[[Node, Function], Sequence[str]] = list_used_outputs
     """The outputs whose types matter."""
     close_body: Callable[[Function, Function], Function] | None = None
-    """Makes captures of a body inputs, to check its nodes one by one; None if `answer` decides on the bodies too."""
+    """Turns captures of a body into inputs, so that its nodes can be checked one by one. None if `answer` checks bodies too."""
 
     def why_not(self, node: Node, function: Function) -> str | None:
         """Explain why the node is not supported; None if it is."""
@@ -53,7 +56,7 @@ class LibrarySupport:
             checks = (*self.operator, self.why_not_types, *self.tables)
             return next((reason for check in checks if (reason := check(node, function))), None)
         except (IndexError, ValueError) as error:  # a node without inputs or attributes that its operator needs
-            return f"{node.op} lacks what its operator needs: {error}"
+            return f"{node.op} lacks an input or attribute that its operator needs: {error}"
 
     def why_not_types(self, node: Node, function: Function) -> str | None:
         """Explain which value of the node has a type that the library does not support; None if there is none."""
@@ -69,7 +72,7 @@ class LibrarySupport:
 
 
 def why_not_defined(node: Node, function: Function) -> str | None:
-    """Explain that the opset of the Function does not define the operator; None if it does."""
+    """Explain why the node is invalid: the opset of the Function does not define the operator. None if it does."""
     if since_version(node, function) is not None:
         return None
     return f"{node.op} is not an operator of opset {function.opsets.get(node.domain)}"
@@ -95,9 +98,9 @@ def why_not_bodies(
 def explain_disagreement(
     library: str, op: str, results: Sequence[TensorType | str], declared: Sequence[Type | None]
 ) -> str | None:
-    """Explain that a library infers another type than ONNX for a result; None if the types agree.
+    """Explain which type a library inferred for an output that differs from the declared one, or return None.
 
-    A difference reveals that the library ignores an input or an attribute. A string names an element type that XRT lacks.
+    A difference shows that the library ignores an input or an attribute. A string in ``results`` names a type that XRT lacks.
     """
     for actual, expected in zip(results, declared, strict=True):
         if isinstance(expected, TensorType) and (isinstance(actual, str) or not actual.is_compatible(expected)):
@@ -107,22 +110,22 @@ def explain_disagreement(
 
 # ---------------------------------------------------------------------- one node as a query
 
-SMALL = 64
-"""Constants up to this many elements are axes, shapes or scales, not weights."""
+MAX_CONSTANT_ELEMENTS = 64
+"""Constants of at most this many elements are considered axes, shapes or scales, not weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeQuery:
-    """Everything about a node on which a library's support depends, as a cache key."""
+    """All properties of a node that decide whether a library supports it. Hashable, for caches."""
 
     op_type: str
     version: int
     """The opset of ai.onnx in the query's Function."""
     attributes: tuple[Attribute, ...]
     inputs: tuple[Type | Constant | None, ...]
-    """Per input: a small constant, on which support may depend, else the type; None if absent. Captured values follow."""
+    """For each input its value, if it is a small constant, or its type; None for an absent input. Captured values follow."""
     outputs: tuple[tuple[Type | None] | None, ...]
-    """The type of each required output in a tuple of one; None for the others."""
+    """For each output ``(type,)``, where the type may be None for unknown, or None if the output is not required."""
     domain: tuple[str, int] | None = None
     """Name and opset of the node's domain if it is not ai.onnx."""
     captures: tuple[str, ...] = ()
@@ -134,11 +137,11 @@ class NodeQuery:
         node: Node,
         function: Function,
         *,
-        limit: int = SMALL,
+        limit: int = MAX_CONSTANT_ELEMENTS,
         version: int | None = None,
         outputs: Collection[str] | None = None,
     ) -> Self:
-        """The query for a node: with constants of up to ``limit`` elements and the ``outputs`` that the library must compute."""
+        """Make the query for a node. Constants have at most ``limit`` elements; ``outputs`` are required, by default all."""
         required = node.outputs if outputs is None else outputs
         return cls(
             node.op_type,
@@ -164,20 +167,20 @@ class NodeQuery:
         prefix = max(self.captures, key=len, default="")  # makes every other name longer than the captured ones
         names = (*(f"{prefix}i{k}" for k in range(count)), *self.captures)
         inputs = {name: value for name, value in zip(names, self.inputs, strict=True) if value is not None}
-        read = tuple(name if name in inputs else "" for name in names[:count])
+        input_names = tuple(name if name in inputs else "" for name in names[:count])
         outputs = {f"{prefix}o{k}": output[0] for k, output in enumerate(self.outputs) if output is not None}
-        written = tuple(name if name in outputs else "" for name in (f"{prefix}o{k}" for k in range(len(self.outputs))))
+        output_names = tuple(name if name in outputs else "" for name in (f"{prefix}o{k}" for k in range(len(self.outputs))))
         return Function(
             inputs=tuple(Value(name, value) for name, value in inputs.items() if not isinstance(value, Constant)),
             outputs=tuple(Value(name, type_) for name, type_ in outputs.items()),
-            nodes=(Node(self.op_type, read, written, self.attributes, self.domain[0] if self.domain else ""),),
+            nodes=(Node(self.op_type, input_names, output_names, self.attributes, self.domain[0] if self.domain else ""),),
             constants={name: value for name, value in inputs.items() if isinstance(value, Constant)},
             opsets=dict([("", self.version), *([self.domain] if self.domain else [])]),
         )
 
 
-def find_small_constant(name: str, function: Function, limit: int = SMALL) -> Constant | None:
-    """The constant that a value is known to be, if it has at most ``limit`` elements; None for other values."""
+def find_small_constant(name: str, function: Function, limit: int = MAX_CONSTANT_ELEMENTS) -> Constant | None:
+    """Find the constant value of ``name`` if it is known and has at most ``limit`` elements."""
     constant = find_value(name, function)
     return constant if constant is not None and constant.array.size <= limit else None
 
@@ -195,7 +198,10 @@ def has_symbolic_dims(node: Node, function: Function) -> bool:
 
 
 def why_not_at_every_size(node: Node, function: Function, operators: Collection[str]) -> str | None:
-    """Explain why a node with symbolic dims is not in ``operators`` or may behave differently at other sizes; None if neither."""
+    """Explain why a node with symbolic dims is not supported, or return None.
+
+    It must be in ``operators`` and compute the same at every size.
+    """
     if node.op not in operators or not (node.op_type in ELEMENTWISE or node.op_type in _RULES):
         return f"{node.op} is not computed with symbolic dims"
     input_shapes = [_find_shape(name, function) for name in node.inputs]
@@ -235,8 +241,8 @@ def _find_shape(name: str, function: Function) -> Shape | None:
     return type_.shape if isinstance(type_, TensorType) else None
 
 
-def _get_constant(node: Node, place: int, function: Function) -> Constant | None:
-    return find_small_constant(node.inputs[place], function) if place < len(node.inputs) and node.inputs[place] else None
+def _get_constant(node: Node, index: int, function: Function) -> Constant | None:
+    return find_small_constant(node.inputs[index], function) if index < len(node.inputs) and node.inputs[index] else None
 
 
 def _are_fixed(*shapes: Shape) -> bool:
@@ -244,10 +250,10 @@ def _are_fixed(*shapes: Shape) -> bool:
 
 
 def _broadcasts(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
-    """Whether aligned dims are equal, by number or by name, or 1."""
+    """Whether the shapes broadcast at every size: right-aligned dims are 1, or equal as numbers or names."""
     rank = max(len(shape) for shape in shapes)
-    filled = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
-    return all(len({dim for dim in dims if dim != 1}) <= 1 for dims in zip(*filled, strict=True))
+    padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    return all(len({dim for dim in dims if dim != 1}) <= 1 for dims in zip(*padded, strict=True))
 
 
 def _fits_product(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
@@ -273,7 +279,7 @@ def _fits_concat(node: Node, function: Function, shapes: Sequence[Shape]) -> boo
     return len({(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}) == 1
 
 
-def _reshapes(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
+def _keeps_symbolic_dims(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
     """Whether the target shape is constant and keeps the order of the symbolic dims."""
     if _get_constant(node, 1, function) is None:
         return False
@@ -281,15 +287,15 @@ def _reshapes(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
     return [dim for dim in shapes[0] if isinstance(dim, str)] == [dim for dim in result if isinstance(dim, str)]
 
 
-def _slices(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
+def _is_fixed_slice(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
     """Whether starts, ends and axes are constant and the sliced dims fixed."""
     starts, axes = _get_constant(node, 1, function), _get_constant(node, 3, function)
     if starts is None or any(
-        _get_constant(node, place, function) is None for place in range(2, len(node.inputs)) if node.inputs[place]
+        _get_constant(node, index, function) is None for index in range(2, len(node.inputs)) if node.inputs[index]
     ):
         return False
-    along = range(starts.array.size) if axes is None else axes.array.tolist()
-    return all(isinstance(shapes[0][axis], int) for axis in along)
+    sliced_axes = range(starts.array.size) if axes is None else axes.array.tolist()
+    return all(isinstance(shapes[0][axis], int) for axis in sliced_axes)
 
 
 _RULES: Mapping[str, Callable[[Node, Function, Sequence[Shape]], bool]] = {
@@ -297,8 +303,8 @@ _RULES: Mapping[str, Callable[[Node, Function, Sequence[Shape]], bool]] = {
     "Gather": lambda node, function, shapes: isinstance(shapes[0][node.attr("axis", 0)], int),
     "Gemm": _fits_gemm,
     "MatMul": _fits_product,
-    "Reshape": _reshapes,
-    "Slice": _slices,
+    "Reshape": _keeps_symbolic_dims,
+    "Slice": _is_fixed_slice,
     # Only dims before the normalized ones, or only the batch dim, may be symbolic.
     **dict.fromkeys(
         ("LayerNormalization", "RMSNormalization"),
@@ -317,11 +323,11 @@ _RULES: Mapping[str, Callable[[Node, Function, Sequence[Shape]], bool]] = {
         for kind in ("L1", "L2", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
     },
 }
-"""Per operator: whether symbolic dims cannot change the computation."""
+"""For each operator, a predicate that is True if symbolic dims cannot change the computation."""
 EVERY = ELEMENTWISE.union(_RULES)
 """All operators that may be supported with symbolic dims."""
 
 
 def support_every_size(operators: Collection[str]) -> Check:
-    """A check of nodes with symbolic dims: they need one of these operators and must pass `why_not_at_every_size`."""
+    """Return a check that passes a node without symbolic dims, or if `why_not_at_every_size` returns None."""
     return lambda node, function: why_not_at_every_size(node, function, operators) if has_symbolic_dims(node, function) else None

@@ -88,7 +88,7 @@ class Torch(GraphCompiler):
 
         return InductorExecutable(data, function, context)
 
-    def serves_threads(self, saved: int, threads: int) -> bool:
+    def can_load_with_threads(self, saved: int, threads: int) -> bool:
         """Yes, except for Inductor's code that was compiled for one thread: that has no parallel loops."""
         return self.mode == "eager" or saved == threads or saved > 1
 

@@ -124,7 +124,7 @@ class Tvm(GraphCompiler):
         executable.saved = data
         return executable
 
-    def serves_threads(self, saved: int, threads: int) -> bool:
+    def can_load_with_threads(self, saved: int, threads: int) -> bool:
         """Yes, if it was compiled for several threads: its parallel loops run on any number. For one thread it has none."""
         return saved == threads or saved > 1
 

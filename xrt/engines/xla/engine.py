@@ -54,7 +54,7 @@ class Xla(GraphCompiler):
         executable.saved = data
         return executable
 
-    def serves_threads(self, saved: int, threads: int) -> bool:
+    def can_load_with_threads(self, saved: int, threads: int) -> bool:
         """Yes, for fewer threads: parallel loops are divided for ``saved`` threads, and fewer run several parts one by one."""
         return threads <= saved
 
