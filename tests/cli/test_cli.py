@@ -133,6 +133,7 @@ def test_conformance_runs_groups_and_alternates(command: Command) -> None:
             ["run", "mlp", "--precision", "int8"],
             "--precision takes fp32, fp16 or bf16; got 'int8'. `xrt quantize` writes a model in",
         ),
+        (["run", "mlp", "--threads", "0"], "Invalid value for '--threads': 0 is not in the range x>=1. `xrt run --help` lists"),
         (["run", "missing.onnx"], "cannot load 'missing.onnx': there is no such file"),
         (["run", "squeezenot"], "'squeezenot' is neither a file nor a shipped model. Did you mean 'squeezenet'? Shipped: bert, "),
         (["run", "garbage.onnx"], "cannot load 'garbage.onnx': it is not an ONNX model: it does not parse as one"),
@@ -203,7 +204,9 @@ def test_nothing_that_ran_is_exit_code_2(model: str, command: Command) -> None:
     assert code == 2
     row = next(line.split("\t") for line in out.splitlines() if line.startswith("ort with"))
     assert row[3] == "failed"
-    output = "'Relu!=ort' cannot be satisfied: no engine is left for 1 of 2 nodes; change the pin, or list an engine that takes them"
+    output = (
+        "'Relu!=ort' cannot be satisfied: no engine is left for 1 of 2 nodes; change the pin, or list an engine that takes them"
+    )
     assert row[-1] == f"{output}: 'relu' (Relu): ort: kept from ort by 'Relu!=ort'"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.integrations.models import write_classifier
 from tests.serve.serving import double
 from xrt.bench.targets import set_dims
 from xrt.cli.app import cli
-from xrt.errors import ModelError, OptionError
+from xrt.errors import ModelError, OptionError, PlacementWarning
 from xrt.formats import onnx
 from xrt.formats.bundle import load_model
 from xrt.graph import DType, Function, TensorType, Value
@@ -203,8 +204,8 @@ def test_a_negative_extent(end: str) -> None:
     value.type.tensor_type.shape.dim[1].dim_value = -2147483648
     with raises_exactly(
         ModelError,
-        f"cannot load the given ModelProto: axis 1 of {value.name!r} has a negative extent, -2147483648; only -1 stands for one "
-        f"that is not known",
+        f"cannot load the given ModelProto: axis 1 of {value.name!r} has a negative extent, -2147483648; only -1 is allowed, "
+        "for an unknown extent",
     ):
         onnx.load(wide_model)
 
@@ -229,12 +230,13 @@ def test_a_bundle_that_is_open_is_run_at_a_batch(tmp_path: Path) -> None:
     assert "output_label\tint64[7]" in run("run", tmp_path / "model.xrt", "--batch", "7")
 
 
-def test_a_lock_keeps_the_batch(tmp_path: Path) -> None:
+def test_a_lock_has_a_batch_and_serves_others(tmp_path: Path) -> None:
     model, lock = write_classifier(tmp_path), tmp_path / "model.lock"
     run("lock", model, "-e", "toy", "--batch", "3", "--budget", "1s", "--gate", "1s", "-o", lock)
     assert "output_label\tint64[3]" in run("run", model, "-e", "auto", "--lock", lock)
-    with pytest.raises(OptionError, match=r" is for --dim batch=3, and --dim batch=4 was given; "):
-        run("run", model, "-e", "auto", "--lock", lock, "--batch", "4")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PlacementWarning)  # the lock holds
+        assert "output_label\tint64[4]" in run("run", model, "-e", "auto", "--lock", lock, "--batch", "4")
 
 
 def test_tune_takes_one_size_and_throughput_several(tmp_path: Path) -> None:
@@ -265,8 +267,8 @@ def test_a_named_first_axis_is_the_batch_and_a_fixed_one_must_be_it(tmp_path: Pa
     for command in ("run", "bench"):
         with pytest.raises(ModelError) as error:
             run(command, tmp_path / "fixed.onnx", "-e", "toy", "--batch", "4")
-        message = "the model's batch is 2, and 4 was asked; only a named extent can be chosen"
-        assert str(error.value) == message
+        text = "the model's batch is 2, and 4 was asked; only a named extent can be chosen, and the size of a shipped model: "
+        assert str(error.value) == f"{text}'NAME{{batch=4}}'"
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,10 @@ def find_batch_dim(function: Function, batch: int) -> str | None:
     """
     first = next((shape[0] for shape in _shapes(name_batch(function)) if shape), batch)
     if isinstance(first, int) and first != batch:
-        raise ModelError(f"the model's batch is {first}, and {batch} was asked; only a named extent can be chosen")
+        raise ModelError(
+            f"the model's batch is {first}, and {batch} was asked; only a named extent can be chosen, and the size of a shipped "
+            f"model: 'NAME{{batch={batch}}}'"
+        )
     return first if isinstance(first, str) else None
 
 

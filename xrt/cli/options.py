@@ -201,7 +201,7 @@ def derive(owner: type, name: str, *flags: str, default_text: str = "", example:
     elif field.type == "bool":
         attributes = {"is_flag": True, **attributes}
     elif field.metadata.get("at_least") is not None and "float" not in field.type:
-        attributes = {"type": int, **attributes}
+        attributes = {"type": click.IntRange(field.metadata["at_least"]), "metavar": "INTEGER", **attributes}
         default_text = default_text or ("" if value in (None, 1) else str(value))  # a minimum of 1 restricts nothing
     text = f"{text.partition(':')[0]}: {example}" if example else text
     text += "; repeatable" * bool(attributes.get("multiple"))
@@ -299,7 +299,7 @@ add_tuning_options = add_all(
     click.argument("model"),
     add_engines("Engines to choose from: ort,xla", "all that are ready", default="auto"),
     _clustering_options,
-    derive(ExecutionOptions, "precision", metavar="NAME"),
+    derive(ExecutionOptions, "precision", type=Text("NAME", "", str)),
     _execution_options,
     isolation_options,
     _input_options,
