@@ -17,7 +17,7 @@ from xrt.operators.rewriting import NodeWriter, Write
 from xrt.operators.traits import is_training
 
 DECOMPOSITIONS: dict[str, tuple[int, Write]] = {}
-"""For each operator, the first opset for which the rule is valid, and the rule."""
+"""Operator to the first opset for which its rule is valid, and the rule."""
 _Rule = TypeVar("_Rule", bound=Callable[[NodeWriter], "str | Sequence[str] | None"])
 
 
@@ -54,7 +54,7 @@ def _mean(w: NodeWriter) -> str:
 
 @decomposition("Max", "Min", since=9)
 def _extreme(w: NodeWriter) -> str:
-    """Compare two operands at a time, constants last."""
+    """Compare two operands at a time, constants last, and select by Where."""
     comparison = "Greater" if w.node.op == "Max" else "Less"
     ordered = sorted(w.node.inputs, key=w.function.constants.__contains__)
     return reduce(lambda a, b: w.op("Where", w.op(comparison, b, a), b, a), ordered)
@@ -62,14 +62,14 @@ def _extreme(w: NodeWriter) -> str:
 
 @decomposition("Equal", since=7)
 def _equal(w: NodeWriter) -> str | None:
-    """Booleans are equal if Xor is false; other types keep Equal."""
+    """Write Equal of booleans as Not(Xor); keep it for other types."""
     type_ = w.find_type(w.x)
     return w.op("Not", w.op("Xor", *w.node.inputs)) if type_ is not None and type_.dtype is DType.BOOL else None
 
 
 @decomposition("Pow", since=7)
 def _pow(w: NodeWriter) -> str | None:
-    """Write small whole powers as products, and the square root."""
+    """Write the powers 1 to 4 as products, and 0.5 as a square root; keep others."""
     exponent, x = w.find_input(1), w.x
     if exponent is None or exponent.size != 1 or exponent.ndim > w.rank(x):
         return None
@@ -89,7 +89,7 @@ def _cast_like(w: NodeWriter) -> str:
 
 @decomposition("Celu", since=12)
 def _celu(w: NodeWriter) -> str:
-    """Alpha times Elu(x / alpha). ONNX's body casts to float32."""
+    """Compute alpha Elu(x / alpha). ONNX's body casts to float32."""
     alpha = w.number(w.attr("alpha", 1.0))
     return w.op("Mul", alpha, w.op("Elu", w.op("Div", w.x, alpha)))
 
@@ -121,13 +121,13 @@ def _swish(w: NodeWriter) -> str:
 
 @decomposition("com.microsoft.QuickGelu", since=7)
 def _quick_gelu(w: NodeWriter) -> str:
-    """An approximation of Gelu, x Sigmoid(1.702 x); Hendrycks and Gimpel, arXiv:1606.08415."""
+    """Compute x Sigmoid(1.702 x), an approximation of Gelu; Hendrycks and Gimpel, arXiv:1606.08415."""
     return w.op("Mul", w.x, w.op("Sigmoid", w.op("Mul", w.x, w.number(w.attr("alpha", 1.702)))))
 
 
 @decomposition("Gelu", since=20)
 def _gelu(w: NodeWriter) -> str | None:
-    """The approximation by tanh. ONNX's body has a Pow in place of the two products."""
+    """Compute the approximation of Gelu by tanh; keep the exact form. ONNX's body uses Pow instead of the two products."""
     if w.attr("approximate", "none") != "tanh":
         return None
     cube = w.op("Mul", w.op("Mul", w.x, w.x), w.x)
@@ -137,7 +137,7 @@ def _gelu(w: NodeWriter) -> str | None:
 
 @decomposition("Dropout", since=7)
 def _dropout(w: NodeWriter) -> str | None:
-    """The identity, in inference and without a mask."""
+    """Replace by Identity in inference; keep a Dropout whose mask is read."""
     outputs = {value.name for value in w.function.outputs}
     has_mask = any(name and (w.function.users(name) or name in outputs) for name in w.node.outputs[1:])
     return None if has_mask or is_training(w.node, w.function) else w.op("Identity", w.x)
@@ -170,7 +170,7 @@ def _lp_normalization(w: NodeWriter) -> str:
 
 
 MOMENTS_EPSILON = 1e-9
-"""Added to the deviation by definition: https://onnx.ai/onnx/operators/onnx__MeanVarianceNormalization.html"""
+"""ONNX's definition adds it to the deviation: https://onnx.ai/onnx/operators/onnx__MeanVarianceNormalization.html"""
 
 
 @decomposition("MeanVarianceNormalization", since=9)
@@ -232,7 +232,7 @@ def _rms_normalization(w: NodeWriter) -> str:
 
 @decomposition("GlobalLpPool", since=2)
 def _global_lp_pool(w: NodeWriter) -> str:
-    """The p-norm (sum |x|^p)^(1/p) over all axes after the first two."""
+    """Compute the p-norm (sum |x|^p)^(1/p) over all axes after the first two."""
     power, axes = float(w.attr("p", 2)), range(2, w.rank(w.x))
     if power == 2:
         return w.reduce("ReduceL2", w.x, axes)
@@ -242,11 +242,11 @@ def _global_lp_pool(w: NodeWriter) -> str:
 
 @decomposition("LpPool", since=18)
 def _lp_pool(w: NodeWriter) -> str | None:
-    """The p-norm (sum |x|^p)^(1/p) over windows: the sum is a mean times the number of elements, padding included."""
+    """Compute the p-norm (sum |x|^p)^(1/p) over windows, with the sum as a mean times the window's size."""
     if w.attr("ceil_mode", 0):
         return None  # its windows extend beyond the padding, where a mean counts fewer elements
     power = float(w.attr("p", 2))
-    # The attributes that AveragePool has too.
+    # The attributes that AveragePool shares.
     windows = [attribute for attribute in w.node.attributes if attribute.name not in ("p", "ceil_mode")]
     raised = w.op("Mul", w.x, w.x) if power == 2 else w.op("Pow", w.op("Abs", w.x), w.number(power))
     mean = w.op("AveragePool", raised, attributes=windows, count_include_pad=1)
@@ -286,9 +286,9 @@ def _pad(w: NodeWriter) -> str | None:
     if 0 in extents or axes is None:
         return None
     name = w.x
-    for axis, edges in zip(axes.tolist(), pads.reshape(2, -1).T.tolist(), strict=True):
-        if any(edges):  # padding the positions gives the position of each padded element
-            name = w.op("Gather", name, w.constant(np.pad(np.arange(extents[axis]), edges, mode)), axis=axis)
+    for axis, widths in zip(axes.tolist(), pads.reshape(2, -1).T.tolist(), strict=True):
+        if any(widths):  # padding the positions gives the position of each padded element
+            name = w.op("Gather", name, w.constant(np.pad(np.arange(extents[axis]), widths, mode)), axis=axis)
     return name
 
 
@@ -313,10 +313,10 @@ def _tensor_scatter(w: NodeWriter) -> str | None:
         return None
     rank, axis = len(update.shape), w.attr("axis", -2) % len(update.shape)
     shape = w.extents(w.node.inputs[1])
-    steps = np.arange(shape[axis], dtype=np.int32).reshape([-1 if place == axis else 1 for place in range(rank)])
-    places = w.constant(np.broadcast_to(steps, shape))
+    steps = np.arange(shape[axis], dtype=np.int32).reshape([-1 if index == axis else 1 for index in range(rank)])
+    positions = w.constant(np.broadcast_to(steps, shape))
     # write_indices holds the first position of each batch entry.
     if w.has_input(2):
         starts = w.op("Reshape", w.cast(w.node.inputs[2], DType.INT32), w.integers([-1, *[1] * (rank - 1)]))
-        places = w.op("Add", starts, places)
-    return w.op("ScatterElements", w.x, places, w.node.inputs[1], axis=axis)
+        positions = w.op("Add", starts, positions)
+    return w.op("ScatterElements", w.x, positions, w.node.inputs[1], axis=axis)

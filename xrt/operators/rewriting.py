@@ -1,4 +1,4 @@
-"""Replace nodes by other nodes: the writer of a replacement, and the rewriting of a Function."""
+"""Replace nodes by other nodes: a writer for the replacement of one node, and passes that rewrite a Function."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from xrt.graph.node import FreshNames, rename_node
 
 
 def find_value(name: str, function: Function) -> Constant | None:
-    """The constant behind a value: an initializer, a Constant node or the Shape of a static tensor; None for other values."""
+    """Find the constant that a value is: an initializer, a Constant node, or the Shape of a static tensor. Otherwise None."""
     producer = function.producer(name)
     return function.constants.get(name) if producer is None else find_constant(producer, function)
 
 
 def find_constant(node: Node, function: Function) -> Constant | None:
-    """The value of a Constant node or of the Shape of a static tensor; None for other nodes."""
+    """Find the value of a Constant node or of the Shape of a static tensor; None for other nodes."""
     if node.op == "Constant":
         return _read_value(node)
     type_ = function.get_type(node.inputs[0]) if node.op == "Shape" else None
@@ -30,7 +30,7 @@ def find_constant(node: Node, function: Function) -> Constant | None:
 
 
 _PLAIN_VALUES = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
-"""Element types of the non-tensor attributes of Constant."""
+"""Attribute of a Constant node that is not a tensor, to its element type."""
 
 
 def _read_value(node: Node) -> Constant | None:
@@ -43,7 +43,7 @@ def _read_value(node: Node) -> Constant | None:
 
 @dataclass(slots=True)
 class NodeWriter:
-    """Builds the nodes and constants that replace one node. Its methods add to them and return names of values."""
+    """Builds the nodes and constants that replace one node. Methods that add a node or constant return the name of its value."""
 
     node: Node
     function: Function
@@ -67,7 +67,7 @@ class NodeWriter:
         return name
 
     def integers(self, values: Iterable[int]) -> str:
-        """Add a vector of int64 and return its name."""
+        """Add a constant int64 vector and return its name."""
         return self.constant(list(values), np.int64)
 
     def number(self, value: float) -> str:
@@ -104,7 +104,7 @@ class NodeWriter:
         return None if constant is None else constant.array
 
     def find_type(self, name: str) -> TensorType | None:
-        """The type of a tensor of the Function; None if unknown."""
+        """The type of a tensor of the Function; None if it is unknown or not a tensor."""
         type_ = self.function.get_type(name) if name else None
         return type_ if isinstance(type_, TensorType) else None
 
@@ -161,11 +161,11 @@ SUM_AXES_OPSET = 13
 """The first opset in which ReduceSum reads its axes from an input."""
 
 Write: TypeAlias = Callable[[NodeWriter], "str | Sequence[str] | None"]
-"""Writes the replacement of a node and returns the names of its results; None to keep the node."""
+"""Adds the replacement of a node to the writer and returns the names of its results, or None to keep the node."""
 
 
 def rewrite_nodes(function: Function, write: Write) -> Function:
-    """Replace each node for which ``write`` returns results; same Function if there is none. Linear."""
+    """Replace each node for which ``write`` returns results; return the same Function if there is none. Linear."""
     nodes: list[Node] = []
     constants: dict[str, Constant] = {}
     for node in function.nodes:
@@ -175,7 +175,7 @@ def rewrite_nodes(function: Function, write: Write) -> Function:
             nodes.append(node)
             continue
         writer.define(results)
-        # The last node keeps name, control edges and device of the original.
+        # The last new node has the name, control edges and device of the original node.
         nodes += [*writer.nodes[:-1], replace(writer.nodes[-1], name=node.name, control=node.control, device=node.device)]
         constants |= writer.constants
     # Return the same object, so that callers can detect that nothing was rewritten.
@@ -184,9 +184,9 @@ def rewrite_nodes(function: Function, write: Write) -> Function:
 
 
 Decompose: TypeAlias = Callable[[Node, Function], Function | None]
-"""Decomposes a node into a Function with the names of `as_function`; None to keep the node."""
+"""Decomposes a node into a Function with inputs and outputs named as in `as_function`, or returns None to keep the node."""
 SMALL = 64
-"""Constants up to this many elements (axes, shapes, scales) stay constants, so that a decomposition can depend on them."""
+"""Constants of up to this many elements (axes, shapes, scales) stay constants, so a decomposition can depend on them."""
 
 
 def as_function(node: Node, function: Function) -> Function:
@@ -198,7 +198,7 @@ def as_function(node: Node, function: Function) -> Function:
     read = dict.fromkeys(filter(None, node.inputs))
     # Large constants become inputs, so that nodes with different weights share a cache entry.
     small = {names[name]: c for name in read if (c := find_value(name, function)) is not None and c.array.size <= SMALL}
-    # Name, control edges and device do not change what the node computes, so that equal layers become equal Functions.
+    # Without name, control edges and device, which do not change the result, equal layers become equal Functions.
     return Function(
         inputs=tuple(Value(names[name], function.get_type(name)) for name in read if names[name] not in small),
         outputs=tuple(Value(names[name], function.get_type(name)) for name in node.outputs if name),
@@ -223,9 +223,9 @@ def _canonical_names(node: Node) -> dict[str, str]:
 
 
 def decompose_nodes(function: Function, decompose: Decompose) -> Function:
-    """Replace each node for which ``decompose`` returns a Function of the same opset by its nodes, recursively.
+    """Replace each node by the nodes of its decomposition, recursively, if ``decompose`` returns one of the same opset.
 
-    Returns the same Function if there is none.
+    Returns the same Function if no node is replaced.
     """
     nodes: list[Node] = []
     constants, types = dict(function.constants), dict(function.types)
@@ -242,9 +242,9 @@ def decompose_nodes(function: Function, decompose: Decompose) -> Function:
 
 
 def inline_function(body: Function, node: Node, constants: dict[str, Constant], types: dict[str, Type]) -> list[Node]:
-    """Inline a decomposition in place of ``node``; adds its constants and types to the given dicts.
+    """Return the nodes of a decomposition of ``node``, renamed for its Function; add their constants and types to the dicts.
 
-    All nodes keep the control edges of ``node``; the producer of the first result gets its name, so that edges to it stay valid.
+    All have the control edges of ``node``. The one that computes the first result has its name, so edges to it stay valid.
     """
     names = {new: old for old, new in _canonical_names(node).items()}
 
@@ -269,17 +269,17 @@ IDENTITY_OPSET = 13
 
 
 def separate_outputs(function: Function, reserved: Iterable[str] = ()) -> Function:
-    """Insert Identity nodes so that no output is listed twice or ``reserved``, and no body returns a captured value.
+    """Insert Identity nodes so no output is listed twice or has a ``reserved`` name, and no body returns a captured value.
 
-    The outputs keep their order, and the first of repeated outputs keeps its name. Same Function if none is inserted.
+    Outputs keep their order; the first of repeated outputs keeps its name. Returns the same Function if nothing is inserted.
     """
     return _separate_outputs(function, FreshNames.of(function), reserved)
 
 
 def compute_outputs(function: Function) -> Function:
-    """Insert Identity nodes so that a node computes each output, for libraries that return no input, constant or value twice.
+    """Insert Identity nodes so that each output is computed by a node, for libraries that cannot return inputs or constants.
 
-    XRT's regions have this form already; a Function that is compiled alone may not. Same Function if none is inserted.
+    XRT's regions have this form already; a Function that is compiled alone may not. Returns it if nothing is inserted.
     """
     return separate_outputs(function, (*(value.name for value in function.inputs), *function.constants))
 

@@ -16,23 +16,23 @@ from xrt.operators.traits import Trait, has_trait
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Categories: TypeAlias = Mapping[int | None, Sequence[str]]
-"""The texts that a model has categories for, by column of the last axis; None: of all other columns."""
+"""Column of the last axis to the strings that a model has categories for. The key None is for all columns without an entry."""
 Domain: TypeAlias = int | Categories | None
-"""The values of an input: a number of indices, the categories of texts, or None if unknown."""
+"""How to choose values: an int n for indices below n, Categories for strings, or None if the model does not restrict them."""
 _CATEGORY_ATTRIBUTES = ("cats_strings", "keys_strings", "classes_strings")
-"""Attributes of ai.onnx.ml's OneHotEncoder, CategoryMapper and LabelEncoder that list the texts of their input."""
-# Bytes per random number: NumPy generates 8-byte numbers, which are then cast to the input's type.
-DRAWN_BYTES = 8
+"""Attributes with the input strings of ai.onnx.ml's OneHotEncoder, CategoryMapper and LabelEncoder."""
+# NumPy generates 8-byte numbers, which are then cast to the input's type.
+BYTES_PER_RANDOM_NUMBER = 8
 _SEQUENCE_LENGTH = 2
-_TEXTS = [f"text {n}" for n in range(10)]
+_DEFAULT_STRINGS = [f"text {n}" for n in range(10)]
 
 
 def sample_inputs(function: Function, seed: int = 0, sizes: Mapping[str, int] = FrozenDict()) -> dict[str, Any]:
     """Generate a random value for each input, keyed by name; deterministic for a given seed and Function.
 
     Floating-point tensors are standard normal. Integers that index a constant table cover all its rows, and uint8 values cover
-    the full range, like images; other integers are 0 or 1, which are also valid indices. Texts are categories of the encoder that
-    reads them, such as scikit-learn's, otherwise ``text 0`` to ``text 9``. Optionals are always present.
+    the full range, like images; other integers are 0 or 1, which are also valid indices. Strings are categories of the encoder
+    that reads them (as in scikit-learn models), otherwise ``text 0`` to ``text 9``. Optionals are always present.
     ``sizes`` sets symbolic extents by name; other unknown extents are 1. Raises InputError for an input of unknown rank or type,
     and for one that does not fit in memory.
     """
@@ -44,7 +44,7 @@ def sample_inputs(function: Function, seed: int = 0, sizes: Mapping[str, int] = 
 def _count_table_rows(function: Function) -> dict[str, int]:
     """Map each value that indexes a constant table to the smallest extent of these tables."""
     limits: dict[str, int] = {}
-    # Readers first: an operator that forwards indices inherits the limit of its outputs.
+    # In reverse, so the readers of a value come first: an operator that forwards indices inherits the limit of its outputs.
     for node in reversed(function.nodes):
         if node.op_type == "Gather" and node.inputs[0] in function.constants:
             extent = function.constants[node.inputs[0]].shape[node.attr("axis", 0)]
@@ -56,18 +56,18 @@ def _count_table_rows(function: Function) -> dict[str, int]:
 
 
 def _find_categories(function: Function) -> dict[str, Categories]:
-    """Map each value that an encoder of texts reads to the encoder's categories."""
+    """Map each value that an encoder of strings reads, directly or through other operators, to the encoder's categories."""
     categories: dict[str, Categories] = {}
-    # Readers first, as for indices. An ArrayFeatureExtractor selects columns, each of which may have its own encoder.
+    # In reverse: readers first. An ArrayFeatureExtractor selects columns, each of which may have a different encoder.
     for node in reversed(function.nodes):
-        read = next((categories[name] for name in node.outputs if name in categories), None)
-        if texts := next(filter(None, map(node.attr, _CATEGORY_ATTRIBUTES)), None):
-            categories[node.inputs[0]] = {None: texts}
-        elif read is not None and has_trait(node, Trait.SELECTS):
-            categories[node.inputs[0]] = read
-        elif read is not None and node.op_type == "ArrayFeatureExtractor" and node.inputs[1] in function.constants:
+        inherited = next((categories[name] for name in node.outputs if name in categories), None)
+        if strings := next(filter(None, map(node.attr, _CATEGORY_ATTRIBUTES)), None):
+            categories[node.inputs[0]] = {None: strings}
+        elif inherited is not None and has_trait(node, Trait.SELECTS):
+            categories[node.inputs[0]] = inherited
+        elif inherited is not None and node.op_type == "ArrayFeatureExtractor" and node.inputs[1] in function.constants:
             columns = enumerate(function.constants[node.inputs[1]].array.flat)
-            by_column: Categories = {int(column): read.get(place, read.get(None, ())) for place, column in columns}
+            by_column: Categories = {int(column): inherited.get(index, inherited.get(None, ())) for index, column in columns}
             categories[node.inputs[0]] = {**categories.get(node.inputs[0], {}), **by_column}
     return categories
 
@@ -84,10 +84,10 @@ def _sample(value: Value, type_: Type | None, sizes: Mapping[str, int], generato
 
 
 def _make_array(value: Value, type_: TensorType, generator: np.random.Generator, domain: Domain) -> Array:
-    """Generate a random array; raises InputError before allocating if it cannot fit in memory."""
+    """Generate a random array; raises InputError if it does not fit in memory, where possible before allocating it."""
     shape = tuple(dim for dim in type_.shape or () if isinstance(dim, int))
-    needed = math.prod(shape) * DRAWN_BYTES
-    if needed > _memory():
+    needed = math.prod(shape) * BYTES_PER_RANDOM_NUMBER
+    if needed > _read_memory_size():
         raise InputError(
             f"input {value.name!r} is {type_}, and random values for it take {needed} bytes, more than there is memory"
         )
@@ -97,7 +97,7 @@ def _make_array(value: Value, type_: TensorType, generator: np.random.Generator,
         raise InputError(f"input {value.name!r} is {type_}, and there is no memory for random values of it: {error}") from error
 
 
-def _memory() -> int:
+def _read_memory_size() -> int:
     """Physical memory in bytes; unlimited if the platform does not report it."""
     if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
         return sys.maxsize
@@ -112,16 +112,16 @@ def _choose_extent(dim: int | str | None, sizes: Mapping[str, int]) -> int:
 
 def _make_tensor(dtype: DType, shape: tuple[int, ...], generator: np.random.Generator, domain: Domain) -> Array:
     if dtype is DType.STRING:
-        return _draw_texts(shape, generator, domain if isinstance(domain, Mapping) else {})
+        return _draw_strings(shape, generator, domain if isinstance(domain, Mapping) else {})
     return np.asarray(_draw_numbers(dtype, shape, generator, domain if isinstance(domain, int) else None)).astype(dtype.numpy)
 
 
-def _draw_texts(shape: tuple[int, ...], generator: np.random.Generator, categories: Categories) -> Array:
-    texts = np.empty(shape, object)
+def _draw_strings(shape: tuple[int, ...], generator: np.random.Generator, categories: Categories) -> Array:
+    strings = np.empty(shape, object)
     for index in np.ndindex(shape):
-        choices = categories.get(index[-1] if index else None) or categories.get(None) or _TEXTS
-        texts[index] = choices[int(generator.integers(len(choices)))]
-    return texts
+        choices = categories.get(index[-1] if index else None) or categories.get(None) or _DEFAULT_STRINGS
+        strings[index] = choices[int(generator.integers(len(choices)))]
+    return strings
 
 
 def _draw_numbers(dtype: DType, shape: tuple[int, ...], generator: np.random.Generator, rows: int | None) -> Any:

@@ -1,6 +1,6 @@
-"""The traits of ONNX's operators: one row per operator, from which every list of operators in XRT is derived.
+"""The traits of ONNX's operators, one row per operator. Lists of operators in XRT are derived from this table.
 
-Not here are the engines' tables of supported operators and known issues, and tables of rules with one function per operator.
+Not derived from it: the engines' tables of supported operators and known issues, and tables with one function per operator.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ class Trait(Flag):
     KEEPS_ZERO = auto()
     """Maps zeros to zeros, on every engine."""
     REARRANGES = auto()
-    """The result has exactly the elements of the first input, in another order or shape."""
+    """The result has exactly the elements of the first input, in a different order or shape."""
     SELECTS = auto()
-    """Each element of the first result is one of the first input; some may be missing or repeated."""
+    """Each element of the first result is copied from the first input; some elements may be missing or repeated."""
     MOVES = auto()
-    """Each element of the result is one of an input, or a constant: nothing is computed."""
+    """Each element of the result is copied from an input or is a constant: nothing is computed."""
     REDUCTION = auto()
     """Combines the elements along axes or in windows: reductions, pools, normalizations."""
     PRODUCT = auto()
-    """Sums of products that libraries optimize most: matrix products, convolutions, recurrent layers, attention."""
+    """Computes sums of products, which libraries optimize most: matrix products, convolutions, recurrent layers, attention."""
     UPDATES = auto()
-    """The result is the first input with some elements replaced, so that it can be computed in place."""
+    """The result is the first input with some elements replaced, so it can be computed in place."""
     READS_SHAPE = auto()
-    """Reads the shape and type of its input, or a shape as its input, and no other values."""
+    """Reads only the shape and type of its input, or an input that is itself a shape."""
     SIZED_BY_DATA = auto()
     """The shape of the result depends on the values of the inputs, and may be empty."""
     DISCONTINUOUS = auto()
-    """Constant between jumps: the gradient is zero, and a rounding error can change the result by a whole step."""
+    """A step function: the gradient is zero, and a rounding error can change the result by a whole step."""
     RANDOM = auto()
     """Draws random numbers."""
     TRAINING = auto()
@@ -223,21 +223,21 @@ SHAPE_OPERANDS: Mapping[str, tuple[int, ...]] = {
     "Unsqueeze": (1,),
     "Upsample": (1,),
 }
-"""Inputs that determine the shape of the result: sizes, axes, counts, bounds."""
+"""Operator to the indices of inputs that determine the shape of the result: sizes, axes, counts, bounds."""
 
 
 def list_operators(trait: Trait) -> frozenset[str]:
-    """Operators of ai.onnx that have all these traits."""
+    """The operators of ai.onnx with all traits in ``trait``, which may combine several with ``|``."""
     return frozenset(operator for operator, traits in TRAITS.items() if trait in traits)
 
 
 def has_trait(node: Node, trait: Trait) -> bool:
-    """Whether the node's operator is one of ai.onnx with these traits."""
+    """Whether the node's operator belongs to ai.onnx and has all traits in ``trait``."""
     return not node.domain and trait in TRAITS.get(node.op_type, Trait(0))
 
 
 def list_shape_operands(op_type: str) -> tuple[int, ...]:
-    """Positions of the inputs that determine the shape of the result; for reductions, the axes."""
+    """Indices of the inputs that determine the shape of the result; for a reduction, the index of the axes."""
     # Reductions have the axes as input 1, from opset 13 or 18 on.
     return (1,) if op_type.startswith("Reduce") else SHAPE_OPERANDS.get(op_type, ())
 
@@ -246,9 +246,9 @@ def is_deterministic(node: Node, function: Function) -> bool:
     """Whether the node always computes the same outputs from the same inputs.
 
     False for random operators, Dropout in training mode, operators of domains that ``onnx`` does not describe, and nodes whose
-    bodies contain such nodes. These must not be folded, merged or shared.
+    bodies contain such nodes. Such a node must not be folded, merged or shared.
     """
-    # Without a schema nothing is known about the operator: it may draw numbers or have effects.
+    # Without a schema nothing is known about the operator: it may draw random numbers or have side effects.
     if since_version(node, function) is None or has_trait(node, Trait.RANDOM):
         return False
     if node.op_type == "Dropout" and is_training(node, function):
@@ -257,11 +257,11 @@ def is_deterministic(node: Node, function: Function) -> bool:
 
 
 def is_training(node: Node, function: Function) -> bool:
-    """Whether the node is in training mode. A Dropout whose flag is not constant is assumed to be."""
+    """Whether the node is in training mode; assumed for a Dropout whose flag is not constant."""
     # Before opset 7 Dropout had an `is_test` attribute, which defaults to training.
     if node.op == "Dropout" and function.opsets.get("", 7) < 7:
         return not node.attr("is_test", 0)
-    # From opset 12 on training mode is an input.
+    # From opset 12 on, the training mode is input 2.
     if node.op == "Dropout" and len(node.inputs) > 2 and node.inputs[2]:
         flag = function.constants.get(node.inputs[2])
         return flag is None or bool(flag.array)

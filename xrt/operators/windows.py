@@ -1,4 +1,4 @@
-"""The windows of convolutions and pools: kernel, strides, dilations, padding, and their positions over a tensor."""
+"""The windows of convolutions and pools: kernel, strides, dilations, padding, and positions over a tensor."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from xrt.graph import Node
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A window applied to spatial axes: the padding that it needs and the number of positions."""
+    """A window applied to spatial axes of known extents: the padding that it reads, and its number of positions per axis."""
 
     window: Window
     extents: tuple[int, ...]
     """Spatial extents before padding."""
     begins: tuple[int, ...]
     ends: tuple[int, ...]
-    """Padding that the window reads; larger than declared if ``ceil_mode`` adds a position."""
+    """Padding that the window reads at the end; more than ``declared_ends`` if ``ceil_mode`` adds a position."""
     declared_ends: tuple[int, ...]
     positions: tuple[int, ...]
 
     @property
     def pads(self) -> list[tuple[int, int]]:
-        """Padding before and after each spatial axis."""
+        """Pairs of padding before and after each spatial axis."""
         return list(zip(self.begins, self.ends, strict=True))
 
     def counts(self, xp: Any, with_padding: bool) -> Any:
-        """Number of elements in each window, the divisor of an average; counts declared padding only if ``with_padding``."""
+        """Count the elements in each window, with or without declared padding, as an array of the module ``xp`` (NumPy's API)."""
         counts = xp.ones((), dtype=np.int64)
         for axis, extent in enumerate(self.extents):
             begin, end = (self.begins[axis], self.declared_ends[axis]) if with_padding else (0, 0)
@@ -43,7 +43,7 @@ class Placement:
         return counts
 
     def offsets(self) -> Iterator[tuple[tuple[int, ...], tuple[Any, ...]]]:
-        """Yield each offset inside the window with the index that selects it, for all positions, from the padded tensor."""
+        """Yield (offset, index): indexing the padded tensor selects the element at this offset of every window."""
         window = self.window
         for offset in product(*map(range, window.kernel)):
             starts = [o * d for o, d in zip(offset, window.dilations, strict=True)]
@@ -53,7 +53,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The attributes of a convolution or a pool, one entry per spatial axis."""
+    """The window attributes of a convolution or a pool, with one entry per spatial axis."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -65,7 +65,7 @@ class Window:
 
     @property
     def spans(self) -> tuple[int, ...]:
-        """Extent of the dilated window along each axis."""
+        """Extent of the window along each axis, including dilation."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
     @property
@@ -84,7 +84,7 @@ class Window:
         return Placement(self, tuple(extents), begins, ends, declared, positions)
 
     def with_pads(self, extents: Sequence[int | None]) -> Window | None:
-        """The window with explicit padding; None if that depends on an extent that is None."""
+        """Convert `auto_pad` to explicit padding; return None if that depends on an unknown extent, which is None."""
         if self.auto_pad == "NOTSET":
             return self
         begins = ends = (0,) * len(self.kernel)
@@ -98,13 +98,13 @@ class Window:
         return replace(self, begins=begins, ends=ends, auto_pad="NOTSET")
 
     def spread(self, positions: Sequence[int]) -> list[int]:
-        """The input extents, without declared padding, of a pool with this many positions."""
+        """Compute the input extents, without declared padding, for which a pool has this many positions."""
         pads = zip(self.begins, self.ends, strict=True)
         steps = zip(positions, self.strides, self.kernel, pads, strict=True)
         return [(n - 1) * s - sum(axis_pads) + k for n, s, k, axis_pads in steps]
 
     def _place_axis(self, i: int, extent: int) -> tuple[int, int, int, int]:
-        """Begin, required end, declared end and number of positions along one axis."""
+        """Compute (begin padding, required end padding, declared end padding, number of positions) of axis ``i``."""
         stride, span = self.strides[i], self.spans[i]
         if self.auto_pad.startswith("SAME"):
             count = -(-extent // stride)
@@ -115,12 +115,12 @@ class Window:
         room = extent + begin + end - span
         count = room // stride + 1
         if self.round_up and self.auto_pad != "VALID" and room % stride and count * stride < extent + begin:
-            count += 1  # unless the last window would start in the end padding
+            count += 1  # the condition excludes a last window that would start in the end padding
         return begin, max(end, (count - 1) * stride + span - extent - begin), end, count
 
 
 def make_window(node: Node, kernel: Sequence[int]) -> Window:
-    """Read the window attributes of a node; ``kernel`` may come from the shape of a weight."""
+    """Read the window attributes of a node. ``kernel`` has its spatial extents, because they may be those of the weight."""
     rank = len(kernel)
     pads = node.attr("pads") or (0,) * (2 * rank)
     ones = (1,) * rank
@@ -136,9 +136,9 @@ def make_window(node: Node, kernel: Sequence[int]) -> Window:
 
 
 def compute_padding_trims(node: Node, window: Window, full_extents: Sequence[int], inputs: Sequence[int]) -> list[int]:
-    """Pads, all begins then all ends, to apply to the full extents of a ConvTranspose; negative ones crop.
+    """Compute the pads that turn the full result of a ConvTranspose, with ``full_extents``, into its output; negative ones crop.
 
-    Declared padding is cropped; with ``output_shape``, the crop that results in that shape.
+    All begins come first, then all ends. Declared padding, or the excess over ``output_shape``, is cropped.
     """
     extra = node.attr("output_padding") or (0,) * len(inputs)
     shape = node.attr("output_shape")
