@@ -341,7 +341,7 @@ def test_what_overlaps_on_a_track_is_found() -> None:
 
 
 def test_only_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrt.runtime.profile.MOST_MOMENTS", 4)
+    monkeypatch.setattr("xrt.runtime.profile.MAX_MOMENTS", 4)
     recorder = Recorder((("r", "toy", HOST),))
     for n in range(10):
         recorder.add(0, float(n), n + 0.5)

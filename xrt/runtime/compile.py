@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from xrt.runtime.devices.registry import Streams
 
 Progress: TypeAlias = Callable[[int, int], object]
-"""Called with the number of compiled regions and the total."""
+"""Called as progress(compiled_regions, all_regions)."""
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
@@ -41,12 +41,12 @@ class Refusal:
 
     launch: Launch
     nodes: tuple[str, ...]
-    """The nodes to place elsewhere."""
+    """Names of the nodes to place on another engine."""
     error: EngineError
 
     @property
     def reason(self) -> str:
-        """The error in one line."""
+        """The text of the error, in one line."""
         return " ".join(str(self.error).split())
 
 
@@ -87,7 +87,7 @@ def compile_plan(
 
 @dataclass(frozen=True)
 class RegionToCompile:
-    """A launch with its engine and compile context."""
+    """A launch with its engine, the engine's version, and the compile context of its device."""
 
     launch: Launch
     engine: GraphCompiler
@@ -104,7 +104,7 @@ class RegionToCompile:
         return self.signature.key if self.engine.compiles_in_parallel else type(self.engine)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
-        """Compile the region or a part of it; an engine that compiles one at a time does so for all modules."""
+        """Compile the region or a part of it; an engine that compiles one at a time is locked for the whole process."""
         if self.engine.compiles_in_parallel:
             return self.engine.compile(function, context)
         with _locks_lock:
@@ -113,7 +113,7 @@ class RegionToCompile:
             return self.engine.compile(function, context)
 
     def lease(self, cache: CompileCache) -> Lease:
-        """Take the executable from the cache, or compile it."""
+        """Lease the executable from the cache; compile it if it is not cached."""
         outcome, request = "hit", CompileRequest(self.launch.function, self.engine, self.context)
 
         def make() -> Executable:
@@ -127,7 +127,7 @@ class RegionToCompile:
         return lease
 
     def _make(self, context: CompileContext) -> Executable:
-        """Compile and prepare; wrap unexpected errors of an engine in CompileFailed."""
+        """Compile and prepare the region; wrap unexpected errors of the engine in CompileFailed."""
         launch = self.launch
         _log.info("%s: %s compiles %d nodes", launch.name, launch.engine, len(launch.nodes))
         began = perf_counter()
@@ -136,7 +136,7 @@ class RegionToCompile:
         except CompileRefused:
             raise
         except Exception as error:
-            # The model file has changed, which is not the engine's fault.
+            # The model file has changed, so do not blame the engine.
             if stale := find_stale(error):
                 raise stale from None
             if shortage := self._find_shortage(error):
@@ -152,7 +152,7 @@ class RegionToCompile:
         return executable
 
     def _find_shortage(self, error: Exception) -> OutOfDeviceMemory | None:
-        """The error for a lack of device memory, which is not the engine's fault; None for other errors."""
+        """Convert an out-of-memory error of the device, which is not the engine's fault; return None for other errors."""
         if self.context.device == "cpu":
             return None
         from xrt.runtime.devices.interface import Device, find_root_cause, make_out_of_memory_error
@@ -162,7 +162,7 @@ class RegionToCompile:
 
 
 _locks: WeakKeyDictionary[type[GraphCompiler], threading.Lock] = WeakKeyDictionary()
-"""A lock for each class of an engine that compiles one region at a time."""
+"""Engine class to its lock, for engines that compile one region at a time."""
 _locks_lock = renew_after_fork(threading.Lock())
 
 
@@ -173,7 +173,7 @@ def _unmap_constants(function: Function) -> None:
 
 
 def list_regions(plan: Plan, engines: Mapping[str, GraphCompiler], context: CompileContext) -> list[RegionToCompile]:
-    """The regions of a plan, in its order.
+    """Pair each launch of a plan with its engine and compile context, in plan order.
 
     Raises DeviceError if a device is unavailable, PlanError for a region of an unlisted engine.
     """
@@ -189,13 +189,13 @@ def list_regions(plan: Plan, engines: Mapping[str, GraphCompiler], context: Comp
         from xrt.runtime.host_adapter import on_device
 
         contexts = {name: on_device(name, context) for name in contexts}
-    places = zip(plan.launches, devices, strict=True)
-    return [RegionToCompile(x, engines[x.engine], versions[x.engine], contexts[device]) for x, device in places]
+    launches_on_devices = zip(plan.launches, devices, strict=True)
+    return [RegionToCompile(x, engines[x.engine], versions[x.engine], contexts[device]) for x, device in launches_on_devices]
 
 
 @dataclass
 class _Compilation:
-    """One compile of a plan: its regions and their outcomes."""
+    """The compilation of one plan: its regions and their outcomes."""
 
     regions: Sequence[RegionToCompile]
     threads: int
@@ -203,11 +203,11 @@ class _Compilation:
     progress: Progress | None
     narrows: bool
     blamed: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Positions of the nodes to blame, by signature."""
+    """Signature key of a refused region to the indices of the nodes to blame."""
     results: dict[int, Lease | Refusal] = field(default_factory=dict)
-    """Outcomes by region number."""
+    """Outcomes by region index."""
     is_abandoned: bool = False
-    """Whether an error or interrupt has ended the compile, while threads may still compile."""
+    """Whether an error or interrupt has ended the compilation; threads then stop after their current region."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def outcomes(self) -> list[Lease | Refusal]:
@@ -216,8 +216,8 @@ class _Compilation:
         try:
             # Hash all functions in parallel first; `signature` and its key are cached.
             self._run_parallel(lambda region: region.signature.key, self.regions)
-            for number, region in enumerate(self.regions):
-                lanes.setdefault(region.lane if self.threads > 1 else None, []).append(number)
+            for index, region in enumerate(self.regions):
+                lanes.setdefault(region.lane if self.threads > 1 else None, []).append(index)
             # Lanes of engines that compile one at a time are the longest, and start first.
             self._run_parallel(self._compile, [lanes[key] for key in sorted(lanes, key=lambda key: isinstance(key, str))])
         except BaseException:
@@ -225,12 +225,12 @@ class _Compilation:
                 self.is_abandoned = True
             call_all(outcome.release for outcome in self.results.values() if isinstance(outcome, Lease))
             raise
-        return [self.results[number] for number in range(len(self.regions))]
+        return [self.results[index] for index in range(len(self.regions))]
 
     def _run_parallel(self, work: Callable[[T], object], items: Sequence[T]) -> None:
-        """Run `work` for all items in the threads of the budget; raise an error of one of them.
+        """Run `work` for all items, in up to `threads` threads; raise the error of an item that failed.
 
-        Ctrl-C does not wait for the compiles in progress, which no thread can interrupt.
+        Ctrl-C does not wait for compiles in progress, because they cannot be interrupted.
         """
         workers = min(self.threads, len(items))
         if workers < 2:
@@ -260,11 +260,11 @@ class _Compilation:
             thread.result()
 
     def _compile(self, lane: Sequence[int]) -> None:
-        """Compile a lane in order. Equal regions hit the cache; a refusal is repeated per region, for its own node names."""
-        for number in lane:
+        """Compile the regions of a lane in order. Equal regions hit the cache, but each has a Refusal with its node names."""
+        for index in lane:
             if self.is_abandoned:
                 return
-            region = self.regions[number]
+            region = self.regions[index]
             try:
                 outcome: Lease | Refusal = region.lease(self.cache)
             except (CompileRefused, CompileFailed) as error:
@@ -277,7 +277,7 @@ class _Compilation:
                 outcome = Refusal(region.launch, culprits or region.launch.nodes, error)
             with self.lock:
                 if not self.is_abandoned:
-                    self.results[number] = outcome
+                    self.results[index] = outcome
                     if self.progress is not None:
                         self.progress(len(self.results), len(self.regions))
                     continue
@@ -286,7 +286,7 @@ class _Compilation:
                 outcome.release()
 
     def _find_culprits(self, region: RegionToCompile, error: CompileRefused) -> tuple[str, ...]:
-        """The nodes to blame for a refusal, by compiling parts of the region; the cache stores them with the refusal."""
+        """Find the nodes to blame for a refusal by compiling parts of the region; the cache stores them with the refusal."""
         from xrt.partition.fold import extract_subgraph
 
         function, key = region.launch.function, region.signature.key
@@ -311,16 +311,18 @@ class _Compilation:
         return tuple(function.nodes[index].name for index in self.blamed[key])
 
 
-TRIALS = 16
-"""Limit on trial compiles per refused region."""
+MAX_TRIALS = 16
+"""Maximum trial compiles per refused region."""
 
 
-def find_culprits(patterns: Sequence[object], compiles: Callable[[Sequence[int]], bool], most: int = TRIALS) -> tuple[int, ...]:
-    """Find the positions of the nodes to blame: without them the region compiles.
+def find_culprits(
+    patterns: Sequence[object], compiles: Callable[[Sequence[int]], bool], most: int = MAX_TRIALS
+) -> tuple[int, ...]:
+    """Find the indices of the nodes to blame: without them the region, which is known to fail, compiles.
 
-    ``compiles`` is called at most ``most`` times with ascending positions; the full region is known to fail. Bisect for the
-    shortest prefix that fails: its last node is to blame. If the rest still fails, all nodes with the same entry in
-    ``patterns`` are blamed too, because equal blocks fail alike. After the last trial only nodes known to compile are kept.
+    ``compiles`` tests a list of ascending node indices; it is called at most ``most`` times. A bisection finds the shortest
+    prefix that fails: its last node is to blame. If the other nodes still fail, all nodes with the same entry in ``patterns``
+    are blamed too, because equal blocks fail alike. When the trials run out, all nodes not known to compile are blamed.
     """
     remaining, trials = list(range(len(patterns))), 0
 
@@ -341,9 +343,9 @@ def find_culprits(patterns: Sequence[object], compiles: Callable[[Sequence[int]]
         if enough - least > 1 or trials >= most:
             return others(remaining[:least])
         culprit = remaining[enough - 1]
-        alone = [place for place in remaining if place != culprit]
+        alone = [index for index in remaining if index != culprit]
         # Equal blocks of a model usually fail alike.
-        unlike = [place for place in remaining if patterns[place] != patterns[culprit]]
+        unlike = [index for index in remaining if patterns[index] != patterns[culprit]]
         if not alone or not fails(alone):
             return others(alone)
         remaining = unlike if len(unlike) < len(alone) else alone
@@ -352,17 +354,17 @@ def find_culprits(patterns: Sequence[object], compiles: Callable[[Sequence[int]]
 
 
 def describe_patterns(function: Function) -> list[str]:
-    """A key per node for its operator, types, small constants and neighbors: equal for corresponding nodes of equal blocks."""
+    """Compute a key per node from its operator, types, small constants and neighbors; equal in equal blocks of the model."""
     from xrt.partition.fold import extract_subgraph  # only after a failure
 
-    positions, keys = {node.name: place for place, node in enumerate(function.nodes)}, []
-    for place, node in enumerate(function.nodes):
+    positions, keys = {node.name: index for index, node in enumerate(function.nodes)}, []
+    for index, node in enumerate(function.nodes):
         # The shape key leaves out the values of floats. Support may depend on a scale or the bounds of a Clip, not on a bias.
         constants = (function.constants.get(name) for name in node.uses)
         small = (constant.digest.hex() for constant in constants if constant is not None and constant.array.size <= SMALL)
-        # An engine may refuse a product before one operator and take an equal product before another: neighbors tell them apart.
+        # Neighbors are part of the key: an engine may refuse a product before one operator but not an equal one before another.
         producers = (producer for name in node.uses if (producer := function.producer(name)) is not None)
         users = (use.node for name in node.outputs if name for use in function.users(name))
-        block = sorted({place, *(positions[neighbor.name] for neighbor in (*producers, *users))})
-        keys.append(" ".join((*(extract_subgraph(function, part).shape_key for part in ((place,), block)), *small)))
+        block = sorted({index, *(positions[neighbor.name] for neighbor in (*producers, *users))})
+        keys.append(" ".join((*(extract_subgraph(function, part).shape_key for part in ((index,), block)), *small)))
     return keys

@@ -49,35 +49,35 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 HOST = "cpu"
 Place: TypeAlias = tuple[int, str]
-"""A value on a device: its slot and the name of the device."""
+"""(slot, device name): the copy of a value on one device."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
-    """A launch on its device."""
+    """A launch with its device, and the copies to make and values to release after it."""
 
     number: int
     step: Step
     device: str
     copies: tuple[Place, ...]
-    """Places of its results on other devices. They are copied directly after the launch, to overlap with later ones."""
+    """Copies of its results on other devices. They start directly after the launch, to overlap with later launches."""
     frees: tuple[Place, ...]
-    """Values without later readers."""
+    """Values that nothing later reads, so they are released after the launch."""
 
 
 def plan_steps(plan: Plan, slots: ValueTable) -> tuple[DeviceStep, ...]:
-    """The launches of a plan with the copies of their results."""
-    index = {name: slot for slot, name in enumerate(slots.names)}
+    """Convert the launches of a plan to steps, in plan order."""
+    slot_of = {name: slot for slot, name in enumerate(slots.names)}
     targets: dict[int, list[str]] = {}
     for copy in plan.copies:
-        targets.setdefault(index[copy.value], []).append(copy.target)
+        targets.setdefault(slot_of[copy.value], []).append(copy.target)
     needed, steps = {(slot, plan.device) for slot in slots.outputs}, []
-    for number in reversed(range(len(slots.steps))):
-        step, where = slots.steps[number], plan.get_device(slots.steps[number].launch)
+    for step_index in reversed(range(len(slots.steps))):
+        step, where = slots.steps[step_index], plan.get_device(slots.steps[step_index].launch)
         copies = tuple((slot, target) for slot in step.writes for target in targets.get(slot, ()))
         needed.update((slot, where) for slot, _ in copies)
         accessed = dict.fromkeys((slot, where) for slot in (*step.reads, *step.writes))
-        steps.append(DeviceStep(number, step, where, copies, tuple(place for place in accessed if place not in needed)))
+        steps.append(DeviceStep(step_index, step, where, copies, tuple(place for place in accessed if place not in needed)))
         needed.update(accessed)
     return tuple(reversed(steps))
 
@@ -100,11 +100,11 @@ class DeviceCall:
         self._counter = counter
         self._recorder = recorder
         self._downloads: dict[int, tuple[int, Device, Event]] = {}
-        """Copies to the host, by slot."""
+        """Slot to its latest copy to the host: (number in the order of copies, device, event)."""
         self._numbers = itertools.count()
 
     def copy(self, value: Any, source: str, place: Place, name: str) -> None:
-        """Start to copy a value (or list) from a device to a place. While profiling, wait for it and record it under `name`."""
+        """Start to copy a value (or list) from device `source` to `place`. While profiling, wait and record it under `name`."""
         began, (slot, target) = perf_counter(), place
         if HOST not in (source, target):
             self.devices[target].after(self.streams[target], self.devices[source].event(self.streams[source]))
@@ -117,7 +117,7 @@ class DeviceCall:
             self.record(name, source, target, value, began)
 
     def record(self, name: str, source: str, target: str, value: Any, began: float) -> None:
-        """Record a finished copy while profiling."""
+        """Record a finished copy if the call is profiled; ``began`` is its start by `perf_counter`."""
         if self._recorder is not None:
             self._recorder.add_copy(name, source, target, _count_bytes(value), began, perf_counter())
 
@@ -142,7 +142,7 @@ class DeviceCall:
         return sent.array
 
     def wait_for(self, slots: Sequence[int]) -> None:
-        """Wait until the copies of these values to the host are done: once per device, for the latest copy."""
+        """Wait for the copies of these slots to the host: once per device, for its latest copy."""
         downloads = sorted(filter(None, (self._downloads.pop(slot, None) for slot in slots)), key=lambda arrival: arrival[0])
         for accelerator, event in {accelerator.name: (accelerator, event) for _, accelerator, event in downloads}.values():
             if not accelerator.is_done(event):
@@ -162,10 +162,10 @@ def _count_bytes(value: Any) -> int:
 
 
 class CapturedCall:
-    """A call recorded as a device graph, or the reason why there is none. Replays are serialized on one stream."""
+    """A call recorded as a device graph on first use, or the reason why it cannot be. Replays run one after the other."""
 
     def __init__(self, program: MultiDeviceProgram, buffers: Sequence[Array] | None = None) -> None:
-        """With ``buffers``, every call has the same inputs and writes its outputs to these buffers."""
+        """With ``buffers``, for a bound call: every call has the same inputs and writes its outputs to these buffers."""
         self._program = program
         self._buffers = buffers
         self._reason = why_not_capturable(program)
@@ -199,7 +199,7 @@ class CapturedCall:
         return fresh if self._buffers is None else list(self._buffers)
 
     def _record(self, inputs: Sequence[Any]) -> bool:
-        """Record a call; on failure keep the reason, and run step by step from now on."""
+        """Record a call; return whether it succeeded. After a failure `run` always returns None, and `str` has the reason."""
         program, call = self._program, self._program.call()
         device, stream = program.home(), call.streams[program.plan.device]
         alone = device.new_stream()  # excludes work that other threads enqueue on the module's stream
@@ -231,7 +231,7 @@ class CapturedCall:
             program.home().copy_within(buffer, output, stream)
 
     def _fill(self, inputs: Sequence[Any], call: DeviceCall) -> None:
-        """Copy the inputs to the addresses that the recording reads."""
+        """Copy the inputs of a call into the arrays that the recording reads."""
         program, home = self._program, self._program.plan.device
         for value, target in zip(inputs, self._inputs, strict=True):
             if value is not target:
@@ -272,7 +272,7 @@ def why_not_capturable(program: MultiDeviceProgram) -> str:
 
 
 NOWHERE = MemoryPlan(Arena(), {}, frozenset(), frozenset(), ())
-"""No value has a place in an arena: each device allocates from its own pool."""
+"""A memory plan without an arena, because each device allocates from its own pool."""
 
 
 class MultiDeviceProgram(Program):
@@ -299,16 +299,16 @@ class MultiDeviceProgram(Program):
 
     @property
     def fast_call(self) -> None:
-        """None: a call has transfers and stream order to manage."""
+        """Always None: a call on devices must manage transfers and the order of streams."""
 
     @property
     def traffic(self) -> TransferStats:
-        """Transfers and waits so far."""
+        """Counts of the transfers and waits so far, over all calls."""
         return self._counter.read()
 
     @property
     def graph_remark(self) -> str:
-        """Outcome of a requested device graph; empty if none was requested."""
+        """Describes the device graph of the calls, or why there is none; empty if no graph was requested."""
         return str(self._captured or "")
 
     # ------------------------------------------------------------------ calls
@@ -353,7 +353,7 @@ class MultiDeviceProgram(Program):
         return results
 
     def call(self, options: RunOptions = DEFAULT) -> DeviceCall:
-        """Create the state of a call, with its streams and no values."""
+        """Create the state of a call: its streams, and no values yet."""
         return DeviceCall(self._devices, self._streams(options), self._counter, self._recorder if options.profile else None)
 
     def _streams(self, options: RunOptions) -> dict[str, Stream]:
@@ -363,14 +363,14 @@ class MultiDeviceProgram(Program):
         return streams
 
     def home(self) -> Device:
-        """The plan's device. Only for a plan that is not on the host."""
+        """The plan's device; raises KeyError if that is the host."""
         return self._devices[self.plan.device]
 
     def _activate(self, name: str, call: DeviceCall) -> Any:
         return nullcontext() if name == HOST else self._devices[name].activate(call.streams[name])
 
     def _place_inputs(self, call: DeviceCall, inputs: Sequence[Any]) -> None:
-        """Copy each input once to each device that reads it, and constants that are outputs."""
+        """Copy each input to each device that reads it, and each constant that is an output to the plan's device."""
         home, names = self.plan.device, self._slots.names
         for place in self._input_places:
             slot, target = place
@@ -392,7 +392,7 @@ class MultiDeviceProgram(Program):
                 call.copy(array, HOST, (slot, home), names[slot])
 
     def is_at_home(self, value: Any) -> bool:
-        """Whether a value is on the plan's device, and that is not the host."""
+        """Whether a value is on the plan's device; False if that is the host."""
         if isinstance(value, list):
             return bool(value) and self.is_at_home(value[0])
         return self.plan.device != HOST and self.home().owns(value)
@@ -444,8 +444,8 @@ class MultiDeviceProgram(Program):
         if accelerator is not None:
             with self._activate(entry.device, call):
                 args, results = copy_to_host(args, accelerator), copy_to_host(results, accelerator)
-        if (wrong := inspection.check(launch, args, results)) is not None:
-            raise RunFailed(wrong, launch.name)
+        if (problem := inspection.check(launch, args, results)) is not None:
+            raise RunFailed(problem, launch.name)
 
     # ------------------------------------------------------------------ results
 
@@ -465,7 +465,7 @@ class MultiDeviceProgram(Program):
         return results
 
     def _update_input(self, call: DeviceCall, target: Any, result: Any, name: str) -> Any:
-        """Copy an output to the input that it updates, on the host or the plan's device; return the input."""
+        """Copy an output to the input ``target`` that it updates, on the host or the plan's device; return the input."""
         if result is target:
             return target
         if self.plan.device == HOST or self.is_at_home(target):
@@ -481,23 +481,22 @@ class MultiDeviceProgram(Program):
     # ------------------------------------------------------------------ order between the caller's work and ours
 
     def begin(self, options: RunOptions, streams: Mapping[str, Stream]) -> None:
-        """Order our work after the caller's current stream."""
+        """Make the call's work wait for the work on the caller's current stream."""
         if self.plan.device != HOST and options.stream is None:
             self.home().follow(streams[self.plan.device], self.home().current_stream())
 
     def end(self, options: RunOptions, streams: Mapping[str, Stream]) -> None:
-        """Order the caller's current stream after our work."""
+        """Make later work on the caller's current stream wait for the call's work."""
         if self.plan.device != HOST and options.stream is None:
             self.home().follow(self.home().current_stream(), streams[self.plan.device])
 
     def _wait(self, options: RunOptions, streams: Mapping[str, Stream]) -> None:
-        """Wait for the work if ``options.block`` is set."""
         if options.block and self.plan.device != HOST:
             self._counter.add(waits=1)
             self.home().wait([streams[self.plan.device]])
 
     def hold(self, call: DeviceCall) -> None:
-        """Keep the arrays of a call's copies alive until the device has made them; `_release_finished` frees them."""
+        """Keep the arrays that a call's copies use alive until the copies are done; `_release_finished` releases them."""
         for name, references in call.references.items():
             # A caller's stream needs an event even without copies: `close` waits for our own streams only.
             if references or call.streams[name] is not self._module_streams.on(name):
@@ -519,7 +518,7 @@ class MultiDeviceProgram(Program):
     # ------------------------------------------------------------------ the rest
 
     def make_timed_call(self, inputs: Sequence[Any]) -> Callable[[], Sequence[Any]]:
-        """The call to time, on uploaded inputs; it waits for its results."""
+        """Create a function that runs the program on uploaded inputs and waits for the results, for timing."""
         args, options = list(inputs), RunOptions(block=True)
         if self.plan.device != HOST:
             with self.home().activate(self._module_streams.on(self.plan.device)):
@@ -529,11 +528,11 @@ class MultiDeviceProgram(Program):
     def bind(
         self, inputs: Sequence[Any], buffers: Sequence[Any], types: Mapping[str, Type | None] | None = None
     ) -> Callable[[], None]:
-        """A call with fixed inputs and output buffers.
+        """Create a function that runs the program on fixed inputs and writes to fixed output buffers.
 
-        Inputs are arrays of the plan's device, or of the host, which are copied in each call. A buffer is an array of the
-        plan's device, or None if the output updates an input. The call returns when its work is enqueued; it is replayed as a
-        graph if the program's calls are. Not for concurrent use.
+        Inputs on the plan's device are read in place, inputs on the host are copied in each call. A buffer is an array of the
+        plan's device, or None if the output updates an input. The function returns when its work is enqueued; it replays a
+        device graph if the program has one. It must not run concurrently.
         """
         options = RunOptions(out=tuple(buffers))
         captured = CapturedCall(self, buffers) if self._captured is not None else None
@@ -549,13 +548,13 @@ class MultiDeviceProgram(Program):
         return call
 
     def buffer(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
-        """An uninitialized array on the plan's device; raises OutOfDeviceMemory."""
+        """Allocate an uninitialized array on the plan's device; raises OutOfDeviceMemory."""
         if self.plan.device == HOST:
             return super().buffer(shape, dtype)
         return self.allocate(shape, dtype, self._module_streams.on(self.plan.device), "a buffer of a bound call")
 
     def allocate(self, shape: Sequence[int], dtype: np.dtype[Any], stream: Stream, requester: str) -> Any:
-        """An uninitialized array on the plan's device for work on `stream`; raises OutOfDeviceMemory."""
+        """Allocate an uninitialized array on the plan's device for work on `stream`; raises OutOfDeviceMemory for `requester`."""
         try:
             return self.home().allocate(shape, dtype, stream)
         except Exception as error:  # noqa: BLE001  # only out-of-memory errors are converted
@@ -563,7 +562,7 @@ class MultiDeviceProgram(Program):
             raise make_out_of_memory_error(self.home(), error, requester, nbytes) or error  # noqa: B904
 
     def profile(self) -> Profile:
-        """Times of the profiled calls, which wait after each launch, and the transfers of all calls."""
+        """The times of the profiled calls, and the transfers of all calls. A profiled call waits after each launch."""
         return replace(super().profile(), traffic=self.traffic)
 
     def close(self) -> None:

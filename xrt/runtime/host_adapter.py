@@ -1,4 +1,4 @@
-"""Use a single device executable from the host, without a plan: for host arrays, and for timing."""
+"""Run a single executable of a device from the host, without a plan: on host arrays, and for timing."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def copy_to_host(values: Sequence[Any], device: Device) -> list[Any]:
 
 
 def on_device(name: str, context: CompileContext) -> CompileContext:
-    """The compile context for a device, which is opened; raises DeviceError if it is unavailable."""
+    """Open a device and return the compile context for it; raises DeviceError if the device is unavailable."""
     return replace(context, device=name, accelerator=None if name == "cpu" else device(name))
 
 
 def adapt_to_host(executable: Executable, context: CompileContext) -> Executable:
-    """Wrap the executable to accept and return host arrays, if the context is of an accelerator."""
+    """Wrap an executable that was compiled for an accelerator, so it accepts and returns host arrays; others are unchanged."""
     accelerator = context.accelerator
     return HostAdapter(executable, accelerator) if isinstance(accelerator, Device) else executable
 
@@ -42,11 +42,11 @@ def adapt_to_host(executable: Executable, context: CompileContext) -> Executable
 def make_timed_call(
     executable: Executable, inputs: Sequence[Any], like: Sequence[Any] | None = None, function: Function | None = None
 ) -> Callable[[], object]:
-    """A call to time on these host arrays; on a device the inputs are uploaded beforehand and the call waits.
+    """Create a function that runs the executable on these host arrays, for timing.
 
-    With sample results in ``like``, the call is timed as between two regions: output buffers are reused if the engine supports
-    them, so that no allocation is measured. Inputs that ``function`` updates are updated as in a program, on copies: in
-    place if the engine supports it, else by copying the result.
+    On a device the inputs are uploaded beforehand and the function waits. If sample results are passed as ``like``, output
+    buffers are reused where the engine supports it, as between two regions, so no allocation is measured. Inputs that
+    ``function`` updates are updated on copies, as in a program: in place if the engine supports it, else by a copy.
     """
     # Uploads and downloads would hide the differences between engines.
     if isinstance(executable, HostAdapter):
@@ -61,7 +61,7 @@ def make_timed_call(
 
 
 def _list_updates(function: Function) -> list[tuple[int, int]]:
-    """Pairs of updated input and its output, by index."""
+    """List the index pairs (updated input, its output)."""
     inputs, outputs = ({value.name: n for n, value in enumerate(values)} for values in (function.inputs, function.outputs))
     return [(inputs[before], outputs[after]) for before, after in function.aliases]
 
@@ -70,13 +70,13 @@ def _make_updating_call(
     executable: Executable, inputs: Sequence[Any], like: Sequence[Any] | None, count: int, updates: Sequence[tuple[int, int]]
 ) -> Callable[[], object]:
     arguments = [_to_c_order(value) for value in inputs]
-    for place, _ in updates:
+    for input_index, _ in updates:
         # Timing must not change the caller's arrays.
-        arguments[place] = np.array(arguments[place], order="C")
+        arguments[input_index] = np.array(arguments[input_index], order="C")
     pairs = frozenset(executable.inplace_pairs())
     # As in a program: the engine writes to the input's array if it can, else the result is copied to it.
-    inplace = {result: arguments[place] for place, result in updates if (place, result) in pairs}
-    copied = [(arguments[place], result) for place, result in updates if result not in inplace]
+    inplace = {result: arguments[input_index] for input_index, result in updates if (input_index, result) in pairs}
+    copied = [(arguments[input_index], result) for input_index, result in updates if result not in inplace]
     if not copied and like is not None and executable.supports_io_binding() and all(map(_may_be_bound, like)):
         buffers = [np.empty(value.shape, value.dtype) if n not in inplace else inplace[n] for n, value in enumerate(like)]
         return executable.bind(arguments, buffers)
@@ -98,7 +98,6 @@ def _may_be_bound(value: Any) -> bool:
 
 
 def _to_c_order(value: Any) -> Any:
-    """Make arrays C-contiguous for a bound call."""
     return np.asarray(value, order="C") if isinstance(value, np.ndarray) else value
 
 
@@ -130,7 +129,7 @@ class HostAdapter(Executable):
             return copy_to_host(self.inner.run(upload(inputs, where), RunOptions(stream=self.stream)), where)
 
     def make_timed_call(self, inputs: Sequence[Any]) -> Callable[[], object]:
-        """A call on inputs uploaded once; it waits for the work and does not download the results."""
+        """Create a function that runs on inputs uploaded once and waits, without downloading the results."""
         where, stream, options = self.where, self.stream, RunOptions(stream=self.stream)
         with where.activate(stream), self._convert_shortage():
             uploaded = upload(inputs, where)

@@ -14,11 +14,11 @@ from xrt.graph.device_names import normalize_device
 from xrt.runtime.devices.registry import device, find_array_device, from_dlpack, on_host
 
 Dims = dict[str, tuple[int, str]]
-"""Size of each symbolic dimension, and the input where it was first seen."""
+"""Symbolic dimension to its size and the name of the input where it was first seen."""
 
 
 def bind(inputs: Sequence[Value], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Order the arguments by input; raises InputError for missing, unknown or duplicate inputs."""
+    """Order the arguments of a call like the inputs; raises InputError for missing, unknown or duplicate inputs."""
     names = [value.name for value in inputs]
     # One dict is a feed by name, as for ONNX Runtime's ``run``, unless it may be the value of a map input.
     feed = args[0] if len(args) == 1 and not kwargs and type(args[0]) is dict else {}
@@ -41,7 +41,7 @@ def bind(inputs: Sequence[Value], args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 def read(inputs: Sequence[Value], args: Sequence[Any], kwargs: Mapping[str, Any], home: str = "cpu") -> list[Any]:
-    """The values of a call in the order of the inputs, in the form that engines expect; see `bind`, `normalize` and `check`."""
+    """Order, convert and check the arguments of a call: `bind`, `normalize` for each, and `check`. ``home`` is the device."""
     values = [normalize(value, argument, home) for value, argument in zip(inputs, bind(inputs, args, kwargs), strict=True)]
     check(inputs, values)
     return values
@@ -132,9 +132,9 @@ def _describe(argument: Any) -> str:
 
 
 def check(inputs: Sequence[Value], values: Sequence[Any]) -> None:
-    """Check converted values against the declared types; raises InputError that names the input and the mismatch.
+    """Raise InputError if a converted value does not match the declared type of its input.
 
-    A symbolic extent must have one size across all inputs.
+    A symbolic dimension must have the same size in all inputs.
     """
     dims: Dims = {}
     for value, argument in zip(inputs, values, strict=True):
@@ -193,7 +193,7 @@ def copy_values(value: Any) -> Any:
 
 
 def check_updated(name: str, array: Any) -> None:
-    """Check that an input that the model updates is writeable; raises InputError otherwise."""
+    """Raise InputError if an input that the model updates is not writeable."""
     if not array.flags.writeable:
         raise InputError(
             f"input {name!r} cannot be written to, and the model updates it; give a writeable array of native byte order"
@@ -201,7 +201,7 @@ def check_updated(name: str, array: Any) -> None:
 
 
 def infer_type(argument: Any) -> Type | None:
-    """The type of a converted value; None for values without an ONNX type (a dict, an absent optional)."""
+    """The type of a converted value; None if it is a dict, an absent optional, or a list of mixed types."""
     if isinstance(argument, np.ndarray):
         return TensorType(DType.of(argument), argument.shape)
     if hasattr(argument, "dtype") and hasattr(argument, "shape"):  # an array of another device
@@ -243,7 +243,7 @@ def check_buffers(
 
 
 def _find_on_device(buffer: Any, label: str, home: str) -> Any:
-    """The buffer as an array of the module's device; raises DeviceError for one on another device."""
+    """Convert a buffer to an array of the module's device ``home``; raises DeviceError if it is on another device."""
     if home == "cpu":
         if not isinstance(buffer, np.ndarray) and hasattr(buffer, "__dlpack_device__") and not on_host(buffer):
             raise DeviceError(f"{label} lies on {find_array_device(buffer)}, and the module runs on cpu; give a NumPy array")
@@ -257,7 +257,7 @@ def _find_on_device(buffer: Any, label: str, home: str) -> Any:
 
 
 def _why_not_writable(buffer: Any, type_: Type | None) -> str | None:
-    """Why the buffer cannot hold the output, as the rest of a sentence, or None."""
+    """Explain why the buffer cannot hold an output of this type, as the rest of a sentence; return None if it can."""
     if isinstance(buffer, np.ndarray):
         flags = buffer.flags
         faults = {"read-only": not flags.writeable, "not C-contiguous": not flags.c_contiguous}

@@ -1,4 +1,4 @@
-"""Memory planning: the place of each value of a program, how each launch is called, and which inputs are updated in place.
+"""Plan the memory of a program: where each value is stored, how each launch is called, and which inputs are updated in place.
 
 A launch is *bound* if its engine supports fixed arrays and everything that it reads and writes has a fixed address: the call
 then passes no arrays. It is *aimed* if only its outputs are fixed. All others are *plain*: arrays in, arrays out. To bind more
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """An alias of a program: an input whose array holds an output after the call."""
+    """An alias of a program: an input whose array holds the value of an output after a call."""
 
     input: str
     output: str
     source: int
-    """Slot of the output; ``target`` is that of the input."""
+    """Slot of the output; ``target`` is the slot of the input."""
     target: int
     step: int | None
-    """The step that writes the output; None if it is an input or a constant."""
+    """Index of the step that writes the output; None if the output is an input or a constant."""
     reason: str
     """Why the output is copied to the input; empty if it is computed in place."""
 
@@ -43,7 +43,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class UpdateCopy:
-    """Copies made for one alias over the calls of a program."""
+    """How often, and why, one alias was copied over all calls of a program."""
 
     input: str
     output: str
@@ -64,8 +64,8 @@ def find_updates(table: ValueTable) -> tuple[Update, ...]:
     updates: list[Update] = []
     pairs: dict[int, frozenset[tuple[int, int]]] = {}
     seen: set[int] = set()
-    for place, target in table.aliases:
-        source = table.outputs[place]
+    for output_index, target in table.aliases:
+        source = table.outputs[output_index]
         step = table.writer.get(source)
         reason = "another input is updated with it too" if source in seen else _why_copied(table, source, target, step, pairs)
         # An output can be computed in place of one input only.
@@ -77,7 +77,7 @@ def find_updates(table: ValueTable) -> tuple[Update, ...]:
 def _why_copied(
     table: ValueTable, source: int, target: int, number: int | None, pairs_by_step: dict[int, frozenset[tuple[int, int]]]
 ) -> str:
-    """Why an alias is copied, or an empty string; ``pairs_by_step`` caches the executables' in-place pairs by step."""
+    """Explain why the alias of two slots, written by step ``number``, is copied; empty if it is updated in place."""
     if number is None:
         return "no engine computes it"
     if target in table.outputs:
@@ -88,9 +88,9 @@ def _why_copied(
     position, engine = step.writes.index(source), step.launch.engine
     if target not in step.reads:
         # Whether the engine computes this output into a given array.
-        least = dict(enumerate(step.executable.output_buffer_threshold())).get(position)
+        min_bytes = dict(enumerate(step.executable.output_buffer_threshold())).get(position)
         nbytes = getattr(table.types.get(source), "nbytes", None)
-        fills = least is not None and (nbytes is None or nbytes >= least)
+        fills = min_bytes is not None and (nbytes is None or nbytes >= min_bytes)
         return "" if fills else f"engine {engine!r} writes {step.launch.name} elsewhere"
     if number not in pairs_by_step:
         pairs_by_step[number] = frozenset(step.executable.inplace_pairs())
@@ -100,11 +100,11 @@ def _why_copied(
 
 
 def may_overlap(targets: Iterable[int], inputs: Sequence[Any]) -> bool:
-    """Whether an updated input shares memory with another input, or is not C-contiguous."""
+    """Whether an updated input shares memory with another input or is not C-contiguous; ``targets`` are the updated indices."""
     updated = frozenset(targets)
-    if any(not inputs[place].flags.c_contiguous for place in updated):
+    if any(not inputs[index].flags.c_contiguous for index in updated):
         return True
-    spans = sorted(((*span, place in updated) for place, value in enumerate(inputs) for span in _spans(value)), key=itemgetter(0))
+    spans = sorted(((*span, index in updated) for index, value in enumerate(inputs) for span in _spans(value)), key=itemgetter(0))
     end, written = -1, False
     for low, high, is_updated in spans:
         # The spans are sorted, so an overlap involves the span that reaches furthest so far.
@@ -129,25 +129,25 @@ def _spans(value: Any) -> Iterator[tuple[int, int]]:
 
 
 SMALL = 8 * 1024
-"""Limit in bytes for copies to a fixed address: such a copy takes 0.2 to 0.6 us, and a bound call saves 1.3 us over a plain
-ONNX Runtime call.
+"""Values up to this many bytes are copied to a fixed address to bind a launch: the copy takes 0.2 to 0.6 us, and a bound call of
+ONNX Runtime saves 1.3 us over a plain one.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One launch over the slots of a frame."""
+    """One launch, with its inputs and outputs as slots of a frame."""
 
     launch: Launch
     executable: Executable
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     returns: tuple[tuple[int, int], ...]
-    """Pairs of launch output and program output, for which the caller's buffer can be passed to the engine."""
+    """Index pairs (launch output, program output): the engine can be passed the caller's buffer for these outputs."""
 
 
 class ValueTable:
-    """Numbers the values of a plan: inputs, then constants, then launch outputs."""
+    """Assigns a slot to each value of a plan: inputs first, then constants, then launch outputs."""
 
     def __init__(self, plan: Plan, executables: Sequence[Executable]) -> None:
         function = plan.function
@@ -179,7 +179,7 @@ class ValueTable:
         """For each output slot that is computed in place, the input slot whose array it uses."""
 
     def _last_uses(self) -> dict[int, int]:
-        """The last step that reads or writes each slot; the last of all steps for inputs of which a result may be a view."""
+        """Map each slot to the last step that uses it: the last of all steps for an input of which a result may be a view."""
         last: dict[int, int] = {}
         for number, step in enumerate(self.steps):
             # A result that may be a view keeps the inputs of its step alive.
@@ -189,7 +189,7 @@ class ValueTable:
         return last
 
     def last_uses(self) -> list[tuple[int, ...]]:
-        """Per step, the slots whose values can be freed after it. Outputs and constants are never freed."""
+        """For each step, the slots whose values can be released after it. Outputs and constants are never released."""
         permanent = {*self.outputs, *self.constants}
         last_step: dict[int, int] = {}
         for number, step in enumerate(self.steps):
@@ -202,34 +202,34 @@ class ValueTable:
         return [tuple(slots) for slots in freed]
 
     def maybe_aliased(self) -> frozenset[int]:
-        """Program outputs that may share memory: not freshly allocated by a launch, or returned twice."""
+        """Indices of program outputs that may share memory: no launch allocates them freshly, or they are returned twice."""
         fresh = {slot for step in self.steps if step.executable.outputs_are_fresh for slot in step.writes}
         return frozenset(i for i, slot in enumerate(self.outputs) if slot not in fresh or slot in self.outputs[:i])
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The result of memory planning."""
+    """Where the values of a program are stored, and how its launches are called."""
 
     arena: Arena
     places: Mapping[int, str]
-    """Slots in the arena, with the names of their places."""
-    # Numbers of the launches of either kind; the docstring of the module defines both.
+    """Slots of inner values in the arena, to their names in the arena."""
+    # Indices of bound and of aimed launches, as the docstring of the module defines them.
     bound: frozenset[int]
     aimed: frozenset[int]
     entering: tuple[tuple[int, str], ...]
-    """Inputs that are copied to the arena at the start of a call."""
+    """Slots of inputs that are copied into the arena at the start of a call, with their names in the arena."""
 
 
 def plan_memory(
     slots: ValueTable, fixed: Mapping[int, object] | None = None, types: Mapping[int, Type | None] | None = None
 ) -> MemoryPlan:
-    """Plan the memory of a program. ``fixed`` slots hold caller arrays in every call; ``types`` may refine the types."""
+    """Plan the memory of a program. ``fixed`` maps slots to the caller's arrays of a bound call; ``types`` refines types."""
     return _MemoryPlanner(slots, fixed or {}, {**slots.types, **(types or {})}).layout()
 
 
 class _MemoryPlanner:
-    """Plans in one pass over the steps, then drops the copies that no bound launch reads."""
+    """Plans all steps in one pass, then drops the copies that no bound launch reads."""
 
     def __init__(self, slots: ValueTable, caller_arrays: Mapping[int, object], types: Mapping[int, Type | None]) -> None:
         self.slots, self.caller_arrays = slots, caller_arrays
@@ -262,7 +262,7 @@ class _MemoryPlanner:
             self.stored.update(slot for slot, least in pairs if least is not None and self._nbytes(slot) >= least)
 
     def _may_fix(self, slot: int) -> bool:
-        """Whether a launch may write the slot at a fixed address. Outputs are copied from there, so only small ones."""
+        """Whether a launch may write the slot at a fixed address; an output only if small, because it is copied from there."""
         if slot in self.caller_arrays or slot in self.slots.inplace:
             return slot in self.caller_arrays
         return slot in self.types and (slot not in self.outputs or self._is_small(slot))
@@ -275,7 +275,7 @@ class _MemoryPlanner:
 
     def _get_tensor_type(self, slot: int) -> TensorType:
         type_ = self.types[slot]
-        assert isinstance(type_, TensorType)  # `is_sized_tensor` let no other in
+        assert isinstance(type_, TensorType)  # `is_sized_tensor` selected them
         return type_
 
     # ------------------------------------------------------------------ the arena
@@ -302,15 +302,15 @@ def is_sized_tensor(type_: Type | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ArenaValue:
-    """A value of known size with its place in the arena."""
+    """A value of known size, stored in the arena."""
 
     name: str
     type: TensorType
     span: LiveRange
-    """From the step that writes it to the last one that reads it or a possible view of it."""
+    """Its bytes and offset, and its lifetime: from the step that writes it to the last that reads it or a view of it."""
 
     def view(self, block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The value's array within a block."""
+        """View the bytes of an arena block that hold the value as an array."""
         start = self.span.offset
         array: np.ndarray[Any, Any] = block[start : start + self.span.nbytes].view(self.type.dtype.numpy).reshape(self.type.shape)
         return array
@@ -318,22 +318,22 @@ class ArenaValue:
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """Places of values, in the order in which they are written."""
+    """The layout of one memory block: its values, in the order in which they are written."""
 
     values: tuple[ArenaValue, ...] = ()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one block; each concurrent call has its own."""
+        """Size of the block in bytes; each concurrent call has its own block."""
         return max((value.span.offset + value.span.nbytes for value in self.values), default=0)
 
     def views(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Allocate a block and return its arrays by value name."""
+        """Allocate a block; return the arrays of its values, by name."""
         block = make_aligned_block(self.nbytes)
         return {value.name: value.view(block) for value in self.values}
 
 
 def plan_arena(values: Sequence[ArenaValue]) -> Arena:
-    """Assign offsets such that live values never overlap."""
+    """Assign offsets such that values that are live at the same step never overlap."""
     assign_offsets([value.span for value in values])
     return Arena(tuple(values))

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from xrt.runtime.devices.interface import TransferStats
     from xrt.runtime.memory_plan import Update
 
-MOST_MOMENTS = 100_000
-"""Limit on timeline events: the latest ones, some tens of megabytes."""
+MAX_MOMENTS = 100_000
+"""Older events of the timeline are dropped; this many take some tens of megabytes."""
 HOST = "cpu"
 OVERLAPPING = "the array of the call shares memory with another input, is not in C order, or was not written by the engine"
 """Why an update was copied although it was planned in place."""
@@ -46,7 +46,7 @@ class Moment:
 
     name: str
     category: str
-    """The engine of a launch, else ``call`` or ``copy``."""
+    """The engine if the event is a launch; otherwise ``call`` or ``copy``."""
     device: str
     thread: tuple[int, str]
     """Identifier and name of the calling thread."""
@@ -67,7 +67,7 @@ class Profile:
     traffic: TransferStats | None = None
     """Transfers between devices over all calls, profiled or not; None on the CPU."""
     moments: tuple[Moment, ...] = field(default=(), repr=False)
-    """Timeline of the profiled calls: launches, copies and whole calls; the latest `MOST_MOMENTS` events."""
+    """Timeline of the profiled calls: launches, copies and whole calls; the latest `MAX_MOMENTS` events."""
     copies: tuple[UpdateCopy, ...] = ()
     """Copies made to update inputs, over all calls; updates in place copy nothing."""
 
@@ -145,11 +145,11 @@ class Recorder:
         self._copied = [(0, 0)] * len(updates)
         self._seconds = [0.0] * len(launches)
         self._calls = [0] * len(launches)
-        self._moments: deque[Moment] = deque(maxlen=MOST_MOMENTS)
+        self._moments: deque[Moment] = deque(maxlen=MAX_MOMENTS)
         self._lock = renew_after_fork(threading.Lock())
 
     def add(self, index: int, began: float, ended: float) -> None:
-        """Record a launch, by position in the plan."""
+        """Record a run of the launch with this index in the plan."""
         moment = Moment(*self._launches[index], _current_thread(), began, ended)
         with self._lock:
             self._seconds[index] += ended - began
@@ -157,24 +157,24 @@ class Recorder:
             self._moments.append(moment)
 
     def add_call(self, began: float, ended: float) -> None:
-        """Record a whole call, XRT's overhead included."""
+        """Record a whole call, including XRT's overhead."""
         self._moments.append(Moment("call", "call", HOST, _current_thread(), began, ended))
 
     def add_update(self, number: int, nbytes: int) -> None:
-        """Record a copy from an output to the input that it updates, by alias number."""
+        """Record a copy from an output to the input that it updates; ``number`` is the index of the alias."""
         with self._lock:
             calls, copied = self._copied[number]
             self._copied[number] = calls + 1, copied + nbytes
 
     def add_copy(self, value: str, source: str, target: str, nbytes: int, began: float, ended: float) -> None:
-        """Record a copy between devices; it is shown on the device that is not the host."""
+        """Record a copy of ``value`` between two devices."""
         facts = (("from", source), ("to", target), ("bytes", nbytes))
         # Show the copy in the track of the accelerator.
         where = source if target == HOST else target
         self._moments.append(Moment(f"copy {value} to {target}", "copy", where, _current_thread(), began, ended, facts))
 
     def read(self) -> Profile:
-        """The profile so far."""
+        """Create the profile of all calls so far."""
         with self._lock:
             rows = zip(self._launches, self._calls, self._seconds, strict=True)
             launches = tuple(LaunchTime(name, engine, calls, seconds, device) for (name, engine, device), calls, seconds in rows)
@@ -189,9 +189,9 @@ def _current_thread() -> tuple[int, str]:
 
 
 def make_trace(moments: Sequence[Moment], facts: Mapping[str, Any] = FrozenDict()) -> dict[str, Any]:
-    """Build the trace as JSON values; the earliest event starts at 0. ``facts`` are metadata of the trace.
+    """Build a trace in the Trace Event Format, as JSON values; the earliest event starts at 0. ``facts`` are its metadata.
 
-    Each device is a process, the host the first one, and each thread that uses it a track.
+    Each device is a process of the trace, the host the first one; each thread that uses the device is a track.
     """
     # Enclosing events come first.
     ordered = sorted(moments, key=lambda moment: (moment.began, -moment.ended))

@@ -32,35 +32,35 @@ Action: TypeAlias = Callable[[], None]
 Array: TypeAlias = np.ndarray[Any, Any]
 DEFAULT = RunOptions()
 OPTIONS, UPDATES = -1, -2
-"""Slots behind the values: the RunOptions of the call (None: defaults), and whether inputs may be updated in place."""
+"""The last two slots of a frame: the RunOptions of the call, None for defaults, and whether inputs may be updated in place."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallFrame:
-    """The state of one running call; reused by later calls, never shared by concurrent ones."""
+    """The state of one running call. Later calls reuse it; concurrent calls never share it."""
 
     slots: list[Any]
     actions: tuple[Action, ...]
     entering: tuple[tuple[Array, int], ...]
-    """Arena buffers and the input slots to copy into them at the start."""
+    """Pairs of an arena buffer and the slot of the input to copy into it at the start of a call."""
     initial: tuple[Any, ...]
     """Contents of the slots between calls: constants and arena buffers."""
 
     def enter(self, inputs: Sequence[Any], options: RunOptions | None, *, updates: bool = False) -> None:
-        """Load the inputs of a call; `updates` permits updating inputs in place."""
+        """Store the inputs and options of a call in the slots; `updates` permits updating inputs in place."""
         slots = self.slots
         slots[: len(inputs)] = inputs
         slots[OPTIONS], slots[UPDATES] = options, updates
-        for place, slot in self.entering:
-            np.copyto(place, slots[slot])
+        for buffer, slot in self.entering:
+            np.copyto(buffer, slots[slot])
 
     def leave(self) -> None:
-        """Release the values of the call."""
+        """Reset the slots, which releases the values of the call."""
         self.slots[:] = self.initial
 
 
 def make_frame(slots: ValueTable, layout: MemoryPlan, caller_arrays: Mapping[int, Any] | None = None) -> CallFrame:
-    """Make a frame with its own arena block; ``caller_arrays`` maps slots to the caller's arrays of a bound call."""
+    """Create a frame with a new arena block. For a bound call, ``caller_arrays`` maps slots to the caller's fixed arrays."""
     views, frees_by_step = layout.arena.views(), slots.last_uses()
     initial: list[Any] = [None] * (len(slots.names) + 2)
     fixed = {slot: views[name] for slot, name in layout.places.items()} | dict(caller_arrays or {})
@@ -69,13 +69,13 @@ def make_frame(slots: ValueTable, layout: MemoryPlan, caller_arrays: Mapping[int
     table = list(initial)
     entering = tuple((views[name], slot) for slot, name in layout.entering)
     read = {**slots.constants, **fixed, **{slot: place for place, slot in entering}}
-    makers = {**dict.fromkeys(layout.aimed, _prepare_aimed), **dict.fromkeys(layout.bound, _prepare_bound)}
+    prepare_functions = {**dict.fromkeys(layout.aimed, _prepare_aimed), **dict.fromkeys(layout.bound, _prepare_bound)}
     # A bound call has its in-place updates in `caller_arrays` already.
     inplace = {} if caller_arrays else slots.inplace
     actions = []
-    for number, (step, frees) in enumerate(zip(slots.steps, frees_by_step, strict=True)):
+    for index, (step, frees) in enumerate(zip(slots.steps, frees_by_step, strict=True)):
         try:
-            actions.append(makers.get(number, _prepare_plain)(step, LaunchArrays(table, read, fixed, frees, inplace)))
+            actions.append(prepare_functions.get(index, _prepare_plain)(step, LaunchArrays(table, read, fixed, frees, inplace)))
         except Exception as error:  # noqa: BLE001  # a failing bind counts as a failed run
             raise to_run_failed(step.launch, error)  # noqa: B904
     return CallFrame(table, tuple(actions), entering, tuple(initial))
@@ -83,15 +83,15 @@ def make_frame(slots: ValueTable, layout: MemoryPlan, caller_arrays: Mapping[int
 
 @dataclass(frozen=True, slots=True)
 class LaunchArrays:
-    """Where a launch finds its inputs and leaves its outputs: slots of the frame, and arrays with fixed addresses."""
+    """The inputs and outputs of a launch in a frame: slots, and arrays with fixed addresses, by slot."""
 
     slots: list[Any]
     read: Mapping[int, Any]
-    """Arrays with a fixed address when read."""
+    """Arrays that launches read at a fixed address."""
     fixed: Mapping[int, Any]
-    """Arrays with a fixed address when written."""
+    """Arrays that launches write at a fixed address."""
     frees: tuple[int, ...]
-    """Slots without readers after this launch."""
+    """Slots that no later launch reads."""
     inplace: Mapping[int, int]
     """For each output slot that is computed in place, the input slot whose array it uses."""
 
@@ -101,12 +101,12 @@ class LaunchArrays:
 
 
 def _prepare_bound(step: Step, arrays: LaunchArrays) -> Action:
-    """A launch with inputs and outputs at fixed addresses: the engine's bound call itself."""
+    """Prepare a launch with inputs and outputs at fixed addresses: the action is the engine's bound call itself."""
     return step.executable.bind([arrays.read[slot] for slot in step.reads], [arrays.fixed[slot] for slot in step.writes])
 
 
 def _prepare_aimed(step: Step, arrays: LaunchArrays) -> Action:
-    """A launch with inputs from the slots and outputs at fixed addresses."""
+    """Prepare a launch with inputs from the slots and outputs at fixed addresses."""
     call, reads = step.executable.bind_outputs([arrays.fixed[slot] for slot in step.writes]), step.reads
     slots, to_clear = arrays.slots, arrays.to_clear
 
@@ -119,12 +119,12 @@ def _prepare_aimed(step: Step, arrays: LaunchArrays) -> Action:
 
 
 def _prepare_plain(step: Step, arrays: LaunchArrays) -> Action:
-    """A launch with inputs from the slots. Results at fixed places are computed there, or copied."""
+    """Prepare a launch with inputs from the slots. An output with a fixed address is computed there, or copied to it."""
     executable, slots, to_clear, reads, writes = step.executable, arrays.slots, arrays.to_clear, step.reads, step.writes
     places = {slot: arrays.fixed[slot] for slot in writes if slot in arrays.fixed}
     updates = tuple((index, arrays.inplace[slot]) for index, slot in enumerate(writes) if slot in arrays.inplace)
     least = {index: nbytes for index, nbytes in enumerate(executable.output_buffer_threshold()) if nbytes is not None}
-    # The buffers that the engine computes into: fixed places, and in a call with options those of the caller.
+    # Buffers that the engine computes into: at fixed addresses, and in a call with options also the caller's.
     buffers = {
         i: places[slot] for i, slot in enumerate(writes) if slot in places and i in least and places[slot].nbytes >= least[i]
     }
@@ -132,7 +132,7 @@ def _prepare_plain(step: Step, arrays: LaunchArrays) -> Action:
     default_options = _make_options(step, DEFAULT, buffers)
 
     def fills_buffer(out: Sequence[Any] | None) -> bool:
-        """Whether the engine computes into one of the caller's buffers; XRT copies to the others at the end."""
+        """Whether the engine can compute into one of the caller's buffers; XRT copies to all others at the end of the call."""
         return out is not None and any(out[place] is not None and out[place].nbytes >= least for place, least in filled)
 
     direct, run = executable.fast_call(), executable.run
@@ -166,28 +166,29 @@ def _prepare_plain(step: Step, arrays: LaunchArrays) -> Action:
 def _make_options(
     step: Step, options: RunOptions, buffers: Mapping[int, Array], updates: Mapping[int, Array] = FrozenDict()
 ) -> RunOptions:
-    """The options of one launch, with an output buffer or None per output.
+    """Create the options of one launch, with a buffer or None per output.
 
-    An input to update in place takes precedence over the caller's buffer, and that over a buffer at a fixed address.
+    For each output, an input to update in place (``updates``) has priority over the caller's buffer (``options.out``), and this
+    over a buffer at a fixed address (``buffers``). Both mappings are by output index.
     """
     out: list[Any] = [buffers.get(index) for index in range(len(step.writes))]
     if options.out is not None:
-        for index, place in step.returns:
-            out[index] = options.out[place]
+        for index, output_index in step.returns:
+            out[index] = options.out[output_index]
     for index, array in updates.items():
         out[index] = array
     return RunOptions(out if any(buffer is not None for buffer in out) else None, options.stream, options.block, options.profile)
 
 
 def make_count_error(step: Step, count: int) -> RunFailed:
-    """The error for an engine that returned a wrong number of outputs."""
+    """Create the error for an engine that returned ``count`` outputs, which is the wrong number."""
     return RunFailed(
         f"engine {step.launch.engine!r} returned {count} outputs from {step.launch.name}, which has {len(step.writes)}"
     )
 
 
 OutputCheck: TypeAlias = Callable[[Launch, Sequence[Any], Sequence[Any]], str | None]
-"""Called with a launch, its inputs and its outputs; returns what is wrong, as a sentence that names the launch, or None."""
+"""Checks (launch, inputs, outputs): returns the problem as a sentence that names the launch, or None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,16 +197,16 @@ class OutputInspector:
 
     check: OutputCheck
     needs_inputs: bool = False
-    """Whether the check compares values, for which it needs the inputs as before the launch, even if the launch may overwrite
-    them. Otherwise it only judges results whose type contradicts the plan."""
+    """Whether the check compares values, so it runs after every launch, with copies of inputs that the launch may overwrite.
+    Otherwise it runs only for results whose type contradicts the plan."""
 
     def is_due(self, launch: Launch, results: Sequence[Any]) -> bool:
-        """Whether the check is to be called for these results."""
+        """Whether to run the check for these results of a launch."""
         return self.needs_inputs or find_type_mismatch(launch, results) is not None
 
 
 def copy_inputs(step: Step, arguments: Sequence[Any]) -> list[Any]:
-    """The inputs of a launch, with copies of those that the engine may overwrite."""
+    """Copy those inputs of a launch that the engine may overwrite; return all inputs."""
     names = [value.name for value in step.launch.function.inputs]
     written = {names.index(before) for before, _ in step.launch.function.aliases}
     # The engine may reuse the memory of these inputs.
@@ -219,7 +220,7 @@ def to_run_failed(launch: Launch, error: Exception) -> Exception:
     User errors, such as an InputError, are returned unchanged.
     """
     if isinstance(error, XRTError) and not isinstance(error, EngineError):
-        error.updated = None  # the launch had begun
+        error.updated = None  # unknown, because the launch had begun
         return error
     message = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
     if isinstance(error, RunFailed) and (error.region or launch.name in message):
@@ -231,7 +232,7 @@ def to_run_failed(launch: Launch, error: Exception) -> Exception:
 
 
 def find_type_mismatch(launch: Launch, results: Sequence[Any]) -> str | None:
-    """Describe the first result whose type contradicts the plan; None if all match."""
+    """Describe the first result whose type contradicts the plan; return None if all types match."""
     for value, result in zip(launch.function.outputs, results, strict=True):
         if not _has_type(result, value.type):
             actual = f"{result.dtype}{list(result.shape)}" if _is_array(result) else type(result).__name__
@@ -260,11 +261,11 @@ def _is_array(result: Any) -> bool:
 
 
 def list_inplace_updates(plan: Plan, region: str) -> list[str]:
-    """Model inputs that an engine may have overwritten by the time a region failed."""
+    """List the model inputs that launches may have overwritten when ``region``, a launch of the plan, failed."""
     names = [launch.name for launch in plan.launches]
-    begun = plan.launches[: names.index(region) + 1]
+    started = plan.launches[: names.index(region) + 1]
     input_names = {value.name for value in plan.function.inputs}
-    return [before for launch in begun for before, _ in launch.function.aliases if before in input_names]
+    return [before for launch in started for before, _ in launch.function.aliases if before in input_names]
 
 
 class Program:
@@ -289,7 +290,7 @@ class Program:
 
     @property
     def arena(self) -> Arena:
-        """Offsets of the values between regions in one block; empty if no engine writes to given memory or sizes are unknown."""
+        """The memory block of the values between regions; empty if no engine can write to given buffers or sizes are unknown."""
         return self._layout.arena
 
     @property
@@ -299,14 +300,14 @@ class Program:
 
     @property
     def updates(self) -> tuple[Update, ...]:
-        """The inputs that a call updates, each with the reason if not in place."""
+        """The inputs that a call updates; each has a reason if it is not updated in place."""
         return self._slots.updates
 
     # ------------------------------------------------------------------ calls
 
     @property
     def _recorder(self) -> Recorder:
-        """Records launch times and copies of updates. Concurrent first calls may make several; all use the first one."""
+        """Records launch times and copies of updates; created on first use. Concurrent first uses may append several."""
         if not self._recorders:
             from xrt.runtime.profile import Recorder  # few programs are profiled
 
@@ -316,13 +317,13 @@ class Program:
 
     @cached_property
     def fast_call(self) -> Callable[..., Sequence[Any]] | None:
-        """The executable's fast call if the program is a single region without aliases; else None."""
+        """A function from the program's inputs to its outputs if it is a single region without aliases; otherwise None."""
         steps = self._slots.steps
         if len(steps) != 1 or self._slots.aliases or self._suspects:
             return None
         (step,) = steps
         inputs, outputs = tuple(self._slots.inputs), tuple(self._slots.outputs)
-        # Constants, and outputs that are inputs, need a frame.
+        # A region that reads constants, or an output that is an input, needs a frame.
         if not set(step.reads) <= set(inputs) or not set(outputs) <= set(step.writes):
             return None
         positions, results = (tuple(map(order.index, slots)) for order, slots in ((inputs, step.reads), (step.writes, outputs)))
@@ -362,7 +363,7 @@ class Program:
         return results
 
     def _run_directly(self, inputs: Sequence[Any]) -> list[Any] | None:
-        """Run a program of one region by the engine's fastest function, without a frame; None if not possible."""
+        """Run the program by `fast_call`, without a frame; return None if it has no fast call."""
         if len(self._slots.steps) != 1:
             return None
         (step,) = self._slots.steps
@@ -377,9 +378,9 @@ class Program:
         return results
 
     def make_timed_call(self, inputs: Sequence[Any]) -> Callable[[], Sequence[Any]]:
-        """The call to time, on these host arrays, as a module runs it.
+        """Create a function that runs the program on these host arrays as a module does, for timing.
 
-        On a device the inputs are uploaded beforehand, and the call waits for its results.
+        On a device the inputs are uploaded beforehand, and the function waits for the results.
         """
         fast_call = self.fast_call
         return (lambda: fast_call(*inputs)) if fast_call is not None else (lambda: self.run(inputs))
@@ -390,20 +391,20 @@ class Program:
             for action in actions:  # the error below names the last launch
                 action()
         except Exception as error:  # noqa: BLE001  # converted by `to_run_failed`
-            number = actions.index(action)
-            failed = to_run_failed(self.plan.launches[number], error)
+            index = actions.index(action)
+            failed = to_run_failed(self.plan.launches[index], error)
             if isinstance(failed, XRTError):  # these inputs may be updated in part
-                begun = (step for step in self._slots.steps[: number + 1] if step.executable.updates_inputs)
-                names = [update.input for update in self.updates if not update.reason and (update.step or 0) <= number]
+                begun = (step for step in self._slots.steps[: index + 1] if step.executable.updates_inputs)
+                names = [update.input for update in self.updates if not update.reason and (update.step or 0) <= index]
                 names += [before for step in begun for before, _ in step.launch.function.aliases]
                 input_names = {value.name for value in self.plan.function.inputs}
                 failed.updated = tuple(dict.fromkeys(name for name in names if name in input_names))
             raise failed  # noqa: B904  # it has its cause
 
     def _observe(
-        self, number: int, action: Action, slots: list[Any], options: RunOptions, inspection: OutputInspector | None
+        self, index: int, action: Action, slots: list[Any], options: RunOptions, inspection: OutputInspector | None
     ) -> Action:
-        step = self._slots.steps[number]
+        step = self._slots.steps[index]
 
         def observe() -> None:
             arguments = [slots[slot] for slot in step.reads]
@@ -412,12 +413,12 @@ class Program:
             began = perf_counter()
             action()
             if options.profile:
-                self._recorder.add(number, began, perf_counter())
+                self._recorder.add(index, began, perf_counter())
             if inspection is not None:
                 results = [slots[slot] for slot in step.writes]
-                wrong = inspection.check(step.launch, arguments, results) if inspection.is_due(step.launch, results) else None
-                if wrong is not None:
-                    raise RunFailed(wrong, step.launch.name)
+                problem = inspection.check(step.launch, arguments, results) if inspection.is_due(step.launch, results) else None
+                if problem is not None:
+                    raise RunFailed(problem, step.launch.name)
 
         return observe
 
@@ -460,10 +461,10 @@ class Program:
     def bind(
         self, inputs: Sequence[Any], buffers: Sequence[Any], types: Mapping[str, Type | None] | None = None
     ) -> Callable[[], None]:
-        """A call with fixed inputs and output buffers, which are read and written on each call.
+        """Create a function that runs the program on fixed inputs and writes to fixed output buffers.
 
-        All are C-contiguous arrays of matching types, checked by the caller; ``types`` may refine types of inner values. The
-        call owns its intermediate memory, so it must not run concurrently.
+        The caller has checked that all are C-contiguous arrays of matching types. ``types`` refines the types of inner values,
+        by name. The function has one block of intermediate memory, so it must not run concurrently.
         """
         slots = self._slots
         arrays = self._place_bound(inputs, buffers)
@@ -482,7 +483,7 @@ class Program:
                 try:
                     action()
                 except Exception as error:  # noqa: BLE001  # as in `_run_actions`
-                    # `self` keeps the program alive: once it is collected, its executables are released.
+                    # The reference to `self` keeps the program alive: when it is collected, its executables are released.
                     raise to_run_failed(self.plan.launches[0], error)  # noqa: B904
 
             return call_alone
@@ -498,7 +499,7 @@ class Program:
         return call
 
     def _place_bound(self, inputs: Sequence[Any], buffers: Sequence[Any]) -> dict[int, Any]:
-        """The arrays of a bound call by slot: the caller's inputs and buffers, and a temporary for an output that needs one."""
+        """Map slots to the arrays of a bound call: the caller's inputs and buffers, or a temporary where an output needs one."""
         slots = self._slots
         arrays = dict(zip(slots.inputs, inputs, strict=True))
         if slots.inplace and not may_overlap(slots.inplace.values(), inputs):
@@ -511,7 +512,7 @@ class Program:
         return arrays
 
     def buffer(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
-        """An uninitialized array in the memory where outputs are returned."""
+        """Allocate an uninitialized array on the device where outputs are returned."""
         return np.empty(shape, dtype)
 
     # ------------------------------------------------------------------ the rest
@@ -522,7 +523,7 @@ class Program:
 
     @property
     def graph_remark(self) -> str:
-        """Outcome of a requested device graph; empty, since the CPU has none."""
+        """Describes the device graph of the calls; empty, because the CPU has none."""
         return ""
 
     def close(self) -> None:
@@ -538,16 +539,16 @@ class Program:
 def _permute_call(
     call: Callable[..., Sequence[Any]], positions: tuple[int, ...], input_count: int, results: tuple[int, ...], output_count: int
 ) -> Callable[..., Sequence[Any]]:
-    """Wrap the fast call of a program's only region to accept the program's inputs and return the program's outputs.
+    """Wrap the fast call of a program's only region: it then accepts the program's inputs and returns the program's outputs.
 
-    ``positions`` are the program's inputs that the region reads, in its order; ``results`` the region's outputs to return.
-    ``input_count`` is of the program, ``output_count`` of the region.
+    ``positions`` has the index of the program input for each region input, ``results`` the index of the region output for each
+    program output. ``input_count`` is the number of program inputs, ``output_count`` the number of region outputs.
     """
     if results == tuple(range(output_count)):
-        return call if positions == tuple(range(input_count)) else lambda *inputs: call(*[inputs[place] for place in positions])
+        return call if positions == tuple(range(input_count)) else lambda *inputs: call(*[inputs[index] for index in positions])
 
     def run(*inputs: Any) -> Sequence[Any]:
-        outputs = call(*[inputs[place] for place in positions])
-        return [outputs[place] for place in results]
+        outputs = call(*[inputs[index] for index in positions])
+        return [outputs[index] for index in results]
 
     return run

@@ -1,4 +1,4 @@
-"""The thread budget: the number of threads that all engines of a module may use together."""
+"""The thread budget: the maximum number of threads that all engines of a module may use together."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def process_quotas() -> tuple[float, ...]:
 
 
 def resolve_thread_budget(requested: int | None) -> int:
-    """The thread budget for a requested number: None is the default; at most the number of cores."""
+    """The thread budget for a requested number of threads, or the default if it is None; at most the number of cores."""
     return default_budget() if requested is None else min(requested, available_cores())
 
 
 def default_budget() -> int:
-    """The default budget: from `set_default_budget`, else `set_budget_source`, else the number of cores, which is the limit."""
+    """The default budget: from `set_default_budget`, else `set_budget_source`, else the number of cores, which is the maximum."""
     granted = _Process.budget if _Process.budget is not None else find_granted_threads()
     return available_cores() if granted is None else min(granted, available_cores())
 
@@ -60,7 +60,7 @@ def set_budget_source(source: Callable[[], int | None] | None) -> None:
 
 
 def find_granted_threads() -> int | None:
-    """The number of threads that the budget source grants, at least 1; None without a source, or if it grants none."""
+    """The number of threads that the budget source grants, at least 1; None if there is no source or it returns None."""
     granted = None if _Process.source is None else _Process.source()
     return None if granted is None else max(1, granted)
 
@@ -80,7 +80,7 @@ def read_cpu_quotas(groups: Path = _CONTROL_GROUPS, memberships: Path = _MEMBERS
 
 
 def _list_limits(root: Path, path: str, quota: Callable[[Path], float | None]) -> Iterator[float]:
-    """Yield the limits of a group and its ancestors; invisible groups are skipped."""
+    """Yield the limits of a control group and its ancestors; ``quota`` reads the limit of one. Invisible groups are skipped."""
     inner = PurePosixPath(path.lstrip("/"))
     for group in (inner, *inner.parents):
         # In a cgroup namespace the path may lead out of the visible tree.
@@ -89,7 +89,7 @@ def _list_limits(root: Path, path: str, quota: Callable[[Path], float | None]) -
 
 
 def _read_quota_v2(group: Path) -> float | None:
-    """Read ``cpu.max``: microseconds per period, or ``max``."""
+    """Read ``cpu.max``, two numbers of microseconds: quota (or ``max`` for no limit) and period."""
     quota, _, period = _read_text(group / "cpu.max").strip().partition(" ")
     return _parse_cores(quota, period)
 

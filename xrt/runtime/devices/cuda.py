@@ -102,7 +102,6 @@ class CudaDevice(Device):
         return 0 if "cudaErrorMemoryAllocation" in str(error) or "out of memory" in str(error).lower() else None
 
     def _allocate_pinned(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """An array over pinned memory from the pool."""
         count = int(np.prod(shape, dtype=np.int64))
         memory = self._cupy.cuda.alloc_pinned_memory(max(count * dtype.itemsize, 1))
         return np.frombuffer(memory, np.uint8, count * dtype.itemsize).view(dtype).reshape(tuple(shape))
@@ -192,7 +191,7 @@ class CudaDevice(Device):
     # ------------------------------------------------------------------ graphs
 
     def record(self, stream: Stream, work: Callable[[], None]) -> GraphCapture:
-        """See `Device.record`. The work runs once beforehand to fill the pool: a capture must not allocate."""
+        """Capture the work as a CUDA graph. It runs once beforehand to fill a pool, because a capture must not allocate."""
         pool = self._cupy.cuda.MemoryPool()
         with self.activate(stream), self._cupy.cuda.using_allocator(pool.malloc):
             work()  # fills the pool, and triggers lazy compilation
@@ -206,7 +205,7 @@ class CudaDevice(Device):
             return _Graph(stream.end_capture(), pool)
 
     def _abandon(self, stream: Stream) -> None:
-        """End a failed capture; the driver may raise once more."""
+        """End a failed capture, and ignore the error that the driver may raise again."""
         try:
             stream.end_capture()
         except self._cupy.cuda.runtime.CUDARuntimeError:
@@ -236,7 +235,7 @@ class _ForeignStream:
 
 
 def _find_address(stream: Any) -> int | None:
-    """The address of another library's stream, or None."""
+    """Find the address of another library's stream; None if the object is not a stream."""
     if isinstance(stream, int) and not isinstance(stream, bool):
         return stream
     if hasattr(stream, "__cuda_stream__"):
@@ -249,7 +248,7 @@ def _find_address(stream: Any) -> int | None:
 
 
 def _find_nvrtc_version() -> str:
-    """Version of NVRTC if installed as a package, found without loading it."""
+    """Text for `hardware` with the version of NVRTC, read without loading it; empty if it is not installed as a package."""
     try:
         return f", nvrtc {metadata.version('nvidia-cuda-nvrtc')}"
     except metadata.PackageNotFoundError:

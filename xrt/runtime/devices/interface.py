@@ -37,7 +37,7 @@ class PendingCopy:
     array: Array
     """The target; on the host a NumPy array over pinned memory."""
     source: object = None
-    """Must stay alive until the copy is done: the pinned host memory, or the source."""
+    """An object that must stay alive until the copy is done: pinned host memory, or the array that is copied."""
 
 
 class GraphCapture(abc.ABC):
@@ -58,15 +58,15 @@ class Device(Accelerator):
 
     @abc.abstractmethod
     def memory(self) -> MemoryInfo:
-        """Free and total memory."""
+        """Query the free and total memory."""
 
     @abc.abstractmethod
     def allocate(self, shape: Sequence[int], dtype: np.dtype[Any], stream: Stream) -> Array:
-        """An uninitialized array for work on `stream`; `shortage` recognizes the error for lack of memory."""
+        """Allocate an uninitialized array for work on `stream`. `shortage` recognizes the error if memory runs out."""
 
     @abc.abstractmethod
     def shortage(self, error: BaseException) -> int | None:
-        """Bytes requested if the error means out of memory (0 if unknown); None for other errors."""
+        """If the error means out of memory, the number of bytes requested, 0 if unknown; None for other errors."""
 
     @abc.abstractmethod
     def owns(self, value: object) -> bool:
@@ -84,11 +84,11 @@ class Device(Accelerator):
 
     @abc.abstractmethod
     def copy_in(self, host: np.ndarray[Any, Any], stream: Stream) -> PendingCopy:
-        """Copy a host array to this device; it may be changed once this returns."""
+        """Copy a host array to this device; the host array may be changed as soon as this returns."""
 
     @abc.abstractmethod
     def copy_out(self, array: Array, stream: Stream) -> PendingCopy:
-        """Copy an array to the host; it is readable after an event recorded behind the copy."""
+        """Copy an array to the host. Wait for an event recorded after the copy before reading the result."""
 
     @abc.abstractmethod
     def copy_across(self, array: Array, source: Device, stream: Stream) -> PendingCopy:
@@ -121,7 +121,7 @@ class Device(Accelerator):
 
     @abc.abstractmethod
     def wait_for(self, event: Event) -> None:
-        """Block the calling thread until the event."""
+        """Block the calling thread until all work before the event is done."""
 
     @abc.abstractmethod
     def after(self, stream: Stream, event: Event) -> None:
@@ -171,7 +171,7 @@ class TransferCounter:
         self._lock = renew_after_fork(threading.Lock())
 
     def add(self, **more: int) -> None:
-        """Increase counts by name."""
+        """Increase the counts with these field names of `TransferStats`."""
         with self._lock:
             for name, n in more.items():
                 self._counts[name] += n
@@ -183,7 +183,7 @@ class TransferCounter:
 
 
 def make_out_of_memory_error(device: Device, error: BaseException, requester: str, nbytes: int = 0) -> OutOfDeviceMemory | None:
-    """The error for a lack of device memory, with the amount and the requester; None if the cause is another."""
+    """Create the error for a lack of device memory, with the requester and the bytes requested; None for any other error."""
     requested = device.shortage(error)
     if requested is None:
         return None

@@ -1,4 +1,4 @@
-"""Devices by name, each opened once on first use; and arrays of other libraries, through DLPack."""
+"""Open devices by name, once each, on first use; import arrays of other libraries through DLPack."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _KINDS = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 13: "cuda
 
 
 def on_host(array: Any) -> bool:
-    """Whether another library's array is readable by the host; assumed if the array has no such information."""
+    """Whether the host can read another library's array; True if the array does not tell its device."""
     device = getattr(array, "__dlpack_device__", None)
     return device is None or int(device()[0]) in HOST_KINDS
 
 
 def find_array_device(array: Any) -> str:
-    """XRT's name for the device of another library's array."""
+    """The device of another library's array, by its name in XRT, such as ``cuda:0``."""
     kind, index = array.__dlpack_device__()
     return f"{_KINDS.get(int(kind), f'device type {int(kind)} of DLPack')}:{int(index)}"
 
@@ -43,14 +43,14 @@ def from_dlpack(source: Any) -> np.ndarray[Any, Any]:
         return np.from_dlpack(source)
     except (BufferError, RuntimeError, TypeError) as error:
         array = _read_small_floats(source)
-        # The importer's own error says more than that the type is unknown.
+        # NumPy's error explains more than that the type is unknown.
         if array is None:
             raise error
         return array
 
 
 def _read_small_floats(source: Any) -> np.ndarray[Any, Any] | None:
-    """Import bfloat16 and float8, which NumPy's importer lacks; None for other types. ``ml_dtypes`` has NumPy types for them."""
+    """Import arrays of types that ``ml_dtypes`` adds to NumPy (bfloat16, float8), which `np.from_dlpack` rejects; else None."""
     dtype = getattr(ml_dtypes, str(getattr(source, "dtype", "")).rpartition(".")[2], None)
     if dtype is None:
         return None
@@ -76,7 +76,7 @@ def check_device(device: object) -> str:
 
 
 Maker = Callable[[int], Device]
-"""Opens the device with an index; raises DeviceError if there is none."""
+"""Opens the device with an index; raises DeviceError if it does not exist."""
 
 
 def _open_cuda(index: int) -> Device:
@@ -87,7 +87,7 @@ def _open_cuda(index: int) -> Device:
 
 _makers: dict[str, Maker] = {"cuda": _open_cuda}
 _origins: dict[str, str] = {}
-"""For each kind with a replaced maker, the import path of that maker, for worker processes."""
+"""Kind of device to the import path of a function that returns its replaced maker; worker processes import it too."""
 _opened: dict[str, Device] = {}
 _lock = renew_after_fork(threading.Lock())
 
@@ -121,12 +121,12 @@ def use_array_device(value: Any) -> AbstractContextManager[object]:
 
 
 def list_device_factories() -> dict[str, str]:
-    """Import paths of replaced makers by kind, to register in worker processes."""
+    """Map each kind with a replaced maker to the import path for `register_device` in worker processes."""
     return dict(_origins)
 
 
 def register_device(kind: str, origin: str) -> None:
-    """Replace the maker of a kind by ``module:function``, for the rest of the process."""
+    """Replace the maker of a kind by the result of calling ``origin`` (``module:function``), for the rest of the process."""
     with _lock:
         if _origins.get(kind) != origin:
             module, _, name = origin.partition(":")
@@ -166,8 +166,8 @@ class Streams:
         return self._by_device.get(name)
 
     def on(self, name: str) -> Stream:
-        """The stream of a device."""
-        # First without the lock, since every call of a program asks for its streams.
+        """The stream of a device, created on first use."""
+        # Without the lock at first, because every call of a program gets its streams here.
         stream = self._by_device.get(name)
         if stream is None:
             with self._lock:
