@@ -1,7 +1,7 @@
 """Comparison of results: tolerances per element type, ties of discontinuous operators, and the largest differences.
 
 `compare` returns a Comparison, with a message if the values differ. Types and shapes must match exactly, and so must
-integers, booleans and text; floating-point numbers are compared within a `Tolerance`. Results of discontinuous operators
+integers, booleans and strings; floating-point numbers are compared within a `Tolerance`. Results of discontinuous operators
 (an index, a rounding, a threshold) must match exactly too, unless the caller passes an `Ambiguity` that admits ties.
 """
 
@@ -47,7 +47,7 @@ class Tolerance:
     """Distinguish ``-0.0`` from ``0.0``. NaNs are equal regardless of payload, which depends on how a loop was vectorized."""
 
     def compute_bound(self, expected: Array) -> Array:
-        """The largest allowed difference per element; zero where the expected element is infinite or NaN."""
+        """Compute the largest allowed difference per element; zero where the expected element is infinite or NaN."""
         magnitude = np.abs(expected)
         finite = np.isfinite(magnitude)
         magnitude = np.where(finite, magnitude, 0.0)
@@ -76,7 +76,7 @@ _FLOOR = {"float64": 1e-15, "float32": 1e-7, "float16": 6e-8, "bfloat16": 1e-7}
 
 
 def tolerance_for(dtype: Any, scope: Scope = "operator") -> Tolerance:
-    """The default tolerance of an element type, for the result of one operator or of a whole network.
+    """Choose the default tolerance for results of an element type, of one operator or of a whole network.
 
     ``dtype`` is anything that ``numpy.dtype`` accepts, including types of ml_dtypes. Types that are not floating-point, and
     floats of a byte or less (whose steps are at least an eighth of the value), must be equal: `EXACT`.
@@ -86,9 +86,9 @@ def tolerance_for(dtype: Any, scope: Scope = "operator") -> Tolerance:
     """
     if scope not in ("operator", "network"):
         raise InputError(f"a tolerance is declared for the scope 'operator' or 'network'; got {scope!r}")
-    kind = np.dtype(dtype)
+    element_type = np.dtype(dtype)
     # Complex numbers are as accurate as their parts.
-    name = {"complex64": "float32", "complex128": "float64"}.get(kind.name, kind.name)
+    name = {"complex64": "float32", "complex128": "float64"}.get(element_type.name, element_type.name)
     if name not in _DEFAULTS:
         return EXACT
     rtol, peak = _DEFAULTS[name][scope]
@@ -99,7 +99,7 @@ def tolerance_for(dtype: Any, scope: Scope = "operator") -> Tolerance:
 
 
 class Ambiguity(Protocol):
-    """Decides which differences of a discontinuous result are ties."""
+    """Decides which differences in the result of a discontinuous operator are ties, so both results are valid."""
 
     def admits(self, actual: Array, expected: Array) -> Array:
         """For each element, whether the difference is a tie. Both arrays have the same type and shape."""
@@ -108,26 +108,26 @@ class Ambiguity(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class StepAmbiguity:
-    """Ties of a rounding, a cast to integers or a threshold: near the edge of a step, both steps are valid.
+    """Ties of a rounding, a cast to integers or a comparison: near the edge of a step, the values on both sides are valid.
 
     Create it with `from_rounding` or `from_threshold` from the operator's inputs for the expected result.
     """
 
     near: Array
-    """Where the operator's input is so close to an edge that an allowed difference crosses it."""
+    """Boolean mask of elements whose input is so close to an edge that an error within the tolerance crosses it."""
     step: int = 1
-    """Height of the step."""
+    """Difference between the values on both sides of an edge."""
 
     @classmethod
     def from_rounding(cls, read: Array, at: Literal["halves", "integers"], tolerance: Tolerance | None = None) -> StepAmbiguity:
-        """Ties of Round (edges at the halves), or of Floor, Ceil and casts (edges at the integers)."""
+        """Create the ties of Round (edges at the halves), or of Floor, Ceil and casts (edges at the integers), from the input."""
         wide, tolerance = _widen(read), tolerance or tolerance_for(read.dtype)
         shifted = wide - 0.5 if at == "halves" else wide
         return cls(np.abs(shifted - np.rint(shifted)) <= tolerance.compute_bound(wide))
 
     @classmethod
     def from_threshold(cls, left: Array, right: Array, tolerance: Tolerance | None = None) -> StepAmbiguity:
-        """Ties of ``left < right`` and similar: where both sides are equal within tolerance."""
+        """Create the ties of ``left < right`` and other comparisons: where both sides are equal within the tolerance."""
         tolerance = tolerance or tolerance_for(left.dtype)
         wide_left, wide_right = np.broadcast_arrays(_widen(left), _widen(right))
         slack = tolerance.compute_bound(wide_left) + tolerance.compute_bound(wide_right)
@@ -168,7 +168,7 @@ class IndexAmbiguity:
 
 
 def _mark_repeats(indices: Array, axis: int) -> Array:
-    """Mark all elements of lanes along the axis that contain an index twice."""
+    """Mark all elements of each lane along the axis that contains some index twice; return a mask of the indices' shape."""
     ordered = np.sort(indices, axis=axis)
     has_repeats = np.any(np.diff(ordered, axis=axis) == 0, axis=axis, keepdims=True)
     return np.broadcast_to(has_repeats, indices.shape)
@@ -179,14 +179,14 @@ def _mark_repeats(indices: Array, axis: int) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result of a comparison, true if the values agree. Contains the largest differences in both cases."""
+    """The result of a comparison. It is true if the values agree, and has the largest differences in either case."""
 
     message: str = ""
     """The difference as a sentence; empty if the values agree."""
     absolute: float = 0.0
-    """The largest absolute difference; infinite if only one of the numbers is infinite or NaN."""
+    """The largest absolute difference; infinite if one number is infinite or NaN and the other is not equal to it."""
     relative: float = 0.0
-    """The largest difference relative to the expected number, where that is not zero."""
+    """The largest difference relative to the expected number; elements that are expected to be zero are left out."""
     where: str = ""
     """Position of the largest absolute difference, such as ``y[0][2,3]``; empty if there is none."""
 
@@ -226,7 +226,7 @@ def compare_all(
     ties: Sequence[Ambiguity | None] | None = None,
     names: Sequence[str] | None = None,
 ) -> Comparison:
-    """Compare the outputs of a function one by one; return the first message and the largest differences."""
+    """Compare the outputs of a Function in pairs; return the message of the first that differs, and the largest differences."""
     if len(actual) != len(expected):
         return Comparison(f"there are {len(actual)} outputs; {len(expected)} were expected")
     names = names or [f"output {i}" for i in range(len(expected))]
@@ -237,7 +237,7 @@ def compare_all(
 
 
 def _merge(parts: Sequence[Comparison]) -> Comparison:
-    """Merge comparisons: the first message, and the position of the largest difference."""
+    """Merge comparisons into one with the first message, the largest differences, and the position of the largest."""
     if not parts:
         return Comparison()
     worst = max(parts, key=lambda part: part.absolute)
@@ -282,14 +282,14 @@ def _compare_arrays(actual: Array, expected: Array, tolerance: Tolerance | None,
     if actual.shape != expected.shape:
         return Comparison(f"{name} has shape {actual.shape}; {expected.shape} was expected")
     if expected.dtype.kind in "OUST":
-        return _compare_text(actual, expected, name)
+        return _compare_strings(actual, expected, name)
     if _is_float(expected.dtype):
         return _compare_floats(actual, expected, tolerance or tolerance_for(expected.dtype), ties, name)
     return _compare_exact(actual, expected, ties, name)
 
 
 def _type_name(array: Array) -> str:
-    """Name of the element type, ignoring byte order and NumPy's different representations of text."""
+    """Name of the element type, regardless of byte order and of NumPy's several types for strings."""
     return "string" if array.dtype.kind in "OUST" else str(array.dtype.newbyteorder("=").name)
 
 
@@ -297,7 +297,7 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
     return "float" in dtype.name or dtype.kind == "c"
 
 
-def _compare_text(actual: Array, expected: Array, name: str) -> Comparison:
+def _compare_strings(actual: Array, expected: Array, name: str) -> Comparison:
     differ = np.asarray(actual.astype(object) != expected.astype(object), dtype=bool)
     if not differ.any():
         return Comparison()
@@ -327,7 +327,7 @@ def _compute_gap(actual: Array, expected: Array) -> Array:
 
 
 def _compare_floats(actual: Array, expected: Array, tolerance: Tolerance, ties: Ambiguity | None, name: str) -> Comparison:
-    """Compare elements within the tolerance; equal infinities and NaNs agree, and NaN disagrees with every number."""
+    """Compare elements within the tolerance. Equal infinities agree, and two NaNs; a NaN differs from every number."""
     wide_actual, wide_expected = _widen(actual), _widen(expected)
     same = (wide_actual == wide_expected) | (np.isnan(wide_actual) & np.isnan(wide_expected))
     if tolerance.bits:
@@ -344,7 +344,7 @@ def _compare_floats(actual: Array, expected: Array, tolerance: Tolerance, ties: 
 
 
 def _widen(array: Array) -> Array:
-    """Convert to float64; complex arrays get a last axis with real and imaginary parts."""
+    """Convert to float64; a complex array becomes one with a last axis of real and imaginary parts."""
     if array.dtype.kind == "c":
         return np.stack([array.real, array.imag], axis=-1).astype(np.float64)
     return array.astype(np.float64)
@@ -358,7 +358,7 @@ def _format_tolerance(tolerance: Tolerance) -> str:
 
 
 def _report(actual: Array, expected: Array, gap: Array, relative: Array, wrong: Array, name: str, rule: str) -> Comparison:
-    """Build the Comparison; if elements are wrong, the message has their number and the worst one."""
+    """Build the Comparison; if elements are ``wrong``, the message has their count, the worst one, and the violated ``rule``."""
     if not gap.size:
         return Comparison()
     index = np.unravel_index(int(np.argmax(gap)), gap.shape)
@@ -378,5 +378,5 @@ def _count(mask: Array) -> str:
     return f"{int(mask.sum())} of {mask.size} elements"
 
 
-def _index(at: Sequence[Any]) -> str:
-    return f"[{','.join(str(int(i)) for i in at)}]" if at else ""
+def _index(index: Sequence[Any]) -> str:
+    return f"[{','.join(str(int(i)) for i in index)}]" if index else ""

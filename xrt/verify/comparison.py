@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 ERROR_FACTOR = 10.0
 """An engine's result is a rounding difference if its error against float64 is at most this many times the float32 reference's."""
-LEAST_ROW = 16
-"""Number of elements along the last axis from which the reference's error is taken per row."""
+MIN_ROW_ELEMENTS = 16
+"""With at least this many elements along the last axis, the reference's error is taken per row."""
 _NARROW = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_datatype")
 _NARROW_NUMBERS = {1: 11, 10: 11, 16: 11}
-"""Narrow ONNX types mapped to float64."""
+"""ONNX's codes of float32, float16 and bfloat16 to that of float64."""
 
 
 class Float64Reference:
@@ -41,7 +41,7 @@ class Float64Reference:
 
     @cached_property
     def outputs(self) -> list[Any] | None:
-        """The exact outputs; None if the reference cannot compute the Function in float64."""
+        """The outputs computed in float64; None if the reference cannot compute the Function in float64."""
         try:
             wide = passes.infer_shapes(widen(self._function))
             return list(self._run(wide, [_widen_value(value) for value in self._inputs]))
@@ -56,7 +56,7 @@ class Float64Reference:
 
 
 def widen(function: Function) -> Function:
-    """Replace narrower floats by float64; keeps only the types of inputs."""
+    """Replace narrower float types in a Function by float64; of the declared types only those of inputs remain."""
     return function.replace(
         inputs=tuple(_widen_declaration(value) for value in function.inputs),
         outputs=tuple(Value(value.name) for value in function.outputs),
@@ -122,23 +122,23 @@ def _is_array_near(actual: Array, expected: Array, exact: Array, tolerance: Tole
     reference_error = np.where(is_number, reference_error, 0.0)
     # Per row, so that one row with cancellation does not loosen the bound of others. Not for short rows, whose reference may be
     # exact by chance.
-    is_row = actual.ndim > 1 and actual.shape[-1] >= LEAST_ROW
+    is_row = actual.ndim > 1 and actual.shape[-1] >= MIN_ROW_ELEMENTS
     allowed = ERROR_FACTOR * (reference_error.max(-1, keepdims=True) if is_row else reference_error.max(initial=0.0))
     return bool((is_same | (is_number & (error <= np.maximum(allowed, tolerance.compute_bound(exact))))).all())
 
 
 FindTies: TypeAlias = Callable[[Node, Mapping[str, Array]], Ambiguity | None]
-"""Finds the ties of a node's output, given the values that it reads by name; None if there are none."""
+"""Called with a node and the values that it reads, by name; returns the ties of its output, or None if there are none."""
 
 
 def find_ambiguity(function: Function, inputs: Sequence[Any], run: Run) -> list[Ambiguity | None]:
-    """The ties that each output admits; None if it admits none.
+    """Find the ties of each output; None for an output without ties.
 
     Only direct outputs of stepping operators (rounding, comparison, ArgMax, ...) admit ties: after further computation a tie is
     indistinguishable from an error. ``run`` is the reference.
     """
-    makers = {v.name: function.producer(v.name) for v in function.outputs}
-    stepping = {name: node for name, node in makers.items() if node is not None and node.op in _TIES_BY_OPERATOR}
+    producers = {v.name: function.producer(v.name) for v in function.outputs}
+    stepping = {name: node for name, node in producers.items() if node is not None and node.op in _TIES_BY_OPERATOR}
     if not stepping:
         return [None] * len(function.outputs)
     read = list(dict.fromkeys(name for node in stepping.values() for name in node.uses))
@@ -150,37 +150,37 @@ def find_ambiguity(function: Function, inputs: Sequence[Any], run: Run) -> list[
 
 
 def _is_step(node: Node, output: str, values: Mapping[str, Array]) -> bool:
-    """Whether an output is a step function of floats: not the values of a TopK or a scale."""
-    place = {"TopK": 1, "DynamicQuantizeLinear": 0}.get(node.op)
-    return values[node.inputs[0]].dtype.kind == "f" and (place is None or output == node.outputs[place])
+    """Whether an output is a step function of floats; the values of a TopK and the scale of a quantization are not."""
+    output_index = {"TopK": 1, "DynamicQuantizeLinear": 0}.get(node.op)
+    return values[node.inputs[0]].dtype.kind == "f" and (output_index is None or output == node.outputs[output_index])
 
 
-def _rounding(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
+def _find_rounding_ties(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
     return StepAmbiguity.from_rounding(values[node.inputs[0]], "halves")
 
 
-def _cast(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
-    """The ties of a cast from float to integer; None for other casts, which are not step functions."""
+def _find_cast_ties(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
+    """Ties of a cast from float to integer; None for other casts, which are not step functions."""
     to_integer = node.attr("to") in _INTEGERS
     return StepAmbiguity.from_rounding(values[node.inputs[0]], "integers") if to_integer else None
 
 
-def _truncation(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
+def _find_truncation_ties(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
     return StepAmbiguity.from_rounding(values[node.inputs[0]], "integers")
 
 
-def _threshold(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
+def _find_threshold_ties(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
     return StepAmbiguity.from_threshold(values[node.inputs[0]], values[node.inputs[1]])
 
 
-def _index(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
+def _find_index_ties(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
     read = values[node.inputs[0]]
     axis = int(node.attr("axis", -1 if node.op == "TopK" else 0))
     return IndexAmbiguity(read, axis % read.ndim)
 
 
-def _quantization(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
-    """The ties of a quantization: a quotient halfway between two integers may round to either."""
+def _find_quantization_ties(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
+    """Ties of a quantization: a quotient halfway between two integers may round to either. None for scales per block."""
     x = values[node.inputs[0]].astype(np.float64)
     if node.op == "DynamicQuantizeLinear":
         return StepAmbiguity.from_rounding(x * 255 / ((x.max(initial=0) - x.min(initial=0)) or 255), "halves")
@@ -195,28 +195,28 @@ def _quantization(node: Node, values: Mapping[str, Array]) -> Ambiguity | None:
 
 
 _INTEGERS = (2, 3, 4, 5, 6, 7, 12, 13)
-"""ONNX's integer types."""
+"""ONNX's codes of the integer types."""
 _TIES_BY_OPERATOR: dict[str, FindTies] = {
-    "Round": _rounding,
-    "Floor": _truncation,
-    "Ceil": _truncation,
-    "Cast": _cast,
-    **dict.fromkeys(("QuantizeLinear", "DynamicQuantizeLinear"), _quantization),
-    **dict.fromkeys(("Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Equal"), _threshold),
-    **dict.fromkeys(("ArgMax", "ArgMin", "TopK"), _index),
+    "Round": _find_rounding_ties,
+    "Floor": _find_truncation_ties,
+    "Ceil": _find_truncation_ties,
+    "Cast": _find_cast_ties,
+    **dict.fromkeys(("QuantizeLinear", "DynamicQuantizeLinear"), _find_quantization_ties),
+    **dict.fromkeys(("Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Equal"), _find_threshold_ties),
+    **dict.fromkeys(("ArgMax", "ArgMin", "TopK"), _find_index_ties),
 }
 _LOWERED = {"fp16": "float16", "bf16": "bfloat16", "int8": "bfloat16"}
-"""The type whose tolerance applies to a precision; int8 calibration is about as coarse as bfloat16."""
+"""Precision to the type whose tolerance applies. int8 calibration is about as coarse as bfloat16."""
 _BY_SPEC: tuple[Precision, ...] = ("bf16", "fp16")
 
 
 def is_lowered(precision: str) -> bool:
-    """Whether results of this precision have a separate tolerance."""
+    """Whether results of this precision are compared with a larger tolerance than those of fp32."""
     return precision in _LOWERED
 
 
 def find_precision(engine: GraphCompiler, context: CompileContext) -> Precision:
-    """The precision in which the engine computes float32, from its spec or its options; may query the library."""
+    """Find the precision in which the engine computes float32, from its spec or the options; may query its library."""
     for precision in _BY_SPEC:
         lower = engine.lower_precision(precision)
         if lower is not None and lower.spec == engine.spec:
@@ -226,7 +226,7 @@ def find_precision(engine: GraphCompiler, context: CompileContext) -> Precision:
 
 
 def compare_at_precision(function: Function, results: Sequence[Any], expected: Sequence[Any], precision: str) -> tuple[str, str]:
-    """Compare results of a lower precision; return the first error and the loss of accuracy, one of which is empty."""
+    """Compare results of a lower precision; return (first error, ""), or ("", loss of accuracy) if there is no error."""
     if len(results) != len(expected):
         return f"there are {len(results)} outputs; {len(expected)} were expected", ""
     comparisons = [
@@ -238,7 +238,7 @@ def compare_at_precision(function: Function, results: Sequence[Any], expected: S
 
 
 def find_tolerance(expected: Any, precision: str) -> Tolerance | None:
-    """The tolerance of a whole network's output that is computed in this precision; None for the default of `compare`."""
+    """Find the tolerance of a network's output that is computed in this precision; None for the default of `compare`."""
     is_array = isinstance(expected, np.ndarray)
     if is_lowered(precision) and not (is_array and not DType.of(expected).is_float):
         return tolerance_for(DType.parse(_LOWERED[precision]).numpy, "network")
@@ -256,7 +256,7 @@ class Verdict(StrEnum):
 
     AGREES = "agrees"
     DECLINED = "declined"
-    """The engine does not support the Function, so there are no results."""
+    """The engine does not support the Function, so there are no results to compare."""
     ROUNDING = "rounding"
     """The difference exceeds the tolerance, but not ten times the reference's own error against float64."""
     DISAGREES = "disagrees"
@@ -280,9 +280,9 @@ def judge_outputs(
 ) -> CheckVerdict:
     """Judge results against the expected ones, which the reference ``run`` computed.
 
-    If they differ beyond the tolerance of a network, the reference runs again: for the inputs of stepping operators, then in
-    float64, where the error of results may be ten times that of the expected ones. Results in a lower ``precision`` are compared
-    with its tolerance, and the message states the loss.
+    If they differ beyond the tolerance of a network, the reference runs again: for the inputs of stepping operators, to find
+    ties, then in float64, against which results may have ten times the error of the expected results. Results in a lower
+    ``precision`` are compared with its tolerance, and the message states the loss.
     """
     if is_lowered(precision):
         wrong, loss = compare_at_precision(function, results, expected, precision)
@@ -317,7 +317,7 @@ class OutputJudge:
         return CheckVerdict(Verdict.DISAGREES, differing)
 
     def _find_diff_beyond_ties(self, results: Sequence[Any], expected: Sequence[Any]) -> str:
-        """The first difference that is not a tie; empty if there is none."""
+        """Describe the first difference beyond the tolerance; empty if all such differences are ties."""
         differing = _find_diff(self.function, results, expected, [None] * len(expected))
         return differing if differing and _find_diff(self.function, results, expected, self._ambiguity) else ""
 
@@ -332,7 +332,7 @@ class OutputJudge:
 
 
 def _find_diff(function: Function, results: Sequence[Any], expected: Sequence[Any], ties: Sequence[Ambiguity | None]) -> str:
-    """The first difference; empty if there is none."""
+    """Describe the first output that differs; empty if all agree."""
     if len(results) != len(expected):
         return f"there are {len(results)} outputs; {len(expected)} were expected"
     for value, result, reference, tie in zip(function.outputs, results, expected, ties, strict=True):
@@ -344,7 +344,7 @@ def _find_diff(function: Function, results: Sequence[Any], expected: Sequence[An
 
 
 def find_output_tolerance(function: Function, output: str, expected: Any) -> Tolerance:
-    """The tolerance of a network for the narrowest float type on the way to this output.
+    """Find the tolerance of an output: that of a network for the narrowest float type of the values it depends on.
 
     Engines may keep more precision than a narrow type has (TVM fuses a cast to bfloat16 and back into nothing), and a float64 is
     no more accurate than the float32 it was cast from.
@@ -363,11 +363,11 @@ def _holds_float(value: Any) -> bool:
 
 _NARROWEST_FIRST = (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64)
 _COARSENESS = {2: DType.FLOAT16, 3: DType.BFLOAT16, 4: DType.BFLOAT16}
-"""Per accuracy level of MatMulNBits, a type with about the rounding error of its activations; level 4 rounds them to 8 bits."""
+"""Accuracy level of MatMulNBits to a type with about the rounding error of its activations; level 4 rounds them to 8 bits."""
 
 
 def _collect_upstream_types(function: Function, output: str) -> set[DType]:
-    """Element types of all values that the output depends on, with the types of casts and roundings."""
+    """Collect the element types of all values that the output depends on, including the types of casts and roundings."""
     dtypes: set[DType | None] = set()
     seen, remaining = {""}, [output]
     while remaining:
@@ -380,4 +380,4 @@ def _collect_upstream_types(function: Function, output: str) -> set[DType]:
             dtypes |= {DType.from_onnx(node.attr("to"))} if node.op_type == "Cast" else set()
             dtypes.add(_COARSENESS.get(node.attr("accuracy_level", 0)) if node.op_type == "MatMulNBits" else None)
             remaining += node.uses
-    return {kind for kind in dtypes if kind is not None}
+    return {dtype for dtype in dtypes if dtype is not None}

@@ -1,4 +1,4 @@
-"""Which deviations that an engine declares apply to a Function, and which of them explain a difference on given values."""
+"""The declared deviations of an engine that apply to a Function, and those that explain a difference on given values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xrt.engines.contract.graph_compiler import Deviation, DeviationKind, GraphC
 from xrt.graph import DType, Function, TensorType
 
 EXACT_IN_FLOAT32 = 1 << 24
-"""Magnitude up to which float32 represents every integer."""
+"""float32 represents every integer up to this magnitude exactly."""
 _DEVIATING_TYPES: Mapping[DeviationKind, frozenset[DType]] = {
     "integer": frozenset({DType.INT32, DType.INT64, DType.UINT32, DType.UINT64}),
     "float16": frozenset({DType.FLOAT16, DType.BFLOAT16}),
@@ -20,15 +20,15 @@ _DEVIATING_TYPES: Mapping[DeviationKind, frozenset[DType]] = {
 
 
 def list_deviations(engine: type[GraphCompiler], function: Function) -> list[Deviation]:
-    """The declared deviations of an engine that apply to the operators and element types of a Function."""
+    """List the deviations that an engine declares for the operators and element types of a Function."""
     used = {node.op_type for _, node in function.walk() if not node.domain}
     types = {t.dtype for holder, _ in function.walk() for t in holder.types.values() if isinstance(t, TensorType)}
     types |= {v.type.dtype for v in (*function.inputs, *function.outputs) if isinstance(v.type, TensorType)}
     deviations = []
     for kind, operators in engine.deviations:
-        concerned = tuple(sorted(used & set(operators)))
-        if (concerned or not operators) and (kind not in _DEVIATING_TYPES or types & _DEVIATING_TYPES[kind]):
-            deviations.append(Deviation(kind, concerned))
+        affected = tuple(sorted(used & set(operators)))
+        if (affected or not operators) and (kind not in _DEVIATING_TYPES or types & _DEVIATING_TYPES[kind]):
+            deviations.append(Deviation(kind, affected))
     return deviations
 
 
@@ -37,7 +37,7 @@ _limits: Callable[[Any], Any] = ml_dtypes.finfo
 
 
 def find_special_values(values: Iterable[Any]) -> set[DeviationKind]:
-    """The kinds of special values in these arrays or lists of arrays."""
+    """Find the kinds of deviation that special values in these arrays, or lists of arrays, can cause."""
     kinds: set[DeviationKind] = set()
     for value in values:
         if isinstance(value, list):
@@ -65,7 +65,7 @@ def mark_special_elements(array: np.ndarray[Any, Any]) -> dict[DeviationKind, np
 
 
 def name_likely_cause(engine: type[GraphCompiler], function: Function, values: Iterable[Any]) -> str:
-    """Name the deviations that explain a difference on these values; empty if none does."""
+    """Describe the engine's deviations that may explain a difference on these values; empty if there are none."""
     kinds = find_special_values(values)
     if "infinity" in kinds:
         kinds.add("float16")  # an infinity may be an overflow in float16

@@ -1,4 +1,4 @@
-"""Run a Function without a plan: on a single engine through its contract, or in pieces; expose inner values."""
+"""Run a Function without a plan, on a single engine or in pieces, and expose its inner values as outputs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Run: TypeAlias = Callable[[Function, Sequence[Any]], Sequence[Any]]
 
 
 class Stopped(Exception):
-    """Raised by a comparison whose caller no longer needs the verdict."""
+    """Raised to end a comparison when its caller no longer needs the verdict."""
 
 
 def compile_alone(
     engine: GraphCompiler, function: Function, inputs: Sequence[Any], context: CompileContext | None = None
 ) -> Executable:
-    """Compile and prepare through the engine's contract, without XRT's runtime in between.
+    """Compile and prepare a Function on an engine, without XRT's runtime in between.
 
-    Control flow with constant conditions is inlined, as XRT does before any engine sees a model: one library crashes on it. The
-    executable accepts and returns host arrays on every device. The default context allows all cores. Raises CompileRefused if
+    Control flow with constant conditions is inlined first, as in a module, because one library crashes on it. The executable
+    accepts and returns host arrays, whatever its device. The default context uses all cores. Raises CompileRefused if
     `why_not` or the engine declines.
     """
     context = context or CompileContext(threads=available_cores())
@@ -41,7 +41,7 @@ def compile_alone(
 
 
 def fit_inputs(function: Function, inputs: Sequence[Any], engine: GraphCompiler) -> Function:
-    """Infer types, and specialize to the shapes of the inputs if the engine needs static shapes."""
+    """Infer the types of a Function, and specialize it to the shapes of the inputs if the engine needs static shapes."""
     typed = passes.infer_shapes(function)
     is_static = all(isinstance(v.type, TensorType) and v.type.is_static for v in function.inputs)
     if is_static or engine.why_not_dynamic(typed) is None:
@@ -63,10 +63,10 @@ def run_alone(engine: GraphCompiler, function: Function, inputs: Sequence[Any]) 
 
 
 def split_regions(function: Function, labels: Sequence[int]) -> tuple[Function, ...]:
-    """Split the Function: nodes with the same label form a piece, and pieces run in label order.
+    """Split a Function into pieces, one for each label, in label order. ``labels`` has the label of each node.
 
-    Labels must not decrease along the nodes. Independent of the partitioner on purpose, so that tests can compare both. Drops
-    aliases.
+    Labels must not decrease along the nodes. Aliases are dropped. Independent of the partitioner on purpose, so tests can
+    compare both.
     """
     pieces: dict[int, list[Node]] = {}
     for node, label in zip(function.nodes, labels, strict=True):
@@ -75,7 +75,7 @@ def split_regions(function: Function, labels: Sequence[int]) -> tuple[Function, 
 
 
 def find_region(function: Function, nodes: Sequence[Node]) -> Function:
-    """Extract nodes, in the Function's order, as a closed Function whose outputs are the values read outside."""
+    """Extract nodes, in the Function's order, as a Function whose outputs are the values that are read outside of it."""
     defined_names = {name for node in nodes for name in node.defines}
     read = dict.fromkeys(name for node in nodes for name in node.uses if name not in defined_names)
     inside, output_names = {node.name for node in nodes}, {value.name for value in function.outputs}
@@ -108,26 +108,26 @@ def run_pieces(function: Function, pieces: Sequence[Function], inputs: Sequence[
     """
     values = {name: constant.array for name, constant in function.constants.items()}
     values.update((value.name, array) for value, array in zip(function.inputs, inputs, strict=True))
-    last = {value.name: place for place, piece in enumerate(pieces) for value in piece.inputs}
+    last_reader = {value.name: index for index, piece in enumerate(pieces) for value in piece.inputs}
     # Outputs of the Function live to the end.
-    last.update((value.name, len(pieces)) for value in function.outputs)
-    for place, piece in enumerate(pieces):
+    last_reader.update((value.name, len(pieces)) for value in function.outputs)
+    for index, piece in enumerate(pieces):
         results = run(piece, [values[value.name] for value in piece.inputs])
         values.update((value.name, result) for value, result in zip(piece.outputs, results, strict=True))
         # Drop the list, so that values can be freed below.
         del results
         for value in (*piece.inputs, *piece.outputs):
-            if last.get(value.name, -1) <= place:
+            if last_reader.get(value.name, -1) <= index:
                 values.pop(value.name, None)
     return [values[value.name] for value in function.outputs]
 
 
 def expose_inner_values(function: Function, names: Sequence[str]) -> Function:
-    """The Function with exactly these values as outputs."""
+    """Return the Function with exactly these values as outputs, without aliases."""
     return function.replace(outputs=tuple(Value(name, function.get_type(name)) for name in names), aliases=())
 
 
 def expose_all_values(function: Function) -> Function:
-    """The Function with all values as outputs, in order of computation."""
+    """Return the Function with all values that nodes compute as outputs, in node order, without aliases."""
     names = [name for node in function.nodes for name in node.outputs if name]
     return function.replace(outputs=tuple(Value(name, function.get_type(name)) for name in names), aliases=())

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from xrt.partition import Launch, Plan
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Called with two numbers; each function that accepts one documents their meaning."""
+"""A callback with two integers. Their meaning is documented by each function with a parameter `progress`."""
 
 
 def ignore_progress(first: int, second: int) -> None:
@@ -50,7 +50,7 @@ class RegionCheck:
     nodes: int
     judgement: CheckVerdict
     inner: tuple[ValueCheck, ...] = ()
-    """Every value inside, computed by the same engine with all values as outputs, which reduces fusion."""
+    """Checks of all values inside the region. The engine computed them with all values as outputs, which reduces fusion."""
     note: str = ""
     """Why inner values were not checked, or the likely cause of a difference."""
 
@@ -79,10 +79,10 @@ class Verification:
 
     regions: tuple[RegionCheck, ...]
     whole: CheckVerdict
-    """Verdict on the plan's outputs if each region gets the actual results of earlier regions."""
+    """Verdict on the plan's outputs, where each region reads the actual results of earlier regions."""
 
     def __bool__(self) -> bool:
-        """Whether everything agrees."""
+        """Whether the outputs and all regions agree with the reference."""
         return self.whole.verdict is not Verdict.DISAGREES and not self.differing
 
     @property
@@ -91,7 +91,7 @@ class Verification:
         return tuple(region for region in self.regions if region.differs)
 
     def to_dict(self) -> dict[str, Any]:
-        """The verification as dicts, lists and strings."""
+        """Convert to dicts, lists, numbers and strings."""
         return asdict(self)
 
     def _repr_html_(self) -> str:
@@ -134,10 +134,10 @@ def verify(
     """Compare the results of each region, and of the whole plan, with the reference.
 
     ``plan`` is the plan of ``function``, and its regions run on their devices; ``inputs`` are on the host. ``engines`` maps each
-    spec to its engine. Every region gets inputs that the reference computed, so that an error shows only in the region that
-    causes it. With ``inner``, each region is compiled again with all its values as outputs. ``progress`` is called with the
-    number of finished regions and their total. An engine that computes in a lower precision is compared at the tolerance of that
-    precision.
+    spec to its engine. Each region reads inputs that the reference computed, so an error shows only in the region that causes
+    it. With ``inner``, each region is compiled once more with all its values as outputs. ``progress`` is called with the number
+    of finished regions and the number of all. An engine that computes in a lower precision is compared with the tolerance of
+    that precision.
 
     Raises EngineError if a region does not compile or run, and DeviceError if a device is unavailable.
     """
@@ -156,7 +156,7 @@ def verify(
 
 
 def find_plan_precision(plan: Plan, engines: Mapping[str, GraphCompiler], context: CompileContext) -> Precision:
-    """The precision of the least accurate region: the whole plan is as accurate as that."""
+    """The precision of the first region with a lower precision than fp32, which limits the accuracy of the plan."""
     regions = (find_precision(engines[launch.engine], on_device(plan.get_device(launch), context)) for launch in plan.launches)
     return next(filter(is_lowered, regions), "fp32")
 
@@ -172,7 +172,7 @@ class _Region:
     precision: Precision = "fp32"
 
     def check(self, expected: dict[str, Any], actual: dict[str, Any], *, inner: bool) -> RegionCheck:
-        """Check the region; add its outputs to the expected values, and to the actual ones, which earlier regions computed."""
+        """Check the region; add its outputs to ``expected`` (by the reference) and ``actual`` (from earlier regions' results)."""
         # Without aliases no engine may overwrite the inputs, which are used again.
         launch, function = self.launch, self.launch.function.replace(aliases=())
         inputs = [expected[value.name] for value in function.inputs]
@@ -201,7 +201,7 @@ class _Region:
         return check
 
     def _check_inner(self, function: Function, inputs: Sequence[Any], results: Sequence[Any]) -> Iterator[ValueCheck]:
-        """Check all values of the region, which ``function`` returns."""
+        """Check all values inside the region. ``function`` is the region with these values as outputs."""
         expected = self.reference(function, copy_values(list(inputs)))
         for value, result, reference in zip(function.outputs, results, expected, strict=True):
             if (maker := function.producer(value.name)) is not None:
@@ -220,12 +220,12 @@ class _Region:
 
 
 Difference: TypeAlias = Callable[[Function, Sequence[Any], Sequence[Any]], str | None]
-"""Describes the difference of a part, given its inputs and the reference's outputs; None if there is none."""
+"""Called with a part of a Function, its inputs, and the reference's outputs; describes the difference, or returns None."""
 
 
 @dataclass(frozen=True, eq=False)
 class FailingSubgraph:
-    """A minimal Function on which an engine differs."""
+    """A minimal Function on which an engine differs from the reference."""
 
     engine: str
     """The engine's spec, or the name of another tested implementation."""
@@ -298,11 +298,11 @@ def bisect_difference(
     values.update((value.name, array) for value, array in zip(plain.inputs, inputs, strict=True))
     values.update(zip((v.name for v in everything.outputs), reference(everything, list(inputs)), strict=True))
     search = _Search(name, plain, differ, values, progress)
-    if search.difference(plain) is None:
+    if search.describe_difference(plain) is None:
         search.exposes_values = True  # an error inside may not reach the outputs
-        if search.difference(everything) is None:
+        if search.describe_difference(everything) is None:
             return None
-    return search.describe(search.with_one_output(search.part(search.minimize(plain.nodes))))
+    return search.describe(search.select_output(search.make_part(search.minimize(plain.nodes))))
 
 
 def bisect_plan(
@@ -314,9 +314,9 @@ def bisect_plan(
     *,
     progress: Progress = ignore_progress,
 ) -> FailingSubgraph | None:
-    """Bisect the first region of a plan that differs from the reference; None if none does.
+    """Bisect the first region of a plan that differs from the reference; return None if all agree.
 
-    Each region gets inputs that the reference computed. ``engines`` maps specs to engines; the rest is as in `bisect`.
+    Each region reads inputs that the reference computed. ``engines`` maps specs to engines; for the rest see `bisect`.
     """
     values = {name: constant.array for name, constant in plan.function.constants.items()}
     values.update((value.name, array) for value, array in zip(plan.function.inputs, inputs, strict=True))
@@ -334,7 +334,7 @@ def bisect_plan(
 
 @dataclass
 class _Search:
-    """The state of a bisection: the values of the reference, and the parts tried so far."""
+    """The state of a bisection: the reference's values, and the outcomes of the parts tried so far."""
 
     name: str
     function: Function
@@ -343,13 +343,13 @@ class _Search:
     """Every value as computed by the reference."""
     progress: Progress
     exposes_values: bool = False
-    """Whether all values of a part are outputs, not only those read outside."""
+    """Whether all values of a part are its outputs, and not only those that are read outside of it."""
     runs: int = 0
     outcomes: dict[tuple[str, ...], bool] = field(default_factory=dict)
-    """For each part, by the names of its nodes, whether it differs."""
+    """The names of a part's nodes to whether the part differs."""
 
-    def part(self, nodes: Sequence[Node]) -> Function:
-        """The nodes as a Function with input types taken from the reference's values."""
+    def make_part(self, nodes: Sequence[Node]) -> Function:
+        """Convert nodes to a Function with input types taken from the reference's values."""
         part = find_region(self.function, nodes)
         part = expose_all_values(part) if self.exposes_values else part
         return part.replace(inputs=tuple(Value(v.name, _infer_type(self.values[v.name], v.type)) for v in part.inputs))
@@ -359,11 +359,11 @@ class _Search:
         # Delta debugging often tries the same set again.
         key = tuple(node.name for node in nodes)
         if key not in self.outcomes:
-            self.outcomes[key] = self.difference(self.part(nodes)) is not None
+            self.outcomes[key] = self.describe_difference(self.make_part(nodes)) is not None
             self.progress(self.runs, min((len(k) for k, bad in self.outcomes.items() if bad), default=len(self.function.nodes)))
         return self.outcomes[key]
 
-    def difference(self, part: Function) -> str | None:
+    def describe_difference(self, part: Function) -> str | None:
         """Run a part on the reference's values and describe the difference; None if it agrees or is declined."""
         self.runs += 1
         arguments = [self.values[value.name] for value in part.inputs]
@@ -371,7 +371,7 @@ class _Search:
         return self.differ(part, arguments, expected)
 
     def minimize(self, nodes: Sequence[Node]) -> Sequence[Node]:
-        """Minimize the nodes so that removing any one makes the difference disappear."""
+        """Find a subset of the nodes that differs, from which no single node can be removed (delta debugging)."""
         pieces = 2
         while len(nodes) > 1:
             edges = [len(nodes) * i // pieces for i in range(pieces + 1)]
@@ -392,18 +392,18 @@ class _Search:
                 pieces = min(2 * pieces, len(nodes))
         return nodes
 
-    def with_one_output(self, part: Function) -> Function:
-        """The part with only its first differing output; unchanged if none differs in isolation."""
+    def select_output(self, part: Function) -> Function:
+        """Return the part with only the first output that differs; unchanged if no output differs in isolation."""
         for value in part.outputs:
             alone = part.replace(outputs=(value,))
-            if self.difference(alone) is not None:
+            if self.describe_difference(alone) is not None:
                 return alone
         return part
 
     def describe(self, part: Function) -> FailingSubgraph:
         arguments = tuple(self.values[value.name] for value in part.inputs)
         expected = tuple(self.values[value.name] for value in part.outputs)
-        return FailingSubgraph(self.name, part, arguments, expected, self.difference(part) or "", self.runs)
+        return FailingSubgraph(self.name, part, arguments, expected, self.describe_difference(part) or "", self.runs)
 
 
 def _infer_type(value: Any, declared: Type | None) -> Type | None:
