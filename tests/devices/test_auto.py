@@ -116,7 +116,7 @@ def test_a_mixture_wins_on_a_device_by_the_time_of_the_device(order: str) -> Non
         single = next(candidate for candidate in m.tuned.race.contenders if candidate.is_single)
         assert single.seconds is not None and single.seconds > 0.003, "a call that is timed is waited for"
         whole = [plan.plan.launches[0] for plan in m.tuned.race.contenders if len(plan.plan.launches) == 1]
-        costs = [m.tuned.table.region(ProfilingRequest.of(launch).key, launch.engine) for launch in whole]
+        costs = [m.tuned.table.region(ProfilingRequest.from_launch(launch).key, launch.engine) for launch in whole]
         assert all(cost.seconds > 0.003 for cost in costs)
         assert "placed by measurement" in str(m.explain())
 
@@ -260,7 +260,7 @@ def test_the_commands_take_a_device_for_each_engine(command: Command) -> None:
 
 @pytest.mark.parametrize("way", [LocalRunner, lambda engine: WorkerRunner(engine, WorkerLimits(60.0))], ids=["here", "apart"])
 def test_a_piece_is_measured_on_a_device_here_and_in_a_worker(way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrt.placement.profiler.SLOW_COMPILE", 0.0)  # every executable of a worker is kept for the race
+    monkeypatch.setattr("xrt.placement.profiler.SLOW_COMPILE_SECONDS", 0.0)  # every executable of a worker is kept for the race
     with world("late"):
         context = on_device("cuda", CompileContext(threads=1))
         with_engine = way(SLOW_EXP)

@@ -65,7 +65,7 @@ def test_each_turn_is_several_calls_and_the_first_does_not_count() -> None:
 def test_a_race_takes_its_fewest_rounds_and_the_turns_before_them() -> None:
     clock = Clock()
     data = entrants(clock, 1.0, 0.01)
-    needed = StoppingRule().seconds([1.0, 0.01])
+    needed = StoppingRule().estimate_seconds([1.0, 0.01])
     run_interleaved(data, until=needed + 1e-9, clock=clock)
     assert [len(item.rounds) for item in data] == [StoppingRule().least] * 2
     assert clock.now == pytest.approx(needed, rel=0.01)

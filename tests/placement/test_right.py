@@ -17,7 +17,7 @@ from xrt.engines import ExecutionOptions
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.graph import DType, Function, TensorType, Value
 from xrt.passes import infer_shapes
-from xrt.placement.profiler import STRETCH, capture_activations, check_against_reference, find_first_random_node
+from xrt.placement.profiler import NODES_PER_RUN, capture_activations, check_against_reference, find_first_random_node
 from xrt.placement.sizes import format_sizes, list_open_axes, read_sizes, resize_values
 from xrt.verify.execution import Stopped
 
@@ -51,8 +51,8 @@ def test_captured_values_are_those_of_the_reference_as_far_as_memory_goes() -> N
     values = capture_activations(PAIR, [X], evaluate)
     assert set(values) == {"x", "v1", "y"}
     np.testing.assert_array_equal(values["v1"], np.exp(X))
-    assert set(capture_activations(PAIR, [X], evaluate, most=23)) == {"x", "y"}
-    assert set(capture_activations(PAIR, [X], evaluate, most=24)) == {"x", "v1", "y"}
+    assert set(capture_activations(PAIR, [X], evaluate, max_bytes=23)) == {"x", "y"}
+    assert set(capture_activations(PAIR, [X], evaluate, max_bytes=24)) == {"x", "v1", "y"}
 
 
 def test_the_reference_computes_the_same_in_stretches_and_can_be_stopped_between_them() -> None:
@@ -64,9 +64,9 @@ def test_the_reference_computes_the_same_in_stretches_and_can_be_stopped_between
         return evaluate(part, inputs)
 
     parts = capture_activations(function, [X], stretch, is_stopped=stop.is_set)
-    assert requests == [STRETCH, len(function.nodes) - STRETCH]
+    assert requests == [NODES_PER_RUN, len(function.nodes) - NODES_PER_RUN]
     assert {name: value.tobytes() for name, value in parts.items()} == {name: value.tobytes() for name, value in whole.items()}
-    assert set(capture_activations(function, [X], evaluate, most=0, is_stopped=stop.is_set)) == {"x", function.outputs[0].name}
+    assert {*capture_activations(function, [X], evaluate, max_bytes=0, is_stopped=stop.is_set)} == {"x", function.outputs[0].name}
     stop.set()
     with pytest.raises(Stopped, match=r"^after 0 of 60 nodes$"):
         capture_activations(function, [X], evaluate, is_stopped=stop.is_set)
@@ -74,7 +74,7 @@ def test_the_reference_computes_the_same_in_stretches_and_can_be_stopped_between
 
 def test_what_is_drawn_cannot_be_compared_with_anything() -> None:
     assert find_first_random_node(PAIR) == ""
-    assert find_first_random_node(chain("Bernoulli")) == "node 'n0' (Bernoulli) does not give the same twice"
+    assert find_first_random_node(chain("Bernoulli")) == "node 'n0' (Bernoulli) is not deterministic"
 
 
 OPEN = (

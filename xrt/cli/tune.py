@@ -37,7 +37,7 @@ from xrt.passes import specialize
 from xrt.placement.records import DEVICE_OF, read_lock, read_shapes
 from xrt.placement.report import describe_precision, format_error, list_pareto_plans, render_tuning_page
 from xrt.placement.result import VERDICTS
-from xrt.placement.throughput import COLUMNS, NUMBERS as POINT_NUMBERS, list_cells, render_throughput_page
+from xrt.placement.throughput import COLUMNS, NUMERIC_COLUMNS as POINT_NUMBERS, list_cells, render_throughput_page
 from xrt.runtime import default_budget
 from xrt.runtime.devices.registry import check_device
 from xrt.runtime.inputs import infer_type

@@ -190,7 +190,7 @@ class OutputChecks:
             return None
         random = next((node for node in function.nodes if not is_deterministic(node, function)), None)
         if random is not None:
-            self.unchecked[function.fingerprint] = f"node {random.name!r} ({random.op}) does not give the same twice"
+            self.unchecked[function.fingerprint] = f"node {random.name!r} ({random.op}) is not deterministic"
             return None
         run = partial(self._reference, function.replace(aliases=()), inputs)
         try:

@@ -18,7 +18,7 @@ from xrt.passes.quantize.form import make_planned_function
 from xrt.placement.auto import OpenModel, SizedPlacement
 from xrt.placement.race import RegressionResult, RegressionSetup, check_regression, make_baseline
 from xrt.placement.records import (
-    LONGEST,
+    MAX_NAME_CHARACTERS,
     create_lock,
     list_mismatches,
     plan_from_ranges,
@@ -156,7 +156,7 @@ def lock_module(
     # The error of a plan in lower precision was measured on the examples of its search: do not compare its results here.
     setup = replace(setup, lowered=build.plan if tuned.precision is not None and tuned.precision.precision != "fp32" else None)
     baseline = make_baseline(setup, build.plan, tuned.race)
-    source = {"name": build.function.name[:LONGEST], **source}
+    source = {"name": build.function.name[:MAX_NAME_CHARACTERS], **source}
     if module.programs.placer.model is not None and build.sizes:
         source[SYMBOLIC] = module.programs.placer.model.get_declared().fingerprint
     return create_lock(replace(tuned, plan=build.plan), setup.request, baseline=baseline, source=source, values=files)

@@ -161,7 +161,7 @@ def tune_throughput(
     closed.
     """
     from xrt.placement.autotune import check_budget
-    from xrt.placement.throughput import BATCHES, ThroughputRequest, ThroughputSweep, list_splits, parse_batches, parse_bound
+    from xrt.placement.throughput import BATCH_SIZES, ThroughputRequest, ThroughputSweep, list_splits, parse_batches, parse_bound
 
     lower = module.programs.lowering  # instances are modules without an error budget, and the bench searches for them
     seconds = THROUGHPUT_BUDGET if budget is None else budget
@@ -169,7 +169,7 @@ def tune_throughput(
     bound = parse_bound(p99)
     values = module.check_inputs(args, kwargs, pads=False)[: len(module.inputs)] if args or kwargs else None
     splits = list_splits(module.threads, instances)
-    pool, sizes = RequestPool(module, values, batch_dim, seed), parse_batches(BATCHES if batches is None else batches)
+    pool, sizes = RequestPool(module, values, batch_dim, seed), parse_batches(BATCH_SIZES if batches is None else batches)
     if not (reason := pool.reason) and sizes[-1] > 1:
         with nullcontext(module) if lower is None else _make_exact_module(module) as exact:
             reason = pool.check_independent(exact, min(MOST_CHECKED, sizes[-1]))

@@ -19,7 +19,7 @@ from xrt.partition.partitioner import map_nodes_to_engines, map_nodes_to_regions
 from xrt.partition.support_matrix import SupportMatrix
 from xrt.placement import CostReport, CostStore, TuningResult, tune
 from xrt.placement.autotune import ProgressCallback, TuningBudget, load_cost_table, plan_by_priority
-from xrt.placement.records import Ingredients, load_decision, make_decision_key, mark_checked, plan_form, store_decision
+from xrt.placement.records import Ingredients, load_decision, make_decision_key, mark_checked, request_form, store_decision
 from xrt.placement.report import make_report
 from xrt.placement.result import CandidateComparison, PlacementRequest
 from xrt.placement.sizes import format_sizes
@@ -41,15 +41,15 @@ class Lower(Protocol):
 
     @property
     def ingredients(self) -> Ingredients | None:
-        """The parts of a decision's key that describe the error budget; None if a decision cannot be stored."""
+        """Entries that the error budget adds to the key of a stored decision; None if such a decision cannot be stored."""
 
     def lower(
         self, request: PlacementRequest, exact: TuningResult, cache: CompileCache, seconds: float, progress: ProgressCallback
     ) -> TuningResult:
-        """Find the fastest plan within the error budget, which may be the exact plan."""
+        """Find the fastest plan within the error budget, for at most ``seconds``. Returns ``exact`` if no plan is faster."""
 
 
-FETCHED = "placed as it is without the values that are fetched"
+FETCHED_NOTE = "placed as it is without the values that are fetched"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,9 @@ class OpenModel:
     """A model with symbolic dims."""
 
     get_declared: Callable[[], Function]
+    """The model with its dims still symbolic."""
     specialize: Callable[[Sizes], Function]
-    """Build the Function to plan for inputs of these sizes."""
+    """Build the Function with these sizes in place of the symbolic dims."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +72,13 @@ class SizedPlacement:
 
 @dataclass(eq=False, slots=True)
 class AutoPlacement:
-    """Places the signatures of one module. A model with symbolic dims is placed once, for all sizes."""
+    """Chooses the placement of each input signature of a module. A model with symbolic dims is placed once, for all sizes."""
 
     engines: EngineList
-    """With a lock that applies, only the engines that its plan uses."""
+    """The engines to place on. If the module has a lock, only those of the locked plan, until the lock is found not to apply."""
     cache: CompileCache
     list_all_engines: Callable[[], EngineList]
-    """The list of all engines, created on first use, for calls to which the lock does not apply."""
+    """Creates the list of all engines. Called only when the lock does not apply."""
     load_locked: Callable[[Function, EngineList, Sizes, OpenModel | None], SizedPlacement | None] | None
     """Load a Function's placement from the lock, or return None if the lock does not apply. None without a lock."""
     lower: Lower | None
@@ -105,13 +106,14 @@ class AutoPlacement:
         began: float,
         sizes: Sizes,
     ) -> TuningResult:
-        """Place a signature by ``placer`` if given, else by the lock, else by a search, whose time budget starts at ``began``.
+        """Choose the placement of ``function``: by ``placer`` if given, else from the lock, else by a search.
 
-        ``base`` is the placement of the same signature without fetched values, whose engines are reused. ``sizes`` are those of
-        the symbolic dims. Raises LockError as `LockedPlacement.load_result` does.
+        ``values`` are the inputs of the call; None lets a search use random ones. ``base`` is the placement of the same signature
+        without fetched values: its engines are reused and nothing is measured. The time budget of a search starts at ``began``.
+        ``sizes`` are the sizes of the symbolic dims in this call. Raises LockError if the lock must apply and does not.
         """
         if base is not None:
-            return placer(function) if placer is not None else self.like(base, function)
+            return placer(function) if placer is not None else self.adapt(base, function)
         if placer is None and self.placed is None and self.load_locked is not None:
             locked = self.load_locked(function, self.engines, sizes, self.model)
             if locked is not None and self.model is None:
@@ -129,10 +131,10 @@ class AutoPlacement:
     def _place_once(
         self, model: OpenModel, sizes: Sizes, values: Sequence[Any] | None, began: float, function: Function
     ) -> TuningResult:
-        """Place a model with symbolic dims: reuse its earlier placement, else search at the sizes of this call.
+        """Place a model with symbolic dims: search at the sizes of the first call, and reuse the result for all other sizes.
 
-        A placement is adapted to other sizes. If dims stay symbolic, use the fastest measured plan whose engines compile one
-        executable for all sizes.
+        If ``function`` still has symbolic dims, prefer the fastest measured plan whose engines compile one executable for all
+        sizes; if there is none, use the fastest plan.
         """
         if self.placed is None:
             # Costs are of static shapes: the search runs at the sizes of the first call.
@@ -145,11 +147,11 @@ class AutoPlacement:
         if placed.sizes == sizes:
             return placed.tuned
         note = f"placed as it was measured for {format_sizes(placed.sizes)}"
-        first = self.like(placed.tuned, function, note)
+        first = self.adapt(placed.tuned, function, note)
         if _find_open_input(function) is None or placed.tuned.lowered or self._is_dynamic(first):
             return first
         others = (plan for plan in _list_sound_plans(placed.tuned) if plan is not placed.tuned.plan)
-        adapted = (self.like(replace(placed.tuned, plan=plan), function, note) for plan in others)
+        adapted = (self.adapt(replace(placed.tuned, plan=plan), function, note) for plan in others)
         return next(filter(self._is_dynamic, adapted), first)
 
     def _is_dynamic(self, tuned: TuningResult) -> bool:
@@ -157,7 +159,7 @@ class AutoPlacement:
         return tuned.how != "priority" and not any(map(self.engines.why_not_dynamic, tuned.plan.launches))
 
     def record(self, sizes: Sizes, tuned: TuningResult) -> None:
-        """Use the placement found at these sizes for all sizes, in later processes too."""
+        """Use this placement, measured at ``sizes``, for all sizes. If it was measured, later processes use it too."""
         self.placed = SizedPlacement(sizes, tuned)
         store = CostStore.for_cache(self.cache)
         if tuned.how == "measured" and store is not None and self.model is not None:
@@ -165,7 +167,7 @@ class AutoPlacement:
             store.store_decision(make_decision_key(request), PlacementFile(sizes=dict(sizes)))
 
     def mark_checked(self, function: Function) -> None:
-        """Record, also for other sizes and later processes, that a call of the chosen plan agreed with the reference."""
+        """Record that a call of the chosen plan agreed with the reference, so that it is not checked again."""
         if self.placed is not None and self.model is not None:
             self.placed = replace(self.placed, tuned=replace(self.placed.tuned, is_checked=True))
             # The decision is stored under the sizes at which it was measured.
@@ -199,11 +201,12 @@ class AutoPlacement:
         began: float | None = None,
         lower: Lower | None = None,
     ) -> TuningResult:
-        """Search for a placement for ``budget`` seconds, or load an earlier decision; ``retune`` forces a search.
+        """Load the decision of an earlier search, or search for at most ``budget`` seconds; ``retune`` forces a search.
 
-        The budget starts at ``began`` on the clock. With an error budget, half of it is for the exact plan, and the rest for
-        plans of lower precision. ``lower`` replaces that of the module. ``progress`` is called with the state of the
-        search; True shows the state, False hides it, and None follows the options.
+        ``values`` are inputs to measure with; None uses random ones. The budget starts at ``began`` on the clock, by default now.
+        With an error budget, half of the time is for the exact plan and the rest for plans of lower precision. ``lower`` replaces
+        the module's search for lower precision. ``progress`` is called with the state of the search; True displays the state,
+        False does not, and None follows the module's option.
         """
         budget = self.budget if budget is None else budget
         lower, store = lower or self.lower, CostStore.for_cache(self.cache)
@@ -242,7 +245,7 @@ class AutoPlacement:
 
     @contextmanager
     def _watch(self, progress: ProgressCallback | bool | None, function: Function, budget: float) -> Iterator[ProgressCallback]:
-        """Yield the progress callback: the caller's, or one that shows the state of the search if enabled."""
+        """Yield the progress callback: ``progress`` if it is callable, else one that displays the state if this is enabled."""
         if callable(progress):
             yield progress
             return
@@ -250,66 +253,68 @@ class AutoPlacement:
         with show_progress(f"placing {function.name} (budget {budget:g} s)", enabled=enabled) as show:
             yield lambda state: show(state.text)
 
-    def like(self, base: TuningResult, function: Function, note: str = FETCHED) -> TuningResult:
-        """Reuse a placement for the same model with more outputs or other sizes; place by priority if that fails.
+    def adapt(self, base: TuningResult, function: Function, note: str = FETCHED_NOTE) -> TuningResult:
+        """Apply the placement ``base`` to the same model with more outputs or other sizes; place by priority if that fails.
 
-        A node that ``base`` lacks runs on the engine with the most nodes. The result has no candidates of ``base``.
+        Nodes that ``base`` does not have run on the engine with the most nodes. ``note`` is shown to the user as the reason. The
+        candidates of ``base`` are dropped, since they were not measured on this Function.
         """
-        request = plan_form(self._make_request(function)[0], base.precision, base.lowered)
+        request = request_form(self._make_request(function)[0], base.precision, base.lowered)
         function, assignment = request.function, map_nodes_to_engines(base.plan)
         groups: Mapping[str, int] | None = map_nodes_to_regions(base.plan)
         if {node.name for node in function.nodes} - assignment.keys() and assignment:
             # New nodes, such as fetched values, change the regions, so that the old grouping does not apply.
-            usual, groups = Counter(assignment.values()).most_common(1)[0][0], None
-            assignment = {node.name: assignment.get(node.name, usual) for node in function.nodes}
-        implicit, homes = request.implicit, request.device_map
+            most_used_engine, groups = Counter(assignment.values()).most_common(1)[0][0], None
+            assignment = {node.name: assignment.get(node.name, most_used_engine) for node in function.nodes}
+        implicit, device_map = request.implicit, request.device_map
         engines = tuple({engine.spec: engine for engine in request.engines}.values())  # the first engine of each spec
-        if note != FETCHED:  # reuse the support recorded for the other sizes, so that no library is imported
+        if note != FETCHED_NOTE:  # reuse the support recorded for the other sizes, so that no library is imported
             queried = base.queried if base.queried and not base.lowered else engines
             engines = tuple(engine for engine in queried if engine.spec in assignment.values()) or engines
             implicit = implicit if implicit in assignment.values() else None
         try:
-            plan = plan_from_assignment(function, engines, assignment, groups=groups, implicit=implicit, device=homes)
+            plan = plan_from_assignment(function, engines, assignment, groups=groups, implicit=implicit, device=device_map)
         except PlanError:
             return plan_by_priority(request, f"{note}, but not all nodes can be")
         return replace(base, plan=plan, race=CandidateComparison(), notes=(note,))
 
     def _make_request(self, function: Function, budget: float | None = None) -> tuple[PlacementRequest, tuple[str, ...]]:
-        """Make the placement request, and a message for each engine left out because it supports no node on its device."""
+        """Make the placement request; also return a message for each engine left out as it supports no node on its device."""
         engines, implicit, left_out = self._select_engines(function)
         fields = {"clustering": self.clustering, "cuda_graph": self.cuda_graph, "budget": budget or self.budget}
         return self.engines.make_request(function, engines=tuple(engines), implicit=implicit, **fields), left_out
 
     def make_cost_report(self, plan: Plan, tuned: TuningResult, function: Function) -> CostReport:
-        """Report the cost of the chosen plan from all known measurements."""
+        """Report the cost of ``plan``, from the measurements of ``tuned`` or, if it has none, from the stored ones."""
         table, store = tuned.table, CostStore.for_cache(self.cache)
         if not table.regions and store is not None:
             table = load_cost_table(store, self.engines.make_request(function))
         return make_report(plan, tuned, function, table)
 
     def _select_engines(self, function: Function) -> tuple[list[GraphCompiler], str | None, tuple[str, ...]]:
-        """Select the engines to query and the implicit engine's spec, with a message for each engine that is left out.
+        """Select the engines to query; also return the spec of the implicit engine, and a message for each engine left out.
 
-        Off the CPU, the implicit engine is included only if the others do not support every node, and an engine that supports no
-        node on its device is left out.
+        If all engines run on the CPU, all are selected. Otherwise an engine that supports no node on its device is left out, and
+        the implicit engine is included (its spec is not None) only if the others do not support every node.
         """
-        implicit, homes = self.engines.implicit, self.engines.homes
+        implicit, device_map = self.engines.implicit, self.engines.homes
         listed = [engine for engine in self.engines.engines if engine.spec != implicit]
-        if all(homes.of(engine.spec) == "cpu" for engine in self.engines.engines):
+        if all(device_map.of(engine.spec) == "cpu" for engine in self.engines.engines):
             return list(self.engines.engines), implicit, ()
-        answers = SupportMatrix.of(function, listed, homes)
-        busy = {index for willing in answers.supporting_engines() for index in willing}
-        idle = {}
+        support = SupportMatrix.of(function, listed, device_map)
+        supporting_indices = {index for willing in support.supporting_engines() for index in willing}
+        unsupported = {}
         for index, engine in enumerate(listed):
-            if index not in busy and function.nodes and (where := homes.of(engine.spec)) != "cpu":
-                idle[index] = f"engine {engine.spec!r} takes nothing on {where}: {answers.reason(0, index)}"
-        supporting = [engine for index, engine in enumerate(listed) if index not in idle]
-        if (supporting and implicit is None) or all(answers.supporting_engines()):
-            return supporting, None, tuple(idle.values())
-        return [*supporting, *self.engines.engines[len(listed) :]], implicit, tuple(idle.values())
+            if index not in supporting_indices and function.nodes and (device := device_map.of(engine.spec)) != "cpu":
+                unsupported[index] = f"engine {engine.spec!r} takes nothing on {device}: {support.reason(0, index)}"
+        supporting = [engine for index, engine in enumerate(listed) if index not in unsupported]
+        if (supporting and implicit is None) or all(support.supporting_engines()):
+            return supporting, None, tuple(unsupported.values())
+        return [*supporting, *self.engines.engines[len(listed) :]], implicit, tuple(unsupported.values())
 
 
 def _list_ingredients(lower: Lower | None) -> Ingredients | None:
+    # Without an error budget nothing is added to the key; None forbids to store the decision.
     return () if lower is None else lower.ingredients
 
 
@@ -320,10 +325,11 @@ def _find_open_input(function: Function) -> str | None:
 
 
 def find_next_best_plan(tuned: TuningResult, refused: Sequence[tuple[str, str, str]]) -> Plan | None:
-    """The best candidate that avoids the refused (node, engine) pairs, or None."""
+    """Find the best candidate that puts no node on an engine that refused it. ``refused`` has (node, engine, reason) triples."""
     excluded = {(node, engine) for node, engine, _ in refused}
     return next((plan for plan in _list_sound_plans(tuned) if excluded.isdisjoint(map_nodes_to_engines(plan).items())), None)
 
 
 def _list_sound_plans(tuned: TuningResult) -> Iterator[Plan]:
+    """Yield the candidates that ran and computed correct results, best first."""
     return (contender.plan for contender in tuned.race.contenders if contender.verdict in ("won", "tie", "lost"))

@@ -1,4 +1,6 @@
-"""Placement by measurement in three stages: whole models, regions, and a race of the fastest engines with the mixtures.
+"""Placement by measurement in three stages: whole models on one engine each, regions of the model, and a race of the best plans.
+
+A mixture is a plan that uses several engines.
 
 `tune` loads the decision of an earlier search, or searches within a budget of seconds and stores the result. The search ends
 early once no remaining plan can win.
@@ -26,7 +28,7 @@ from xrt.partition.cost_table import LAUNCH, CostTable, MeasuredCost
 from xrt.partition.partitioner import map_nodes_to_engines, map_nodes_to_regions, plan_from_assignment
 from xrt.placement import choose_requests, predict_cost, propose_plans
 from xrt.placement.profiler import (
-    LEAST,
+    MIN_STEP_SECONDS,
     Inquiry,
     RegionProfiler,
     WorkerRunner,
@@ -36,7 +38,7 @@ from xrt.placement.profiler import (
     make_stand_in,
 )
 from xrt.placement.race import (
-    PROFILED,
+    PROFILED_CALLS,
     Candidates,
     Entrant,
     Placing,
@@ -59,9 +61,9 @@ from xrt.placement.result import (
     describe_plan,
     suggest_budget,
     unwrap,
-    with_reasons,
+    update_reasons,
 )
-from xrt.placement.search import GAIN, UNCERTAINTY, ProfilingRequest
+from xrt.placement.search import MIN_GAIN, UNCERTAINTY, ProfilingRequest
 from xrt.processes.background import OutOfTime, within_or_stopped
 from xrt.runtime import on_device, to_host
 from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
@@ -78,31 +80,31 @@ T = TypeVar("T")
 
 ProgressCallback: TypeAlias = Callable[[Progress], object]
 """Receives the state of a search."""
-LEADERS = 3
-"""Number of engines to combine in mixtures. All mixtures that beat each engine had two; a third allows for a wrong order."""
+MAX_COMBINED_ENGINES = 3
+"""Maximum engines that mixtures combine. All mixtures that beat each engine had two; a third allows for a wrong order."""
 
 
 @dataclass(frozen=True, slots=True)
 class TuningBudget:
-    """How a search divides its budget, and its other limits."""
+    """How a search divides its time budget, and its other limits. Shares are of the whole budget."""
 
     wholes: float = 0.5
-    """Share of the budget for whole models, including engine startup. SqueezeNet on six engines and two busy cores: 5 s until all
-    had started, 14 s for the trials of four of them."""
+    """Share for whole models, including engine startup. SqueezeNet on six engines and two busy cores took 5 s until all had
+    started, and 14 s to measure four of them."""
     reserve: float = 0.05
-    """Share for the shutdown of workers, 0.2 s each, and for one call that takes longer than expected."""
+    """Share kept for the end: the shutdown of workers takes 0.2 s each, and one call may take longer than expected."""
     limit: float = 0.2
-    """Share for a single compile or measurement: two engines that hang leave time for a third."""
+    """Share for a single compile or measurement, so that two engines that hang leave time for a third."""
     memory: int | None = None
     """Limit on each worker's address space, in bytes; None for no limit."""
     samples: float = 0.3
-    """Sampling time of one region, in seconds: on an idle machine seven samples of 2 ms suffice."""
+    """Seconds of sampling per region. Seven samples of 2 ms suffice on an idle machine; the rest is for a busy one."""
     rules: StoppingRule = field(default_factory=StoppingRule)
 
     @property
     def stage(self) -> float:
-        """Share of each later stage, half of the rest: for regions (SqueezeNet on three engines and two busy cores: 10 parts in
-        8 s), and for mixtures with their last regions, compiles and rounds (4 plans of a slow model, 0.4 s: 22 s).
+        """Share for each of the two later stages. Regions: 10 of SqueezeNet on three engines and two busy cores took 8 s. Race of
+        the mixtures, with compiles: 4 plans of a model of 0.4 s took 22 s.
         """
         return (1 - self.wholes - self.reserve) / 2
 
@@ -121,12 +123,12 @@ def tune(
     """Find the fastest plan within the request's time budget, or load the decision of an earlier search.
 
     ``reference`` computes the expected results. ``inputs`` are the values of a call, which are not modified; None uses random
-    values. Measurements are read from ``store`` and added to it. A stored decision is used unless its search had a smaller budget
-    and was not explicit, or the request has ``retune``.
+    values. Measurements are read from ``store`` and added to it. ``progress`` is called with the state of the search. A stored
+    decision is not used if the request has ``retune``, or if its search had a smaller budget and was not requested by the user.
 
     Models and regions are first measured in workers, where a hang or a crash costs `TuningBudget.limit` once. Plans whose engines
-    have passed there run interleaved in this process, as deployed. The search exceeds its budget by at most one call, except that
-    it waits for the first engine to answer. Ctrl-C ends the search and returns the best plan so far.
+    have passed there run interleaved in this process, where they will be used. The search exceeds its budget by at most one call,
+    except that it waits until engines have reported support for all nodes. Ctrl-C ends it and returns the best plan so far.
 
     Raises OptionError if the budget is not a positive number, DeviceError if a device is unavailable, and PlanError if no engine
     supports a node.
@@ -170,14 +172,14 @@ def check_budget(budget: object) -> None:
 
 
 def plan_by_priority(request: PlacementRequest, reason: str) -> TuningResult:
-    """Plan by the order of the engine list; ``reason`` becomes a note of the result."""
+    """Plan by the order of the engine list, without measurements; ``reason`` says why, and becomes a note of the result."""
     function, implicit, device = request.function, request.implicit, request.device_map
     plan = partition(function, request.engines, request.clustering, implicit=implicit, device=device)
     return TuningResult(plan, how="priority", notes=(reason,))
 
 
 def _run(search: Search) -> TuningResult:
-    """Run the stages in order, until no remaining plan can win."""
+    """Run the stages in order. An error or Ctrl-C ends the search with the best plan so far."""
     try:
         search.report_stage("asking the engines")
         search.inquiry.start()
@@ -211,8 +213,8 @@ def _run(search: Search) -> TuningResult:
 def measure_whole_models(search: Search) -> None:
     """Stage 1: measure the model on each engine that supports all of it, and prepare the fastest ones for the race.
 
-    Engines that are `UNCERTAINTY` times slower than the leader do not race. If no engine supports the whole model, the plan by
-    priority is the leader.
+    An engine that takes more than `UNCERTAINTY` times as long as the fastest does not race. If no engine supports all nodes, the
+    plan by priority races instead.
     """
     until = search.began + search.bounds.wholes * search.request.budget
     if search.profiler.truth.reference is not None:
@@ -237,9 +239,9 @@ def measure_whole_models(search: Search) -> None:
 
 
 def propose_mixtures(search: Search) -> Sequence[Plan]:
-    """Stage 2: measure parts of the model on the leading engines, and propose the mixtures that may beat the best plan so far.
+    """Stage 2: measure parts of the model on the fastest engines, and return the mixtures that may beat the best plan so far.
 
-    Ends when no unmeasured part can save enough. Most models end here, without a proposal.
+    Measures until no unmeasured part could save enough time. For most models no mixture is proposed.
     """
     # A mixture needs two engines and two nodes; without expected values no part can be checked.
     best, engines = search.find_leader(), search.list_leaders()
@@ -250,7 +252,7 @@ def propose_mixtures(search: Search) -> Sequence[Plan]:
     until = min(search.clock() + search.bounds.stage * search.request.budget, end)
     device, to_beat = search.request.device_map, predict_cost(search.function, best, search.table).seconds
     # A mixture has at least two launches: it cannot be faster than a model that takes less time than these.
-    if (1 - GAIN) * to_beat < 2 * LAUNCH:
+    if (1 - MIN_GAIN) * to_beat < 2 * LAUNCH:
         return ()
     if end <= search.clock():
         search.notes.append("the budget left no time to look for mixtures")
@@ -281,22 +283,22 @@ def propose_mixtures(search: Search) -> Sequence[Plan]:
 
 
 def race_plans(search: Search, mixtures: Sequence[Plan]) -> None:
-    """Stage 3: race all plans. A mixture wins only if the whole interval of its ratio to the best engine is below `WIN`."""
+    """Stage 3: race the mixtures against the plans prepared in stage 1. If no plan can be measured, run fallback plans."""
     until = min(search.clock() + search.bounds.stage * search.request.budget, search.end)
     # Regions were estimated when the mixture was proposed. Once they are measured, it may have become too slow to race.
     leader = search.find_leader() if mixtures else None
-    limit = math.inf if leader is None else (1 - GAIN) * predict_cost(search.function, leader, search.table).seconds
+    limit = math.inf if leader is None else (1 - MIN_GAIN) * predict_cost(search.function, leader, search.table).seconds
     for plan in mixtures:
         search.prepare(plan, until, limit)
     search.race()
     if not search.has_measured:
-        _race_unproved_plans(search)
+        _run_fallback_plans(search)
 
 
-def _race_unproved_plans(search: Search) -> None:
-    """Run plans in this process until one succeeds, those with a measured cost first: a plan must be chosen.
+def _run_fallback_plans(search: Search) -> None:
+    """Run the plan by priority and the single-engine plans in this process until one succeeds, those measured as fastest first.
 
-    Workers took too long to start, or the plans that were prepared failed in this process.
+    This is the last resort if no plan could be raced, because workers started too slowly or every prepared plan failed.
     """
     candidates = search.get_candidates()
     costs = [(plan, get_single_cost(plan, search.table)) for plan in (candidates.priority, *candidates.wholes)]
@@ -310,7 +312,7 @@ def _race_unproved_plans(search: Search) -> None:
         has_tried = True  # run at least one plan
         search.report_stage(f"running {describe_plan(plan)}")
         search.baselines = {key}
-        search.compile(plan, max(search.remaining / 2, LEAST))
+        search.compile(plan, max(search.remaining / 2, MIN_STEP_SECONDS))
         search.race()
         if search.has_measured:
             return
@@ -321,7 +323,7 @@ def _race_unproved_plans(search: Search) -> None:
 
 @dataclass(eq=False)
 class Search:
-    """One search: its request and all measurements. `make_result` works at any time."""
+    """The state of one search. `make_result` can be called at any time and uses the measurements made so far."""
 
     request: PlacementRequest
     inputs: Sequence[Any]
@@ -333,14 +335,15 @@ class Search:
     notes: list[str] = field(default_factory=list)
     entrants: list[Entrant] = field(default_factory=list)
     excluded: dict[Placing, CandidateResult] = field(default_factory=dict)
-    """The verdicts on plans outside the race."""
+    """The results of plans that do not race, by partition key."""
     baselines: set[Placing] = field(default_factory=set)
-    """The plans that mixtures must beat."""
+    """Keys of the plans that a mixture must beat."""
     failed_plans: set[Placing] = field(default_factory=set)
-    """The plans that failed or were wrong in this process."""
+    """Keys of the plans that failed or were wrong in this process."""
     late_plans: set[Placing] = field(default_factory=set)
-    """The plans that could not be compiled in time in this process."""
+    """Keys of the plans that could not be compiled in time in this process."""
     rounds: int = 0
+    """Rounds of the race so far."""
 
     def __post_init__(self) -> None:
         self.function = self.request.function
@@ -365,7 +368,7 @@ class Search:
         return self.end - self.clock()
 
     def report_stage(self, stage: str, best: tuple[str, float] | None = None) -> None:
-        """Report the stage and the best plan so far."""
+        """Pass the stage to the progress callback, with the title and seconds of the best plan so far."""
         fastest = self.find_best_alone() if best is None and self._candidates else None
         title, seconds = best or ((describe_plan(fastest[0]), fastest[1].seconds) if fastest else ("", None))
         self.report(Progress(stage, title, seconds, self.clock() - self.began, self.request.budget))
@@ -373,15 +376,15 @@ class Search:
     # ------------------------------------------------------------------ candidates
 
     def get_candidates(self, *, started: bool = False) -> Candidates:
-        """The plans known without measuring, from the engines that have answered, or only from those that have ``started``."""
-        # Answers arrive while the search runs: candidates are computed again whenever another engine has answered.
+        """The possible plans on the engines whose supported nodes are known and, with ``started``, whose workers are ready."""
+        # Engines report their support while the search runs, so candidates are computed again whenever another one has.
         key = started, tuple(self.inquiry.pending if started else self.inquiry.unanswered)
         if key not in self._candidates:
-            self._candidates[key] = Candidates.of(self.request, self.inquiry.engines(started=started))
+            self._candidates[key] = Candidates.collect(self.request, self.inquiry.list_engines(started=started))
         return self._candidates[key]
 
     def wait_for_plan(self) -> None:
-        """Wait, without a limit, until the answers cover all nodes; raises PlanError if no engine supports a node."""
+        """Wait, without a limit, until each node has an engine known to support it; raises PlanError if a node has none."""
 
         def is_enough() -> bool:
             try:
@@ -393,10 +396,10 @@ class Search:
         _ = self.get_candidates().priority
 
     def compute_truth(self) -> None:
-        """Compute the expected values on the reference, or with the plan by priority if that fails."""
+        """Compute the expected values on the reference, or with the plan by priority if the reference fails."""
         candidates = self.get_candidates()
         stand_in = make_stand_in(self.request, candidates.implicit, candidates.engines)
-        seconds = max(self.bounds.wholes * self.remaining, LEAST)
+        seconds = max(self.bounds.wholes * self.remaining, MIN_STEP_SECONDS)
         name = describe_plan(candidates.priority)
         self.profiler.truth = compute_truth(self.function, self.inputs, self.reference, stand_in, name, seconds)
         self.notes += [self.profiler.truth.remark] if self.profiler.truth.remark else []
@@ -404,7 +407,7 @@ class Search:
     # ------------------------------------------------------------------ measured costs
 
     def measure(self, regions: Sequence[ProfilingRequest], until: float) -> bool:
-        """Measure regions in workers, in order; return False if time ran out."""
+        """Measure regions in workers, in order, until the clock shows ``until``; return False if time ran out."""
 
         def report(region: ProfilingRequest) -> None:
             self.report_stage(f"measuring {format_count(len(region.function.nodes), 'node')} on {region.spec}")
@@ -412,25 +415,25 @@ class Search:
         return self.profiler.measure(regions, until, report)
 
     def list_fresh_wholes(self) -> list[ProfilingRequest]:
-        """The whole model on each ready engine that has not been measured on it."""
+        """Requests to measure the whole model, one for each ready engine that supports it and has not been measured."""
         wholes = [plan for plan in self.get_candidates().wholes if len(plan.launches) == 1]
-        regions = [ProfilingRequest.of(plan.launches[0]) for plan in wholes]
+        regions = [ProfilingRequest.from_launch(plan.launches[0]) for plan in wholes]
         return [region for region in regions if region.spec in self.inquiry.runners and not self.profiler.is_known(region)]
 
     def list_measured_wholes(self, *, started: bool = False) -> list[tuple[Plan, MeasuredCost]]:
-        """The single-engine plans with their measured costs, fastest first."""
+        """The measured single-engine plans with their costs, fastest first; with ``started``, only of started workers."""
         costs = [(plan, get_single_cost(plan, self.table)) for plan in self.get_candidates(started=started).wholes]
         return sorted(((p, cost) for p, cost in costs if isinstance(cost, MeasuredCost)), key=lambda pair: pair[1].seconds)
 
     def list_leading_wholes(self) -> list[Plan]:
-        """The single-engine plans that may be fastest, in order of measured time; exclude the others."""
+        """Select the single-engine plans that may be fastest, in order of measured time; exclude the others from the race."""
         for plan in self.get_candidates().wholes:
             if isinstance(reason := get_single_cost(plan, self.table), str):
                 self.exclude(plan, reason)
         # `low` and not the median: an engine is excluded only if its whole interval is above the limit.
         leading, measured = [], self.list_measured_wholes()
         for plan, cost in measured:
-            times = UNCERTAINTY ** (1 + (_get_part(plan) in self.profiler.disturbed))
+            times = UNCERTAINTY ** (1 + (_make_cost_key(plan) in self.profiler.disturbed))
             if cost.low <= times * measured[0][1].seconds:
                 leading.append(plan)
             else:
@@ -438,16 +441,21 @@ class Search:
         return leading
 
     def list_leaders(self) -> Sequence[GraphCompiler]:
-        """The engines to combine in mixtures: the fastest on the whole model, and the partial one that supports most nodes."""
+        """Select the engines to combine in mixtures.
+
+        These are the fastest on the whole model, and the one that supports most nodes among those that do not support all.
+        """
         candidates = self.get_candidates(started=True)
         fastest = [plan.launches[0].engine for plan, _ in self.list_measured_wholes(started=True)]
         counts = dict.fromkeys((engine.spec for engine in candidates.engines), 0)
-        for index in (index for willing in candidates.capability.supporting_engines() for index in willing):
+        for index in (index for supporting in candidates.capability.supporting_engines() for index in supporting):
             counts[candidates.engines[index].spec] += 1
         # An engine that supports only some nodes may be far faster at these, and is in no plan of a single engine.
         whole = {plan.launches[0].engine for plan in candidates.wholes if plan.launches}
-        partial_ = sorted((spec for spec in counts if spec not in whole and counts[spec]), key=lambda spec: -counts[spec])
-        chosen = list(dict.fromkeys([*fastest[: LEADERS - 1], *partial_[:1], *fastest, *partial_]))[:LEADERS]
+        partial_specs = sorted((spec for spec in counts if spec not in whole and counts[spec]), key=lambda spec: -counts[spec])
+        chosen = list(dict.fromkeys([*fastest[: MAX_COMBINED_ENGINES - 1], *partial_specs[:1], *fastest, *partial_specs]))[
+            :MAX_COMBINED_ENGINES
+        ]
         # If no engine supports the whole model, use all of them to cover every node.
         return [engine for engine in candidates.engines if engine.spec in chosen or (not fastest and counts[engine.spec])]
 
@@ -455,62 +463,74 @@ class Search:
 
     @property
     def has_measured(self) -> bool:
-        """Whether a plan that has run in this process was measured, in the race or alone."""
+        """Whether any plan that has run in this process without failure was measured, in the race or alone in a worker."""
         ran = [entrant for entrant in self.entrants if not entrant.failure]
         return any(entrant.rounds or isinstance(get_single_cost(entrant.plan, self.table), MeasuredCost) for entrant in ran)
 
     def find_best_alone(self) -> tuple[Plan, MeasuredCost] | None:
-        """The fastest single-engine plan and its measured cost; plans that compiled too late in this process come last."""
+        """Find the single-engine plan with the lowest measured cost; return both, or None if none was measured.
+
+        Plans that failed here are left out. One that could not be compiled in time is chosen only if there is no other.
+        """
         sound = [pair for pair in self.list_measured_wholes() if make_partition_key(pair[0]) not in self.failed_plans]
         return min(sound, key=lambda pair: make_partition_key(pair[0]) in self.late_plans, default=None)
 
     def find_leader(self) -> Plan | None:
-        """Of the plans ready to race, the one with the lowest predicted time; without one, the fastest single engine."""
+        """Find the plan to beat: the ready plan with the lowest predicted time, else the fastest engine's, else None."""
         if self.entrants:
             return min(self.entrants, key=lambda entrant: entrant.expected).plan
         best = self.find_best_alone()
         return best[0] if best is not None else None
 
     def estimate_race(self, *plans: Plan, rounds: int | None = None) -> float:
-        """Estimate the seconds of ``rounds``, by default the minimum, of a race of the ready plans and ``plans``."""
+        """Estimate the seconds of a race of the ready plans and ``plans``, with a safety factor.
+
+        ``rounds`` is by default the minimum number of rounds before a decision.
+        """
         calls = (self._predict(plan) for plan in (*plans, *(entrant.plan for entrant in self.entrants)))
         rules = self.bounds.rules if rounds is None else replace(self.bounds.rules, least=rounds)
-        return UNCERTAINTY * rules.seconds(calls)
+        return UNCERTAINTY * rules.estimate_seconds(calls)
 
     def prepare(self, plan: Plan, until: float, limit: float = math.inf) -> None:
-        """Check a plan in workers and here, and let it race; exclude it if it fails or its regions exceed ``limit`` seconds."""
+        """Measure a plan's regions in workers, compile it here and add it to the race; else exclude it, with the reason.
+
+        It is excluded if it fails, if its predicted time exceeds ``limit`` seconds, or if time is over and another plan is ready.
+        """
         # Leave time for the race, unless there is no other plan to race. Single engines, which have no limit, race if one round
         # is possible: too few for an interval, but a worker has timed a slow model only once.
         rounds = self.bounds.rules.least if math.isfinite(limit) else 1
         latest = self.end - self.estimate_race(plan, rounds=rounds) if self.entrants else self.end
         if self.entrants and self.clock() >= min(until, latest):
-            self.exclude_late(plan)
+            self.exclude_out_of_time(plan)
             return
         # Each region runs in a worker first: a hang or a crash of an engine must not happen in this process.
-        regions = [ProfilingRequest.of(launch) for launch in plan.launches]
+        regions = [ProfilingRequest.from_launch(launch) for launch in plan.launches]
         self.measure(regions, latest)
         costs = [self.table.region(region.key, region.spec) for region in regions]
         if (reason := next((cost for cost in costs if isinstance(cost, str)), None)) is not None:
             self.exclude(plan, reason)
         elif None in costs:
-            self.exclude_late(plan)
+            self.exclude_out_of_time(plan)
         elif (seconds := self._predict(plan)) > limit:
             note = "its regions were measured one by one, and not compared with the others"
             self.excluded[make_partition_key(plan)] = CandidateResult(plan, "lost", seconds, note=note)
         else:
             self.report_stage(f"compiling {describe_plan(plan)}")
-            self.compile(plan, max(latest - self.clock(), LEAST))
+            self.compile(plan, max(latest - self.clock(), MIN_STEP_SECONDS))
 
     def exclude(self, plan: Plan, note: str, cost: MeasuredCost | None = None) -> None:
-        """Exclude a plan: it lost by its measured cost, or it is wrong or failed."""
+        """Exclude a plan from the race, with ``note`` as the reason. Its verdict is "lost" if it has a measured cost.
+
+        Without one it is "wrong" if the note begins with that word, as the profiler writes it, else "failed".
+        """
         if cost is not None:
             result = CandidateResult(plan, "lost", cost.seconds, cost.low, cost.high, note=note)
         else:
             result = CandidateResult(plan, "wrong" if note.startswith("wrong") else "failed", note=note)
         self.excluded[make_partition_key(plan)] = result
 
-    def exclude_late(self, plan: Plan) -> None:
-        """Exclude a plan because time ran out, with its measured time if it is a single region."""
+    def exclude_out_of_time(self, plan: Plan) -> None:
+        """Exclude a plan that cannot race because the time is over. Record its measured time if it has only one region."""
         note = "the search ended before its turn in the race"
         if isinstance(cost := get_single_cost(plan, self.table), MeasuredCost):
             self.exclude(plan, f"measured alone; {note}", cost)
@@ -523,12 +543,15 @@ class Search:
         return seconds if math.isfinite(seconds) else best[1].seconds if best is not None else 0.0
 
     def compile(self, plan: Plan, seconds: float) -> None:
-        """Compile a plan in this process, check its results and let it race; exclude it if it fails or exceeds ``seconds``."""
+        """Compile a plan in this process, check its results and add it to the race; exclude it if it fails or takes too long.
+
+        ``seconds`` is the limit.
+        """
         runners, reference, key = self.inquiry.runners, self.profiler.truth.reference, make_partition_key(plan)
         # The worker saves its executables for this process, or compiles again: its requests end with the time for this plan.
         for runner in runners.values():
             if isinstance(runner, WorkerRunner):
-                runner.bound(min(self.request.budget * self.bounds.limit, seconds))
+                runner.limit_requests(min(self.request.budget * self.bounds.limit, seconds))
 
         def load(engine: GraphCompiler) -> GraphCompiler:
             if isinstance(engine, IsolatedEngine):
@@ -540,7 +563,7 @@ class Search:
         expected = None if reference is None else [self.profiler.truth.values[value.name] for value in self.function.outputs]
         work = partial(prepare_plan, plan, request, self.cache, self.inputs, expected, reference or self.reference)
         try:
-            with self.inquiry.quiet():
+            with self.inquiry.pause_queries():
                 # Queries of other engines would slow down the first call, and hold the interpreter during the compile.
                 entrant = within_or_stopped(seconds, work, late=lambda late: late.close() if isinstance(late, Entrant) else None)
         except OutOfTime:
@@ -552,36 +575,39 @@ class Search:
             self.failed_plans.add(key)
             return
         # The prediction decides whether a turn of the first round fits into the budget.
-        entrant.is_simple, entrant.expected = key in self.baselines, self._predict(plan)
+        entrant.is_simple = key in self.baselines
+        entrant.expected = self._predict(plan)
         self.entrants.append(entrant)
         self.excluded.pop(key, None)  # it was late at first
 
     def race(self) -> None:
-        """Time the ready plans in interleaved rounds, until no other can win or the budget ends."""
+        """Time the ready plans in interleaved rounds, until the winner is certain or the budget ends."""
         rules = self.bounds.rules
         # A plan without a rival has nothing to decide: six rounds of a slow one would take all of a budget.
         if len(self.entrants) == 1 and self.entrants[0].expected > rules.turn:
             rules = replace(rules, least=1)
         self.least_rounds = rules.least
-        with self.inquiry.quiet():
+        with self.inquiry.pause_queries():
             self.rounds = 0
-            self.rounds = run_interleaved(self.entrants, until=self.end, rules=rules, clock=self.clock, watch=self._watch)
+            self.rounds = run_interleaved(self.entrants, until=self.end, rules=rules, clock=self.clock, watch=self._report_round)
         for entrant in self.entrants:
             if entrant.failure:
                 self.failed_plans.add(make_partition_key(entrant.plan))
             elif entrant.rounds and len(entrant.plan.launches) == 1:
                 # Times in this process, beside the other engines, replace those of a worker.
-                cost, part = MeasuredCost(*median_interval(entrant.rounds)), _get_part(entrant.plan)
+                cost, part = MeasuredCost(*median_interval(entrant.rounds)), _make_cost_key(entrant.plan)
                 self.profiler.table = self.table.with_region(*part, cost)
                 self.profiler.disturbed.discard(part)
-            if entrant.has_run and not entrant.is_out and self.remaining > PROFILED * entrant.median:
+            if entrant.has_run and not entrant.is_out and self.remaining > PROFILED_CALLS * entrant.median:
                 entrant.profile(self.inputs)
         if not self.has_measured:
             # No time was left for a round, so that the first calls count.
             for entrant in (entrant for entrant in self.entrants if not entrant.failure):
-                entrant.rounds, self.rounds, self.least_rounds = [entrant.first_call], 1, self.bounds.rules.least
+                entrant.rounds = [entrant.first_call]
+                self.rounds = 1
+                self.least_rounds = self.bounds.rules.least
 
-    def _watch(self, turn: int, best: Entrant) -> None:
+    def _report_round(self, turn: int, best: Entrant) -> None:
         self.rounds = turn
         stage = f"timing {format_count(len(self.entrants), 'plan')} in turn, round {turn}"
         self.report_stage(stage, (describe_plan(best.plan), best.median))
@@ -589,10 +615,13 @@ class Search:
     # ------------------------------------------------------------------ the result
 
     def make_result(self, how: Origin) -> TuningResult:
-        """Choose the best plan known now: the winner, else the fastest single engine, else the plan by priority."""
+        """Choose the best plan so far: the winner of the race, else the fastest single engine, else the plan by priority.
+
+        ``how`` says whether the search ran to its end or was interrupted; for the plan by priority it becomes "priority".
+        """
         for entrant in [x for x in self.entrants if not x.rounds and not x.failure]:
             self.entrants.remove(entrant)  # it has not failed: the search ended before the race
-            self.exclude_late(entrant.plan)
+            self.exclude_out_of_time(entrant.plan)
         # Below this many rounds there is no interval, and the fastest engine is chosen provisionally.
         least = self.bounds.rules.least
         race = select_winner(self.entrants, tuple(self.excluded.values()), self.rounds, least)
@@ -605,13 +634,13 @@ class Search:
             winner = CandidateResult(plan, "won", cost.seconds, cost.low, cost.high, note=note)
             race = CandidateComparison((winner, *(x for x in race.contenders if x.plan != plan)), race.rounds)
         unmeasured = self._list_unmeasured(race, f"{ended} before its turn")
-        race = self._renew_reasons(race, unmeasured)
+        race = self._update_reasons(race, unmeasured)
         if race.winner is not None:
             plan = race.winner.plan
         else:
             plans, failed = (self.get_candidates().priority, *self.get_candidates().wholes), self.failed_plans
             sound = (plan for plan in plans if make_partition_key(plan) not in failed and not is_refuted(plan, self.table))
-            plan, how = with_reasons(next(sound, plans[0]), unmeasured), "priority"
+            plan, how = update_reasons(next(sound, plans[0]), unmeasured), "priority"
         return TuningResult(
             plan,
             self.table,
@@ -624,33 +653,33 @@ class Search:
             unmeasured=FrozenDict(unmeasured),
             is_provisional=how != "priority" and race.rounds < self.least_rounds,
             is_checked=how != "priority" and self.profiler.truth.reference is self.reference,
-            queried=tuple(self.inquiry.engines()),
+            queried=tuple(self.inquiry.list_engines()),
         )
 
-    def _renew_reasons(self, race: CandidateComparison, unmeasured: Mapping[str, str]) -> CandidateComparison:
-        """Update the reasons of the contenders, whose plans may have been made before all engines had answered."""
+    def _update_reasons(self, race: CandidateComparison, unmeasured: Mapping[str, str]) -> CandidateComparison:
+        """Recompute why nodes are not on an engine: plans may have been made before all engines had reported their support."""
         candidates = self.get_candidates()
         engines, implicit = candidates.engines, candidates.implicit
         if implicit is None and any(self.request.implicit == x.engine for c in race.contenders for x in c.plan.launches):
-            engines, implicit = tuple(self.inquiry.engines()), self.request.implicit
+            engines, implicit = tuple(self.inquiry.list_engines()), self.request.implicit
 
         def renew(plan: Plan) -> Plan:
             homes, groups, device = map_nodes_to_engines(plan), map_nodes_to_regions(plan), self.request.device_map
             plan = plan_from_assignment(self.function, engines, homes, groups=groups, implicit=implicit, device=device)
-            return with_reasons(plan, unmeasured)
+            return update_reasons(plan, unmeasured)
 
         return replace(race, contenders=tuple(replace(c, plan=renew(c.plan)) for c in race.contenders))
 
     def _list_unmeasured(self, race: CandidateComparison, late: str) -> dict[str, str]:
-        """Why the whole model was not measured on an engine, by spec; ``late`` is the reason of those whose turn did not come."""
-        shown = {c.plan.launches[0].engine for c in race.contenders if c.is_single and c.plan.launches}
+        """Reasons why the whole model was not measured, by spec, for engines that are no candidate; ``late``: time was over."""
+        compared = {c.plan.launches[0].engine for c in race.contenders if c.is_single and c.plan.launches}
         candidates = self.get_candidates()
         wholes = {plan.launches[0].engine: plan for plan in candidates.wholes if plan.launches}
-        missing = (engine for engine in candidates.engines if engine.spec not in shown)
-        return {engine.spec: self._explain_unmeasured(engine, wholes.get(engine.spec), late) for engine in missing}
+        missing = (engine for engine in candidates.engines if engine.spec not in compared)
+        return {engine.spec: self._why_not_measured(engine, wholes.get(engine.spec), late) for engine in missing}
 
-    def _explain_unmeasured(self, engine: GraphCompiler, whole: Plan | None, late: str) -> str:
-        """Explain why the whole model was not measured on an engine."""
+    def _why_not_measured(self, engine: GraphCompiler, whole: Plan | None, late: str) -> str:
+        """Explain why the model was not measured on an engine; ``whole`` is its plan, None if it does not support all nodes."""
         spec, nodes, unready = engine.spec, self.function.nodes, self.inquiry.why_not_ready(engine.spec)
         if whole is not None:
             if isinstance(cost := get_single_cost(whole, self.table), str):
@@ -668,8 +697,8 @@ class Search:
         return f"it does not take {len(declined)} of {of}, first {node.name!r} ({node.op}): {reason}"
 
 
-def _get_part(plan: Plan) -> tuple[str, str]:
-    """The shape key and the engine of the first region, under which the cost of a single engine is stored."""
+def _make_cost_key(plan: Plan) -> tuple[str, str]:
+    """The key of a single-region plan's cost in a CostTable: shape key and engine spec."""
     return plan.launches[0].function.shape_key, plan.launches[0].engine
 
 

@@ -1,4 +1,4 @@
-"""The engines of a module, in priority order, and where they run."""
+"""The engines of a module in priority order, with the device of each, and the expansion of ``"auto"``."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from xrt.placement.result import PlacementRequest
 
 AUTO = "auto"
-"""The name that requests placement by measurement in a list of engines."""
+"""The entry in a list of engines that requests placement by measurement."""
 
 
 def is_auto(engine: Any) -> bool:
-    """Whether a module's ``engine`` requests placement by measurement."""
+    """Whether the argument ``engine`` of a module is ``"auto"`` or a list with it."""
     return engine == AUTO or (isinstance(engine, list | tuple) and AUTO in [entry for entry in engine if isinstance(entry, str)])
 
 
@@ -38,11 +38,12 @@ class EngineList:
 
     engines: tuple[GraphCompiler, ...]
     implicit: str | None
-    """The spec of the engine that was appended implicitly, or None."""
+    """The spec of the reference engine if it was appended to the caller's list, else None."""
     context: CompileContext
     is_auto: bool = False
+    """Whether nodes are placed by measurement."""
     left_out: tuple[str, ...] = ()
-    """A message for each engine that ``"auto"`` leaves out."""
+    """A message for each engine that is not in the list although ``"auto"`` includes it, with the reason."""
     devices: Mapping[str, str] = FrozenDict()
     """Devices by spec, for engines on another device than the module's."""
     lowered: tuple[GraphCompiler, ...] = ()
@@ -65,25 +66,25 @@ class EngineList:
         return {engine.spec: engine for engine in (*self.engines, *self.lowered)}
 
     def make_request(self, function: Function, **fields: Any) -> PlacementRequest:
-        """Make the request to place a Function on these engines; ``fields`` set or override its fields."""
+        """Make the request to place a Function on these engines; ``fields`` add or override fields of PlacementRequest."""
         from xrt.placement.result import PlacementRequest
 
         defaults = {"engines": self.engines, "implicit": self.implicit, "devices": self.devices}
         return PlacementRequest(function, context=self.context, **{**defaults, **fields})
 
     def on_host(self, launch: Launch) -> GraphCompiler | None:
-        """The engine of a launch, or None if it runs on a device or is not in the list."""
+        """The engine of a launch if it runs on the CPU and is in the list, else None."""
         return self.by_spec.get(launch.engine) if self.homes.of(launch.engine) == "cpu" else None
 
     def why_not_dynamic(self, launch: Launch) -> str:
-        """Explain why a launch is compiled for fixed sizes of symbolic dims; empty if one executable serves all."""
+        """Explain why a launch must be compiled for fixed sizes of symbolic dims; empty if one executable serves all sizes."""
         engine = self.by_spec.get(launch.engine)
         if engine is None or not engine.supports_dynamic_shapes:
             return f"engine {launch.engine!r} needs every extent fixed"
         return engine.why_not_dynamic(launch.function) or ""
 
     def fuse_dequantization(self, node: Node, function: Function) -> bool:
-        """Whether a named engine needs a DequantizeLinear of constants to be kept as a node."""
+        """Whether an engine of the caller's list fuses this DequantizeLinear of constants, so that it must not be folded."""
         return any(engine.fuses_dequantization(node, function) for engine in self.engines if engine.spec != self.implicit)
 
     def close(self) -> None:
@@ -96,15 +97,15 @@ class EngineList:
 
     @property
     def can_be_dynamic(self) -> bool:
-        """Whether a plan can keep symbolic dims: all engines support them, or with placement by measurement at least one."""
+        """Whether a plan can keep symbolic dims: all engines support them or, for placement by measurement, at least one does."""
         if self.is_auto:
             return any(engine.supports_dynamic_shapes for engine in self.engines if engine.spec != self.implicit)
         return all(engine.supports_dynamic_shapes for engine in self.engines)
 
     @property
     def are_dynamic(self) -> bool:
-        """Whether every engine compiles any Function once for all sizes."""
-        declared = GraphCompiler.why_not_dynamic  # it declines nothing unless an engine has its own
+        """Whether every engine compiles any Function once for all sizes, so that none need be queried."""
+        declared = GraphCompiler.why_not_dynamic  # an engine that overrides it may decline some Functions
         always = (x.spec == self.implicit or x.implementation.why_not_dynamic is declared for x in self.engines)
         return not self.is_auto and self.can_be_dynamic and all(always)
 
@@ -117,30 +118,30 @@ def list_available_engines(
     strict: bool,
     devices: Mapping[str, str] = FrozenDict(),
 ) -> tuple[list[GraphCompiler], tuple[str, ...]]:
-    """Expand ``"auto"`` in a list: the engines to use, and a message for each engine that is left out.
+    """Expand ``"auto"`` in a list; returns the engines to use, and a message for each engine that is left out.
 
-    These are the other engines of the list if it names any, else all registered engines. If bf16 or fp16 is allowed, an engine
-    that can compute in it is included in float32 too. A named engine that is missing or broken causes a PlacementWarning, or
-    raises EngineUnavailable with ``strict``. Raises EngineUnavailable or OptionError if no engine is left. ``devices`` maps
-    engines, by name or spec, to their requested devices.
+    The engines to use are the other entries of the list, else all registered engines that are ready. If bf16 or fp16 is allowed,
+    an engine that can compute in it is included in float32 too. ``store`` remembers which engines are ready. A named engine that
+    is missing or broken causes a PlacementWarning, or raises EngineUnavailable with ``strict``. Raises EngineUnavailable or
+    OptionError if no engine is left. ``devices`` maps engines, by name or spec, to their requested devices.
     """
-    listed = [entry for entry in requested if entry != AUTO]
+    named = [entry for entry in requested if entry != AUTO]
     statuses: Mapping[str, EngineStatus] = store.statuses() if store is not None else {}
     # Named engines need no probe: a missing one is reported by its own error.
-    if not listed:
+    if not named:
         statuses = _probe_engines(statuses, store)
     engines: list[GraphCompiler] = []
     left_out = []
-    for entry in listed or registry.list_by_rank():
+    for entry in named or registry.list_by_rank():
         status = statuses.get(entry) if isinstance(entry, str) else None
         reason: str | None = None
         if status is not None and status.state == "ready":
             # An earlier process found it ready, so its library need not be imported yet.
             engine: GraphCompiler = LazyEngine(status)
             reason = _why_not_on_device(engine, context, devices)
-            reason = reason or (None if listed else engine.unsupported_options(context.in_full_precision()))
+            reason = reason or (None if named else engine.unsupported_options(context.in_full_precision()))
             engines += [] if reason else [engine]
-        elif listed or (strict and status is not None and status.state == "broken"):
+        elif named or (strict and status is not None and status.state == "broken"):
             try:
                 engine = registry.create(entry)
                 reason = _why_not_on_device(engine, context, devices)
@@ -154,22 +155,22 @@ def list_available_engines(
         if reason:
             left_out.append(f"engine {str(entry)!r} is left out: {reason}")
         # An engine that is not installed is no surprise, unless it was named.
-        if reason and (listed or (status is not None and status.state == "broken")):
+        if reason and (named or (status is not None and status.state == "broken")):
             warn(left_out[-1], PlacementWarning)
     # An engine that was stored as missing and is here now, such as one with a new driver, replaces its status.
     ready = {name for name, status in statuses.items() if status.state == "ready"}
-    fresh = [engine.name for engine in engines if engine.spec == engine.name and engine.name not in ready]
-    if store is not None and (probed := {name: registry.probe(name) for name in fresh if name in registry.names()}):
+    new_names = [engine.name for engine in engines if engine.spec == engine.name and engine.name not in ready]
+    if store is not None and (probed := {name: registry.probe(name) for name in new_names if name in registry.names()}):
         store.keep_statuses(list({**store.statuses(), **probed}.values()))
-    if not engines and listed:
-        registry.create(listed[0])  # raises EngineUnavailable if it is missing
+    if not engines and named:
+        registry.create(named[0])  # raises EngineUnavailable if it is missing
     if not engines:
         raise OptionError(f"no engine is left for engine='auto': {'; '.join(left_out) or 'none is registered'}")
     return _add_precisions(engines, context), tuple(left_out)
 
 
 def _probe_engines(statuses: Mapping[str, EngineStatus], store: CostStore | None) -> Mapping[str, EngineStatus]:
-    """Statuses of all registered engines: the stored ones if they are complete, else probe the engines."""
+    """Return the status of each registered engine by name: as stored, or by probing all if one is not stored."""
     names = registry.names()
     if set(names) <= set(statuses):
         return statuses
@@ -180,9 +181,9 @@ def _probe_engines(statuses: Mapping[str, EngineStatus], store: CostStore | None
 
 
 def _add_precisions(engines: Sequence[GraphCompiler], context: CompileContext) -> list[GraphCompiler]:
-    """Expand each engine to the allowed lower precision and float32, where it supports them.
+    """Replace each engine by its variants in the allowed lower precision and in float32.
 
-    An engine that honors the precision option uses that precision wherever it can.
+    An engine that does not support one of them has a single variant.
     """
     precision = context.options.precision
     if precision not in ("bf16", "fp16"):

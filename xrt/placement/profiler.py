@@ -48,10 +48,11 @@ def check_against_reference(
     options: ExecutionOptions,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> tuple[str, str]:
-    """Compare results with the expected ones; return an error and a remark, both empty if they agree.
+    """Compare the results of a Function with the expected ones.
 
-    If the options allow a lower precision, its tolerance applies, and the remark has the error. Raises Stopped if
-    ``is_stopped()`` becomes true before there is a verdict.
+    Returns two strings: an error message, which is empty if the results are right, and a remark. The remark states the measured
+    error if the options allow a lower precision, whose tolerance then applies; otherwise it is empty. Raises Stopped if
+    ``is_stopped()`` becomes true before the comparison has ended.
     """
     if is_lowered(options.precision) or len(results) != len(expected):
         return compare_at_precision(function, results, expected, options.precision)
@@ -60,68 +61,68 @@ def check_against_reference(
 
 
 Reference: TypeAlias = Callable[[Function, Sequence[Any]], Sequence[Any]]
-"""Computes the correct outputs of a Function."""
-STRETCH = 32
-"""Nodes per run of the reference, which may be stopped between runs."""
-MOST_BYTES = 1 << 30
-"""Limit on the bytes of captured values; later inner values are dropped, and regions that need them are not measured."""
+"""Computes the correct outputs of a Function from its inputs."""
+NODES_PER_RUN = 32
+"""Nodes that the reference runs at a time; it can be stopped between two such runs."""
+MAX_CAPTURED_BYTES = 1 << 30
+"""Limit on the bytes of captured values. Inner values beyond it are dropped, so regions that need them are not measured."""
 
 
 def capture_activations(
     function: Function,
     inputs: Sequence[Any],
     reference: Reference,
-    most: int = MOST_BYTES,
+    max_bytes: int = MAX_CAPTURED_BYTES,
     *,
-    stretch: int = STRETCH,
+    nodes_per_run: int = NODES_PER_RUN,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Capture inputs, constants and node outputs, by name, from one run of the reference.
+    """Compute the values of a Function on the reference; returns inputs, constants and node outputs by name.
 
-    Outputs are always captured, inner values in node order up to ``most`` bytes. The reference runs ``stretch`` nodes at a time;
-    Stopped is raised between two runs once ``is_stopped()`` is true.
+    Outputs are always captured; inner values are captured in node order until they exceed ``max_bytes``. The reference runs
+    ``nodes_per_run`` nodes at a time; Stopped is raised between two runs once ``is_stopped()`` is true.
     """
     names = dict.fromkeys(value.name for value in function.outputs)  # whatever their size: each plan is compared with them
-    nbytes = ran = 0
+    nbytes = completed = 0
     for name in (name for node in function.nodes for name in node.outputs if name):
         type_ = function.get_type(name)
         nbytes += (type_.nbytes or 0) if isinstance(type_, TensorType) else 0
-        names.update({name: None} if nbytes <= most else {})
+        names.update({name: None} if nbytes <= max_bytes else {})
 
     def run(part: Function, arguments: Sequence[Any]) -> Sequence[Any]:
-        nonlocal ran
+        nonlocal completed
         if is_stopped():
-            raise Stopped(f"after {ran} of {len(function.nodes)} nodes")
-        ran += len(part.nodes)
+            raise Stopped(f"after {completed} of {len(function.nodes)} nodes")
+        completed += len(part.nodes)
         return reference(part, arguments) if part.outputs else ()
 
-    whole = expose_inner_values(function, list(names))
+    exposed = expose_inner_values(function, list(names))
     # Values that no later part reads are released: all inner values of a large model do not fit into memory.
-    parts = split_regions(whole, [index // stretch for index in range(len(function.nodes))])
+    parts = split_regions(exposed, [index // nodes_per_run for index in range(len(function.nodes))])
     values = {name: constant.array for name, constant in function.constants.items()}
     values.update((value.name, array) for value, array in zip(function.inputs, inputs, strict=True))
-    return {**values, **dict(zip(names, run_pieces(whole, parts, inputs, run), strict=True))}
+    return {**values, **dict(zip(names, run_pieces(exposed, parts, inputs, run), strict=True))}
 
 
 def find_first_random_node(function: Function) -> str:
-    """Describe the first nondeterministic node; empty if there is none."""
+    """Describe the first nondeterministic node, such as a random generator; returns an empty string if there is none."""
     node = next((node for node in function.nodes if not is_deterministic(node, function)), None)
-    return f"node {node.name!r} ({node.op}) does not give the same twice" if node is not None else ""
+    return f"node {node.name!r} ({node.op}) is not deterministic" if node is not None else ""
 
 
-LEAST = 0.1
-"""Seconds for any step that is begun, even if the budget ends before."""
-SLOW_COMPILE = 0.25
-"""Seconds of compile time above which the worker keeps the executable for the race."""
+MIN_STEP_SECONDS = 0.1
+"""Minimum seconds for a step that has begun, even if the budget ends earlier."""
+SLOW_COMPILE_SECONDS = 0.25
+"""If a compile took longer, the worker keeps the executable, so that the race need not compile again."""
 
 
 Trial: TypeAlias = tuple[Sequence[Any], Sequence[float]]
-"""The results of a trial of a Function on an engine, and samples of the seconds per call."""
+"""The results of a Function on an engine, and samples of its seconds per call."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialLimits:
-    """The time limits of a trial, and whether it times an inner region."""
+    """Time limits for one trial: compile a Function on an engine, call it once, and time it."""
 
     seconds: float
     """Seconds of sampling."""
@@ -132,7 +133,7 @@ class TrialLimits:
     total: float = math.inf
     """Seconds for the trial, including a restart of the worker."""
     inner: bool = False
-    """Whether to time it as an inner region, which writes its results into existing memory."""
+    """Whether to time it as a region inside a plan, which writes its results into existing memory."""
 
 
 class NotStarted(EngineError):
@@ -140,50 +141,51 @@ class NotStarted(EngineError):
 
 
 class WorkerRunner(IsolatedEngine):
-    """Compiles and measures an engine in a worker; its executables are loaded into this process, or compiled again here."""
+    """Measures an engine in a worker process. For the race its executables are loaded into this process, or compiled again."""
 
     def __init__(self, engine: GraphCompiler, limits: WorkerLimits) -> None:
         """Raise OptionError if another process cannot import the engine's class."""
         super().__init__(engine, limits, runs=False)
-        self.runs = False  # an executable that cannot be saved is compiled here, once it was harmless in the worker
+        # Never run in the worker: an executable that cannot be saved is compiled here, after it has done no harm in the worker.
+        self.runs = False
         self.devices = engine.devices  # type: ignore[misc]  # the worker opens the device itself
         self._executables: dict[str, RemoteExecutable] = {}
 
     @property
     def compiler(self) -> GraphCompiler:
-        """The engine that compiles for the race, in this process."""
+        """The engine whose executables the race runs in this process."""
         return self
 
     def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> Trial:
-        """Compile, run and time a Function; raises EngineError."""
+        """Compile, run and time a Function in the worker, which is restarted if it has ended. Raises EngineError."""
         end = perf_counter() + limits.total
         # An engine that hung or crashed lost its worker; the next part of the model may still work.
         if not self._home.has_worker:
-            self.bound(limits.compiling)
+            self.limit_requests(limits.compiling)
             try:
                 within(min(limits.compiling, threading.TIMEOUT_MAX), self.start)
             except OutOfTime as error:
                 raise NotStarted(f"engine {self.spec!r} was not started again within {limits.compiling:.3g} s") from error
         began = perf_counter()
-        self.bound(max(min(limits.compiling, end - began), LEAST))
+        self.limit_requests(max(min(limits.compiling, end - began), MIN_STEP_SECONDS))
         remote = RemoteExecutable(self._home, function, context)
-        took = perf_counter() - began
-        self.bound(max(min(limits.running, end - perf_counter()), LEAST))
+        compile_seconds = perf_counter() - began
+        self.limit_requests(max(min(limits.running, end - perf_counter()), MIN_STEP_SECONDS))
         try:
             results, samples = remote.measure(inputs, limits.seconds, inner=limits.inner)
         except BaseException:
             remote.close()
             raise
         # A long compile is not repeated for the race: the executable is fetched from the worker.
-        if took > SLOW_COMPILE and function.fingerprint not in self._executables:
+        if compile_seconds > SLOW_COMPILE_SECONDS and function.fingerprint not in self._executables:
             self._executables[function.fingerprint] = remote
         else:
             remote.close()
         return results, samples
 
-    def bound(self, limit: float) -> None:
-        """Limit the seconds of each later request."""
-        self._home.seconds = limit if math.isfinite(limit) else None
+    def limit_requests(self, seconds: float) -> None:
+        """Limit each later request to the worker to ``seconds``."""
+        self._home.seconds = seconds if math.isfinite(seconds) else None
 
     def compile_in_worker(self, function: Function, context: CompileContext) -> RemoteExecutable:
         remote = self._executables.pop(function.fingerprint, None)
@@ -191,24 +193,24 @@ class WorkerRunner(IsolatedEngine):
 
 
 class LocalRunner:
-    """Runs an engine in this process, if no worker can or should; a crash ends the process, and a hang is abandoned."""
+    """Measures an engine in this process, if a worker cannot import it. A crash ends the process; a hang is abandoned."""
 
     def __init__(self, engine: GraphCompiler) -> None:
         self.compiler = engine
 
     def start(self) -> None:
-        """Nothing to start."""
+        """Do nothing; `WorkerRunner.start` starts a worker."""
 
     def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> Trial:
         # A thread cannot be stopped between compile and run, so that both limits are one.
         allowed = min(limits.compiling + limits.running, threading.TIMEOUT_MAX)
         try:
-            return within(allowed, partial(self._run_trial, function, context, inputs, limits))
+            return within(allowed, partial(self._compile_and_time, function, context, inputs, limits))
         except OutOfTime as error:
             message = f"engine {self.compiler.spec!r} gave no answer within {allowed:.3g} s"
             raise RunFailed(message) from TimeoutError(str(error))
 
-    def _run_trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> Trial:
+    def _compile_and_time(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> Trial:
         # The inputs are the caller's arrays, and an executable may update its inputs in place.
         copies = [copy_values(value) for value in inputs]
         try:
@@ -226,14 +228,17 @@ class LocalRunner:
             raise RunFailed(f"engine {self.compiler.spec!r} failed: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing; `WorkerRunner.close` ends its worker."""
 
 
 Runner: TypeAlias = WorkerRunner | LocalRunner
 
 
 def choose_runner(engine: GraphCompiler, limits: WorkerLimits) -> Runner:
-    """Run the engine, without its isolating worker, in a worker if possible, else in this process."""
+    """Create the runner of an engine: in a worker if it can be imported there, else in this process.
+
+    An `IsolatedEngine` is unwrapped first, since the runner has a worker already.
+    """
     inner = load_engine(engine.inner if isinstance(engine, IsolatedEngine) else engine)
     try:
         return WorkerRunner(inner, limits)
@@ -241,29 +246,30 @@ def choose_runner(engine: GraphCompiler, limits: WorkerLimits) -> Runner:
         return LocalRunner(inner)
 
 
-PATIENCE = 3.0
-"""Seconds for what an engine does once: to import its library (TVM, the slowest: 2.3 s) before the next engine starts, and to
-initialize in a first call before it is given up as far slower than another engine."""
+STARTUP_SECONDS = 3.0
+"""Seconds allowed for work that an engine does only once: to import its library before the next engine is started (the slowest,
+TVM, takes 2.3 s), and to initialize in its first call before it is considered too slow."""
 
 
 @dataclass(eq=False)
 class _QueriedEngine:
-    """One engine of a search, its answers and its runner."""
+    """An engine of a search, with its supported nodes and its runner."""
 
     engine: GraphCompiler
-    home: str
+    device: str
     runner: Runner | None = None
     answers: dict[int, str | None] = field(default_factory=dict)
-    """Answers by node class: None, or why the node is not supported."""
+    """By class of alike nodes: None if the engine supports them, else the reason why not."""
     has_begun: bool = False
+    """Whether the engine is being queried or has been."""
     is_ready: bool = False
-    """Whether nothing is left to wait for: the engine has answered and its runner has started, or the engine failed."""
+    """Whether there is nothing to wait for: its support is known and its runner has started, or the engine failed."""
     failure: str = ""
-    """Why it cannot take part; empty if it can."""
+    """The error that excludes the engine from the search; empty if there was none."""
 
 
 class Inquiry:
-    """Queries the engines of a search for the nodes they support, and starts their runners, in threads that may be abandoned."""
+    """Queries which nodes each engine supports and starts the runners, in threads that the search need not wait for."""
 
     def __init__(self, request: PlacementRequest, open_runner: Callable[[GraphCompiler], Runner]) -> None:
         """Raise DeviceError if a device is unavailable."""
@@ -281,8 +287,8 @@ class Inquiry:
     def start(self) -> None:
         """Start querying the engines.
 
-        The next engine starts once the previous one has answered, or after `PATIENCE`: engines that import their libraries at
-        once slow each other.
+        The next engine is started when the support of the previous one is known, or after `STARTUP_SECONDS`, because engines that
+        import their libraries at the same time slow each other down.
         """
 
         def start_all() -> None:
@@ -292,26 +298,26 @@ class Inquiry:
                     return
                 entry.has_begun = True
                 begin(partial(self._make_ready, entry), f"xrt-query-{entry.engine.name}")
-                self.wait(lambda entry=entry: self._is_over or not self._is_unanswered(entry), PATIENCE)  # type: ignore[misc]
+                self.wait(lambda entry=entry: self._is_over or not self._has_unknown_support(entry), STARTUP_SECONDS)  # type: ignore[misc]
 
         begin(start_all, "xrt-query")
 
     def wait(self, is_enough: Callable[[], bool], seconds: float) -> bool:
-        """Wait at most ``seconds`` until ``is_enough()``, which is checked whenever an engine has answered or is ready."""
+        """Wait at most ``seconds`` until ``is_enough()``, called whenever an engine becomes ready; return its last result."""
         with self._changed:
             return self._changed.wait_for(is_enough, min(max(seconds, 0.0), threading.TIMEOUT_MAX))
 
     @property
     def pending(self) -> list[str]:
-        """The engines that are not ready yet."""
+        """Specs of the engines that are not ready to be measured."""
         return [spec for spec, entry in self._queried.items() if not entry.is_ready]
 
     @property
     def unanswered(self) -> list[str]:
-        """The engines that have neither answered for all nodes nor failed."""
-        return [spec for spec, entry in self._queried.items() if self._is_unanswered(entry)]
+        """Specs of the engines whose support is not known for all nodes, and which have not failed."""
+        return [spec for spec, entry in self._queried.items() if self._has_unknown_support(entry)]
 
-    def _is_unanswered(self, entry: _QueriedEngine) -> bool:
+    def _has_unknown_support(self, entry: _QueriedEngine) -> bool:
         return not entry.failure and len(entry.answers) < len(self._examples)
 
     def _make_ready(self, entry: _QueriedEngine) -> None:
@@ -321,7 +327,7 @@ class Inquiry:
             # The worker imports the library while this process does, so that the two imports overlap.
             starting = begin(entry.runner.start, f"xrt-start-{entry.engine.name}")
             self._query(entry)
-            # The answers suffice for a plan, before the worker is ready to measure it.
+            # A plan can be made once the supported nodes are known, before the worker is ready.
             self._notify()
             starting.result()
         except EngineError as error:
@@ -330,7 +336,7 @@ class Inquiry:
             entry.failure = f"{type(error).__name__}: {error}"
         entry.is_ready = True
         self._notify()
-        # The search has ended in the meantime, and did not close this runner.
+        # If the search has ended in the meantime, it did not close this runner.
         if self._is_over and entry.runner is not None:
             entry.runner.close()
 
@@ -339,15 +345,15 @@ class Inquiry:
             self._changed.notify_all()
 
     def _query(self, entry: _QueriedEngine) -> None:
-        for number, node in enumerate(self._examples):
+        for class_index, node in enumerate(self._examples):
             self._may_query.wait()
             if self._is_over:
                 return
-            (entry.answers[number],) = query_engine(entry.engine, entry.home, [node], self.function)
+            (entry.answers[class_index],) = query_engine(entry.engine, entry.device, [node], self.function)
 
     @contextmanager
-    def quiet(self) -> Iterator[None]:
-        """Pause queries while something is measured. A query in progress continues."""
+    def pause_queries(self) -> Iterator[None]:
+        """Pause queries while a plan is compiled or measured. A query in progress continues."""
         self._may_query.clear()
         try:
             yield
@@ -361,8 +367,11 @@ class Inquiry:
         """The runners of the engines that are ready."""
         return {spec: x.runner for spec, x in self._queried.items() if x.is_ready and x.runner is not None and not x.failure}
 
-    def engines(self, *, started: bool = False) -> list[GraphCompiler]:
-        """All engines with their answers; an engine without answers, or not ``started`` if required, supports nothing."""
+    def list_engines(self, *, started: bool = False) -> list[GraphCompiler]:
+        """List all engines as proxies that repeat the recorded support.
+
+        An engine supports nothing while its support is unknown or, with ``started``, while its runner is not ready.
+        """
         return [self._record_answers(entry, started=started) for entry in self._queried.values()]
 
     def _record_answers(self, entry: _QueriedEngine, *, started: bool) -> GraphCompiler:
@@ -370,15 +379,15 @@ class Inquiry:
             reasons = dict.fromkeys((node.name for node in self.function.nodes), f"{NOT_MEASURED}{reason}")
         else:
             pairs = zip(self.function.nodes, self._class_of, strict=True)
-            reasons = {node.name: answer for node, number in pairs if (answer := entry.answers[number]) is not None}
+            reasons = {node.name: answer for node, class_index in pairs if (answer := entry.answers[class_index]) is not None}
         return RecordedSupportEngine(entry.engine, reasons)
 
     def why_not_ready(self, spec: str, *, started: bool = True) -> str | None:
-        """Explain why the engine could not be measured, or queried unless ``started``; None if it could."""
+        """Explain why an engine is not ready to be measured; ``started=False`` asks only for its support. None if it is ready."""
         entry = self._queried[spec]
         if entry.failure:
             return entry.failure
-        if not self._is_unanswered(entry):
+        if not self._has_unknown_support(entry):
             return None if entry.is_ready or not started else "it had not started before the budget ended"
         if not entry.has_begun:
             return "it was not asked before the budget ended"
@@ -387,13 +396,13 @@ class Inquiry:
     # ------------------------------------------------------------------ the end
 
     def close(self, seconds: float) -> None:
-        """Close the runners and wait for it, at most ``seconds`` and `PATIENCE`; one that is starting is closed once it has."""
+        """Close all runners, waiting at most ``seconds`` and `STARTUP_SECONDS`. One that is still starting is closed later."""
         self._is_over = True
         self._may_query.set()
         self._notify()
-        # At once: one after the other, the workers of a busy machine would take more than the reserve of the budget.
+        # All in parallel: in sequence, the workers of a busy machine would take more than the reserve of the budget.
         runners = [entry.runner for entry in self._queried.values() if entry.is_ready and entry.runner is not None]
-        wait([begin(runner.close, "xrt-end") for runner in runners], max(0.0, min(seconds, PATIENCE)))
+        wait([begin(runner.close, "xrt-end") for runner in runners], max(0.0, min(seconds, STARTUP_SECONDS)))
 
 
 _log = logging.getLogger(__name__)
@@ -401,22 +410,23 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Truth:
-    """The expected values by name, and the function that computes more of them."""
+    """The expected values of a model for its inputs."""
 
     values: dict[str, Any] = field(default_factory=dict)
+    """Captured values by name."""
     reference: Reference | None = None
-    """Computes expected results; None if that has failed, and results are then not compared."""
+    """Computes further expected results; None if no results can be compared, because the reference and its substitute failed."""
     remark: str = ""
+    """A note for the user if the values are not those of the reference."""
 
 
 @dataclass(eq=False)
 class RegionProfiler:
-    """Measures parts of the model, once each.
+    """Measures regions of the model, each once, into a cost table.
 
-    Each compile and each measurement may take ``limit`` seconds, and sampling about ``sampling``. Results are compared with the
-    reference until the clock shows ``end``, and for at most ``limit`` seconds if another engine has been measured; a cost without
-    a comparison is dropped. A region that computes an output of the model allocates it; an inner region writes into existing
-    memory.
+    Each compile and each measurement may take ``limit`` seconds, of which sampling takes about ``sampling``. Results are compared
+    with the reference until the clock shows ``end``, or for ``limit`` seconds if another engine has been measured on the region.
+    A cost is recorded only if the comparison has ended.
     """
 
     request: PlacementRequest
@@ -428,69 +438,69 @@ class RegionProfiler:
     table: CostTable = CostTable()
     truth: Truth = Truth()
     count: int = 0
-    """Number of parts measured, including failed ones."""
+    """Number of regions measured, including failed ones."""
     skipped: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Why parts were not measured, by shape key and engine; another search tries them again."""
+    """Why regions were not measured, by shape key and engine. The reason is not stored, so another search tries again."""
     cut_off: set[tuple[str, str]] = field(default_factory=set)
-    """The parts that were not compiled within the limit; a search with a larger budget tries again."""
+    """Shape keys and engines of regions not compiled within the limit. Not stored, so that a longer search tries again."""
     disturbed: set[tuple[str, str]] = field(default_factory=set)
-    """Shape keys and engines of the parts that were timed while another engine was starting."""
-    _hung: set[str] = field(default_factory=set)
-    """The engines that have not ended a measurement in time."""
+    """Shape keys and engines of regions timed while another engine was starting, so that their times may be too long."""
+    _hung_engines: set[str] = field(default_factory=set)
+    """Specs of the engines that exceeded the limit of a measurement; they are not measured again."""
 
-    def is_known(self, subject: ProfilingRequest) -> bool:
-        """Whether a part needs no further measurement."""
-        piece = subject.key, subject.spec
-        return piece in self.skipped or self.table.region(*piece) is not None
+    def is_known(self, region: ProfilingRequest) -> bool:
+        """Whether a region was measured or skipped."""
+        key = region.key, region.spec
+        return key in self.skipped or self.table.region(*key) is not None
 
-    def measure(self, subjects: Sequence[ProfilingRequest], until: float, report: Callable[[ProfilingRequest], object]) -> bool:
-        """Measure the parts without a cost, in order, until the clock shows ``until``; return False if time ran out.
+    def measure(self, regions: Sequence[ProfilingRequest], until: float, report: Callable[[ProfilingRequest], object]) -> bool:
+        """Measure the regions whose cost is not known, in order; return False if the clock showed ``until`` before the last one.
 
-        ``report`` is called with each part before it is measured.
+        ``report`` is called with each region before it is measured.
         """
-        for subject in subjects:
-            if self.is_known(subject):
+        for region in regions:
+            if self.is_known(region):
                 continue
-            if self.clock() + LEAST > until:
+            if self.clock() + MIN_STEP_SECONDS > until:
                 return False
-            report(subject)
+            report(region)
             if self.inquiry.pending:
-                self.disturbed.add((subject.key, subject.spec))
+                self.disturbed.add((region.key, region.spec))
             try:
-                cost = self._measure(subject, until)
+                cost = self._measure(region, until)
             except _NotMeasured as error:
-                self.skipped[subject.key, subject.spec] = str(error)
+                self.skipped[region.key, region.spec] = str(error)
                 continue
             self.count += 1
-            self.table = self.table.with_region(subject.key, subject.spec, cost)
-            _log.debug("%s: %d nodes: %s", subject.spec, len(subject.function.nodes), cost)
+            self.table = self.table.with_region(region.key, region.spec, cost)
+            _log.debug("%s: %d nodes: %s", region.spec, len(region.function.nodes), cost)
         return True
 
-    def _measure(self, subject: ProfilingRequest, until: float) -> RegionCost:
-        """Measure a part and check its results; raises _NotMeasured if another search may succeed."""
-        function = subject.function  # with its updates in place, as in a plan
+    def _measure(self, region: ProfilingRequest, until: float) -> RegionCost:
+        """Measure a region and check its results; return its cost or why it fails. Raises _NotMeasured if not measurable now."""
+        function = region.function  # with its updates in place, as in a plan
         captured = self.truth.values
         if any(value.name not in captured for value in (*function.inputs, *function.outputs)):
             raise _NotMeasured("its values were not captured")
         inputs, expected = ([captured[value.name] for value in values] for values in (function.inputs, function.outputs))
         # Each hang costs the limit of a measurement.
-        if subject.spec in self._hung:
+        if region.spec in self._hung_engines:
             raise _NotMeasured("the engine did not end with another part of the model")
         runners = self.inquiry.runners
-        costs = (self.table.region(subject.key, spec) for spec in runners)
+        costs = (self.table.region(region.key, spec) for spec in runners)
         best = min((cost.seconds for cost in costs if isinstance(cost, MeasuredCost)), default=None)
         remaining = until - self.clock()
-        limit = max(min(self.limit, remaining), LEAST)
+        limit = max(min(self.limit, remaining), MIN_STEP_SECONDS)
         # A trial has three calls at least. An engine that needs more time for them than one that may still race is given up.
-        running = limit if best is None else min(limit, PATIENCE + 3 * UNCERTAINTY**2 * best)
+        running = limit if best is None else min(limit, STARTUP_SECONDS + 3 * UNCERTAINTY**2 * best)
         returned = {value.name for value in self.request.function.outputs}
         # An inner region writes into memory of the plan; an output of the model is allocated for each call.
         inner = returned.isdisjoint(value.name for value in function.outputs)
-        context = self.request.contexts.get(subject.spec, self.request.context)
+        context = self.request.contexts.get(region.spec, self.request.context)
         try:
             # Sampling is an eighth of the limit at most: the compile and the first call need the rest.
             limits = TrialLimits(min(self.sampling, limit / 8), limit, running, remaining, inner=inner)
-            results, samples = runners[subject.spec].trial(function, context, inputs, limits)
+            results, samples = runners[region.spec].trial(function, context, inputs, limits)
         except (NotStarted, OutOfDeviceMemory) as error:
             raise _NotMeasured(str(error)) from error  # another search may have more free device memory
         except (EngineError, InputError) as error:
@@ -499,45 +509,45 @@ class RegionProfiler:
             if isinstance(error.__cause__, TimeoutError):
                 if limit < self.limit:
                     raise _NotMeasured(f"the budget ended before it was measured: {text}") from error
-                self._hung.add(subject.spec)
+                self._hung_engines.add(region.spec)
                 if isinstance(error, CompileFailed):
-                    self.cut_off.add((subject.key, subject.spec))
+                    self.cut_off.add((region.key, region.spec))
             return f"{'refused' if isinstance(error, CompileRefused) else 'failed'}: {text}"
         reference = self.truth.reference
         if reference is not None and not find_first_random_node(function):
             # A comparison may need float64 runs of the reference, which are slow: another engine's time limits them.
-            remaining = min(max(self.end - self.clock(), LEAST), threading.TIMEOUT_MAX)
+            remaining = min(max(self.end - self.clock(), MIN_STEP_SECONDS), threading.TIMEOUT_MAX)
             limit = remaining if best is None else min(remaining, self.limit)
             criteria = reference, self.request.context.options
             try:
                 check = partial(check_against_reference, function, inputs, results, expected, *criteria)
-                wrong, _ = within_or_stopped(limit, check)
+                error_text, _ = within_or_stopped(limit, check)
             except OutOfTime as error:
                 if limit < remaining:
                     raise _NotMeasured(f"comparing its results with the reference took longer than {limit:.3g} s") from error
                 raise _NotMeasured("the budget ended before its results were compared with the reference") from error
-            if wrong:
-                return f"wrong: {wrong}"
+            if error_text:
+                return f"wrong: {error_text}"
         return MeasuredCost(*median_interval(samples))
 
 
 class _NotMeasured(Exception):
-    """Explains why a part has no cost in this search."""
+    """A region could not be measured in this search; the message says why."""
 
 
 def is_refuted(plan: Plan, table: CostTable) -> bool:
-    """Whether a region of the plan is known to fail or to be wrong."""
+    """Whether a region of the plan was measured to fail or to compute wrong results."""
     costs = (table.region(launch.function.shape_key, launch.engine) for launch in plan.launches)
     return any(isinstance(cost, str) for cost in costs)
 
 
 def run_once(program: Program, values: Sequence[Any]) -> list[Any]:
-    """Call a program with copies of the inputs; return copies of the outputs."""
+    """Call a program on copies of the inputs, which it may update; return copies of the outputs."""
     return [copy_values(to_host(value)) for value in program.run([copy_values(value) for value in values])]
 
 
 def make_stand_in(request: PlacementRequest, implicit: str | None, engines: Sequence[GraphCompiler]) -> Reference:
-    """Make the substitute for the reference: the plan by priority on ``engines``, compiled in this process."""
+    """Make a substitute for a reference that failed: it runs a Function in this process, placed on ``engines`` by priority."""
     loaded = {engine.spec: engine for engine in request.engines}
 
     def run(function: Function, inputs: Sequence[Any]) -> list[Any]:
@@ -557,9 +567,10 @@ def make_stand_in(request: PlacementRequest, implicit: str | None, engines: Sequ
 def compute_truth(
     function: Function, inputs: Sequence[Any], reference: Reference, stand_in: Reference, name: str, seconds: float
 ) -> Truth:
-    """Compute the expected values in about ``seconds``; if the reference fails, use the stand-in called ``name``.
+    """Compute the expected values on the reference; if it fails or is too slow, on ``stand_in``, which messages call ``name``.
 
-    The reference has half of the time, and each of the two attempts of the stand-in a quarter.
+    Half of the ``seconds`` are for the reference. A quarter is for the stand-in to compute the values of all nodes; if this fails
+    too, another quarter is for the outputs only.
     """
     try:
         arguments = function, inputs, reference
@@ -571,8 +582,8 @@ def compute_truth(
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
     # Agreement of engines with each other is weaker than with the reference, so the user is told.
     remark = f"not checked against the reference: {why}; results were held against"
-    capture = partial(capture_activations, function, inputs, stand_in, stretch=len(function.nodes))
-    for most in (MOST_BYTES, 0):  # the values of all nodes, else those of the outputs
+    capture = partial(capture_activations, function, inputs, stand_in, nodes_per_run=len(function.nodes))
+    for max_bytes in (MAX_CAPTURED_BYTES, 0):  # the values of all nodes, else those of the outputs
         with suppress(Exception):
-            return Truth(within(seconds / 4, partial(capture, most=most)), stand_in, f"{remark} those of {name}")
+            return Truth(within(seconds / 4, partial(capture, max_bytes=max_bytes)), stand_in, f"{remark} those of {name}")
     return Truth({}, None, f"{remark} nothing")

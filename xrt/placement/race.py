@@ -1,7 +1,7 @@
 """Compare plans that take turns in one process: the race of a search, and the regression check of a lock.
 
-The ratio of two plans in one process is more stable than times of different days: the check compares that of a locked plan to its
-baseline plan with the ratio in the lockfile. A difference within the noise is undecided.
+The ratio of two plans' times, measured in one process, is more stable than times of different days. So the regression check
+measures the ratio of the locked plan to its baseline plan again, and compares it with the ratio in the lockfile.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoppingRule:
-    """When a race ends."""
+    """Decides when a race ends."""
 
     turn: float = 0.03
-    """Target seconds of a turn; a slower call is timed once, after an untimed call."""
+    """Target seconds of one turn of one plan. A faster call is repeated to fill it; a slower one is timed once."""
     least: int = 6
-    """Minimum rounds before a decision: with fewer, all samples together are no 95 % interval of the median."""
+    """Minimum rounds before a decision: from fewer samples no 95 % interval of the median can be computed."""
     most: int = 60
-    """Maximum rounds; undecided plans are then ties."""
+    """Maximum rounds. Plans that are still undecided then are ties."""
 
-    def seconds(self, calls: Iterable[float]) -> float:
-        """Estimate the seconds of the minimum number of rounds, with warm-up, for calls of these durations."""
+    def estimate_seconds(self, calls: Iterable[float]) -> float:
+        """Estimate the seconds of a race with the minimum of rounds; ``calls`` has each plan's seconds per call."""
         return (self.least + 1) * sum(call + max(call, self.turn) for call in calls)
 
 
-PROFILED = 5
-"""Calls over which each launch of a plan is timed."""
+PROFILED_CALLS = 5
+"""Calls of a plan in which its launches are timed one by one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,11 +69,12 @@ class Entrant:
 
     plan: Plan
     call: Callable[[], object] = tuple
+    """Calls the plan on the inputs of the race."""
     is_simple: bool = True
-    """Whether the plan does not mix engines and may be the baseline. Other plans are compared with the fastest simple one."""
+    """Whether the plan may be the baseline, because it does not mix engines. The baseline is the fastest simple plan."""
     program: Program | None = None
     note: str = ""
-    """A remark on its results: the error at lower precision."""
+    """A remark on its results, such as the error in lower precision."""
     first_call: float = 0.0
     """Seconds of the first call, before any round."""
     expected: float = 0.0
@@ -83,7 +84,7 @@ class Entrant:
     rounds: list[float] = field(default_factory=list)
     """Seconds per call in each round."""
     regions: tuple[float, ...] = ()
-    """Seconds of each launch within whole calls; empty if not profiled."""
+    """Seconds of each launch of the plan during a call; empty if not profiled."""
     is_out: bool = False
     """Whether the plan takes no more turns: it failed or clearly lost."""
     failure: str = ""
@@ -105,21 +106,21 @@ class Entrant:
 
     @property
     def simplicity(self) -> tuple[int, int]:
-        """Numbers of regions and of engines; fewer is simpler."""
+        """Sort key: the number of regions, then of engines; a lower key is simpler."""
         return len(self.plan.launches), len({launch.engine for launch in self.plan.launches})
 
     def take_turn(self, clock: Clock) -> None:
-        """Time one turn; an exception is recorded as this plan's failure."""
+        """Time one turn and add it to `rounds`; an exception is recorded as this plan's failure."""
         try:
             self.rounds.append(seconds_per_turn(self.call, self.repeats, clock))
         except Exception as error:  # noqa: BLE001  # whatever an engine raises
             self.is_out, self.failure = True, f"{type(error).__name__}: {error}"
 
     def profile(self, inputs: Sequence[Any]) -> None:
-        """Time each launch within whole calls; a plan of one launch is skipped."""
+        """Time each launch during whole calls, into `regions`; a plan of one launch is skipped."""
         if self.program is None or len(self.plan.launches) < 2:
             return
-        for _ in range(PROFILED):
+        for _ in range(PROFILED_CALLS):
             self.program.run(inputs, RunOptions(profile=True))
         self.regions = tuple(launch.seconds / launch.calls for launch in self.program.profile().launches)
 
@@ -138,10 +139,10 @@ def run_interleaved(
     clock: Clock = time.perf_counter,
     watch: Callable[[int, Entrant], object] = lambda turn, best: None,
 ) -> int:
-    """Time the entrants in rounds until no other can win or the clock shows ``until``; return the number of rounds.
+    """Time the entrants in rounds, one turn each per round; return the number of complete rounds.
 
-    Clear losers are dropped; the fastest simple plan stays. A turn starts only if it should end in time. ``watch`` is called
-    after each round with the fastest plan so far.
+    Ends when each plan has won or cannot win, or before a turn that would end after the clock shows ``until``. Plans that clearly
+    lost take no more turns. ``watch(rounds, fastest)`` is called after each round.
     """
     for entrant in entrants:  # one warm-up turn, whose time is discarded, determines the calls per turn
         if clock() + entrant.turn < until:
@@ -151,10 +152,10 @@ def run_interleaved(
             entrant.repeats = choose_calls_per_turn(entrant.expected, rules.turn)
     for turn in range(rules.most):
         active = [entrant for entrant in entrants if not entrant.is_out]
-        for number, entrant in enumerate(order := rotate(active, turn)):
+        for index, entrant in enumerate(order := rotate(active, turn)):
             if clock() + entrant.turn >= until:
                 # All plans must have the same rounds: a ratio is of two times of the same round.
-                for early in order[:number]:  # the round is incomplete
+                for early in order[:index]:  # the round is incomplete
                     if not early.is_out:
                         early.rounds.pop()
                 return turn
@@ -170,18 +171,18 @@ def run_interleaved(
 
 
 def _choose_baseline(entrants: Sequence[Entrant]) -> Entrant:
-    """The fastest simple plan, or the fastest of all if none is simple."""
+    """Choose the fastest simple plan, or the fastest of all if none is simple."""
     simple = [entrant for entrant in entrants if entrant.is_simple]
     return min(simple or entrants, key=lambda entrant: entrant.median)
 
 
-WIN = 0.98
-"""A plan wins only if the whole interval of its ratio to the baseline is below this. Closer plans change order from run to run
-(rounds vary by 1 to 8 %), so an interval above it needs no further round."""
+WIN_RATIO = 0.98
+"""A plan wins only if the whole interval of its ratio to the baseline is below this; if the interval is above, it cannot win. The
+order of closer plans changes from run to run, because rounds vary by 1 to 8 %."""
 
 
 def _is_decided(active: Sequence[Entrant]) -> bool:
-    """Drop the plans that clearly lost to the baseline; return whether each other plan has won or cannot win."""
+    """Mark the plans that clearly lost to the baseline; return True if each plan has won or cannot win."""
     if not active:
         return True
     # The baseline is chosen again after each round: the order of two engines may change.
@@ -189,7 +190,7 @@ def _is_decided(active: Sequence[Entrant]) -> bool:
     ratios = {id(entrant): compute_round_ratio(entrant.rounds, baseline.rounds) for entrant in active if entrant is not baseline}
     for entrant in active:
         entrant.is_out = id(entrant) in ratios and ratios[id(entrant)].is_loss
-    return all(ratio.high < WIN or ratio.low > WIN for ratio in ratios.values())
+    return all(ratio.high < WIN_RATIO or ratio.low > WIN_RATIO for ratio in ratios.values())
 
 
 def prepare_plan(
@@ -201,10 +202,10 @@ def prepare_plan(
     reference: Reference,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Entrant | CandidateResult:
-    """Compile a plan on the request's engines and call it once on copies of the host inputs.
+    """Compile a plan on the request's engines, call it once on copies of the host inputs, and compare the results.
 
-    Returns the verdict if the plan fails or is wrong. If ``expected`` is None, results are not compared. The comparison ends once
-    ``is_stopped()`` is true.
+    Returns an Entrant for the race, or the CandidateResult of a plan that fails or is wrong. If ``expected`` is None, results are
+    not compared. The comparison is abandoned once ``is_stopped()`` is true.
     """
     function, context, engines = request.function, request.context, {engine.spec: engine for engine in request.engines}
     try:
@@ -237,23 +238,24 @@ def _format_error(error: Exception) -> str:
 
 
 Placing: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
-"""The engine and node names of each region."""
+"""Identifies a plan: the engine and the node names of each region."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """The plans known without measuring, from the engines that have answered so far."""
+    """The plans that can be made without measurements: by priority, and on one engine."""
 
     request: PlacementRequest
     engines: tuple[GraphCompiler, ...]
-    """The participating engines; the implicit engine only if the others do not support every node."""
+    """The engines that plans may use. The implicit engine is among them only if the others do not support every node."""
     implicit: str | None
+    """The spec of the implicit engine if it is among `engines`, else None."""
     everything: tuple[GraphCompiler, ...] = ()
-    """All engines of the request, which may update state for the others."""
+    """All engines, with the implicit one: in `updating` it may run the state updates of another engine."""
 
     @classmethod
-    def of(cls, request: PlacementRequest, engines: Sequence[GraphCompiler]) -> Candidates:
-        """Collect the candidates of a request on ``engines``."""
+    def collect(cls, request: PlacementRequest, engines: Sequence[GraphCompiler]) -> Candidates:
+        """Make the candidates of a request on ``engines``, without the implicit engine if the others support every node."""
         # The implicit engine is slow, and its plans would take time from those of engines that the user listed.
         listed = tuple(engine for engine in engines if engine.spec != request.implicit)
         if request.implicit is not None and listed:
@@ -264,7 +266,7 @@ class Candidates:
 
     @cached_property
     def capability(self) -> SupportMatrix:
-        """Which nodes the engines support; queried once."""
+        """Which of the engines support each node."""
         return SupportMatrix.of(self.request.function, self.engines, self.request.device_map)
 
     @cached_property
@@ -275,25 +277,25 @@ class Candidates:
     def _partition(
         self, engines: Sequence[GraphCompiler], implicit: str | None = None, capability: SupportMatrix | None = None
     ) -> Plan:
-        function, options, where = self.request.function, self.request.clustering, self.request.device_map
-        return partition(function, engines, options, implicit=implicit, device=where, capability=capability)
+        function, options, device_map = self.request.function, self.request.clustering, self.request.device_map
+        return partition(function, engines, options, implicit=implicit, device=device_map, capability=capability)
 
     @cached_property
     def wholes(self) -> tuple[Plan, ...]:
-        """The single-engine plans that respect the caller's options, including those known to fail."""
-        function, where, plans = self.request.function, self.request.device_map, []
+        """The plans that run all nodes on one engine, if the caller's options allow that. Plans measured to fail are included."""
+        function, device_map, plans = self.request.function, self.request.device_map, []
         supporting = self.capability.supporting_engines()
         for index, engine in enumerate(self.engines):
             if all(index in engines for engines in supporting):
                 with suppress(PlanError):
-                    homes = {node.name: engine.spec for node in function.nodes}
-                    plan = plan_from_assignment(function, self.engines, homes, device=where, capability=self.capability)
+                    assignment = {node.name: engine.spec for node in function.nodes}
+                    plan = plan_from_assignment(function, self.engines, assignment, device=device_map, capability=self.capability)
                     plans += [plan] if self.is_allowed(plan) else []
         return tuple(plans)
 
     @cached_property
     def updating(self) -> tuple[Plan, ...]:
-        """The single-engine plans whose state updates run in place on a second engine, instead of being copied."""
+        """Plans on two engines: one runs the model, and the second only updates its state in place, so that it is not copied."""
         plans = []
         # Only a model with updated state can gain: the second engine runs nothing but the updates.
         for whole in self.wholes if self.request.function.aliases else ():
@@ -306,11 +308,12 @@ class Candidates:
         return tuple(plans)
 
     def is_allowed(self, plan: Plan) -> bool:
+        """Whether a plan respects the options of the request."""
         return is_allowed(plan, self.engines, self.request.clustering)
 
 
 def get_single_cost(plan: Plan, table: CostTable) -> RegionCost | None:
-    """The measured cost of a single-region plan; None for other plans, or if it is unknown."""
+    """The cost of a single-region plan in the table; None if it was not measured, or the plan has several regions."""
     if len(plan.launches) != 1:
         return None
     (launch,) = plan.launches
@@ -318,21 +321,21 @@ def get_single_cost(plan: Plan, table: CostTable) -> RegionCost | None:
 
 
 def make_partition_key(plan: Plan) -> Placing:
-    """The identity of a plan: the engine and the nodes of each region."""
+    """Make the key that is equal for equal plans: the engine and the node names of each region."""
     return tuple((launch.engine, launch.nodes) for launch in plan.launches)
 
 
 def is_allowed(plan: Plan, engines: Sequence[GraphCompiler], options: ClusteringOptions) -> bool:
-    """Whether a plan respects the pins and the limits on region size."""
+    """Whether a plan respects the pins and the minimum and maximum nodes per region."""
     sizes = [len(launch.nodes) for launch in plan.launches] or [1]
     most = options.maximum_nodes or max(sizes)
     return options.minimum_nodes <= min(sizes) and max(sizes) <= most and _respects_pins(plan, engines, options)
 
 
 def _respects_pins(plan: Plan, engines: Sequence[GraphCompiler], options: ClusteringOptions) -> bool:
-    homes, names = map_nodes_to_engines(plan), {engine.spec: engine.name for engine in engines}
+    assignment, names = map_nodes_to_engines(plan), {engine.spec: engine.name for engine in engines}
     return not any(
-        pin.covers(names[homes[node.name]], homes[node.name]) is pin.forbid
+        pin.covers(names[assignment[node.name]], assignment[node.name]) is pin.forbid
         for pin in options.pins
         for launch in plan.launches
         for node in launch.function.nodes
@@ -348,13 +351,13 @@ _ORDER: dict[SelectionOutcome, int] = {"won": 0, "tie": 1, "lost": 2, "late": 3,
 def select_winner(
     entrants: Sequence[Entrant], others: Sequence[CandidateResult], rounds: int, least: int = 1, *, prefers_simple: bool = True
 ) -> CandidateComparison:
-    """Compare the entrants that ran, and add ``others``, whose verdicts are known without a run.
+    """Choose the winner among the entrants that ran; return all results, best first, together with ``others`` that did not race.
 
-    With fewer than ``least`` rounds there are no intervals and no losers: the fastest simple plan is chosen.
+    The baseline is the fastest simple plan. Another plan can win only if the whole interval of its ratio to the baseline is below
+    `WIN_RATIO`; if no plan is simple, all can win. Of those that cannot be distinguished from the fastest of them, the simplest
+    wins, or without ``prefers_simple`` the fastest. If none can win, the baseline does.
 
-    The baseline is the fastest simple plan. A plan that is not simple wins if the whole interval of its ratio to the baseline is
-    below `WIN`. Several winners, or all candidates if no simple plan ran, tie if they cannot be distinguished from the fastest.
-    The simplest of these is chosen, or without ``prefers_simple`` the fastest winner.
+    With fewer than ``least`` rounds there are no intervals: the baseline wins, and no plan is a loser.
     """
     ran = [entrant for entrant in entrants if entrant.has_run]
     failed = [
@@ -375,15 +378,15 @@ def select_winner(
 
 
 def _choose_winner(ran: Sequence[Entrant], base: Entrant, ratios: dict[int, RatioInterval], *, prefers_simple: bool) -> Entrant:
-    winners = [entrant for entrant in ran if not entrant.is_out and (not base.is_simple or ratios[id(entrant)].high < WIN)]
+    winners = [entrant for entrant in ran if not entrant.is_out and (not base.is_simple or ratios[id(entrant)].high < WIN_RATIO)]
     if not winners:
         return base
     fastest = min(winners, key=lambda entrant: ratios[id(entrant)].median)
     if not prefers_simple:
         return fastest
     # Fewer regions and engines mean fewer ways to fail, for the same time.
-    alike = [x for x in winners if x is fastest or compute_round_ratio(x.rounds, fastest.rounds).low <= 1 + FLOOR]
-    return min(alike, key=lambda entrant: (*entrant.simplicity, ratios[id(entrant)].median))
+    tied = [x for x in winners if x is fastest or compute_round_ratio(x.rounds, fastest.rounds).low <= 1 + FLOOR]
+    return min(tied, key=lambda entrant: (*entrant.simplicity, ratios[id(entrant)].median))
 
 
 def _judge(entrant: Entrant, ratio: RatioInterval, chosen: Entrant, *, is_sure: bool) -> CandidateResult:
@@ -402,30 +405,31 @@ def _rank(contender: CandidateResult) -> tuple[int, float]:
 
 CHECK_RULES = StoppingRule(least=12, most=200)
 SEGMENTS = 4
-"""A measurement is divided into this many segments; their medians must lie in its interval, or the machine has drifted."""
-SURE = 36
-"""Minimum rounds before a regression is reported, unless time is up."""
+"""Segments of a measurement. If the median of one lies outside the interval, the machine drifted, and the interval is widened."""
+MIN_REGRESSION_ROUNDS = 36
+"""Minimum rounds before a regression is reported, unless the time is over."""
 
 State: TypeAlias = Literal["held", "regressed", "undecided", "alone"]
+"""Outcome of a check. ``undecided``: the interval contains the limit; ``alone``: the lock has no other plan to compare with."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegressionSetup:
-    """How to time plans of one Function."""
+    """What is needed to time plans of one Function against each other."""
 
     request: PlacementRequest
     cache: CompileCache
     inputs: Sequence[Any]
     reference: Reference
     seconds: float
-    """Time limit of the race, without compiles; at least `SEGMENTS` rounds are run."""
+    """Time limit of a comparison, without compiles. At least `SEGMENTS` rounds are run."""
     clock: Clock = time.perf_counter
     lowered: Plan | None = None
-    """A plan within an error budget; its error is measured on other examples."""
+    """The plan of lower precision, if there is one: its results are compared by `check_error`, not with the reference."""
 
     @contextmanager
-    def ready(self, *plans: Plan) -> Iterator[list[Entrant]]:
-        """Compile plans and compare each with the reference; raises LockError if one fails or is wrong."""
+    def prepare_entrants(self, *plans: Plan) -> Iterator[list[Entrant]]:
+        """Compile plans, compare their results with the reference, and yield them to be timed. Raises LockError if one fails."""
         expected = list(self.reference(self.request.function.replace(aliases=()), list(self.inputs)))
         entrants: list[Entrant] = []
         try:
@@ -446,12 +450,12 @@ class RegressionSetup:
 def compare_plans(
     setup: RegressionSetup, plan: Plan, other: Plan, is_enough: Callable[[RatioInterval, int], bool]
 ) -> tuple[RatioInterval, int]:
-    """Measure the ratio of a plan's time to another's, and the number of rounds.
+    """Measure the ratio of ``plan``'s time to ``other``'s; return it with the number of rounds.
 
     The plans run in turn until ``is_enough(ratio, rounds)`` is true, or ``setup.seconds`` have passed. Raises LockError for a
     plan that fails.
     """
-    with setup.ready(plan, other) as entrants:
+    with setup.prepare_entrants(plan, other) as entrants:
         until = setup.clock() + setup.seconds
         repeats = [choose_calls_per_turn(_take_turn(entrant, 1, setup.clock), CHECK_RULES.turn) for entrant in entrants]
         time_plan, time_other = (partial(_take_turn, x, calls, setup.clock) for x, calls in zip(entrants, repeats, strict=True))
@@ -475,7 +479,7 @@ def _take_turn(entrant: Entrant, repeats: int, clock: Clock) -> float:
 
 
 def find_runner_up(plan: Plan, race: CandidateComparison) -> CandidateResult | None:
-    """Choose the opponent of a plan: the baseline, else the best single-engine plan, else the best other plan."""
+    """Find the plan to compare ``plan`` with: the baseline, else the best single-engine plan, else the best other plan."""
     others = [
         contender
         for contender in race.contenders
@@ -488,12 +492,17 @@ def find_runner_up(plan: Plan, race: CandidateComparison) -> CandidateResult | N
 
 
 def make_baseline(setup: RegressionSetup, plan: Plan, race: CandidateComparison) -> Baseline | None:
-    """Measure the baseline for later checks of the plan; None if no other plan could run. Raises LockError if a plan fails."""
+    """Measure ``plan`` against another plan, as the baseline of later checks.
+
+    Returns None if no other plan could run. Raises LockError if a plan fails now.
+    """
     opponent = find_runner_up(plan, race)
     if opponent is None:
         return None
     # An interval as narrow as the least gain of a mixture is enough.
-    ratio, rounds = compare_plans(setup, plan, opponent.plan, lambda ratio, _: ratio.high - ratio.low <= (1 - WIN) * ratio.median)
+    ratio, rounds = compare_plans(
+        setup, plan, opponent.plan, lambda ratio, _: ratio.high - ratio.low <= (1 - WIN_RATIO) * ratio.median
+    )
     ranges = list_node_ranges(opponent.plan, setup.request.function)
     return Baseline(opponent.title, ratio.median, ratio.low, ratio.high, rounds, ranges)
 
@@ -504,12 +513,14 @@ class RegressionResult:
 
     state: State
     limit: float
-    """The allowed relative increase of the ratio."""
+    """The allowed relative increase of the ratio, such as 0.05 for 5 %."""
     locked: Baseline | None = None
+    """The ratio in the lockfile; None, as `now` and `change`, if ``state`` is ``alone``."""
     now: RatioInterval | None = None
+    """The ratio measured now."""
     rounds: int = 0
     change: RatioInterval | None = None
-    """The ratio now over that of the lock; its interval combines both."""
+    """The ratio measured now, divided by the ratio in the lockfile. The interval includes the uncertainty of both."""
 
     def __bool__(self) -> bool:
         return self.state != "regressed"
@@ -543,12 +554,12 @@ def check_regression(
     Raises LockError if a plan does not run, or if its results differ from the reference.
     """
     if baseline is None or other is None:
-        with setup.ready(plan):
+        with setup.prepare_entrants(plan):
             return RegressionResult("alone", limit)
 
     def is_decided(ratio: RatioInterval, rounds: int) -> bool:
         state = _choose_state(ratio, baseline, limit)
-        return state == "held" or (state == "regressed" and rounds >= SURE)
+        return state == "held" or (state == "regressed" and rounds >= MIN_REGRESSION_ROUNDS)
 
     now, rounds = compare_plans(setup, plan, other, is_decided)
     change = _divide_ratios(now, baseline)
@@ -556,12 +567,15 @@ def check_regression(
 
 
 def _divide_ratios(now: RatioInterval, baseline: Baseline) -> RatioInterval:
-    """Divide two ratios; their uncertainties are independent and add in squares, on a log scale."""
-    middle = now.median / baseline.ratio
+    """Divide the ratio measured now by the baseline's.
+
+    Their uncertainties are independent, so that their squares add up, on a log scale.
+    """
+    ratio = now.median / baseline.ratio
     # A low ratio now and a high one in the lock give the lowest change.
-    less = math.hypot(math.log(now.median / now.low), math.log(baseline.high / baseline.ratio))
-    more = math.hypot(math.log(now.high / now.median), math.log(baseline.ratio / baseline.low))
-    return RatioInterval(middle, middle * math.exp(-less), middle * math.exp(more))
+    log_low = math.hypot(math.log(now.median / now.low), math.log(baseline.high / baseline.ratio))
+    log_high = math.hypot(math.log(now.high / now.median), math.log(baseline.ratio / baseline.low))
+    return RatioInterval(ratio, ratio * math.exp(-log_low), ratio * math.exp(log_high))
 
 
 def _choose_state(now: RatioInterval, baseline: Baseline, limit: float) -> State:

@@ -1,4 +1,4 @@
-"""Convert a `TuningResult` to and from a placement file (a lockfile or a stored decision), which stores plans as node ranges."""
+"""Convert a `TuningResult` to and from a `PlacementFile` (a lockfile or a stored decision), which stores plans as node ranges."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from xrt.placement.result import (
     TuningResult,
     describe_candidate,
     unwrap,
-    with_reasons,
+    update_reasons,
 )
 from xrt.runtime import on_device
 
@@ -51,14 +51,14 @@ if TYPE_CHECKING:
     from xrt.partition import Plan
 
 Ingredients: TypeAlias = tuple[tuple[str, str], ...]
-"""Parts of the key of a decision."""
-MOST_LOCKED = 16
-"""Maximum number of candidates in a lock."""
+"""(name, value) entries of the key under which a decision is stored."""
+MAX_LOCKED_CANDIDATES = 16
+"""Maximum candidates recorded in a lockfile."""
 DEVICE_OF = "device of "
-"""Prefix, before an engine's spec, of the option for its device, if that is not the module's."""
-LONGEST = 400
-"""Maximum characters of a name in a lock."""
-SHOWN = 12
+"""Prefix of the option that records an engine's device if it is not the module's; the engine's spec follows."""
+MAX_NAME_CHARACTERS = 400
+"""Maximum characters of a name in a lockfile; longer names are cut."""
+FINGERPRINT_DIGITS = 12
 """Characters of a fingerprint shown in messages."""
 
 
@@ -71,10 +71,11 @@ def create_lock(
     values: Mapping[str, str] = FrozenDict(),
     now: datetime | None = None,
 ) -> PlacementFile:
-    """Create the lockfile of the result of a search.
+    """Create the lockfile for the result of a search.
 
-    The plan is of the request's Function, or of its quantized form. ``source`` records where the model came from, for a later
-    check, and ``values`` the files of inputs; other inputs are random.
+    The plan places the request's Function or its quantized form. ``baseline`` is the comparison with another plan that later
+    checks use. ``source`` records where the model came from, and ``values`` the file of each input, so that a check can load
+    both; other inputs are random. ``now`` is the date to record.
     """
     function, plan = request.function, tuned.plan
     machine, options = _describe_setting(request, {launch.engine for launch in plan.launches})
@@ -89,7 +90,7 @@ def create_lock(
         machine=machine,
         options=options,
         plan=list_node_ranges(plan, make_planned_function(function, tuned.precision)),
-        candidates=tuple(record.rounded() for record in list_candidate_records(tuned.race)[:MOST_LOCKED]),
+        candidates=tuple(record.rounded() for record in list_candidate_records(tuned.race)[:MAX_LOCKED_CANDIDATES]),
         baseline=None if baseline is None else baseline.rounded(),
         values=values,
         precision=tuned.precision,
@@ -105,8 +106,8 @@ def read_lock(path: str | os.PathLike[str]) -> PlacementFile:
 
 
 def read_shapes(lock: PlacementFile, function: Function) -> dict[str, tuple[int, ...]]:
-    """Parse the input shapes that the lock was made for; inputs without a static shape in the lock are missing."""
-    matches = {value.name: _SHAPED.fullmatch(lock.inputs.get(value.name[:LONGEST], "")) for value in function.inputs}
+    """Parse the input shapes that the lock records, by name; inputs whose shape was not static are left out."""
+    matches = {value.name: _SHAPED.fullmatch(lock.inputs.get(value.name[:MAX_NAME_CHARACTERS], "")) for value in function.inputs}
     return {name: tuple(map(int, filter(None, match[1].split(",")))) for name, match in matches.items() if match}
 
 
@@ -115,29 +116,29 @@ _SHAPED = re.compile(r"\w+\[((?:\d{1,18}(?:,\d{1,18})*)?)\]", re.ASCII)
 
 
 def list_node_ranges(plan: Plan, function: Function) -> tuple[NodeRange, ...]:
-    """List the node ranges of a plan; consecutive nodes of one region share a range."""
-    homes, groups, names = map_nodes_to_engines(plan), map_nodes_to_regions(plan), [node.name for node in function.nodes]
+    """Convert a plan to node ranges. Each range is a run of consecutive nodes of one region."""
+    assignment, groups, names = map_nodes_to_engines(plan), map_nodes_to_regions(plan), [node.name for node in function.nodes]
     ranges, first_node = [], 0
     for group, members in groupby(names, groups.__getitem__):
         run = list(members)
         # Names are for the reader of a diff: positions place the nodes.
-        first, last = run[0][:LONGEST], run[-1][:LONGEST]
-        ranges.append(NodeRange(group, homes[run[0]], first_node, len(run), first, last if len(run) > 1 else ""))
+        first, last = run[0][:MAX_NAME_CHARACTERS], run[-1][:MAX_NAME_CHARACTERS]
+        ranges.append(NodeRange(group, assignment[run[0]], first_node, len(run), first, last if len(run) > 1 else ""))
         first_node += len(run)
     return tuple(ranges)
 
 
 def list_candidate_records(race: CandidateComparison, function: Function | None = None) -> tuple[CandidateRecord, ...]:
-    """Record the result of each candidate; with a Function, its regions too."""
+    """Convert the candidates of a race to records, with their regions if ``function``, whose nodes they place, is passed."""
     return tuple(
         CandidateRecord(
             contender.title,
-            is_baseline=number == race.baseline,
+            is_baseline=index == race.baseline,
             regions=contender.regions if function else (),
             ranges=list_node_ranges(contender.plan, function) if function else (),
             **{**{name: getattr(contender, name) for name in FIGURES}, "note": contender.note[:1000]},
         )
-        for number, contender in enumerate(race.contenders)
+        for index, contender in enumerate(race.contenders)
     )
 
 
@@ -146,23 +147,23 @@ def list_candidate_records(race: CandidateComparison, function: Function | None 
 
 def plan_from_ranges(ranges: Sequence[NodeRange], request: PlacementRequest) -> Plan:
     """Rebuild a plan from node ranges; raises LockError if it does not fit the request's Function and engines."""
-    homes: dict[str, str] = {}
+    assignment: dict[str, str] = {}
     groups: dict[str, int] = {}
     function, count = request.function, len(request.function.nodes)
     for run in ranges:
         if (last := run.at + run.nodes) > count:
             raise LockError(f"nodes up to number {last} are placed, and the model has {count} of them")
         for node in function.nodes[run.at : last]:
-            if node.name in homes:
+            if node.name in assignment:
                 raise LockError(f"node {node.name!r} is placed twice")
-            homes[node.name], groups[node.name] = run.engine, run.region
+            assignment[node.name], groups[node.name] = run.engine, run.region
     # A file may be edited by hand: each node must be placed exactly once.
-    if len(homes) < count:
-        missing = next(node.name for node in function.nodes if node.name not in homes)
-        raise LockError(f"{len(homes)} of {count} nodes are placed, and not {missing!r}")
+    if len(assignment) < count:
+        missing = next(node.name for node in function.nodes if node.name not in assignment)
+        raise LockError(f"{len(assignment)} of {count} nodes are placed, and not {missing!r}")
     implicit, device = request.implicit, request.device_map
     try:
-        return plan_from_assignment(function, request.engines, homes, groups=groups, implicit=implicit, device=device)
+        return plan_from_assignment(function, request.engines, assignment, groups=groups, implicit=implicit, device=device)
     except PlanError as error:
         raise LockError(f"it is no plan any more: {error}") from error
 
@@ -171,9 +172,10 @@ def plan_from_ranges(ranges: Sequence[NodeRange], request: PlacementRequest) -> 
 
 
 def list_mismatches(lock: PlacementFile, request: PlacementRequest, *, for_check: bool = False) -> tuple[str, ...]:
-    """List the differences between a lock and a request, each as a clause; empty if the lock applies.
+    """List the differences between a lock and a request, each as a phrase for a message; empty if the lock applies.
 
-    Only the engines of the plan are compared. With ``for_check``, those of the baseline too, and clustering options are ignored.
+    Only engines that the plan uses are compared. A regression check passes ``for_check``, to compare the engines of the baseline
+    too and to ignore the clustering options.
     """
     if reasons := tuple(_compare_model(lock, request.function)):
         return reasons  # for another model, other differences do not matter
@@ -198,8 +200,8 @@ def _compare_model(lock: PlacementFile, function: Function) -> Iterator[str]:
         return
     yield from inputs
     yield from _compare_facts(*({"the number of nodes": facts.get("nodes", "unknown")} for facts in (lock.model, current)))
-    was, is_ = lock.model.get("fingerprint", "unknown"), current["fingerprint"]
-    yield f"the model {lock.model.get('name', '')!r} had fingerprint {was[:SHOWN]}, and {current['name']!r} has {is_[:SHOWN]}"
+    was, is_ = (text[:FINGERPRINT_DIGITS] for text in (lock.model.get("fingerprint", "unknown"), current["fingerprint"]))
+    yield f"the model {lock.model.get('name', '')!r} had fingerprint {was}, and {current['name']!r} has {is_}"
 
 
 def _compare_engines(lock: PlacementFile, engines: Sequence[GraphCompiler], used: Iterable[str]) -> Iterator[str]:
@@ -226,16 +228,16 @@ def _describe_model(function: Function) -> dict[str, str]:
 
 
 def _list_inputs(function: Function) -> dict[str, str]:
-    return {value.name[:LONGEST]: str(value.type) for value in function.inputs}
+    return {value.name[:MAX_NAME_CHARACTERS]: str(value.type) for value in function.inputs}
 
 
 def _describe_setting(request: PlacementRequest, specs: Set[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Describe the machine and the options of a plan on these engines; an unavailable device is left out."""
+    """Describe the machine, and the options for a plan on these engines, as two dicts. Unavailable devices are left out."""
     context = request.context
     # A lock must apply on machines that lack the devices of other engines.
     devices = {spec: name for spec, name in sorted(request.devices.items()) if spec in specs}
-    sets, _, processor = dict(make_context_key(context))["machine"].partition("; ")
-    system, machine, *extensions = sets.split(" ")
+    extensions_text, _, processor = dict(make_context_key(context))["machine"].partition("; ")
+    system, machine, *extensions = extensions_text.split(" ")
     facts = {"system": f"{system} {machine}", "processor": processor, "extensions": " ".join(extensions)}
     for name in sorted({context.device, *devices.values()} - {"cpu"}):
         with suppress(DeviceError):
@@ -246,14 +248,15 @@ def _describe_setting(request: PlacementRequest, specs: Set[str]) -> tuple[dict[
     return facts, {**options, **elsewhere, "clustering": str(request.clustering)}
 
 
-MOST_TEXT = 2000
-"""Maximum characters of a note or a reason."""
+MAX_TEXT_CHARACTERS = 2000
+"""Maximum characters of a note or a reason in a decision; longer ones are cut."""
 
 
 def make_decision_key(request: PlacementRequest, ingredients: Ingredients | None = ()) -> Signature | None:
-    """Make the key of a decision: the model, the engines with versions and code, options, machine, devices and ``ingredients``.
+    """Make the key under which a decision is stored; None if it must not be stored.
 
-    Return None if the code of an engine is in no file, since a change would go unnoticed, and if ``ingredients`` is None.
+    The key has the model, the engines with version and code, the options, machine and devices, and ``ingredients``. A decision is
+    not stored if ``ingredients`` is None, or if an engine's code is not in a file, so that a change of it would go unnoticed.
     """
     engines, devices = unwrap(request.engines), sorted(request.devices.items())
     # The code of an unused engine is hashed without importing it.
@@ -267,8 +270,8 @@ def make_decision_key(request: PlacementRequest, ingredients: Ingredients | None
     subject = (("decision", f"of xrt {__version__}"), ("function", request.function.fingerprint), ("engines", described))
     options = (("implicit", str(request.implicit)), ("clustering", str(request.clustering)))
     elsewhere = {spec: dict(make_context_key(on_device(name, context)))["device"] for spec, name in devices}
-    places = (("devices", str(elsewhere)),) * bool(devices) + (("graph", "recorded"),) * request.cuda_graph
-    return Signature((*subject, *options, *make_context_key(context), *places, *ingredients))
+    device_entries = (("devices", str(elsewhere)),) * bool(devices) + (("graph", "recorded"),) * request.cuda_graph
+    return Signature((*subject, *options, *make_context_key(context), *device_entries, *ingredients))
 
 
 def _get_version(engine: GraphCompiler) -> str:
@@ -277,9 +280,10 @@ def _get_version(engine: GraphCompiler) -> str:
 
 
 def load_decision(request: PlacementRequest, store: CostStore, ingredients: Ingredients | None = ()) -> TuningResult | None:
-    """Load the decision of an earlier search with at least this budget, or an explicit one; None if there is none.
+    """Load the stored decision for a request; None if there is none, or its search was too short.
 
-    Nothing is measured or calibrated. ``ingredients`` are those of the error budget, if there is one.
+    A decision is used if its search had at least the budget of the request, or was requested by the user. Nothing is measured or
+    calibrated. ``ingredients`` are the key entries of the error budget, if there is one.
     """
     document = store.decision(make_decision_key(request, ingredients))
     if document is None:
@@ -309,16 +313,16 @@ def mark_checked(request: PlacementRequest, store: CostStore, ingredients: Ingre
 
 
 SEARCH_FACTS = ("budget", "spent", "is_provisional", "is_explicit", "is_checked")
-"""The fields of a result that a decision has unchanged."""
+"""The fields that a TuningResult and the record of its search have in common."""
 
 
 def make_decision(tuned: TuningResult, request: PlacementRequest) -> PlacementFile:
-    """Convert the result of a search to a document. Nodes are identified by position, so names do not matter.
+    """Convert the result of a search to a decision, which `read_decision` reads. Nodes are identified by position, not by name.
 
-    It has only the engines of the chosen plan, which may be fewer than the request has. Of plans of lower precision it has only
-    the chosen one, since others place other forms of the model.
+    Only the engines of the chosen plan are recorded. With an error budget only the chosen candidate is recorded, since each of
+    the others places another quantized form of the model.
     """
-    request, race, engines = plan_form(request, tuned.precision, tuned.lowered), tuned.race, tuned.queried or request.engines
+    request, race, engines = request_form(request, tuned.precision, tuned.lowered), tuned.race, tuned.queried or request.engines
     if tuned.precision is not None:
         # The ranges of other candidates are positions in other forms of the model.
         engines, race = request.engines, replace(race, contenders=race.contenders[:1], baseline=None)
@@ -331,37 +335,39 @@ def make_decision(tuned: TuningResult, request: PlacementRequest) -> PlacementFi
         precision=tuned.precision,
         search=SearchRecord(
             rounds=race.rounds,
-            notes=tuple(note[:MOST_TEXT] for note in tuned.notes),
-            unmeasured={spec: reason[:MOST_TEXT] for spec, reason in tuned.unmeasured.items()},
+            notes=tuple(note[:MAX_TEXT_CHARACTERS] for note in tuned.notes),
+            unmeasured={spec: reason[:MAX_TEXT_CHARACTERS] for spec, reason in tuned.unmeasured.items()},
             declined=_list_declined(request, used),
             **{name: getattr(tuned, name) for name in SEARCH_FACTS},
         ),
     )
 
 
-def plan_form(request: PlacementRequest, precision: PrecisionRecord | None, lowered: Sequence[GraphCompiler]) -> PlacementRequest:
-    """The request to place the form of the model that has this precision, on engines of lower precision too."""
+def request_form(
+    request: PlacementRequest, precision: PrecisionRecord | None, lowered: Sequence[GraphCompiler]
+) -> PlacementRequest:
+    """Change a request to place the quantized form for this precision, with the engines ``lowered`` added."""
     function = make_planned_function(request.function, precision)
     return replace(request, function=function, engines=(*lowered, *request.engines))
 
 
 def _list_declined(request: PlacementRequest, engines: list[GraphCompiler]) -> tuple[DeclinedNodes, ...]:
-    """Record each engine's reasons with the positions of the declined nodes, so that the engine need not be queried again."""
+    """Record which nodes each engine does not support, with reasons, so that no engine need be queried again."""
     function = request.function
     capability = SupportMatrix.of(function, engines, request.device_map)
     declined: dict[tuple[str, str], list[int]] = {}
-    for number, engine in enumerate(engines):
+    for index, engine in enumerate(engines):
         for position in range(len(function.nodes)):
-            if (reason := capability.reason(position, number)) is not None:
-                declined.setdefault((engine.spec, reason[:MOST_TEXT]), []).append(position)
+            if (reason := capability.reason(position, index)) is not None:
+                declined.setdefault((engine.spec, reason[:MAX_TEXT_CHARACTERS]), []).append(position)
     return tuple(DeclinedNodes(*subject, tuple(positions)) for subject, positions in declined.items())
 
 
 def read_decision(document: PlacementFile, request: PlacementRequest) -> TuningResult:
-    """Read the result of a search from a decision.
+    """Convert a decision back to the result of a search.
 
-    Raises PlacementFileError if it has none, or one that does not fit the request; CalibrationError or OptionError if the
-    precision does not fit.
+    Raises PlacementFileError if the document is not a decision or does not fit the request; CalibrationError or OptionError if
+    its precision does not fit.
     """
     search, precision, records = document.search, document.precision, document.candidates
     if search is None:
@@ -369,13 +375,13 @@ def read_decision(document: PlacementFile, request: PlacementRequest) -> TuningR
     lowered: tuple[GraphCompiler, ...] = ()
     if precision is not None:
         lowered = create_lowered_engines([run.engine for record in records for run in record.ranges], request)
-    request = plan_form(request, precision, lowered)
-    request = _with_engines(request, _restore_engines(document, search, request))
+    request = request_form(request, precision, lowered)
+    request = _replace_engines(request, _restore_engines(document, search, request))
     unmeasured = FrozenDict(search.unmeasured)
     candidates = tuple(
-        _make_candidate(record, with_reasons(plan_from_ranges(record.ranges, request), unmeasured)) for record in records
+        _make_candidate(record, update_reasons(plan_from_ranges(record.ranges, request), unmeasured)) for record in records
     )
-    baseline = next((number for number, record in enumerate(records) if record.is_baseline), None)
+    baseline = next((index for index, record in enumerate(records) if record.is_baseline), None)
     race = CandidateComparison(candidates, search.rounds, baseline)
     if race.winner is None:
         raise PlacementFileError("candidates: none has won, so it holds no decision", position="candidates")
@@ -393,12 +399,12 @@ def read_decision(document: PlacementFile, request: PlacementRequest) -> TuningR
 
 
 def read_locked_result(lock: PlacementFile, request: PlacementRequest) -> TuningResult:
-    """Read the result of a lock: its plan with the figures of the winner; the other candidates become notes.
+    """Convert a lock to a result: its plan, with the recorded times of the winner; the other candidates become notes.
 
     Raises LockError if the plan does not fit the request, CalibrationError or OptionError if the precision does not.
     """
-    request, used = plan_form(request, lock.precision, ()), {run.engine for run in lock.plan}
-    request = _with_engines(request, [x for x in request.engines if x.spec != request.implicit or x.spec in used])
+    request, used = request_form(request, lock.precision, ()), {run.engine for run in lock.plan}
+    request = _replace_engines(request, [x for x in request.engines if x.spec != request.implicit or x.spec in used])
     plan = plan_from_ranges(lock.plan, request)
     winner = next((record for record in lock.candidates if record.verdict == "won"), CandidateRecord("", "won"))
     race = CandidateComparison((_make_candidate(winner, plan),), baseline=0 if winner.is_baseline else None)
@@ -411,14 +417,14 @@ def _make_candidate(record: CandidateRecord, plan: Plan) -> CandidateResult:
     return CandidateResult(plan, regions=record.regions, **{name: getattr(record, name) for name in FIGURES})
 
 
-def _with_engines(request: PlacementRequest, engines: Sequence[GraphCompiler]) -> PlacementRequest:
-    """The request with other engines; its implicit engine only if it is among them."""
+def _replace_engines(request: PlacementRequest, engines: Sequence[GraphCompiler]) -> PlacementRequest:
+    """Replace the engines of a request; it has an implicit engine only if that is among them."""
     implicit = request.implicit if any(engine.spec == request.implicit for engine in engines) else None
     return replace(request, engines=tuple(engines), implicit=implicit)
 
 
 def _restore_engines(document: PlacementFile, search: SearchRecord, request: PlacementRequest) -> tuple[GraphCompiler, ...]:
-    """The engines of a decision, with their recorded reasons for declining nodes, so that no library is imported."""
+    """Restore the engines of a decision as proxies that repeat the recorded support, so that no library is imported."""
     names, specs = [node.name for node in request.function.nodes], {engine.spec for engine in request.engines}
     declined: dict[str, dict[str, str]] = {spec: {} for spec in document.engines if spec in specs}
     for row in search.declined:
@@ -431,9 +437,10 @@ def _restore_engines(document: PlacementFile, search: SearchRecord, request: Pla
 
 
 def create_lowered_engines(specs: Sequence[str], request: PlacementRequest) -> tuple[GraphCompiler, ...]:
-    """Create the engines of a plan that the request lacks; raises OptionError for one that no engine offers.
+    """Create the engines among ``specs`` that the request does not have.
 
-    Each must be a lower precision that an engine of the request offers, so that a file cannot choose the code to run.
+    Each must be a lower-precision variant of an engine of the request, so that a file cannot choose the code to run. Raises
+    OptionError otherwise.
     """
     present = {engine.spec for engine in request.engines}
     missing = [spec for spec in dict.fromkeys(specs) if spec not in present]
@@ -447,6 +454,6 @@ def create_lowered_engines(specs: Sequence[str], request: PlacementRequest) -> t
 
 
 def _list_offers(engine: GraphCompiler) -> list[GraphCompiler | None]:
-    """The engine's variants in int8, bf16 and fp16, and those of the int8 variant in bf16 and fp16."""
+    """List an engine's variants in int8, bf16 and fp16, and in int8 combined with these; None for each that it does not have."""
     integers = engine.lower_precision("int8")
     return [integers, *(e.lower_precision(name) for e in (engine, integers) if e is not None for name in ("bf16", "fp16"))]

@@ -1,4 +1,4 @@
-"""Results for reading: the costs of a plan by region, its precision, and a search as text or for a notebook."""
+"""Render results for a reader: the costs of a plan by region, its precision, and a search, as text or as HTML."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from xrt.placement.result import CandidateResult, TuningResult
     from xrt.placement.search import RegionPrediction
 
-SHOWN = 8
-"""Maximum regions in the text; `to_dict` has all."""
+MAX_LISTED_REGIONS = 8
+"""Maximum regions in the text of a CostReport; `to_dict` has all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class CostReport:
     measured: float | None
     """Seconds per call in the race; None if it was not raced."""
     parts: tuple[RegionPrediction, ...] = ()
+    """The regions; empty without measurements."""
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain data."""
@@ -43,12 +44,12 @@ class CostReport:
     def __str__(self) -> str:
         took = "" if self.measured is None else f"; it took {format_seconds(self.measured)}"
         head = [] if self.predicted is None else [f"predicted {format_seconds(self.predicted)} for a call{took}:"]
-        more = [f"  and {len(self.parts) - SHOWN} more regions"] if len(self.parts) > SHOWN else []
-        return "\n".join([*head, *(f"  {part}" for part in self.parts[:SHOWN]), *more])
+        more = [f"  and {len(self.parts) - MAX_LISTED_REGIONS} more regions"] if len(self.parts) > MAX_LISTED_REGIONS else []
+        return "\n".join([*head, *(f"  {part}" for part in self.parts[:MAX_LISTED_REGIONS]), *more])
 
 
 def make_report(plan: Plan, tuned: TuningResult, function: Function, table: CostTable) -> CostReport:
-    """Report the costs of a plan from the table; with an empty table, only the time in the race."""
+    """Report the costs of ``plan`` by region; if ``table`` is empty, only its time in the race of ``tuned``."""
     winner = tuned.race.winner
     # With a lock nothing is timed here.
     seconds = winner.seconds if winner and tuned.how != "locked" else None
@@ -66,13 +67,15 @@ def make_report(plan: Plan, tuned: TuningResult, function: Function, table: Cost
 
 
 MEASURES = {"relative": "relative error", "cosine": "cosine distance", "top1": "share of other answers"}
-"""Display names of the built-in error measures; any other is the caller's metric."""
-PLANS_SHOWN, SHOWN_SHORT = 16, 4
-"""Maximum float32 nodes named in the text: of the chosen plan, and of any other."""
+"""Display names of the built-in error measures; any other measure is a metric of the caller."""
+MAX_EXACT_NODES = 16
+"""Maximum nodes kept in float32 that the text lists for the chosen plan."""
+MAX_EXACT_NAMES = 4
+"""The same for any other plan, which is described in one line."""
 
 
 def format_error(error: float | None, measure: str) -> str:
-    """Format an error: a share in per cent, the loss of a metric as a number.
+    """Format an error: of a built-in measure in per cent, of the caller's metric as a number.
 
     >>> format_error(0.0123, "relative"), format_error(0.005, "accuracy")
     ('1.23%', '0.005')
@@ -83,12 +86,12 @@ def format_error(error: float | None, measure: str) -> str:
 
 
 def describe_budget(measure: str, limit: float) -> str:
-    """Describe an error budget: the measure and its limit."""
+    """Describe an error budget, such as "relative error at most 1%"."""
     return f"{MEASURES.get(measure, f'loss of {measure}')} at most {format_error(limit, measure)}"
 
 
 def describe_precision(record: PrecisionRecord) -> Iterator[str]:
-    """Yield lines on the precision and the measured error, the regions, the float32 nodes with reasons, and remarks."""
+    """Yield the lines that describe a precision: the error, the regions, nodes kept in float32 with reasons, and notes."""
     data = f"measured on {record.items} items" + (f", calibrated on {record.calibrated} others" if record.calibrated else "")
     budget = describe_budget(record.measure, record.limit)
     if record.precision == "fp32":
@@ -96,11 +99,11 @@ def describe_precision(record: PrecisionRecord) -> Iterator[str]:
     else:
         yield f"precision: {record.precision}, {_describe_error(record)} of {budget}; {data}"
     yield from (f"  {region.region} on {region.engine} in {region.precision}" for region in record.regions)
-    for node in record.exact_nodes[:PLANS_SHOWN]:
+    for node in record.exact_nodes[:MAX_EXACT_NODES]:
         error = f", {format_error(node.error, 'relative')} alone" if node.error is not None else ""
         yield f"  {node.name} ({node.op}) stays in fp32: {node.why}{error}"
-    if len(record.exact_nodes) > PLANS_SHOWN:
-        yield f"  and {len(record.exact_nodes) - PLANS_SHOWN} more nodes stay in fp32"
+    if len(record.exact_nodes) > MAX_EXACT_NODES:
+        yield f"  and {len(record.exact_nodes) - MAX_EXACT_NODES} more nodes stay in fp32"
     for plan in record.plans:
         # Plans that only lost by time are in the comparison of the race.
         if plan.outcome in ("over", "wrong", "failed") or (plan.exact_count and plan.outcome != "won"):
@@ -109,11 +112,11 @@ def describe_precision(record: PrecisionRecord) -> Iterator[str]:
 
 
 def _describe_lowered_plan(plan: LoweredPlanRecord, measure: str) -> str:
-    """Describe the outcome of a plan of lower precision."""
+    """Describe a plan of lower precision in one line."""
     outcome = "over the budget" if plan.outcome == "over" else plan.outcome
     parts = [f"{outcome}: {plan.precision} on {plan.plan}"]
     if plan.exact_count:
-        names = ", ".join(plan.nodes[:SHOWN_SHORT]) + (", ..." if plan.exact_count > SHOWN_SHORT else "")
+        names = ", ".join(plan.nodes[:MAX_EXACT_NAMES]) + (", ..." if plan.exact_count > MAX_EXACT_NAMES else "")
         parts.append(f"{plan.exact_count} node{'s' * (plan.exact_count != 1)} in fp32 ({names})")
     if plan.error is not None and plan.outcome not in ("wrong", "failed"):
         high = "" if plan.high is None else f" (up to {format_error(plan.high, measure)})"
@@ -131,18 +134,18 @@ def _describe_error(record: PrecisionRecord) -> str:
 
 
 def list_pareto_plans(record: PrecisionRecord) -> list[tuple[LoweredPlanRecord, bool]]:
-    """List the timed plans, fastest first, each with whether it is on the Pareto front of time and error."""
+    """List (plan, is_best) of the timed plans, fastest first; ``is_best``: no faster plan has as small an error."""
     timed = sorted((x for x in record.plans if x.seconds is not None), key=lambda x: (x.seconds, x.error or 0.0))
-    rows, least = [], math.inf
+    rows, lowest_error = [], math.inf
     for plan in timed:
         error = plan.error or 0.0
-        rows.append((plan, error < least))
-        least = min(least, error)
+        rows.append((plan, error < lowest_error))
+        lowest_error = min(lowest_error, error)
     return rows
 
 
 def describe_errors(record: PrecisionRecord | None) -> dict[str, Any]:
-    """Template data of a precision record: its lines, and a table of all plans."""
+    """Make the HTML template's data for a precision record: its lines, and a table of all plans."""
     if record is None:
         return {"precision": None}
     # By identity: two plans may have equal figures.
@@ -168,13 +171,13 @@ def render_tuning_result(tuned: TuningResult) -> str:
 
 
 def render_tuning_page(tuned: TuningResult, model: str) -> str:
-    """Render a TuningResult as a page."""
+    """Render a TuningResult as an HTML page titled with the model's name."""
     result = _describe_result(tuned)
     return views.render_page("tuning_page.html", f"{model}: {result['title']}", result=result)
 
 
 def _describe_result(tuned: TuningResult) -> dict[str, Any]:
-    """Template data of a result: its candidates as bars and as a table, the precision, and the plan with its times."""
+    """Make the template's data for a result: candidates as bars and as a table, the precision, and the plan with its times."""
     race, winner = tuned.race, tuned.race.winner
     head, *_ = str(tuned).splitlines()
     is_timed = winner is not None and winner.plan == tuned.plan and len(winner.regions) == len(tuned.plan.launches)
@@ -204,12 +207,12 @@ def _describe_candidate(result: CandidateResult, is_baseline: bool) -> tuple[obj
     return result.title, verdict, len(result.plan.launches), took, ratio, note
 
 
-MOST_COSTS = 12
-"""Maximum rows of a table of costs."""
+MAX_COST_ROWS = 12
+"""Maximum rows of the cost table."""
 
 
 def describe_costs(report: CostReport | None) -> dict[str, Any]:
-    """Template data of a plan's costs: a table of its regions."""
+    """Make the template's data for a plan's costs: a table of its regions, or no table without a report."""
 
     def show(value: float | None) -> str:
         return "unknown" if value is None else views.seconds(value)
@@ -218,7 +221,7 @@ def describe_costs(report: CostReport | None) -> dict[str, Any]:
         return {"costs": []}
     caption = f"Predicted {show(report.predicted)} for a call"
     caption += "" if report.measured is None else f"; it took {views.seconds(report.measured)}"
-    caption += f" (the first {MOST_COSTS} of {len(report.parts)})" if len(report.parts) > MOST_COSTS else ""
-    rows = [(x.name, x.engine, x.nodes, show(x.predicted), x.source, show(x.measured)) for x in report.parts[:MOST_COSTS]]
+    caption += f" (the first {MAX_COST_ROWS} of {len(report.parts)})" if len(report.parts) > MAX_COST_ROWS else ""
+    rows = [(x.name, x.engine, x.nodes, show(x.predicted), x.source, show(x.measured)) for x in report.parts[:MAX_COST_ROWS]]
     columns = {"region": "", "engine": "", "nodes": "number", "predicted": "number", "known": "", "took": "number"}
     return {"costs": [(caption, columns, rows)]}

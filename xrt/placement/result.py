@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from xrt.partition import Plan, Reason
 
 Origin: TypeAlias = Literal["measured", "interrupted", "remembered", "locked", "priority"]
-"""``measured``: the search ended or used up its budget; ``interrupted`` by the user; ``remembered`` from an earlier process;
-``locked`` by a file; ``priority``: by the order of the list, without measurements."""
+"""How a plan was chosen. ``measured``: by a search that was not interrupted; ``interrupted``: by one that the user ended;
+``remembered``: in an earlier process; ``locked``: by a lockfile; ``priority``: by list order, without measurements."""
 NOT_MEASURED = "not measured: "
 """Prefix of the reason why a node is not on an engine that was not measured."""
 VERDICTS = {
@@ -35,10 +35,10 @@ VERDICTS = {
     "wrong": "wrong",
     "failed": "failed",
 }
-"""Displayed words for the outcomes, which files spell differently."""
-LATE = "not measured in time:"
-MANY = 5
-"""Maximum regions for a title that lists the engine of each."""
+"""Displayed word for each verdict; files have the key."""
+LATE_PREFIX = "not measured in time:"
+MAX_LISTED_REGIONS = 5
+"""Maximum regions of a plan whose title lists the engine of each; longer titles count regions by engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +60,16 @@ class CandidateResult:
     ratio_high: float | None = None
     note: str = ""
     regions: tuple[float, ...] = ()
-    """Seconds of each launch within whole calls, in the plan's order; empty if not profiled."""
+    """Seconds of each launch during a call, in the plan's order; empty if not profiled."""
 
     @property
     def title(self) -> str:
-        """The plan's engines, in execution order."""
+        """The plan's name in tables and messages: its engines in execution order."""
         return describe_plan(self.plan)
 
     @property
     def ratio_interval(self) -> RatioInterval | None:
-        """The ratio with its interval; None if it did not run, or in too few rounds for an interval."""
+        """The ratio with its interval; None if the plan did not run, or ran in too few rounds for an interval."""
         if self.ratio is None or self.ratio_low is None or self.ratio_high is None:
             return None
         return RatioInterval(self.ratio, self.ratio_low, self.ratio_high)
@@ -80,7 +80,7 @@ class CandidateResult:
         return len({launch.engine for launch in self.plan.launches}) <= 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to plain data: the plan by its title and the nodes of its regions."""
+        """Convert to plain data. The plan is described by its title, and by the name, engine and nodes of each region."""
         regions = [{"name": x.name, "engine": x.engine, "nodes": list(x.nodes)} for x in self.plan.launches]
         figures = {name: getattr(self, name) for name in FIGURES}
         return {"title": self.title, **figures, "seconds_of_regions": list(self.regions), "plan": regions}
@@ -90,7 +90,7 @@ class CandidateResult:
 
 
 def describe_candidate(candidate: CandidateResult | CandidateRecord, title: str, *, is_baseline: bool = False) -> str:
-    """Format the verdict, the plan, its time and its ratio; the baseline has no ratio."""
+    """Format a candidate as one line: verdict, ``title``, time, and the ratio to the baseline unless it is the baseline."""
     parts = [f"{VERDICTS[candidate.verdict]}: {title}"]
     if candidate.seconds is not None:
         parts.append(_format_time(candidate.seconds))
@@ -104,17 +104,17 @@ def describe_candidate(candidate: CandidateResult | CandidateRecord, title: str,
 
 
 FIGURES = ("verdict", "seconds", "low", "high", "ratio", "ratio_low", "ratio_high", "note")
-"""The fields of a candidate that files have too."""
+"""The fields that a CandidateResult and its record in a file have in common."""
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateComparison:
-    """The candidates, best first; the chosen one is the first, if any ran."""
+    """The candidates, best first. The first one is the chosen plan, if any ran."""
 
     contenders: tuple[CandidateResult, ...] = ()
     rounds: int = 0
     baseline: int | None = None
-    """Index of the candidate that others are compared with: the fastest single-engine plan, else the plan by priority."""
+    """Index in `contenders` of the plan that ratios refer to: the fastest single-engine plan, else the plan by priority."""
 
     @property
     def winner(self) -> CandidateResult | None:
@@ -128,6 +128,7 @@ class TuningResult:
 
     plan: Plan
     table: CostTable = CostTable()
+    """All measured costs."""
     race: CandidateComparison = CandidateComparison()
     how: Origin = "measured"
     budget: float = 0.0
@@ -138,33 +139,33 @@ class TuningResult:
     """Number of regions measured in this search, including failed ones."""
     notes: tuple[str, ...] = ()
     unmeasured: Mapping[str, str] = FrozenDict()
-    """Why the whole model was not measured on an engine, by spec."""
+    """By engine spec, why the whole model was not measured on it."""
     is_provisional: bool = False
     """Whether too few rounds ran to tell plans apart."""
     is_explicit: bool = False
-    """Whether the caller requested the search: modules then use its decision, whatever their budget."""
+    """Whether the user requested the search. Its decision is then used by modules with a larger budget too."""
     is_checked: bool = True
-    """Whether the results of the plan were compared with the reference; if not, a module compares those of its first call."""
+    """Whether the plan's results were compared with the reference. If not, a module compares the results of its first call."""
     queried: tuple[GraphCompiler, ...] = field(default=(), compare=False, repr=False)
-    """The engines with their answers; empty if none was queried."""
+    """The engines as proxies that repeat the recorded support; empty if no engine was queried."""
     precision: PrecisionRecord | None = None
-    """The precision of a plan within an error budget; None without a budget."""
+    """The precision and the measured error of the plan; None without an error budget."""
     lowered: tuple[GraphCompiler, ...] = field(default=(), compare=False, repr=False)
     """Engines that only a plan of lower precision uses."""
 
     @property
     def short_remarks(self) -> tuple[str, ...]:
-        """The remarks on whether it is provisional and which engines were not measured in time."""
-        return tuple(remark for remark in self.remarks if remark.startswith(("provisional", LATE)))
+        """Only the remarks that the result is provisional, and which engines were not measured in time."""
+        return tuple(remark for remark in self.remarks if remark.startswith(("provisional", LATE_PREFIX)))
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Remarks besides the comparison: whether it is provisional, which engines were not measured and why, and notes."""
+        """Lines below the candidates: whether the result is provisional, which engines were not measured and why, and notes."""
         from xrt.html.views import format_count  # a plain call has no search, and loads no views
 
         # One line for all engines that a larger budget would measure; the others have a reason each.
         late = [spec for spec, reason in self.unmeasured.items() if "budget ended" in reason]
-        missing = [f"{LATE} {', '.join(late)}"] if late else []
+        missing = [f"{LATE_PREFIX} {', '.join(late)}"] if late else []
         missing += [f"not measured on {spec}: {reason}" for spec, reason in self.unmeasured.items() if spec not in late]
         missing += [] if self.is_checked else ["no result was compared with the reference by the search; the first call is"]
         rounds, more = format_count(self.race.rounds, "round"), suggest_budget(self.budget)
@@ -194,7 +195,7 @@ class TuningResult:
         return "\n".join(_format_lines(self))
 
 
-_HOW = {
+_ORIGIN_TEXTS = {
     "measured": "placed by measurement",
     "interrupted": "placed by measurement, which was interrupted",
     "remembered": "placed by an earlier measurement",
@@ -206,13 +207,13 @@ _HOW = {
 def _format_lines(tuned: TuningResult) -> Iterator[str]:
     from xrt.html.views import format_count
 
-    yield f"{_HOW[tuned.how]}: {describe_plan(tuned.plan)}"
+    yield f"{_ORIGIN_TEXTS[tuned.how]}: {describe_plan(tuned.plan)}"
     if tuned.how in ("measured", "interrupted"):
         spent = f"{tuned.spent:.1f} of {tuned.budget:g} s"
         rounds = format_count(tuned.race.rounds, "round")
         yield f"  {format_count(tuned.measurements, 'measurement')} of regions, {rounds}, {spent}"
-    for number, contender in enumerate(tuned.race.contenders):
-        yield f"  {describe_candidate(contender, contender.title, is_baseline=number == tuned.race.baseline)}"
+    for index, contender in enumerate(tuned.race.contenders):
+        yield f"  {describe_candidate(contender, contender.title, is_baseline=index == tuned.race.baseline)}"
     yield from (f"  {remark}" for remark in tuned.remarks)
     if tuned.precision is not None:
         from xrt.placement.report import describe_precision  # only with an error budget
@@ -221,7 +222,7 @@ def _format_lines(tuned: TuningResult) -> Iterator[str]:
 
 
 def suggest_budget(budget: float) -> str:
-    """Suggest a larger budget, at least 20 seconds.
+    """Suggest a longer search in words: about two or three times ``budget``, at least 20 seconds.
 
     >>> suggest_budget(3.0), suggest_budget(20.0)
     ('give more time, such as a budget of 20 s', 'give more time, such as a budget of 60 s')
@@ -235,8 +236,8 @@ def is_of_engine(reason: Reason) -> bool:
     return reason.text == MEASURED_REASON or reason.text.startswith(NOT_MEASURED)
 
 
-def with_reasons(plan: Plan, unmeasured: Mapping[str, str]) -> Plan:
-    """Replace the reasons why nodes are not on engines that were not measured."""
+def update_reasons(plan: Plan, unmeasured: Mapping[str, str]) -> Plan:
+    """Update a plan's reasons: for a node that is not on an engine of ``unmeasured``, why that engine was not measured."""
     reasons = tuple(
         replace(reason, text=f"{NOT_MEASURED}{unmeasured[reason.engine]}")
         if is_of_engine(reason) and reason.engine in unmeasured
@@ -247,17 +248,17 @@ def with_reasons(plan: Plan, unmeasured: Mapping[str, str]) -> Plan:
 
 
 def describe_plan(plan: Plan) -> str:
-    """Describe a plan by its engines in execution order, ``ort + xla + ort``, or by the number of regions of each."""
+    """Make a plan's title: ``ort + xla + ort`` in execution order or, if that is long, engines with numbers of regions."""
     specs = [launch.engine for launch in plan.launches]
     kinds = list(dict.fromkeys(specs))
     if not specs:
         return "nothing to run"
-    if len(specs) <= MANY and len(kinds) > 1:
+    if len(specs) <= MAX_LISTED_REGIONS and len(kinds) > 1:
         # In execution order as long as that is short enough to read.
-        runs = [(kind, len(list(alike))) for kind, alike in groupby(specs)]
+        counts = [(kind, len(list(run))) for kind, run in groupby(specs)]
     else:
-        runs = [(kind, specs.count(kind)) for kind in kinds]
-    return " + ".join(kind if count == 1 else f"{kind} ({count} regions)" for kind, count in runs)
+        counts = [(kind, specs.count(kind)) for kind in kinds]
+    return " + ".join(kind if count == 1 else f"{kind} ({count} regions)" for kind, count in counts)
 
 
 def _format_time(seconds: float) -> str:
@@ -269,7 +270,7 @@ class Progress:
     """The state of a search."""
 
     stage: str
-    """The current step in a few words."""
+    """What the search does now, in a few words."""
     best: str
     """The title of the best plan so far; empty if there is none."""
     seconds: float | None
@@ -277,10 +278,11 @@ class Progress:
     elapsed: float
     """Seconds since the search began."""
     budget: float
+    """Seconds allowed for the search."""
 
     @property
     def text(self) -> str:
-        """The stage, and the best plan so far with its time."""
+        """One line: the stage, and the best plan so far with its time."""
         best = f"; best so far: {self.best}, {_format_time(self.seconds)}" if self.seconds is not None else ""
         return f"{self.stage}{best}"
 
@@ -308,7 +310,7 @@ class PlacementRequest:
     spent: float = 0.0
     """Seconds of the budget already spent; at least half of it always remains."""
     retune: bool = False
-    """Whether to search even if a decision is stored. Later requests use the result, whatever their budget."""
+    """Whether to search even if a decision is stored. Later requests then use the result, even if their budget is larger."""
 
     @cached_property
     def device_map(self) -> DeviceMap:
@@ -322,5 +324,5 @@ class PlacementRequest:
 
 
 def unwrap(engines: Sequence[GraphCompiler]) -> list[GraphCompiler]:
-    """Replace isolated engines by the engines they wrap, under which costs are stored."""
+    """Replace each isolated engine by the engine that it wraps: costs are stored under the latter."""
     return [engine.inner if isinstance(engine, IsolatedEngine) else engine for engine in engines]

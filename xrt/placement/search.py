@@ -1,7 +1,7 @@
-"""The planner: derives plans, the next parts to measure, and predictions from measured costs.
+"""The planner: from measured costs, propose plans, choose the next parts to measure, and predict the cost of a plan.
 
-It is deterministic and has no clock: the same Function, engines and table give the same plans, byte for byte. Sets of nodes
-and of values are integer bit masks.
+It is deterministic and has no clock: the same Function, engines and table give the same plans, byte for byte. Sets of nodes and
+of values are integer bit masks.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _KEYS: WeakKeyDictionary[Function, dict[int, str]] = WeakKeyDictionary()
 
 
 def to_mask(positions: Iterable[int]) -> int:
-    """The mask of these positions."""
+    """Set the bits at these positions."""
     return union(1 << position for position in positions)
 
 
 def union(masks: Iterable[int]) -> int:
-    """The union of these masks."""
+    """Combine masks by a bitwise or."""
     return reduce(or_, masks, 0)
 
 
@@ -62,24 +62,25 @@ def iter_bits(mask: int) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class PlanningGraph:
-    """The cost-independent part of planning: dependencies, engine support, value sizes and shape keys."""
+    """What planning needs besides costs: dependencies, engine support, value sizes and shape keys."""
 
     function: Function
     engines: tuple[str, ...]
+    """Specs of the engines; the planner refers to them by index."""
     supported: tuple[int, ...]
     """Per engine, the mask of the nodes it supports."""
     is_stopped: Callable[[], bool] = lambda: False
-    """Whether the search has abandoned the planner, which then ends with OutOfTime: it would disturb the race."""
+    """Whether the search no longer waits for the planner. It then raises OutOfTime, so that it does not disturb the race."""
 
     @classmethod
-    def of(
+    def from_function(
         cls,
         function: Function,
         engines: Sequence[GraphCompiler],
         device: str | DeviceMap = "cpu",
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> PlanningGraph:
-        """Build the graph by querying which nodes each engine supports."""
+        """Create the graph of a Function, after querying which nodes each engine supports."""
         eligible = EligibleEngines.of(function, engines, (), (), device)
         candidates = eligible.candidates()
         supported = (to_mask(index for index, able in enumerate(candidates) if engine in able) for engine in range(len(engines)))
@@ -90,6 +91,7 @@ class PlanningGraph:
 
     @property
     def whole(self) -> int:
+        """The mask of all nodes."""
         return (1 << len(self)) - 1
 
     @cached_property
@@ -98,13 +100,13 @@ class PlanningGraph:
 
     @cached_property
     def devices(self) -> tuple[int, ...]:
-        """Per device that nodes name, the mask of those nodes; a region must not mix devices."""
+        """For each device that nodes are assigned to, the mask of these nodes. A region must not mix devices."""
         nodes = self.function.nodes
         names = sorted({node.device for node in nodes} - {""})
         return tuple(to_mask(index for index, node in enumerate(nodes) if node.device == name) for name in names)
 
     def supports(self, region: Region) -> bool:
-        """Whether the engine supports all nodes of the region, and they name at most one device."""
+        """Whether the engine supports all nodes of the region, and these are assigned to at most one device."""
         engine, mask = region
         return not mask & ~self.supported[engine] and sum(1 for device in self.devices if device & mask) < 2
 
@@ -138,13 +140,13 @@ class PlanningGraph:
     def _bytes(self) -> tuple[int, ...]:
         return tuple(self.sizes.values())
 
-    def transfer(self, values: int) -> float:
-        """Seconds to pass these values between regions."""
+    def estimate_transfer(self, values: int) -> float:
+        """Estimate the seconds to pass the values of a mask from one region to another."""
         seconds, per_byte = BOUNDARY
         return seconds * values.bit_count() + per_byte * sum(self._bytes[value] for value in iter_bits(values))
 
-    def inputs(self, mask: int) -> int:
-        """The mask of the values that a set of nodes reads from outside."""
+    def find_inputs(self, mask: int) -> int:
+        """Find the values that a set of nodes reads from other nodes; node mask in, value mask out."""
         nodes = list(iter_bits(mask))
         return union(self.reads[index] for index in nodes) & ~union(self.defines[index] for index in nodes)
 
@@ -154,8 +156,8 @@ class PlanningGraph:
         """Extract these nodes as a Function."""
         return extract_subgraph(self.function, tuple(iter_bits(mask)), "part")
 
-    def key(self, mask: int) -> str:
-        """The shape key of these nodes, cached; about 25 us per node."""
+    def get_key(self, mask: int) -> str:
+        """Get the shape key of a set of nodes. It is cached, since computing it takes about 25 us per node."""
         keys = _KEYS.setdefault(self.function, {})
         if mask not in keys:
             keys[mask] = shape_key(self.make_subgraph(mask))
@@ -163,12 +165,12 @@ class PlanningGraph:
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
-        """Per node, its shape key; nodes with equal keys cost the same."""
-        return tuple(self.key(1 << index) for index in range(len(self)))
+        """The shape key of each node alone. Nodes with equal keys cost the same."""
+        return tuple(self.get_key(1 << index) for index in range(len(self)))
 
     @cached_property
     def cut_points(self) -> list[int]:
-        """Positions, both ends included, at which at most one value is live."""
+        """Positions in the node order between which at most one value is passed on, with 0 and the number of nodes."""
         last = list(range(len(self)))
         for later, predecessors in enumerate(self.dependencies.predecessors):
             for earlier in predecessors:
@@ -183,18 +185,22 @@ class PlanningGraph:
 
     @cached_property
     def _runs(self) -> list[int]:
-        """Positions, both ends included, at which the operator family changes."""
+        """Positions at which the operator family changes, with 0 and the number of nodes."""
         families = [classify_operator(node) for node in self.function.nodes]
         return [0, *(index for index in range(1, len(self)) if families[index] != families[index - 1]), len(self)]
 
     @cached_property
     def within_runs(self) -> int:
-        """The mask of the nodes in runs of three or more of one family."""
+        """The mask of the nodes that stand in a run of three or more nodes of one operator family."""
         return union((1 << end) - (1 << first) for first, end in pairwise(self._runs) if end - first > 2)
 
     @cached_property
     def parts(self) -> tuple[int, ...]:
-        """Parts worth measuring: the whole model, supported stretches, spans between cut points, runs, and single nodes."""
+        """Node masks of the parts worth measuring, without duplicates.
+
+        The whole model, the longest stretches that an engine supports, those between cut points, runs of one operator family,
+        stretches from one product to the next, and single nodes whose neighbors are other operators.
+        """
         ops = ["", *(node.op for node in self.function.nodes), ""]
         nodes = self.function.nodes
         products = [0, *(index for index in range(1, len(self)) if classify_operator(nodes[index]) == "product"), len(self)]
@@ -214,10 +220,9 @@ class PlanningGraph:
 
 
 def _select_longest(bounds: Iterable[tuple[int, int]], least: int = 2) -> list[int]:
+    """Return the masks of the longest stretches (start, end) that have at least ``least`` nodes."""
     stretches = [pair for pair in bounds if pair[1] - pair[0] >= least]
-    return [
-        (1 << end) - (1 << first) for first, end in sorted(stretches, key=lambda pair: (pair[0] - pair[1], pair))[:MOST_ATOMS]
-    ]
+    return [(1 << end) - (1 << first) for first, end in sorted(stretches, key=lambda pair: (pair[0] - pair[1], pair))[:MAX_ATOMS]]
 
 
 _FAMILIES = {
@@ -230,7 +235,7 @@ _FAMILIES = {
 
 
 def classify_operator(node: Node) -> str:
-    """The operator family of a node: its custom domain, or control, product, reduction, movement, else elementwise."""
+    """Return a node's operator family: its domain if custom, else control, product, reduction, movement or elementwise."""
     if node.domain:
         return node.domain
     if node.bodies:
@@ -240,7 +245,7 @@ def classify_operator(node: Node) -> str:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Region costs: measured, or estimated from per-node costs that are fitted to the measured parts."""
+    """The costs of regions: measured if they were, else estimated as the sum of node costs that were fitted to measured parts."""
 
     graph: PlanningGraph
     table: CostTable
@@ -250,23 +255,27 @@ class CostModel:
     """Per engine, the fitted seconds of each node."""
 
     @classmethod
-    def of(cls, graph: PlanningGraph, table: CostTable, keys: Mapping[int, str] | None = None) -> CostModel:
-        keys = {mask: graph.key(mask) for mask in graph.parts} if keys is None else keys
+    def fit(cls, graph: PlanningGraph, table: CostTable, keys: Mapping[int, str] | None = None) -> CostModel:
+        """Fit node costs to the table's costs of the parts in ``keys``, by default all parts of the graph."""
+        keys = {mask: graph.get_key(mask) for mask in graph.parts} if keys is None else keys
         return cls(graph, table, keys, fit_node_seconds(graph, table, keys))
 
-    def find(self, region: Region) -> MeasuredCost | str | None:
-        """The measured cost of a region, the reason why it fails, or None if it was not measured."""
+    def find_measured(self, region: Region) -> MeasuredCost | str | None:
+        """Find the measured cost of a region, or the reason why it fails; None if it was not measured."""
         engine, mask = region
         key = self.keys.get(mask)
         return None if key is None else self.table.region(key, self.graph.engines[engine])
 
     def seconds(self, region: Region, estimate: float | None = None) -> float:
-        """The seconds of a region: measured, else ``estimate`` or the model's estimate; infinite if it is impossible."""
+        """Return the seconds of a region: as measured, else ``estimate``, else an estimate from node costs.
+
+        Infinite if the engine does not support the region or failed on it. Raises OutOfTime if the planner was abandoned.
+        """
         if self.graph.is_stopped():
             raise OutOfTime("the planner was abandoned")
         if not self.graph.supports(region):
             return math.inf
-        cost = self.find(region)
+        cost = self.find_measured(region)
         if isinstance(cost, MeasuredCost):
             return cost.seconds
         if cost is not None:
@@ -274,28 +283,30 @@ class CostModel:
         return self.estimate(region) if estimate is None else estimate
 
     def estimate(self, region: Region) -> float:
-        """Estimate the seconds of a region: the launch plus the sum over its nodes."""
+        """Estimate the seconds of a region as the launch plus the sum of its node costs."""
         engine, mask = region
         return LAUNCH + float(self.node_seconds[engine][list(iter_bits(mask))].sum())
 
-    def total(self, partitioning: Partitioning) -> float:
-        """The seconds of all regions and of the transfers between them."""
-        return sum(self.seconds(region) + self.graph.transfer(self.graph.inputs(region[1])) for region in partitioning)
+    def compute_total(self, partitioning: Partitioning) -> float:
+        """Return the seconds of all regions and of the transfers between them."""
+        return sum(
+            self.seconds(region) + self.graph.estimate_transfer(self.graph.find_inputs(region[1])) for region in partitioning
+        )
 
 
-SWEEPS = 25
+FIT_ITERATIONS = 25
 """Iterations of the fit over all measurements. With 8 a mixture of four benchmark models was not found; 50 changed nothing."""
-PER_PRODUCT = 0.02
-"""Cost of a multiplication in a product, relative to moving a byte: products are compute bound, other operators memory bound.
-Eleven models took 122 measurements with 0.02, 193 with 0.1 and 200 with 0, for the same mixtures."""
+BYTES_PER_MULTIPLICATION = 0.02
+"""Cost of a multiplication in a product, as bytes moved: products are compute bound, other operators memory bound. Eleven models
+took 122 measurements with 0.02, 193 with 0.1 and 200 with 0, for the same mixtures."""
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 def fit_node_seconds(graph: PlanningGraph, table: CostTable, keys: Mapping[int, str]) -> tuple[np.ndarray, ...]:
-    """Fit the seconds of each node on each engine, so that measured parts add up to their measured cost.
+    """Fit the seconds of each node on each engine, so that the nodes of measured parts add up to the measured cost.
 
-    Nodes with equal shape keys cost the same, and nodes of one operator about the same per unit of work. Costs are scaled, not
-    shifted: the fit stays close to the estimated work, and no node becomes free.
+    Returns an array over the nodes for each engine. Nodes with equal shape keys cost the same; nodes of one operator start from
+    the same rate per unit of work. The fit only multiplies costs, so that they stay positive and close to the estimated work.
     """
     number = {kind: index for index, kind in enumerate(dict.fromkeys(graph.kinds))}
     kinds = np.array([number[kind] for kind in graph.kinds], np.intp)
@@ -324,7 +335,7 @@ def fit_node_seconds(graph: PlanningGraph, table: CostTable, keys: Mapping[int, 
 
 
 def _list_measured(table: CostTable, spec: str, keys: Mapping[int, str]) -> list[tuple[int, float]]:
-    """The measured parts of an engine, largest first, one per key: node mask, and seconds without the launch."""
+    """List (node mask, seconds without the launch) of the measured parts, largest first, one for each shape key."""
     parts: dict[str, tuple[int, float]] = {}
     for mask, key in keys.items():
         if isinstance(cost := table.region(key, spec), MeasuredCost):
@@ -333,17 +344,17 @@ def _list_measured(table: CostTable, spec: str, keys: Mapping[int, str]) -> list
 
 
 def _scale(values: np.ndarray, rows: Sequence[np.ndarray], seconds: Sequence[float]) -> None:
-    """Scale ``values`` in place, row by row, so that each weighted sum approaches its ``seconds``."""
+    """Scale ``values`` in place, so that for each row the weighted sum ``values @ row`` approaches its ``seconds``."""
     used = [np.flatnonzero(row) for row in rows]
     weights = [row[index] for row, index in zip(rows, used, strict=True)]
-    for _ in range(SWEEPS):
+    for _ in range(FIT_ITERATIONS):
         for index, weight, cost in zip(used, weights, seconds, strict=True):
             # Multiplication keeps every cost positive, and the ratio of nodes in a part.
             values[index] *= cost / max(float(values[index] @ weight), 1e-30)
 
 
 def _estimate_work(node: Node, graph: PlanningGraph) -> float:
-    """Estimate a node's work: bytes moved plus weighted multiplications."""
+    """Estimate a node's work in bytes: those moved, plus the multiplications of a product converted to bytes."""
     types = graph.function.get_type
     moved = 64.0 + sum(
         graph.sizes.get(name) or getattr(types(name), "nbytes", None) or 64 for name in {*node.uses, *node.defines}
@@ -352,33 +363,37 @@ def _estimate_work(node: Node, graph: PlanningGraph) -> float:
     if not shape or not all(isinstance(dim, int) for dim in shape):
         return moved
     depth = math.prod(shape[1:]) if len(shape) > 2 else shape[0]
-    return float(moved + PER_PRODUCT * graph.sizes[node.outputs[0]] * depth)
+    return float(moved + BYTES_PER_MULTIPLICATION * graph.sizes[node.outputs[0]] * depth)
 
 
-GAIN = 0.05
-"""Share of the best plan's time that a mixture must be predicted to save. Predictions ignore the effect of a boundary on caches
-and threads, and rounds vary by 1 to 8 %: a smaller gain rarely wins its race. Eleven models took 122 measurements with 5 %, and
-332 with 2 %."""
+MIN_GAIN = 0.05
+"""A mixture is proposed only if it is predicted to save this share of the best plan's time. Predictions ignore the effect of a
+boundary on caches and threads, and rounds vary by 1 to 8 %: a smaller gain rarely wins its race. Eleven models took 122
+measurements with 5 %, and 332 with 2 %."""
 UNCERTAINTY = 2.0
-"""Factor by which an estimate may be wrong: an engine may be so much faster on an unmeasured part, and a time that was measured
-while libraries were imported may be so many times too long. With 1 no mixture of four benchmark models was found; with 4 the
-search took 206 measurements for them and seven others, not 122. Rounds of one plan vary by up to 28 %."""
-MOST_ATOMS = 128
-"""Maximum atoms, the stretches of nodes that the planner moves as a whole, and maximum parts of one kind; the longest are kept.
-128 atoms take 0.1 s, with quadratic growth. With 32, 128 and 256 parts twelve models with simulated costs took the same
-measurements, for the same mixtures."""
-CANDIDATES = 4
-"""How many of the best go on: partitionings whose regions are looked up and measured, mixtures to race, and parts to measure
-before the next are chosen. With 2, 4 and 8 eleven models took the same measurements, for the same mixtures. With 3 and 4 twelve
-models with simulated costs took 432 and 380 measurements, for mixtures of 0.870 and 0.869 of the fastest engine's time. With 1, 2
-and 4 parts at a time thirty graphs of up to 60 nodes took 2,705, 2,585 and 2,678 measurements, and 65, 31 and 18 s to plan."""
+"""Factor by which a time may be wrong: an engine may be this much faster on a part than estimated, and a time measured while
+libraries were imported may be this many times too long. With 1 no mixture of four benchmark models was found; with 4 the search
+took 206 measurements for them and seven others, not 122. Rounds of one plan vary by up to 28 %."""
+MAX_ATOMS = 128
+"""Maximum atoms (stretches of nodes that are placed as one), and maximum parts of one kind, of which the longest are used. 128
+atoms take 0.1 s, with quadratic growth. With 32, 128 and 256 parts twelve models with simulated costs took the same measurements,
+for the same mixtures."""
+MAX_CANDIDATES = 4
+"""How many partitionings are refined by measuring their regions, how many mixtures race, and how many parts are measured before
+the next are chosen. With 2, 4 and 8 eleven models took the same measurements, for the same mixtures. With 3 and 4 twelve models
+with simulated costs took 432 and 380 measurements, for mixtures of 0.870 and 0.869 of the fastest engine's time. With 1, 2 and 4
+parts at a time thirty graphs of up to 60 nodes took 2,705, 2,585 and 2,678 measurements, and 65, 31 and 18 s to plan."""
 
 
 # ---------------------------------------------------------------------- partitionings
 
 
 def iter_partitionings(costs: CostModel) -> Iterator[Partitioning]:
-    """Yield each engine alone, each engine as first choice, each node on its cheapest engine, and the best stretches."""
+    """Yield candidate partitionings.
+
+    These are each engine alone; each engine for all nodes it supports, with the others in order for the rest; each node on its
+    cheapest engine; and the best division of the node order into stretches.
+    """
     graph = costs.graph
     engines = range(len(graph.engines))
     yield from (((engine, graph.whole),) for engine in engines if graph.supports((engine, graph.whole)))
@@ -390,35 +405,35 @@ def iter_partitionings(costs: CostModel) -> Iterator[Partitioning]:
 
 
 def list_cheapest(costs: CostModel) -> list[int]:
-    """Per node, the index of the cheapest engine; -1 if no engine supports it."""
+    """List the index of the cheapest engine for each node; -1 if no engine supports it."""
     graph, seconds = costs.graph, costs.node_seconds
     supporting = ([e for e, mask in enumerate(graph.supported) if mask >> i & 1] for i in range(len(graph)))
     return [min(engines, key=lambda e, i=i: (seconds[e][i], e), default=-1) for i, engines in enumerate(supporting)]  # type: ignore[misc]
 
 
-def _cluster(graph: PlanningGraph, homes: Sequence[int]) -> Iterator[Partitioning]:
-    """Yield a partitioning into few regions with each node on its engine in ``homes``; nothing if a node has none."""
-    if -1 in homes:
+def _cluster(graph: PlanningGraph, node_engines: Sequence[int]) -> Iterator[Partitioning]:
+    """Yield a partitioning into few regions, given each node's engine index; nothing if a node has none (-1)."""
+    if -1 in node_engines:
         return
-    units = QuotientGraph.of(graph.dependencies, homes, [node.device for node in graph.function.nodes])
+    units = QuotientGraph.of(graph.dependencies, node_engines, [node.device for node in graph.function.nodes])
     regions: dict[int, list[int]] = {}
     for index, slot in enumerate(minimize_cut(units, find_engine_sequence(units), ())):
         regions.setdefault(slot, []).append(index)
-    yield tuple((homes[nodes[0]], to_mask(nodes)) for _, nodes in sorted(regions.items()))
+    yield tuple((node_engines[nodes[0]], to_mask(nodes)) for _, nodes in sorted(regions.items()))
 
 
 def find_best_stretches(costs: CostModel) -> Iterator[Partitioning]:
-    """Yield the cheapest sequence of stretches of the node order, by dynamic programming; nothing if a node has no engine.
+    """Yield the cheapest division of the node order into stretches, each on one engine; nothing if a node has no engine.
 
-    Quadratic in the number of atoms.
+    Found by dynamic programming over the atoms, in time quadratic in their number.
     """
     graph, atoms = costs.graph, list_atoms(costs)
     masks = [(1 << end) - (1 << start) for start, end in atoms]
     defines = [union(graph.defines[start:end]) for start, end in atoms]
     reads = [union(graph.reads[start:end]) for start, end in atoms]
-    alone = [[float(seconds[start:end].sum()) for start, end in atoms] for seconds in costs.node_seconds]
+    node_sums = [[float(seconds[start:end].sum()) for start, end in atoms] for seconds in costs.node_seconds]
     best: list[tuple[float, int, Region]] = [(0.0, 0, (0, 0))]
-    """Per number of atoms, the least seconds to run them, the start of the last region, and that region."""
+    """At index n, the cheapest way to run the first n atoms: seconds, first atom of the last region, and that region."""
     transfers: dict[int, float] = {}
     for end in range(1, len(atoms) + 1):
         best.append((math.inf, 0, (0, 0)))
@@ -428,11 +443,11 @@ def find_best_stretches(costs: CostModel) -> Iterator[Partitioning]:
             # The region grows backwards, so that its inputs and estimate are updated instead of computed again.
             for start in range(end - 1, -1, -1):
                 mask, inside, outside = mask | masks[start], inside | defines[start], outside | reads[start]
-                estimate += alone[engine][start]
+                estimate += node_sums[engine][start]
                 if not graph.supports((engine, mask)):
                     break
                 if (values := outside & ~inside) not in transfers:
-                    transfers[values] = graph.transfer(values)
+                    transfers[values] = graph.estimate_transfer(values)
                 seconds = best[start][0] + costs.seconds((engine, mask), estimate) + transfers[values]
                 if seconds < best[end][0]:
                     best[end] = seconds, start, (engine, mask)
@@ -445,20 +460,25 @@ def find_best_stretches(costs: CostModel) -> Iterator[Partitioning]:
 
 
 def list_atoms(costs: CostModel) -> list[tuple[int, int]]:
-    """Split the node order into atoms: cut where support or the cheapest engine changes, and at narrow places.
+    """Split the node order into atoms, stretches (start, end) that are placed as one.
 
-    If there are too many, neighbors are joined as long as one engine supports them all.
+    Cut where the supporting engines, the device or the cheapest engine changes, and at cut points. If that gives more than
+    `MAX_ATOMS`, join neighbors as long as one engine supports them all.
     """
     graph, cheapest = costs.graph, list_cheapest(costs)
     nodes = graph.function.nodes
-    sides = [(to_mask(e for e, mask in enumerate(graph.supported) if mask >> i & 1), nodes[i].device) for i in range(len(nodes))]
-    changes = [i for i in range(1, len(nodes)) if (sides[i], cheapest[i]) != (sides[i - 1], cheapest[i - 1])]
-    cuts, room = graph.cut_points[1:-1], MOST_ATOMS - len(changes)
-    spread = cuts[:: -(-len(cuts) // room)] if room > 0 and cuts else []
-    starts = sorted({0, *changes, *spread}) if nodes else []
-    most, joined, common = max(-(-len(starts) // MOST_ATOMS), 1), [], (0, "")
+    support_and_device = [
+        (to_mask(e for e, mask in enumerate(graph.supported) if mask >> i & 1), nodes[i].device) for i in range(len(nodes))
+    ]
+    changes = [
+        i for i in range(1, len(nodes)) if (support_and_device[i], cheapest[i]) != (support_and_device[i - 1], cheapest[i - 1])
+    ]
+    cuts, free_cuts = graph.cut_points[1:-1], MAX_ATOMS - len(changes)
+    spread_cuts = cuts[:: -(-len(cuts) // free_cuts)] if free_cuts > 0 and cuts else []
+    starts = sorted({0, *changes, *spread_cuts}) if nodes else []
+    most, joined, common = max(-(-len(starts) // MAX_ATOMS), 1), [], (0, "")
     for number, start in enumerate(starts):
-        engines, device = sides[start]
+        engines, device = support_and_device[start]
         if number % most and device == common[1] and engines & common[0]:
             common = engines & common[0], device
         else:
@@ -468,15 +488,17 @@ def list_atoms(costs: CostModel) -> list[tuple[int, int]]:
 
 
 def rank_partitionings(graph: PlanningGraph, table: CostTable) -> tuple[CostModel, dict[Partitioning, float]]:
-    """Propose partitionings and their seconds, cheapest first and without impossible ones, with the costs that rank them."""
-    keys = {mask: graph.key(mask) for mask in graph.parts}
+    """Rank the candidate partitionings by cost: returns the cost model, and the seconds of each possible one, cheapest first."""
+    keys = {mask: graph.get_key(mask) for mask in graph.parts}
     measured = {key for key, _ in table.regions}
     while True:
-        costs = CostModel.of(graph, table, keys)
-        totals = {p: costs.total(p) for p in iter_partitionings(costs)}
+        costs = CostModel.fit(graph, table, keys)
+        totals = {p: costs.compute_total(p) for p in iter_partitionings(costs)}
         ranked = sorted((p for p in totals if math.isfinite(totals[p])), key=lambda p: (totals[p], p))
-        fresh = {mask: graph.key(mask) for mask in sorted({mask for p in ranked[:CANDIDATES] for _, mask in p} - keys.keys())}
-        # The regions of the best ones are looked up too. If none of them was measured, that would change no cost.
+        fresh = {
+            mask: graph.get_key(mask) for mask in sorted({mask for p in ranked[:MAX_CANDIDATES] for _, mask in p} - keys.keys())
+        }
+        # The model is fitted again with the regions of the best ones, if some were measured. Otherwise no cost would change.
         if measured.isdisjoint(fresh.values()):
             return costs, {p: totals[p] for p in ranked}
         keys = {**keys, **fresh}
@@ -487,18 +509,18 @@ def propose_plans(
     engines: Sequence[GraphCompiler],
     table: CostTable,
     *,
-    limit: int = CANDIDATES,
+    limit: int = MAX_CANDIDATES,
     device: str | DeviceMap = "cpu",
     to_beat: float = math.inf,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> tuple[Plan, ...]:
     """Propose the plan of each engine alone and at most ``limit`` mixtures, cheapest first.
 
-    With ``to_beat``, the seconds of a plan, only plans that are predicted to be `GAIN` faster. Plans with an impossible region
-    are left out. Empty if no engine supports some node. Raises OutOfTime soon after ``is_stopped()`` is true.
+    ``to_beat`` is the time of a plan in seconds: only plans predicted to be faster by the share `MIN_GAIN` are returned. Plans
+    with a region known to fail are left out. Empty if a node has no engine. Raises OutOfTime soon after ``is_stopped()`` is true.
     """
-    graph = PlanningGraph.of(function, engines, device, is_stopped)
-    ranked = [p for p, seconds in rank_partitionings(graph, table)[1].items() if seconds <= (1 - GAIN) * to_beat]
+    graph = PlanningGraph.from_function(function, engines, device, is_stopped)
+    ranked = [p for p, seconds in rank_partitionings(graph, table)[1].items() if seconds <= (1 - MIN_GAIN) * to_beat]
     mixtures = [p for p in ranked if len(p) > 1][:limit]
     plans = [_make_plan(graph, p, engines, device) for p in (*mixtures, *(p for p in ranked if len(p) == 1))]
     seconds = [predict_cost(function, plan, table).seconds for plan in plans]
@@ -510,8 +532,8 @@ def _make_plan(
 ) -> Plan:
     nodes = graph.function.nodes
     groups = {nodes[index].name: number for number, (_, mask) in enumerate(partitioning) for index in iter_bits(mask)}
-    homes = {name: graph.engines[partitioning[number][0]] for name, number in groups.items()}
-    return plan_from_assignment(graph.function, engines, homes, groups=groups, device=device)
+    node_engines = {name: graph.engines[partitioning[number][0]] for name, number in groups.items()}
+    return plan_from_assignment(graph.function, engines, node_engines, groups=groups, device=device)
 
 
 # ---------------------------------------------------------------------- the next parts to measure
@@ -519,16 +541,16 @@ def _make_plan(
 
 @dataclass(frozen=True, slots=True)
 class ProfilingRequest:
-    """A part of the model to measure on an engine."""
+    """A request to measure a part of the model on one engine."""
 
     key: str
-    """The shape key of the part; equal for equal blocks."""
+    """The shape key of the part; repeated blocks of a model have the same key."""
     spec: str
     function: Function
 
     @classmethod
-    def of(cls, launch: Launch) -> ProfilingRequest:
-        """Make the request for a region of a plan."""
+    def from_launch(cls, launch: Launch) -> ProfilingRequest:
+        """Make the request to measure a region of a plan."""
         return cls(launch.function.shape_key, launch.engine, launch.function)
 
 
@@ -537,7 +559,7 @@ def choose_requests(
     engines: Sequence[GraphCompiler],
     table: CostTable = CostTable(),
     *,
-    limit: int = CANDIDATES,
+    limit: int = MAX_CANDIDATES,
     device: str | DeviceMap = "cpu",
     to_beat: float = math.inf,
     skipped: Collection[tuple[str, str]] = (),
@@ -546,18 +568,19 @@ def choose_requests(
     """Choose the parts to measure next, most useful first, equal parts once; empty if nothing would help.
 
     First the whole model on each engine that supports it. Then, alternately, regions of the best plans, and parts with the
-    largest potential savings. With ``to_beat``, the seconds of a plan, only parts that may save `GAIN` of it. ``skipped`` has
-    the shape keys and engines that cannot be measured. Raises OutOfTime soon after ``is_stopped()`` is true.
+    largest potential savings. ``to_beat`` is the time of a plan in seconds: only parts that may save the share `MIN_GAIN` of it
+    are returned. ``skipped`` has the (shape key, engine) pairs that cannot be measured. Raises OutOfTime soon after
+    ``is_stopped()``.
     """
-    graph = PlanningGraph.of(function, engines, device, is_stopped)
+    graph = PlanningGraph.from_function(function, engines, device, is_stopped)
     wholes = [region for e in range(len(engines)) if graph.supports(region := (e, graph.whole))]
     if requests := tuple(_list_unmeasured(graph, table, wholes, skipped)):
         return requests  # the next requests depend on their costs
     costs, ranked = rank_partitionings(graph, table)
-    # A plan without a chance to win by `GAIN` is not worth a measurement.
-    plans = [p for p, seconds in ranked.items() if seconds <= (1 - GAIN) * to_beat][:CANDIDATES]
+    # A plan without a chance to win by `MIN_GAIN` is not worth a measurement.
+    plans = [p for p, seconds in ranked.items() if seconds <= (1 - MIN_GAIN) * to_beat][:MAX_CANDIDATES]
     regions = (sorted(plan, key=lambda region: (-costs.seconds(region), region)) for plan in plans)
-    worth = GAIN * to_beat if math.isfinite(to_beat) else 0.0
+    worth = MIN_GAIN * to_beat if math.isfinite(to_beat) else 0.0
     # Alternately: regions of good plans make their predictions exact, and savings lead to plans not thought of yet.
     pairs = zip_longest(chain.from_iterable(regions), _list_by_potential_gain(costs, next(iter(ranked), ()), worth))
     return tuple(islice(_list_unmeasured(graph, table, filter(None, chain.from_iterable(pairs)), skipped), limit))
@@ -569,28 +592,28 @@ def _list_unmeasured(
     """Yield requests for the regions that the table lacks and that are not skipped, each key once per engine."""
     requested = set(skipped)
     for engine, mask in regions:
-        subject = graph.key(mask), graph.engines[engine]
+        subject = graph.get_key(mask), graph.engines[engine]
         if subject not in requested and table.region(*subject) is None:
             requested.add(subject)
             yield ProfilingRequest(*subject, graph.make_subgraph(mask))
 
 
 def _list_by_potential_gain(costs: CostModel, best: Partitioning, worth: float) -> list[Region]:
-    """List the parts on each engine by potential saving over the ``best`` plan, largest first, down to ``worth`` seconds.
+    """List parts to measure by the seconds that they may save over the ``best`` plan, largest first, at least ``worth``.
 
-    The saving is the cost of the part in the best plan minus its estimate on the engine over `UNCERTAINTY`, times its number
-    of occurrences. For operators not yet tried on the engine, the estimate is at most the cost in the best plan.
+    The saving is the part's cost in the best plan, minus its estimate on the engine divided by `UNCERTAINTY`, times the number of
+    such parts. If the engine was not measured on one of its operators, the estimate is at most the cost in the best plan.
     """
     graph, engines = costs.graph, range(len(costs.graph.engines))
     parts = [part for part in graph.parts if part != graph.whole]
-    counts = Counter(graph.key(part) for part in parts if part.bit_count() > 1) + Counter(graph.kinds)
+    counts = Counter(graph.get_key(part) for part in parts if part.bit_count() > 1) + Counter(graph.kinds)
 
     def list_operators(masks: Iterable[int]) -> set[str]:
         return {graph.function.nodes[index].op for mask in masks for index in iter_bits(mask)}
 
     # An engine may be surprisingly fast at an operator that it has not run alone, so such estimates are optimistic.
     inner = [mask for mask in costs.keys if mask != graph.whole]
-    tried = [list_operators(mask for mask in inner if costs.find((engine, mask)) is not None) for engine in engines]
+    tried = [list_operators(mask for mask in inner if costs.find_measured((engine, mask)) is not None) for engine in engines]
     savings = []
     for part in parts:
         in_best = [costs.estimate((engine, part & nodes)) for engine, nodes in best if part & nodes]
@@ -600,7 +623,7 @@ def _list_by_potential_gain(costs: CostModel, best: Partitioning, worth: float) 
         # A node alone loses its fusion with similar nodes, and their run is measured too: a chain of 50 needs 6 measurements, not
         # 20. With its whole saving eleven models took 150 measurements, not 122, and one mixture of four was not found.
         is_cut_out = part.bit_count() == 1 and part & graph.within_runs
-        weight = counts[graph.key(part)] / (UNCERTAINTY**2 if is_cut_out else 1.0)
+        weight = counts[graph.get_key(part)] / (UNCERTAINTY**2 if is_cut_out else 1.0)
         for engine in engines:
             if graph.supports((engine, part)):
                 estimate = costs.estimate((engine, part))
@@ -613,7 +636,7 @@ def _list_by_potential_gain(costs: CostModel, best: Partitioning, worth: float) 
 
 @dataclass(frozen=True, slots=True)
 class RegionPrediction:
-    """The predicted cost of a region of a plan, and the measured one."""
+    """The predicted cost of one region of a plan, and its measured cost."""
 
     name: str
     engine: str
@@ -621,6 +644,7 @@ class RegionPrediction:
     predicted: float | None
     """Seconds, including the launch; None if the engine cannot run it."""
     source: Literal["measured", "estimated", "impossible"]
+    """Where the prediction is from; ``impossible``: the region failed, and `note` says why."""
     note: str = ""
     measured: float | None = None
     """Seconds in the race; None if it was not timed."""
@@ -638,12 +662,12 @@ class Prediction:
     """The predicted cost of a plan and of its regions."""
 
     seconds: float
-    """Total, including transfers; infinite if a region is impossible."""
+    """Seconds per call, with transfers between regions; infinite if a region is known to fail."""
     regions: tuple[RegionPrediction, ...]
 
 
 def predict_cost(function: Function, plan: Plan, table: CostTable) -> Prediction:
-    """Predict the cost of a plan: regions as measured, else estimated from the measured parts."""
+    """Predict the cost of a plan from the table: of a region as measured, else as estimated from measured parts."""
     specs = tuple(dict.fromkeys(launch.engine for launch in plan.launches))
     graph = PlanningGraph(function, specs, ((1 << len(function.nodes)) - 1,) * len(specs))
     positions = {node.name: index for index, node in enumerate(function.nodes)}
@@ -658,10 +682,10 @@ def predict_cost(function: Function, plan: Plan, table: CostTable) -> Prediction
         elif cost is not None:
             regions.append(RegionPrediction(*head, None, "impossible", cost))
         else:
-            costs = costs or CostModel.of(graph, table)
+            costs = costs or CostModel.fit(graph, table)
             regions.append(RegionPrediction(*head, costs.estimate((specs.index(launch.engine), mask)), "estimated"))
     seconds = (math.inf if region.predicted is None else region.predicted for region in regions)
-    transfers = (graph.transfer(graph.inputs(mask)) for mask in masks)
+    transfers = (graph.estimate_transfer(graph.find_inputs(mask)) for mask in masks)
     return Prediction(math.fsum([*seconds, *transfers]), tuple(regions))
 
 

@@ -1,4 +1,4 @@
-"""Sizes of symbolic dims: in options, in the values of a call, and as text."""
+"""Sizes of symbolic dims: read them from the values of a call, resize values, and format sizes as text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from xrt.graph import FrozenDict, TensorType, Value
 
 Sizes: TypeAlias = Mapping[str, int]
-"""Size by symbolic dim; an unnamed extent is called by its input and axis, ``x[0]``."""
+"""Size by name of the symbolic dim. An unnamed dim is called by its input and axis, such as ``x[0]``."""
 
 
 def format_sizes(sizes: Sizes) -> str:
@@ -23,29 +23,32 @@ def format_sizes(sizes: Sizes) -> str:
 
 
 def list_open_axes(inputs: Sequence[Value]) -> Iterator[tuple[int, int, str]]:
-    """Yield input index, axis and name of each symbolic extent."""
-    for place, value in enumerate(inputs):
+    """Yield (input index, axis, name) of each symbolic dim in the shapes of the inputs."""
+    for input_index, value in enumerate(inputs):
         if isinstance(value.type, TensorType):
             for axis, dim in enumerate(value.type.shape or ()):
                 if not isinstance(dim, int):
-                    yield place, axis, dim or f"{value.name}[{axis}]"
+                    yield input_index, axis, dim or f"{value.name}[{axis}]"
 
 
 def read_sizes(inputs: Sequence[Value], values: Sequence[Any]) -> Sizes:
     """Read the sizes of the symbolic dims from the values of a call."""
-    return FrozenDict({name: values[place].shape[axis] for place, axis, name in list_open_axes(inputs)})
+    return FrozenDict({name: values[input_index].shape[axis] for input_index, axis, name in list_open_axes(inputs)})
 
 
 def resize_values(inputs: Sequence[Value], values: Sequence[Any], sizes: Sizes) -> list[Any]:
     """Cut or repeat the values of a call to other sizes of the symbolic dims, so that they stay plausible."""
     resized = list(values)
-    for place, axis, name in list_open_axes(inputs):
+    for input_index, axis, name in list_open_axes(inputs):
         # Zeros instead would be implausible data, such as a sequence of padding.
-        have, want = resized[place].shape[axis], sizes[name]
-        if have != want:
-            resized[place] = (
-                np.take(resized[place], np.arange(want) % have, axis=axis)
-                if have
-                else np.zeros((*resized[place].shape[:axis], want, *resized[place].shape[axis + 1 :]), resized[place].dtype)
+        size, new_size = resized[input_index].shape[axis], sizes[name]
+        if size != new_size:
+            resized[input_index] = (
+                np.take(resized[input_index], np.arange(new_size) % size, axis=axis)
+                if size
+                else np.zeros(
+                    (*resized[input_index].shape[:axis], new_size, *resized[input_index].shape[axis + 1 :]),
+                    resized[input_index].dtype,
+                )
             )
     return resized

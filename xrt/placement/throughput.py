@@ -1,4 +1,4 @@
-"""Tuning for throughput: sweep serving configurations; the results are values that print as text."""
+"""Tuning for throughput: measure serving configurations, and choose the one with the highest request rate."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from xrt.html import views
 from xrt.measure.timing import Clock, LoadResult
 from xrt.placement.sizes import list_open_axes
 
-BATCHES = (1, 2, 4, 8, 16, 32)
-MOST_SIZES = 16
-LARGEST = 1 << 16
+BATCH_SIZES = (1, 2, 4, 8, 16, 32)
+MAX_LISTED_VALUES = 16
+"""Maximum batch sizes, and maximum numbers of instances, in a sweep."""
+MAX_VALUE = 1 << 16
+"""Maximum batch size and number of instances."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,8 @@ class ThroughputRequest:
     """The options of a sweep for the configuration with the highest request rate."""
 
     splits: tuple[Split, ...]
-    batches: tuple[int, ...] = BATCHES
+    """Divisions of the threads among instances to try."""
+    batches: tuple[int, ...] = BATCH_SIZES
     bound: float = math.inf
     """Limit on the 99th percentile of the latency, in seconds."""
     budget: float = 60.0
@@ -33,10 +36,10 @@ class ThroughputRequest:
 
 
 def list_splits(threads: int, instances: Sequence[int] | int | None = None) -> tuple[Split, ...]:
-    """List the ways to divide a thread budget: numbers of instances, each instance with an equal share of the threads.
+    """List divisions of ``threads`` among numbers of instances, with an equal share for each instance.
 
-    By default, the numbers are the powers of two up to ``threads``, and ``threads``. Raises OptionError for a number that the
-    budget does not allow.
+    By default, the numbers of instances are the powers of two up to ``threads``, and ``threads``. Raises OptionError for a number
+    larger than ``threads``.
 
     >>> [str(split) for split in list_splits(6)]
     ['1 instance of 6 threads', '2 instances of 3 threads', '4 instances of 1 thread', '6 instances of 1 thread']
@@ -54,22 +57,25 @@ def list_splits(threads: int, instances: Sequence[int] | int | None = None) -> t
 
 
 def parse_batches(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Sort the batch sizes and add 1, for single requests. Raises OptionError for an invalid size."""
+    """Validate and sort the batch sizes; size 1 is added, for single requests. Raises OptionError for an invalid size."""
     return tuple(sorted({1, *_parse_numbers("batches", sizes)}))
 
 
 def _parse_numbers(name: str, value: Any) -> tuple[int, ...]:
+    """Sort the distinct integers of option ``name``; raises OptionError if one is invalid, or there are too many."""
     numbers = tuple(value) if isinstance(value, list | tuple | range | set) else (value,)
-    if not numbers or not all(type(number) is int and 0 < number <= LARGEST for number in numbers):
+    if not numbers or not all(type(number) is int and 0 < number <= MAX_VALUE for number in numbers):
         raise OptionError(f"{name} must be positive integers, such as {name}=(1, 2, 4); got {value!r}")
     # Each number multiplies the points of the sweep, which share the budget.
-    if len(set(numbers)) > MOST_SIZES:
-        raise OptionError(f"{name} has {len(set(numbers))} numbers, each of which is measured; at most {MOST_SIZES} can be")
+    if len(set(numbers)) > MAX_LISTED_VALUES:
+        raise OptionError(
+            f"{name} has {len(set(numbers))} numbers, each of which is measured; at most {MAX_LISTED_VALUES} can be"
+        )
     return tuple(sorted(set(numbers)))
 
 
 def parse_bound(value: Any) -> float:
-    """Parse the latency bound in seconds, infinite for None; raises OptionError unless it is a positive number."""
+    """Return the latency bound in seconds; infinite for None. Raises OptionError unless it is a positive number."""
     if value is None:
         return math.inf
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
@@ -82,9 +88,9 @@ class ThroughputResult:
     """The result of a sweep. Prints as text."""
 
     configuration: ServingConfiguration | None
-    """The chosen configuration; None if no candidate kept the latency bound."""
+    """The chosen configuration; None if no candidate stayed within the latency bound."""
     candidates: tuple[ServingCandidate, ...]
-    """The chosen one first, then by rate."""
+    """All points of the sweep: the chosen one first, then by request rate."""
     bound: float
     """Limit on the 99th percentile of the latency, in seconds; infinite for none."""
     budget: float
@@ -92,9 +98,10 @@ class ThroughputResult:
     """Seconds that the sweep took."""
     notes: tuple[str, ...] = ()
     is_interrupted: bool = False
+    """Whether Ctrl-C ended the sweep early."""
 
     def to_record(self) -> ServingConfiguration | None:
-        """The configuration with all candidates, for files; None if nothing was chosen."""
+        """Convert to the record that files store: the configuration with all candidates; None if none was chosen."""
         return None if self.configuration is None else self.configuration.replace(rows=self.candidates)
 
     def to_dict(self) -> dict[str, Any]:
@@ -118,21 +125,21 @@ class ThroughputResult:
         within = "" if math.isinf(self.bound) else f" within a p99 of {format_latency(self.bound)}"
         if self.configuration is not None:
             return f"most requests per second{within}: {self.configuration}"
-        quickest = min((point.p50 for point in self.candidates if point.p50 is not None), default=None)
-        took = "" if quickest is None else f"; the fastest request takes {format_latency(quickest)}"
+        fastest = min((point.p50 for point in self.candidates if point.p50 is not None), default=None)
+        took = "" if fastest is None else f"; the fastest request takes {format_latency(fastest)}"
         return f"nothing serves requests{within}{took}"
 
     @property
     def summary(self) -> str:
-        """The number of points, and the time that they took."""
+        """One line with the number of points and the time spent."""
         return f"{views.format_count(len(self.candidates), 'point')}, {self.spent:.1f} of {self.budget:g} s"
 
     def __str__(self) -> str:
-        lines = (self.summary, *map(_describe, self.candidates), *self.notes)
+        lines = (self.summary, *map(_describe_point, self.candidates), *self.notes)
         return "\n  ".join((self.headline, *lines))
 
 
-def _describe(point: ServingCandidate) -> str:
+def _describe_point(point: ServingCandidate) -> str:
     rate, p50, p99 = _format_figures(point)
     parts = [f"{point.verdict}: batch {point.batch}, {point.split}, {point.concurrency} in flight"]
     parts += [f"on {point.plan}"] if point.plan else []
@@ -141,7 +148,7 @@ def _describe(point: ServingCandidate) -> str:
 
 
 def _format_figures(point: ServingCandidate) -> tuple[str, str, str]:
-    """Rate, median and 99th percentile; empty if the point was not measured."""
+    """Format rate, median latency and 99th percentile; three empty strings if the point was not measured."""
     if point.rate is None or point.p50 is None or point.p99 is None:
         return "", "", ""
     return format_rate(point.rate), format_latency(point.p50), format_latency(point.p99)
@@ -149,53 +156,54 @@ def _format_figures(point: ServingCandidate) -> tuple[str, str, str]:
 
 COLUMNS = ("verdict", "batch", "instances", "threads", "in flight", "plan", "requests/s", "p50", "p99", "memory", "note")
 """Column headers of the table."""
-NUMBERS = ("batch", "instances", "threads", "in flight", "requests/s", "p50", "p99", "memory")
+NUMERIC_COLUMNS = ("batch", "instances", "threads", "in flight", "requests/s", "p50", "p99", "memory")
 
 
 def list_cells(point: ServingCandidate) -> tuple[str, ...]:
-    """Format a row of the table."""
+    """Format a point as a row of the table, in the order of `COLUMNS`."""
     memory = "" if point.memory is None else views.size(point.memory)
     numbers = (str(number) for number in (point.batch, point.instances, point.threads, point.concurrency))
     return (point.verdict, *numbers, point.plan, *_format_figures(point), memory, point.note)
 
 
 def find_batch_dim(inputs: Sequence[Value], outputs: Sequence[Value], name: str | None = None) -> tuple[str, str]:
-    """Find the dim that counts requests; if it is empty, the second string explains why.
+    """Find the symbolic dim along which requests are joined to a batch.
 
-    A named dim must be the first axis of each input that has it, and of each output whose first extent is symbolic; an input
-    without it is shared by all requests. Raises OptionError otherwise.
+    Returns its name and an empty string, or an empty name and the reason why there is none. Without ``name``, it must be the
+    first dim of every input and output. If the caller passes ``name``, an input without this dim is shared by all requests;
+    OptionError is raised if the dim is not the first one of an input that has it, or of an output whose first dim is symbolic.
     """
     if name is not None:
-        _check_named(name, inputs, outputs)
+        _check_batch_dim(name, inputs, outputs)
         return name, ""
     if not inputs:
         return "", "the model has no input"
-    first = _find_first(inputs[0])
+    first = _find_first_dim(inputs[0])
     if first is None:
         return "", f"the first extent of input {inputs[0].name!r} is no symbolic dim"
     for kind, values in (("input", inputs), ("output", outputs)):
         for value in values:
-            if _find_first(value) != first:
+            if _find_first_dim(value) != first:
                 reason = f"dim {first!r} is the first extent of input {inputs[0].name!r} and not of {kind} {value.name!r}"
                 return "", f"{reason}; batch_dim={first!r} (--batch-dim) asks for it all the same"
-    for place, axis, other in list_open_axes(inputs):
+    for input_index, axis, other in list_open_axes(inputs):
         if axis and other == first:
-            return "", f"dim {first!r} is another extent of input {inputs[place].name!r} too"
+            return "", f"dim {first!r} is another extent of input {inputs[input_index].name!r} too"
     return first, ""
 
 
-def _check_named(name: str, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
+def _check_batch_dim(name: str, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
     axes = list(list_open_axes(inputs))
     names = list(dict.fromkeys(dim for _, _, dim in axes))
     if name not in names:
         raise OptionError(f"batch_dim names {name!r}, which is no symbolic dim of the inputs.{did_you_mean(name, names)}")
-    for place, axis, dim in axes:
+    for input_index, axis, dim in axes:
         if dim == name and axis:
             raise OptionError(
-                f"batch_dim={name!r} is extent {axis} of input {inputs[place].name!r}; requests are joined on extent 0"
+                f"batch_dim={name!r} is extent {axis} of input {inputs[input_index].name!r}; requests are joined on extent 0"
             )
     for value in outputs:
-        first = _find_first(value)
+        first = _find_first_dim(value)
         if first is not None and first != name:
             raise OptionError(
                 f"batch_dim={name!r} is not the first extent of output {value.name!r}, which is {first!r}: its rows are not "
@@ -203,13 +211,13 @@ def _check_named(name: str, inputs: Sequence[Value], outputs: Sequence[Value]) -
             )
 
 
-def _find_first(value: Value) -> str | None:
-    """The first extent of a value if it is a named symbolic dim, else None."""
+def _find_first_dim(value: Value) -> str | None:
+    """The name of a value's first dim if that is symbolic and named, else None."""
     shape = value.type.shape if isinstance(value.type, TensorType) else None
     return shape[0] if shape and isinstance(shape[0], str) else None
 
 
-KINDS = {"chosen": "best", "within": "tie", "over": "slower", "declined": "slower"}
+BADGES = {"chosen": "best", "within": "tie", "over": "slower", "declined": "slower"}
 
 
 def render_throughput_page(result: ThroughputResult, model: str) -> str:
@@ -219,12 +227,12 @@ def render_throughput_page(result: ThroughputResult, model: str) -> str:
 
 def _describe_page(result: ThroughputResult) -> dict[str, Any]:
     rows = [
-        (f"batch {point.batch}, {point.split}", {"text": point.verdict, "verdict": KINDS[point.verdict]}, *list_cells(point)[1:])
+        (f"batch {point.batch}, {point.split}", {"text": point.verdict, "verdict": BADGES[point.verdict]}, *list_cells(point)[1:])
         for point in result.candidates
     ]
     return {
         "summary": f"{result.headline[:1].upper()}{result.headline[1:]}.",
-        "columns": {"candidate": "", **{name: "number" if name in NUMBERS else "" for name in COLUMNS}},
+        "columns": {"candidate": "", **{name: "number" if name in NUMERIC_COLUMNS else "" for name in COLUMNS}},
         "rows": rows,
         "notes": [result.summary, *result.notes],
     }
@@ -233,32 +241,32 @@ def _describe_page(result: ThroughputResult) -> dict[str, Any]:
 # ---------------------------------------------------------------------- the sweep
 
 StageCallback: TypeAlias = Callable[[str], object]
-"""Receives the state of the sweep as text."""
+"""Receives a line that says what is measured now."""
 
-DEPTHS = (1, 2)
+BATCHES_IN_FLIGHT = (1, 2)
 """Full batches in flight per instance. With two, a request waits for one call before its own, as in a service at full load."""
-EQUAL = 0.03
-"""Rates that differ by less than this share count as equal: runs of one configuration vary as much."""
-LONGEST = 5.0
-"""Maximum seconds of one measurement."""
+EQUAL_RATE_SHARE = 0.03
+"""Rates that differ by less than this share count as equal, because runs of one configuration vary as much."""
+MAX_LOAD_SECONDS = 5.0
+"""Maximum seconds of load for one point."""
 
 
 class ServingBench(Protocol):
-    """Measures configurations; tests use a simulated one."""
+    """Runs a model in the configurations of a sweep."""
 
     dim: str
-    """The symbolic dim that counts requests; empty if a call is one request."""
+    """The symbolic dim along which requests are joined; empty if each call is one request."""
     is_exact: bool
-    """Whether calls use the tuned sizes only; otherwise any number of requests up to the batch."""
+    """Whether calls only have the batch sizes of the sweep; otherwise a call joins any number of requests up to the batch."""
 
     def run_load(self, split: Split, batch: int, concurrency: int, seconds: float) -> LoadResult:
         """Measure throughput and latency for ``seconds`` with ``concurrency`` requests in flight."""
 
     def describe_plan(self, split: Split, size: int) -> str:
-        """Describe the plan for ``size`` requests by its engines; the first call chooses the plan."""
+        """Return the title of the plan for calls of ``size`` requests. If there is no plan yet, it is chosen here."""
 
     def measure_memory(self, split: Split, sizes: Sequence[int]) -> int | None:
-        """The memory in bytes of all instances for calls of these sizes, where engines report it."""
+        """Measure the bytes of all instances for calls of these sizes; None if the engines do not report it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -280,52 +288,52 @@ class ThroughputSweep:
             self._measure(began + self.request.budget)
         except KeyboardInterrupt:
             is_interrupted = True
-        number, configuration = self._find_best(), None
-        if number is not None:
+        index, configuration = self._find_best(), None
+        if index is not None:
             # All points stay in the result, so that a user sees how close the others came.
-            point = self._points[number] = self._points[number].replace(verdict="chosen")
+            point = self._points[index] = self._points[index].replace(verdict="chosen")
             configuration = self._configure(point)
         ordered = tuple(sorted(self._points, key=lambda x: (x.verdict != "chosen", -(x.rate or 0.0), x.batch, x.concurrency)))
         bound, budget, spent = self.request.bound, self.request.budget, self.clock() - began
         return ThroughputResult(configuration, ordered, bound, budget, spent, self.notes, is_interrupted)
 
     def _list_candidates(self) -> None:
-        """List the points of the sweep. Their plans are searched for here, so that no search falls into a measurement."""
+        """Fill in the points of the sweep. Their plans are chosen here, so that no search for a plan disturbs a measurement."""
         for split in self.request.splits:
             for batch in self.request.batches:
                 self.report(f"plan for calls of {batch}, {split}")
                 plan = self.bench.describe_plan(split, batch)
-                for depth in DEPTHS:
-                    flight = depth * batch * split.instances
-                    self._points.append(ServingCandidate(batch, split.instances, split.threads, flight, plan=plan[:4000]))
+                for depth in BATCHES_IN_FLIGHT:
+                    concurrency = depth * batch * split.instances
+                    self._points.append(ServingCandidate(batch, split.instances, split.threads, concurrency, plan=plan[:4000]))
 
     def _measure(self, until: float) -> None:
         memory: dict[tuple[Split, int], int | None] = {}
         errors: list[XRTError] = []
-        for number, point in enumerate(self._points):
-            if note := self._find_reason_against(point, is_late=number > 0 and self.clock() >= until):
-                self._points[number] = point.replace(note=note)
+        for index, point in enumerate(self._points):
+            if note := self._why_not_measure(point, is_late=index > 0 and self.clock() >= until):
+                self._points[index] = point.replace(note=note)
                 continue
             self.report(f"{point.concurrency} requests in flight, batches of {point.batch}, {point.split}")
-            seconds = min(max(until - self.clock(), 0.0) / (len(self._points) - number), LONGEST)
-            place = point.split, point.batch
+            seconds = min(max(until - self.clock(), 0.0) / (len(self._points) - index), MAX_LOAD_SECONDS)
+            memory_key = point.split, point.batch
             try:
                 load = self.bench.run_load(point.split, point.batch, point.concurrency, seconds)
                 # Both depths have the same instances, and therefore the same memory.
-                if place not in memory:
-                    memory[place] = self.bench.measure_memory(point.split, self._list_sizes(point.batch) or (point.batch,))
+                if memory_key not in memory:
+                    memory[memory_key] = self.bench.measure_memory(point.split, self._list_sizes(point.batch) or (point.batch,))
             except XRTError as error:  # such as out of memory: keep the other points
                 errors.append(error)
-                self._points[number] = point.replace(note=str(error)[:4000])
+                self._points[index] = point.replace(note=str(error)[:4000])
                 continue
             verdict = "within" if load.p99 <= self.request.bound else "over"
-            measured = point.replace(verdict=verdict, memory=memory[place], rate=load.rate, p50=load.p50, p99=load.p99)
-            self._points[number] = measured.rounded()
+            measured = point.replace(verdict=verdict, memory=memory[memory_key], rate=load.rate, p50=load.p50, p99=load.p99)
+            self._points[index] = measured.rounded()
         if errors and all(point.rate is None for point in self._points):
             raise errors[0]
 
-    def _find_reason_against(self, point: ServingCandidate, *, is_late: bool) -> str:
-        """Explain why a point is not measured; empty if it is."""
+    def _why_not_measure(self, point: ServingCandidate, *, is_late: bool) -> str:
+        """Explain why a point need not be measured; empty if it must be."""
         if is_late:
             return f"no time was left of budget={self.request.budget:g} s"
         for other in self._points:
@@ -340,11 +348,11 @@ class ThroughputSweep:
         return tuple(size for size in self.request.batches if size <= batch) if self.bench.is_exact else ()
 
     def _find_best(self) -> int | None:
-        """The index of the highest rate within the bound; of equal rates, the smallest batch and concurrency."""
-        within = [number for number, point in enumerate(self._points) if point.verdict == "within"]
-        rates = {number: self._points[number].rate or 0.0 for number in within}
+        """Find the index of the highest rate within the bound; of equal rates, the smallest batch and concurrency."""
+        within = [index for index, point in enumerate(self._points) if point.verdict == "within"]
+        rates = {index: self._points[index].rate or 0.0 for index in within}
         # Smaller batches and fewer requests in flight have a lower latency, for the same rate.
-        equal = [number for number in within if rates[number] >= (1 - EQUAL) * max(rates.values())]
+        equal = [index for index in within if rates[index] >= (1 - EQUAL_RATE_SHARE) * max(rates.values())]
         return min(equal, key=lambda n: (self._points[n].batch, self._points[n].concurrency, -rates[n]), default=None)
 
     def _configure(self, point: ServingCandidate) -> ServingConfiguration:
