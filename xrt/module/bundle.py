@@ -1,8 +1,8 @@
-"""Bundles: `XRTModule.save` writes one, `xrt.load` creates a module from it, and a self-test recomputes its example.
+"""Bundles: `XRTModule.save` writes one, `xrt.load` creates a module from it, and a self-test runs its example.
 
-Plans are used as saved. A region's compiled form is loaded if engine, versions, options and processor are unchanged and the
-engine can load it with the current number of threads. Otherwise the region is recompiled, with a warning. A program that uses a
-missing engine is replanned when it is called, also with a warning.
+Plans are used as saved. A region's compiled form (its executable as bytes) is loaded if engine, versions, options and processor
+are unchanged and the engine can load it with the current number of threads. Otherwise the region is recompiled, with a warning. A
+program that uses a missing engine is replanned when it is called, also with a warning.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 SELF_TEST_SECTION = "self-test"
 MOST_BYTES = 16 << 20
-"""Maximum bytes of inputs and outputs in the example of a bundle."""
+"""Maximum bytes of the example in a bundle, inputs and outputs together."""
 
 Ingredients = tuple[tuple[str, str], ...]
 
@@ -72,19 +72,20 @@ class BundleTier:
     behind: Tier | None
     strict: bool
     sections: dict[Ingredients, str] = field(default_factory=dict)
-    """Sections with compiled forms that are valid on this machine, by signature."""
+    """By signature, the section of the file with a compiled form that is valid on this machine."""
     loaded: int = 0
+    """Number of executables loaded from the bundle."""
 
     @property
     def statistics(self) -> DiskStatistics:
-        """Statistics of the tier behind it; executables loaded from the bundle count as hits."""
+        """The statistics of the disk tier; executables loaded from the bundle are added to its hits."""
         behind = self.behind.statistics if self.behind else DiskStatistics()
         return replace(behind, hits=behind.hits + self.loaded)
 
     def get_or_compile(
         self, signature: Signature, request: CompileRequest, make: Callable[[], Executable], *, force: bool = False
     ) -> Executable:
-        """Load the executable from the bundle or the tier behind it, else compile it with ``make``; it is returned prepared."""
+        """Load an executable from the bundle or the disk tier, or compile it with ``make``. Returns it prepared to run."""
         section = self.sections.get(_drop_code_hash(signature.ingredients))
         if section is not None and not force:
             try:
@@ -105,7 +106,7 @@ class BundleTier:
 
 
 def _drop_code_hash(ingredients: Ingredients) -> Ingredients:
-    """The ingredients that are comparable between installations: all but the hash of the code."""
+    """Drop the hash of the code, which differs between installations, from the entries of a signature."""
     return tuple((name, value) for name, value in ingredients if name != "code")
 
 
@@ -165,7 +166,7 @@ def load(
 
 
 def _check_kind(path: str | os.PathLike[str], name: str) -> None:
-    """Raise BundleError for a model file, and name the call that opens it."""
+    """Raise BundleError if the file is a model instead of a bundle; the message names the call that opens models."""
     if Path(path).is_file() and not is_bundle(path):
         try:
             check_not_torch(path)
@@ -177,7 +178,7 @@ def _check_kind(path: str | os.PathLike[str], name: str) -> None:
 
 
 def _list_missing(name: str, specs: Sequence[str], listed_specs: Sequence[str]) -> dict[str, str]:
-    """The unavailable engines with reasons; raises BundleError for an engine that the caller must name explicitly and did not."""
+    """Map each unavailable engine to the reason; raises BundleError for an engine that the caller must list and did not."""
     missing = {}
     for spec in specs:
         try:
@@ -193,7 +194,7 @@ def _list_missing(name: str, specs: Sequence[str], listed_specs: Sequence[str]) 
 def _make_module(
     tier: BundleTier, specs: Sequence[str], absent: set[str], threads: int | None, check: Check, isolate: Isolation
 ) -> XRTModule:
-    """Create the module on ``specs``, without programs; ``absent`` names unavailable ones. Raises BundleError for bad options."""
+    """Create the module on the engines ``specs``, without programs; pins to the engines ``absent`` are dropped."""
     file, facts, count = tier.file, tier.file.record.facts, len(tier.file.record.programs)
     try:
         clustering = read_options(facts["clustering"])
@@ -228,8 +229,8 @@ def _list_types(program: StoredProgram) -> tuple[Any, ...]:
 # ---------------------------------------------------------------------- programs
 
 
-def _complete(program: StoredProgram, file: BundleFile, context: BuildContext) -> Specialization:
-    """Create the specialization of a program with its saved Plan; raises BundleError."""
+def _make_specialization(program: StoredProgram, file: BundleFile, context: BuildContext) -> Specialization:
+    """Create the specialization of a saved program with all nodes of its plan; raises BundleError if the file is damaged."""
     from xrt.partition.plan import from_message
 
     plan = from_message(file.read_plan(program.plan))
@@ -250,7 +251,7 @@ def _restore_programs(module: XRTModule, tier: BundleTier) -> None:
 
     # Saved in the order of the cache, so that the most recent one becomes most recent here, too.
     for program in file.record.programs:
-        plan, build = restore(program, context, read_weight, partial(_complete, program, file, context))
+        plan, build = restore(program, context, read_weight, partial(_make_specialization, program, file, context))
         # An engine of this program is missing: a call plans it again.
         if not all(launch.engine in module.engines for launch in plan.launches):
             continue
@@ -270,13 +271,16 @@ def _restore_programs(module: XRTModule, tier: BundleTier) -> None:
 
 
 _IN_EVERY_REGION = ("xrt", "engine", "version", "options", "device", "threads", "machine")
-"""Ingredients of a signature that do not depend on the region's Function, nor on how XRT was installed."""
+"""Entries of a signature that must be the same here; the others depend on the region's Function, or on how XRT was installed."""
 
 
 def _register_compiled_forms(
     regions: Sequence[RegionToCompile], forms: Sequence[CompiledForm], tier: BundleTier, recompiled: dict[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Register the compiled forms that are valid on this machine in the tier; yield (region name, remark) pairs."""
+    """Register in ``tier`` the compiled forms that are valid on this machine; yield (region name, remark) pairs.
+
+    Adds the reason to ``recompiled``, by region name, if a form is not valid.
+    """
     for region, form in zip(regions, forms, strict=False):
         saved, engine, threads = dict(form.ingredients), region.engine, region.context.threads
         get_version = getattr(engine, "library_version", None)  # the version of an isolated engine also names its worker
@@ -308,7 +312,7 @@ def save(
     kwargs: Mapping[str, Any],
     example: bool,
 ) -> None:
-    """Write a bundle: see `XRTModule.save`. Also raises ModelError for a Function without ONNX form."""
+    """Implement `XRTModule.save`: write a bundle. Raises ModelError too, for a Function that ONNX cannot express."""
     from xrt.formats.placement_file import spell_serving
     from xrt.module.tuning import find_serving_record
     from xrt.partition.plan import to_message
@@ -360,7 +364,7 @@ def save(
 
 
 def _save_region(region: RegionToCompile, executable: Executable, compiled: dict[str, Buffer]) -> CompiledForm:
-    """Add the compiled form of a region to ``compiled``; if the engine cannot save it, record the reason."""
+    """Save a region's executable into ``compiled`` by section name; returns where it is, or why the engine cannot save it."""
     signature = region.signature
     # Equal regions of several programs share a section.
     section, reason = f"compiled:{signature.key}", ""
@@ -384,18 +388,19 @@ class SelfTestReport:
     """The result of a successful self-test. Prints as one line."""
 
     difference: float
-    """Largest absolute difference between an output and the saved one."""
+    """Largest absolute difference between an element of an output and the saved value."""
     seconds: float
-    """Duration of the call and the comparison, including compiling or loading programs."""
+    """Seconds of the whole self-test, with compiling or loading programs."""
 
     def __str__(self) -> str:
         return f"self-test passed in {self.seconds:.3f} s; largest difference {self.difference:.3g}"
 
 
 def _make_example(module: XRTModule, examples: Sequence[Any], kwargs: Mapping[str, Any]) -> Example | None:
-    """Compute the bundle's example from these inputs, else reuse that of the module's bundle, else draw random inputs.
+    """Make the example for a bundle: inputs and the module's outputs for them.
 
-    None if nothing is compiled, or if the example cannot be stored or run; the reason is logged.
+    The inputs are the caller's. If there are none, the example of the bundle that the module was loaded from is reused, or else
+    inputs are random. Returns None if nothing is compiled, or if the example cannot be stored or run; the reason is logged.
     """
     # Saving a loaded bundle again keeps the example that its author chose.
     if not (examples or kwargs) and module.bundle is not None:
@@ -441,13 +446,16 @@ def _check_storable(values: Sequence[Any]) -> None:
 
 
 def read_example(file: BundleFile) -> Example | None:
-    """Read the example of a bundle; None if it has none. Raises BundleError if it is damaged."""
+    """Read the self-test example of a bundle; None if it has none. Raises BundleError if it is damaged."""
     data = file.find_section(SELF_TEST_SECTION)
     return None if data is None else decode_example(data)
 
 
 def run_self_test(file: BundleFile, module: Callable[..., Any]) -> SelfTestReport | None:
-    """Check the file, run its example, and compare with the saved outputs; None without an example. Raises SelfTestFailed."""
+    """Check the file, run its example on ``module``, and compare with the saved outputs.
+
+    Returns None if the bundle has no example. Raises SelfTestFailed.
+    """
     from xrt.comparison import compare, tolerance_for  # a load does not need it
 
     began, name = perf_counter(), os.fspath(file.path)

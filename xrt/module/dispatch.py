@@ -1,5 +1,6 @@
-"""Calls of a module: the values of one call; checks of its results against the reference engine; prepared calls, which check
-types and shapes; bound calls, which check nothing.
+"""Calls of a module: the inputs and options of one call, and checks of its results against the reference engine.
+
+A prepared call only checks the types and shapes of its inputs; a bound call checks nothing.
 """
 
 from __future__ import annotations
@@ -35,17 +36,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call: its inputs as checked arrays in the model's order, its options, and its checks."""
+    """One call: its inputs as validated arrays in the model's order, its options, and the checks of its results."""
 
     inputs: Sequence[Any]
     options: RunOptions = DEFAULT
     inspection: OutputInspector | None = None
+    """Checks the outputs of each region; None for no check."""
     before: tuple[tuple[Any, Any], ...] = ()
-    """(input, copy of its values before the call) for inputs that the model updates; only if the call is checked."""
+    """(input, copy of its values before the call) for each input that the model updates. Empty unless the call may be
+    repeated."""
 
     @classmethod
     def of(cls, inputs: Sequence[Any], options: RunOptions | None, out: Any, function: Function, device: str) -> Call:
-        """Create the call with the caller's options; raises DeviceError for a stream on the CPU, InputError for a bad buffer."""
+        """Create a call; ``out`` are output buffers, which ``options`` may have instead.
+
+        Raises DeviceError for a stream on the CPU, InputError for buffers in both or that do not fit.
+        """
         if not isinstance(options, RunOptions | None):
             kind = type(options).__name__
             raise OptionError(f"options= takes RunOptions, such as xrt.RunOptions(profile=True); got: {kind}")
@@ -60,11 +66,11 @@ class Call:
         return cls(inputs, options)
 
     def keep_inputs(self, function: Function) -> Call:
-        """Copy the inputs that the call updates, so that it can always be repeated."""
+        """Return the call with copies of the inputs that it updates, so that `restore` can always repeat it."""
         return replace(self, before=tuple((self.inputs[n], copy) for n, copy in self._copy_updated(function).items()))
 
     def on_copies(self, function: Function) -> Call:
-        """The call on copies of the inputs that it updates, without the caller's buffers."""
+        """Return a call that changes nothing of the caller's: on copies of the inputs that it updates, without output buffers."""
         copies = self._copy_updated(function)
         inputs = tuple(copies.get(n, value) for n, value in enumerate(self.inputs))
         return replace(self, inputs=inputs, options=replace(self.options, out=None))
@@ -79,7 +85,7 @@ class Call:
         return copies
 
     def restore(self, plan: Plan, error: RunFailed) -> None:
-        """Restore the inputs to their state before the region failed; raises RunFailed if that state is unknown."""
+        """Restore the inputs that were updated before a region failed; raises RunFailed if their earlier values are unknown."""
         if self.before:
             for value, copy in self.before:
                 with use_array_device(value):
@@ -97,7 +103,7 @@ class Call:
 # ---------------------------------------------------------------------- checks against the reference engine
 
 PATIENCE = 20.0
-"""Seconds that a plan's first call waits for the reference, if the search had no time to compare the plan."""
+"""Seconds that the first call of a plan waits for the reference, if the search had no time to check the plan."""
 
 
 class OutputChecks:
@@ -108,7 +114,7 @@ class OutputChecks:
         self.sees_every_call = check not in (None, "first")
         """Whether any call may be checked, so that no call can be prepared."""
         self.count = 0
-        """Number of calls that passed the check."""
+        """Number of calls that were checked and correct."""
         self.unchecked: dict[str, str] = {}
         """Reasons why Functions cannot be checked, by fingerprint."""
         self.is_too_slow = False
@@ -116,7 +122,7 @@ class OutputChecks:
         self._numbers = itertools.count(1)
 
     def instrument(self, call: Call, build: Specialization) -> Call:
-        """Add the checks to a call: types always, results if a check is due."""
+        """Add checks to a call: of the types of all results, and of their values if the call is due for a check."""
         # A search without time left for a comparison leaves it to the first call, once per plan.
         is_unverified = build.tuned is not None and not build.tuned.is_checked and not build.checked and not self.is_too_slow
         if not self._is_due(first=not build.checked) and not is_unverified:
@@ -140,7 +146,7 @@ class OutputChecks:
         return not self.remarks(build.plan)
 
     def _is_due(self, *, first: bool) -> bool:
-        """Whether to check a call; ``first``: no call of its plan has been checked yet."""
+        """Whether to check the values of a call; ``first``: no call of its plan has been checked yet."""
         if self.check is None:
             return False
         # Spreads the share evenly: with 0.25 every fourth call, not a random quarter.
@@ -148,18 +154,18 @@ class OutputChecks:
         return first or int(number * share) > int((number - 1) * share)
 
     def _find_wrong_type(self, launch: Launch, inputs: Sequence[Any], results: Sequence[Any]) -> str | None:
-        """Describe a result whose type differs from the plan's; None if none does, or if the reference returns the same types."""
+        """Describe a result whose type differs from the plan's; None if none does, or the reference returns the same types."""
         mismatch = find_type_mismatch(launch, results)
         if mismatch is None or (expected := self._evaluate(launch, inputs)) is None:
             return None
         types, expected_types = (
             [(x.dtype, x.shape) if isinstance(x, np.ndarray) else type(x) for x in values] for values in (results, expected)
         )
-        # If the reference agrees with the engine, the model declares a wrong type, which no other engine would mend.
+        # If the reference agrees with the engine, the model declares a wrong type, and another engine would not help.
         return None if types == expected_types else mismatch
 
     def _find_fault(self, engines: EngineList, launch: Launch, inputs: Sequence[Any], results: Sequence[Any]) -> str | None:
-        """Describe a wrong type or value among the results of a region; None if all are right or cannot be checked."""
+        """Describe the first wrong type or value among the results of a region; None if all are right or cannot be checked."""
         if (mismatch := self._find_wrong_type(launch, inputs, results)) is not None:
             return mismatch
         if (expected := self._evaluate(launch, inputs)) is None:
@@ -178,9 +184,9 @@ class OutputChecks:
         return f"engine {launch.engine!r} computed {launch.name} wrongly: {judgement.message}{f'; {cause}' if cause else ''}"
 
     def _evaluate(self, launch: Launch, inputs: Sequence[Any]) -> list[Any] | None:
-        """Compute the region on the reference; None if the reference cannot run it or is the region's engine.
+        """Compute the results of a region on the reference; None if it cannot run there, or already runs there.
 
-        Wait at most `PATIENCE` seconds, unless the caller asked for checks. The reason for None is added to `unchecked`.
+        Waits at most `PATIENCE` seconds, unless the user requested checks. Adds the reason for None to `unchecked`.
         """
         from xrt.operators import is_deterministic
         from xrt.processes.background import OutOfTime, within
@@ -213,7 +219,7 @@ class OutputChecks:
         return f"checked against {REFERENCE}: {calls}; {self.count} call{'s' * (self.count != 1)} so far"
 
     def remarks(self, plan: Plan) -> dict[str, str]:
-        """Why regions are not checked, by name."""
+        """Reasons why regions are not checked, by region name."""
         reasons = {launch.name: self.unchecked.get(launch.function.fingerprint) for launch in plan.launches}
         return {name: f"not checked: {reason}" for name, reason in reasons.items() if reason}
 
@@ -221,34 +227,36 @@ class OutputChecks:
 # ---------------------------------------------------------------------- prepared calls
 
 NO_MATCH: Final = object()
-"""Returned by a prepared call for inputs of another signature."""
+"""A prepared call returns this, without running, for inputs of another signature."""
 FastCall: TypeAlias = Callable[[tuple[Any, ...]], Any]
+"""A prepared call: takes the inputs as a tuple, and returns what the module returns, or `NO_MATCH`."""
 Run: TypeAlias = Callable[..., Sequence[Any]]
 Finish: TypeAlias = Callable[[Sequence[Any]], Any]
 """Converts results to the return value of a call."""
 Rescue: TypeAlias = Callable[[tuple[Any, ...], Exception], Any]
-"""Retries a failed call on another plan, given its inputs and the exception."""
+"""Repeats a failed call on another plan; takes the inputs and the exception."""
 
 
 @dataclass(frozen=True, slots=True)
 class FastPath:
-    """The prepared call of one signature; returns `NO_MATCH` for inputs of another one."""
+    """The prepared call of one signature, with what it runs."""
 
     call: FastCall = lambda args: NO_MATCH
     fits: Callable[[tuple[Any, ...]], bool] = lambda args: False
-    """Whether inputs have the types, dtypes and shapes of the signature."""
+    """Whether a tuple of inputs has the signature."""
     build: Specialization | None = None
     """The specialization that the call runs; None if nothing is prepared."""
     program: Program | None = None
 
 
 Wrap: TypeAlias = Callable[[FastPath], tuple[Sequence[Any], FastPath]]
+"""Adapts a path for padded inputs; returns the inputs before padding, and the path that accepts such inputs."""
 NOTHING: Final = FastPath()
 """Matches no inputs."""
 
 
 def make_fast_path(build: Specialization, program: Program, values: Sequence[Any], rescue: Rescue) -> FastPath:
-    """Prepare the call of a specialization for inputs like these arrays; ``rescue`` is called if the program raises."""
+    """Prepare the call of a specialization for inputs with the types and shapes of ``values``; an error calls ``rescue``."""
     expected = tuple((type(value), value.dtype, value.shape) for value in values)
     fits = make_signature_check(expected)
     texts = [index for index, value in enumerate(values) if value.dtype.hasobject]
@@ -266,7 +274,7 @@ def make_fast_path(build: Specialization, program: Program, values: Sequence[Any
 
 
 def make_signature_check(expected: tuple[tuple[Any, Any, Any], ...]) -> Callable[[tuple[Any, ...]], bool]:
-    """Make the check that inputs have these types, dtypes and shapes."""
+    """Make a function that checks a tuple of inputs; ``expected`` has the (type, dtype, shape) of each."""
     count = len(expected)
 
     def fits(args: tuple[Any, ...]) -> bool:
@@ -282,7 +290,7 @@ def make_signature_check(expected: tuple[tuple[Any, Any, Any], ...]) -> Callable
 
 
 def _make_one_input_call(run: Run, finish: Finish, kind: Any, dtype: Any, shape: Any, rescue: Rescue) -> FastCall:
-    """Make the fast path for one input, written without loops: the case is common and each line adds to a call's time."""
+    """Make the prepared call for one input, without loops: this case is common, and each line adds to a call's time."""
 
     def call(args: tuple[Any, ...]) -> Any:
         if len(args) == 1:
@@ -405,7 +413,7 @@ def bind_io(program: Program, function: Function, values: Sequence[Any], out: An
 
     Raises InputError for a buffer that does not fit, or an output without a buffer whose size is known only at run time.
     """
-    # Reversed, so that the first of equal names counts: a value may be returned twice.
+    # Reversed, so that of equal names the first one remains: a value may be returned twice.
     outputs = {value.name: i for i, value in reversed(list(enumerate(function.outputs)))}
     inputs = {value.name: i for i, value in enumerate(function.inputs)}
     updates = {outputs[after]: inputs[before] for before, after in function.aliases}

@@ -1,4 +1,4 @@
-"""The engines of a module: the list with its devices and workers, the reference engine at its end, and the thread budget."""
+"""Create the engines of a module from its arguments, and check the thread budget."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ if TYPE_CHECKING:
     from xrt.cache import CompileCache
 
 IMPLICIT = "toy"
-"""The reference engine, with native kernels; appended to every list unless ``strict``."""
+"""The reference engine. It is appended to every list of engines that lacks it, unless ``strict``."""
 DEFAULT_ENGINES = ("ort", "openvino", "torch", "xla", "toy")
 """Default engines, in the order in which they are tried."""
 
 
 def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: CompileCache) -> EngineList:
-    """Create the engines from a name, spec, instance or list of them, and append the reference engine.
+    """Create the engine list of a module, with the reference engine appended.
 
-    The cache may record which engines are ready on this machine.
+    ``engine`` is a name, a spec, an instance, or a list of these, with "auto" for placement by measurement. ``cache`` remembers
+    which engines are ready on this machine.
 
     Raises UnknownEngine or EngineUnavailable; OptionError for an engine that is listed twice or does not implement an execution
     option; DeviceError if no engine of the list runs on the device.
@@ -77,7 +78,10 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
 def _create_engines(
     engine: Any, has_auto: bool, context: CompileContext, settings: ModuleOptions, cache: CompileCache
 ) -> tuple[list[GraphCompiler], tuple[str, ...]]:
-    """Create the listed engines; for "auto" those of the lock, or all available ones, with a line per unavailable one."""
+    """Create the engines of the list. With "auto" these are those of the lock, else all available ones.
+
+    Also returns a message for each engine that "auto" leaves out.
+    """
     listed = list(engine) if isinstance(engine, list | tuple) else [engine]
     if not listed:
         raise OptionError("the list of engines is empty; name at least one, such as engine='toy'")
@@ -100,10 +104,10 @@ def _create_engines(
 def choose_default_engine(
     device: str, settings: ModuleOptions, cache: CompileCache, why_not: Callable[[EngineList], str | None]
 ) -> EngineList:
-    """Create the engine list with the first engine that is installed, honors the options and supports the model.
+    """Create the engine list with the first of `DEFAULT_ENGINES` that is installed, honors the options and supports the model.
 
-    If none supports all of it, the first installed engine gets the nodes that it supports. Libraries of engines behind the chosen
-    one are not imported.
+    ``why_not`` explains why a list does not support the whole model, or returns None. If no engine supports all of it, the first
+    one installed is used. Libraries of engines after the chosen one are not imported.
     """
     first: EngineList | None = None
     failure: XRTError | None = None
@@ -129,10 +133,10 @@ def choose_default_engine(
 
 
 def _check_execution(engines: Sequence[GraphCompiler], context: CompileContext, *, is_permission: bool) -> str:
-    """Raise OptionError for an engine that does not implement an option.
+    """Raise OptionError if an engine does not implement an execution option.
 
-    With ``is_permission`` a lower precision is optional: an engine in full precision is measured like the others.
-    Returns a remark if no engine computes in the lower precision.
+    With ``is_permission`` lower precision is allowed but not required, so an engine may ignore it. Returns a remark for the user
+    if all engines do; otherwise an empty string.
     """
     reasons = {engine.spec: engine.unsupported_options(context) for engine in engines}
     is_lowered = None in reasons.values()
@@ -154,9 +158,9 @@ def _check_execution(engines: Sequence[GraphCompiler], context: CompileContext, 
 def parse_devices(
     engines: Sequence[GraphCompiler], devices: Mapping[str, str], home: str, others: Sequence[str] = ()
 ) -> Mapping[str, str]:
-    """Convert ``devices``, by name or spec, to devices by spec; an entry for a spec overrides that for its name.
+    """Convert the option ``devices``, whose keys are names or specs, to devices by spec. An entry for a spec has precedence.
 
-    Engines on the default device ``home`` are omitted. Raises OptionError for a name that is neither in the list nor in
+    Engines on the module's device ``home`` are omitted. Raises OptionError for a name that is neither in the list nor in
     ``others`` (engines that "auto" could have listed), DeviceError for an engine that does not support its device.
     """
     names = sorted({word for engine in engines for word in (engine.name, engine.spec)})
@@ -178,7 +182,7 @@ def parse_devices(
 
 
 def check_isolated(names: Sequence[str], specs: Sequence[str]) -> None:
-    """Raise OptionError for a name or spec to isolate that is not in the list of engines."""
+    """Raise OptionError if one of ``names``, the engines to isolate, is not in the list of engines ``specs``."""
     engine_names = [name for spec in specs for name in (spec.partition("{")[0], spec)]
     for name in names:
         if name not in (*engine_names, ALL):
@@ -220,7 +224,7 @@ def _isolate(engines: Sequence[GraphCompiler], settings: ModuleOptions, homes: D
 
 
 def validate_budget(options: ExecutionOptions) -> int:
-    """Check the thread budget; one above the number of cores is reduced to it, with a warning."""
+    """Return the thread budget of the options: at most the number of cores, with a warning if more were requested."""
     threads, budget = options.threads, resolve_thread_budget(options.threads)
     if threads is not None and threads > budget:
         warn(
@@ -231,7 +235,7 @@ def validate_budget(options: ExecutionOptions) -> int:
 
 
 def configure(*, threads: int | None = None) -> None:
-    """Set this process's default thread budget for modules without ``threads``; None: all cores that it may use.
+    """Set the default thread budget of modules in this process. None, the initial default, is all cores that it may use.
 
     Existing modules are unchanged. Raises OptionError for an invalid number of threads.
     """

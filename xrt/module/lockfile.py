@@ -1,4 +1,4 @@
-"""Lockfiles of modules: load a plan from a lock, write the lock of a module, and check a lock for regressions."""
+"""Lockfiles of modules: load a placement from a lock, write the lock of a module, and check a lock for regressions."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ if TYPE_CHECKING:
     from xrt.precision import ErrorBudget
 
 SYMBOLIC = "symbolic"
-"""Key in a lock's model record: the fingerprint of the model before its symbolic dims are bound."""
+"""Key in a lock's model record for the fingerprint of the model with its dims still symbolic."""
 
 
 @dataclass(frozen=True, slots=True)
 class LockedPlacement:
-    """A lock with its name for messages and the caller's requirements."""
+    """A lock that was passed to a module, and the caller's requirements."""
 
     lock: PlacementFile
     name: str
-    """Name for messages: the quoted path, or a phrase for a lock passed as an object."""
+    """What messages call it after "the lock": the quoted path, or "that was given" for a lock passed as an object."""
     budget: ErrorBudget | None = None
     """The caller's error budget; None accepts the error recorded in the lock."""
     must_hold: bool = False
-    """Whether a lock that does not match is an error instead of a reason to measure again."""
+    """Whether it is an error if the lock does not match. Otherwise the placement is measured again."""
 
     def engines(self, listed: Sequence[Any]) -> list[GraphCompiler] | None:
-        """Create only the engines of the lock's plan; None if one is unavailable or not in ``listed``.
+        """Create only the engines of the lock's plan; None if one is unavailable, or not in a nonempty ``listed``.
 
-        If ``listed`` is empty, None also for an engine whose options may name files or code: the caller must list such an
-        engine, because a file must not choose the code that runs.
+        If ``listed`` is empty, also None for an engine whose options may name files or code: a file must not choose the code that
+        runs, so the caller must list such an engine.
         """
         by_spec = {entry.spec if isinstance(entry, GraphCompiler) else str(entry): entry for entry in listed}
         specs = dict.fromkeys(run.engine for run in self.lock.plan)
@@ -81,15 +81,16 @@ class LockedPlacement:
         clustering: ClusteringOptions,
         strict: bool,
     ) -> SizedPlacement | None:
-        """Place a Function according to the lock; None, with a warning, if the lock does not match.
+        """Place a Function as the lock does; returns None and warns if the lock does not match.
 
-        With ``strict`` a mismatch raises LockError. A lock of the same ``model`` with symbolic dims is valid for all sizes.
+        With ``strict`` or `must_hold` a mismatch raises LockError. ``sizes`` are those of the symbolic dims of ``model``; a lock
+        of the same model is valid for all sizes.
         """
         planned_sizes, whole = sizes, function
         if model is not None:
             declared = model.get_declared()
             axes, shapes = list(list_open_axes(declared.inputs)), read_shapes(self.lock, declared)
-            dims = ((name, shapes.get(declared.inputs[place].name, ()), axis) for place, axis, name in axes)
+            dims = ((name, shapes.get(declared.inputs[index].name, ()), axis) for index, axis, name in axes)
             locked = FrozenDict({name: shape[axis] for name, shape, axis in dims if axis < len(shape)})
             # A lock stores ranges of nodes, which are the same at all sizes of one symbolic model.
             is_same = self.lock.model.get(SYMBOLIC) == declared.fingerprint
@@ -113,7 +114,7 @@ class LockedPlacement:
         return None
 
     def _list_excesses(self) -> Iterator[str]:
-        """Yield a message if the lock's error exceeds the caller's budget or was measured in another metric."""
+        """Yield a message if the error recorded in the lock exceeds the caller's budget or was measured in another metric."""
         budget, record = self.budget, self.lock.precision
         if budget is None or record is None or record.precision == "fp32":
             return
@@ -125,7 +126,7 @@ class LockedPlacement:
 
 
 def load_lock(lock: Any, budget: ErrorBudget | None = None) -> LockedPlacement | None:
-    """Load a module's ``lock`` argument: a path, a PlacementFile, or None. Raises PlacementFileError, OptionError."""
+    """Load the ``lock`` argument of a module: a path, a PlacementFile, or None. Raises PlacementFileError or OptionError."""
     if lock is None or isinstance(lock, LockedPlacement):
         return lock
     if isinstance(lock, PlacementFile):
@@ -142,10 +143,11 @@ def lock_module(
     seconds: float,
     files: Mapping[str, str] = FrozenDict(),
 ) -> PlacementFile:
-    """Create the lock of a module that places by measurement, for these inputs; ``files`` maps inputs to their files.
+    """Create the lock of a module that places by measurement, at the sizes of the inputs ``values``.
 
-    Also times the plan against the second-best one for up to ``seconds``, as the baseline for later runs of `xrt check`.
-    Raises LockError if the plan was not measured or does not run.
+    ``source`` records where the model came from, and ``files`` the file of each input. For up to ``seconds`` the plan is timed
+    against another one, as the baseline for later runs of `xrt check`. Raises LockError if the plan was not measured or does not
+    run.
     """
     build = module.specialize(values)
     tuned = build.tuned
@@ -170,10 +172,11 @@ def check_module(
     seconds: float,
     validate: Sequence[Any] | None = None,
 ) -> tuple[RegressionResult, tuple[str, ...]]:
-    """Check a lock's plan for a regression on this machine; also return how this environment differs from the lock's.
+    """Check a lock's plan for a regression on this machine; also return the differences between this machine and the lock's.
 
-    ``validate`` has the examples on which the error of a lower-precision plan is measured again. Raises LockError if the model
-    differs, a plan cannot run here, or its error exceeds the budget.
+    A regression is a time, relative to the baseline plan, that grew by more than the share ``limit``. ``seconds`` limits the
+    timing. ``validate`` has the examples on which the error of a lower-precision plan is measured again. Raises LockError if the
+    model differs, a plan cannot run here, or its error exceeds the budget.
     """
     setup = _make_setup(module, module.specialize(values).function, values, seconds)
     request = setup.request
@@ -192,7 +195,7 @@ def check_module(
 def _make_setup(
     module: XRTModule, function: Function, values: Sequence[Any], seconds: float, lowered: Sequence[GraphCompiler] = ()
 ) -> RegressionSetup:
-    """The inputs of a comparison of plans; ``lowered`` are lower-precision engines that a plan uses beside the listed ones."""
+    """Prepare a comparison of plans; ``lowered`` are the engines of lower precision that a plan uses besides the listed ones."""
     settings, engines = module.programs.settings, module.programs.engines
     request = engines.make_request(function, clustering=settings.clustering, cuda_graph=settings.cuda_graph)
     specs = {engine.spec for engine in request.engines}

@@ -1,4 +1,4 @@
-"""Lower precision in a module: examples for an error budget, int8 without a budget, calibration."""
+"""Lower precision in a module: search within an error budget, int8 by a calibration table, and calibration."""
 
 from __future__ import annotations
 
@@ -61,9 +61,10 @@ def make_lowering(settings: ModuleOptions, source: ModelSource) -> LoweringWithi
 def quantize_by_table(
     function: Function, original: Function, settings: ModuleOptions, engines: Sequence[GraphCompiler]
 ) -> Function:
-    """Quantize the optimized Function with the calibration table of the settings, which may refer to ``original``.
+    """Quantize an optimized Function with the calibration table of the settings.
 
-    Weights have 7 bits if an engine accumulates 8-bit products in 16 bits on this processor.
+    The table may have been measured on ``original``, the Function before optimization. Weights get 7 bits if an engine adds 8-bit
+    products in 16 bits on this processor, where 8 bits could overflow.
 
     Raises CalibrationError for a table of another model, OptionError if nothing can be quantized.
     """
@@ -81,7 +82,7 @@ def quantize_by_table(
 
 
 def measure_ranges(declared: Function, settings: ModuleOptions, engines: EngineList) -> CalibrationTable:
-    """Calibrate: run the model on the ``calibrate`` batches and record the ranges of its values."""
+    """Run the model on the ``calibrate`` batches of the settings, and return the ranges of its values as a table."""
     from xrt.module.module import XRTModule
 
     listed = [engine for engine in engines.engines if engine.spec != engines.implicit]
@@ -92,16 +93,17 @@ def measure_ranges(declared: Function, settings: ModuleOptions, engines: EngineL
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """The values to observe in calls of one signature."""
+    """The values that calibration observes in calls of one signature."""
 
     function: Function
     keys: Mapping[str, str]
     """Calibration keys by name of the observed value."""
     groups: tuple[tuple[str, ...], ...]
-    """Names of values, grouped by the run that fetches them."""
+    """Names of intermediate values; each group is fetched in one run, to limit memory."""
 
     @classmethod
-    def of(cls, function: Function) -> _Site:
+    def from_function(cls, function: Function) -> _Site:
+        """Select the values to observe; raises CalibrationError if the model has nothing to quantize."""
         prepared = prepare_for_quantization(infer_shapes(function))
         more = (name for name in list_calibrated_values(prepared, OPTIONS) if function.defines(name))
         names, keys = list(dict.fromkeys([*list_calibrated_values(function), *more])), hash_values(function)
@@ -115,7 +117,7 @@ class _Site:
         return cls(function, {name: keys[name] for name in names}, groups)
 
     def observe(self, module: XRTModule, values: Sequence[Any], observer: Observer) -> None:
-        """Run the model on copies of the inputs that it updates, and add the values of the run."""
+        """Run the model on ``values`` and pass the observed values to ``observer``. Inputs that the model updates are copied."""
         updated = {name for name, _ in self.function.aliases}
         inputs = {value.name: array for value, array in zip(self.function.inputs, values, strict=True)}
         observer.check(inputs.items(), "input")
@@ -128,7 +130,7 @@ class _Site:
 
 
 def calibrate_module(module: XRTModule, batches: Iterable[Any], method: str, parameters: Mapping[str, float]) -> CalibrationTable:
-    """Record the ranges of a module's values over batches: see `XRTModule.calibrate`."""
+    """Implement `XRTModule.calibrate`: record the ranges of a module's values over ``batches``."""
     if isinstance(batches, Mapping | np.ndarray | str | bytes) or not isinstance(batches, Iterable):
         raise CalibrationError(
             f"calibration needs a list of batches, each what a call takes; got one {type(batches).__name__}: pass [x]"
@@ -140,7 +142,7 @@ def calibrate_module(module: XRTModule, batches: Iterable[Any], method: str, par
         args = () if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else (batch,)
         values = module.check_inputs(args, batch if isinstance(batch, Mapping) else {}, pads=False)
         if (key := source.key(values)) not in sites:
-            sites[key] = _Site.of(source.function(key))
+            sites[key] = _Site.from_function(source.function(key))
         sites[key].observe(module, values, observer)
     if not observer.batches:
         raise CalibrationError("calibration got no batches; pass at least one, as a list of what calls take")
@@ -152,7 +154,7 @@ def calibrate(
 ) -> CalibrationTable:
     """Calibrate a model over batches: record the range of each value that quantization may need.
 
-    ``model`` is any model that `XRTModule` accepts, run on ``engine``. The rest is as in `XRTModule.calibrate`.
+    ``model`` is any model that `XRTModule` accepts, run on ``engine``. `XRTModule.calibrate` describes the other parameters.
     """
     from xrt.module.module import XRTModule
 

@@ -1,4 +1,4 @@
-"""The programs of a module: plan, compile and evict them by signature; repeat a call whose region fails on another plan."""
+"""The programs of a module: plan, compile and evict them by signature. If a region fails, repeat the call on another plan."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 def add_outputs(function: Function, fetch: Sequence[str]) -> Function:
-    """Add values to the outputs of a function; raises InputError for a name that it does not define."""
+    """Add the values named in ``fetch`` to the outputs of a function; raises InputError for an unknown name."""
     if not fetch:
         return function
     names = set(function.value_names())
@@ -55,9 +55,10 @@ def add_outputs(function: Function, fetch: Sequence[str]) -> Function:
 
 
 def optimize(function: Function, *, fold: bool, engines: EngineList | None = None) -> Function:
-    """Run the module's pipeline on a function with inferred types.
+    """Simplify a function with inferred types.
 
-    ``fold`` enables constant folding, which uses the engines' threads and skips quantized constants that engines read as such.
+    ``fold`` enables constant folding, on as many threads as ``engines`` may use. Dequantization of constants is not folded if an
+    engine fuses it.
     """
     from xrt.engines.toolkit.reference_evaluator import evaluate
     from xrt.passes.simplification import optimize as run_passes
@@ -70,15 +71,15 @@ def optimize(function: Function, *, fold: bool, engines: EngineList | None = Non
 
 
 def find_refusal(program: Program, error: RunFailed) -> Refusal:
-    """The refusal of a region that failed in a call: its nodes, and those of all regions that share its executable."""
+    """Make the Refusal for a region that failed in a call. It covers all regions that share the executable."""
     launches, executables = program.plan.launches, program.executables
-    number = [launch.name for launch in launches].index(error.region)
-    equal = [launch for launch, executable in zip(launches, executables, strict=True) if executable is executables[number]]
-    return Refusal(launches[number], tuple(node for launch in equal for node in launch.nodes), error)
+    index = [launch.name for launch in launches].index(error.region)
+    sharing = [launch for launch, executable in zip(launches, executables, strict=True) if executable is executables[index]]
+    return Refusal(launches[index], tuple(node for launch in sharing for node in launch.nodes), error)
 
 
 def warn_refusals(refused: Iterable[Refusal]) -> None:
-    """Issue a warning with one line per refusal."""
+    """Issue a FallbackWarning for each refusal."""
     for refusal in refused:
         more = f" and {len(refusal.nodes) - 1} more" if len(refusal.nodes) > 1 else ""
         warn(f"{refusal.reason}; node {refusal.nodes[0]!r}{more} placed on another engine", FallbackWarning)
@@ -89,13 +90,13 @@ def warn_refusals(refused: Iterable[Refusal]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SavedSpecialization:
-    """The saved part of a specialization, from a bundle or the cache."""
+    """What a specialization from a bundle or the cache has in addition."""
 
     plan: Plan
     whole: Callable[[], Function]
-    """Returns the Function with its nodes; that of the specialization has one node per region."""
+    """Loads the Function with all nodes. The one of the specialization may have one node for each region instead."""
     complete: Callable[[], Specialization] | None = None
-    """Reads the nodes and creates the full specialization, for reports and replanning. None if ``plan`` has the nodes."""
+    """Creates the specialization with all nodes, for reports and replanning. None if ``plan`` has them already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class BuildContext:
 
 
 class Specialization:
-    """A Function with its Plan; `program` compiles on first use, once even if several threads call it."""
+    """A model for one signature: its Function, its Plan and, once compiled, its Program."""
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class Specialization:
     ) -> None:
         self.function, self.engines = function, context.engines
         self.key: Any = None
-        """The key in its module's cache: sizes and fetched values."""
+        """Its key in the `Dispatcher`: (key of the sizes, names of fetched values)."""
         self.sizes: Mapping[str, int] = {}
         """Sizes of the model's symbolic dims, for placement by measurement."""
         self.remarks: Mapping[str, str] = {}
@@ -129,9 +130,10 @@ class Specialization:
         self.compiled: Program | None = None
         self.refused: tuple[Refusal, ...] = ()
         self.checked = False
-        """Whether a call was checked and its outputs were correct."""
+        """Whether a call of this plan was checked and its outputs were correct."""
         self.usage: tuple[Program, dict[int, tuple[int, int]]] | None = None
-        """The program that the `Dispatcher` has counted, and (bytes, threads) between calls by ``id`` of executable."""
+        """Set by the `Dispatcher`: the counted program, and (bytes, threads) that each executable holds between calls, by
+        ``id``."""
         self.tuned = tuned
         if tuned is not None and tuned.lowered:
             self.engines = replace(context.engines, lowered=tuned.lowered)
@@ -140,7 +142,7 @@ class Specialization:
         used, declared = ([any(pin.match({pin.subject(node) for node in x.nodes})) for pin in pins] for x in (function, original))
         # A pin that matched no node to begin with stays, and is an error.
         self.idle_pins = tuple(pin for pin, now, before in zip(pins, used, declared, strict=True) if before and not now)
-        """Pins without effect: their nodes were folded or dropped."""
+        """Pins without effect, because their nodes were folded or removed."""
         self._clustering = context.settings.clustering
         if self.idle_pins:
             self._clustering = replace(self._clustering, pins=tuple(pin for pin in pins if pin not in self.idle_pins))
@@ -149,22 +151,22 @@ class Specialization:
 
     @cached_property
     def _support(self) -> SupportMatrix:
-        """The engines' support answers for the Function, cached over all plans."""
+        """Which engines support which nodes; queried once for all plans."""
         return SupportMatrix.of(self.full_function(), self.engines.engines, self.engines.homes)
 
     @property
     def plan(self) -> Plan:
-        """The plan of the program, compiled or not."""
+        """The plan with all nodes."""
         complete = self._complete()
         return self._plan if complete is None else complete.plan
 
     def _complete(self) -> Specialization | None:
-        """The specialization with all nodes, for a stored plan without them; None if this one has its nodes."""
+        """Load the specialization with all nodes if the plan was stored without them; None if this one has them."""
         saved = self._saved
         return saved.complete() if saved and saved.complete and self._plan is saved.plan else None
 
     def full_function(self) -> Function:
-        """The Function with its nodes. `function` is the same, or for a stored plan has one node per region."""
+        """Return the Function with all nodes. `function` has only one node for each region if the plan was stored."""
         return self._saved.whole() if self._saved else self.function
 
     @property
@@ -173,11 +175,11 @@ class Specialization:
         return self._saved is not None
 
     def regions(self) -> list[RegionToCompile]:
-        """The regions to compile, in plan order."""
+        """List the regions to compile, in plan order."""
         return list_regions(self.plan, self.engines.by_spec, self.engines.context)
 
     def memory(self) -> Memory:
-        """Memory of the plan; includes that of the engines once compiled."""
+        """Compute the memory of the plan; engines report theirs only once it is compiled."""
         from xrt.module.explain import measure_memory
 
         complete = self._complete()
@@ -186,7 +188,10 @@ class Specialization:
     # ------------------------------------------------------------------ compile
 
     def program(self) -> Program:
-        """Compile, or return the compiled Program; a region that its engine refuses is placed elsewhere, with a warning."""
+        """Return the Program; the first call compiles it, and other threads wait.
+
+        A region that its engine refuses to compile is placed on another engine, with a warning.
+        """
         if self.compiled is not None:
             return self.compiled
         with self._lock:
@@ -194,7 +199,7 @@ class Specialization:
                 return self.compiled
             count, is_stale = len(self.refused), False
             try:
-                program = self._adopt(*self._compile_without(self.refused))
+                program = self._use_program(*self._compile_without(self.refused))
             except StaleFunction as error:  # a cached plan that does not match the model
                 _log.info("the plan of %s is made again: %s", self.function.name, error)
                 is_stale = True
@@ -202,14 +207,17 @@ class Specialization:
                 if (complete := self._complete()) is not None:  # else another module met it while this one waited
                     self.function, self._original, self._plan = complete.function, complete._original, complete._plan
                     self._saved = None
-                program = self._adopt(*self._compile_without(self.refused))
+                program = self._use_program(*self._compile_without(self.refused))
         warn_refusals(self.refused[count:])
         return program
 
     def _compile_without(
         self, refused: tuple[Refusal, ...], new: tuple[Refusal, ...] = ()
     ) -> tuple[Program, tuple[Refusal, ...]]:
-        """Compile the plan, or with ``new`` refusals the next one; return the first program that compiles, and all refusals."""
+        """Compile a plan that avoids the refusals, and plan again as long as regions are refused.
+
+        ``new`` are refusals that the current plan does not avoid yet. Returns the program, and all refusals.
+        """
         plan = self._plan
         while True:
             if new:
@@ -220,8 +228,8 @@ class Specialization:
                 return outcome, refused
             new = outcome
 
-    def _adopt(self, program: Program, refused: tuple[Refusal, ...]) -> Program:
-        """Use this program from now on, and dump its graphs if a folder was given; return it."""
+    def _use_program(self, program: Program, refused: tuple[Refusal, ...]) -> Program:
+        """Use this program from now on, write its graphs if the option names a folder, and return it."""
         if refused != self.refused:
             self.remarks, self.checked = {}, False  # their regions may have changed
         self.compiled, self._plan, self.refused = program, program.plan, refused
@@ -240,7 +248,7 @@ class Specialization:
             return compile_plan(plan, engines.by_spec, engines.context, self._cache, progress=report, **options)
 
     def _replan(self, refused: tuple[Refusal, ...], new: tuple[Refusal, ...]) -> Plan:
-        """Plan without the refused regions. If no engine is left for them, the refusal is the cause of the error."""
+        """Plan again to avoid the refusals. If no engine is left for a node, the error has the first new refusal as its cause."""
         if self._settings.strict and (failed := [r.error for r in new if not isinstance(r.error, CompileRefused)]):
             raise failed[0]
         try:
@@ -249,7 +257,7 @@ class Specialization:
             raise error from new[0].error
 
     def _partition(self, refused: tuple[Refusal, ...]) -> Plan:
-        """Plan so that no refused node is on the engine that refused it: the best measured plan, else by priority of engines."""
+        """Choose a plan that has no node on an engine that refused it: the best measured one, else by priority of engines."""
         from xrt.partition import partition
 
         exclusions, engines = [], self.engines
@@ -279,7 +287,7 @@ class Specialization:
     # ------------------------------------------------------------------ faults of a run
 
     def run(self, call: Call, program: Program | None = None) -> list[Any]:
-        """Run a call; a region that fails is placed elsewhere, with a warning, and the call is repeated.
+        """Run a call. If a region fails, place it on another engine, with a warning, and repeat the call.
 
         Raises RunFailed if no engine is left for the region, its inputs cannot be restored, or the module is strict.
         """
@@ -290,7 +298,7 @@ class Specialization:
             return self.rescue(program, error, call)
 
     def rescue(self, program: Program, error: RunFailed, call: Call) -> list[Any]:
-        """Repeat a call after a region of the program failed, on a plan without the region."""
+        """Repeat a call of ``program`` in which a region failed, on a plan that has the region on another engine."""
         if self._settings.strict or not error.region:
             raise error
         with self._lock:
@@ -304,10 +312,10 @@ class Specialization:
         return results
 
     def _repeat(self, program: Program, error: RunFailed, call: Call) -> list[Any]:
-        """Repeat a call that failed with this error, and use the first plan on which it succeeds from now on.
+        """Repeat a failed call on one plan after another; the first on which it succeeds is used for later calls too.
 
-        A call that fails on every plan raises its first error: the inputs may be the cause. A call whose inputs cannot be
-        restored raises an error in any case; copies of its inputs then decide whether the next plan works for later calls.
+        If it fails on every plan, its first error is raised, since the inputs may be the cause. If its inputs cannot be restored,
+        an error is raised in any case, but copies of the inputs are used to find a plan for later calls.
         """
         first, refused = error, self.refused
         restore_error: RunFailed | None = None
@@ -332,7 +340,7 @@ class Specialization:
                 first.updated = (*(first.updated or ()), *(again.updated or ()))
                 error = again
                 continue
-            self._adopt(program, refused)
+            self._use_program(program, refused)
             if restore_error is not None:
                 raise restore_error
             return results
@@ -346,15 +354,15 @@ def _has_index_error(error: BaseException | None) -> bool:
 
 # ---------------------------------------------------------------------- all signatures of a module
 
-MOST_COMPILES = 3
-"""Warn at this compile during a call, counted from the first one, and recommend how to avoid recompiles."""
+MAX_SILENT_COMPILES = 3
+"""When this many calls have waited for a compile, warn, and recommend how to avoid it."""
 
 
 class Programs:
-    """The specializations of one module, each with its plan and program."""
+    """Plans and compiles the specializations of one module."""
 
     def __init__(self, model: Any, engine: Any, device: str, settings: ModuleOptions, cache: CompileCache) -> None:
-        """Open the model on the listed engines, or on its default engine (None)."""
+        """Open ``model`` on ``engine``, which is a name, spec, instance or list; None chooses a default engine."""
         began = perf_counter()
         self.engines, self.stored, self.source = open_model(model, engine, device, settings, cache)
         self.settings, self.cache = settings, cache
@@ -397,15 +405,18 @@ class Programs:
     # ------------------------------------------------------------------ from values to a specialization
 
     def find(self, values: Any, fetch: tuple[str, ...] = (), place: Placer | None = None) -> Specialization:
-        """Find or plan the specialization for the inputs of a call (None: declared types); ``place`` plans again with it."""
+        """Return the specialization for the inputs of a call, planned if necessary; ``values`` None is for the declared types.
+
+        ``place`` chooses a new placement, even if there is a plan.
+        """
         if place is not None and values is not None:
             self.sizes.set_exact(values)
         return self.find_or_plan((self.sizes.get_key(values, self), fetch), values, place)
 
     def find_or_plan(self, key: tuple[object, tuple[str, ...]], values: Any, place: Placer | None = None) -> Specialization:
-        """Find or plan the specialization for a key: (properties of the inputs by `SizePolicy.get_key`, names of fetched values).
+        """Return the specialization for a key, planned if necessary. ``values`` and ``place`` are those of `find`.
 
-        ``values`` are inputs of a call with this key; None plans for the declared types.
+        The key is (result of `SizePolicy.get_key`, names of fetched values).
         """
         build = self.dispatcher.get(key) if place is None else None
         if build is not None:
@@ -425,7 +436,7 @@ class Programs:
             return build
 
     def _plan(self, key: tuple[Any, tuple[str, ...]], values: Any, place: Placer | None) -> Specialization:
-        """Read or trace, optimize, quantize and place the model for these inputs; parameters as in `find_or_plan`."""
+        """Read or trace the model, optimize, quantize and place it, for the inputs ``values``."""
         sizes_key, fetch = key
         base = self.find(values) if fetch and self.engines.is_auto else None
         began = self.placer.clock() - self._construction_seconds if self.engines.is_auto else 0.0
@@ -455,7 +466,10 @@ class Programs:
         return build
 
     def _quantize(self, optimized: Function, function: Function) -> Function:
-        """Quantize the model to int8, by a calibration table, or by ranges measured once on the calibration batches."""
+        """Quantize the model to int8. Without a calibration table, ranges are measured once on the calibration batches.
+
+        ``optimized`` is the optimized form of ``function``.
+        """
         from xrt.module.precision import measure_ranges, quantize_by_table  # only for int8
 
         choice, served = self.settings.choice, self.sizes.served
@@ -469,7 +483,7 @@ class Programs:
     # ------------------------------------------------------------------ compile
 
     def compile(self, build: Specialization) -> Program:
-        """Compile a specialization. Stores its plan in the cache; warns once about nodes on the implicit engine."""
+        """Compile a specialization, store its plan in the cache, and warn once about nodes on the implicit engine."""
         self.check_open()
         program = build.program()
         if self.dispatcher.count(build, program):
@@ -482,7 +496,7 @@ class Programs:
         return program
 
     def compile_for_call(self, build: Specialization, values: Sequence[Any]) -> Program:
-        """Compile during a call; the third compile for the sizes of one call issues a SignatureWarning, with advice."""
+        """Compile during a call; warn when `MAX_SILENT_COMPILES` calls have waited for a compile."""
         is_new, program = build.compiled is None and not build.is_stored, self.compile(build)
         sizes, fetch = build.key
         if not is_new or sizes is None or fetch or self.source.is_traced or self.sizes.shapes == "each":
@@ -490,12 +504,12 @@ class Programs:
         if self.sizes.padding is not None and not self.sizes.refusals:
             return program
         self._compiles += 1
-        if self._compiles == MOST_COMPILES:
+        if self._compiles == MAX_SILENT_COMPILES:
             why = [self.sizes.find_reason(values, self) or "the first sizes have a program of their own", *self.sizes.refusals]
             suggestions = ["shapes='one'"] * self.engines.can_be_dynamic + ["shapes=xrt.Buckets()"] * self.engines.is_auto
             suggestions.append("an engine that has one program for all sizes, such as 'ort'")
             warn(
-                f"{MOST_COMPILES} calls of this module have waited for a compile, each for other sizes: "
+                f"{MAX_SILENT_COMPILES} calls of this module have waited for a compile, each for other sizes: "
                 f"{'; '.join(why)}. Pass {', or '.join(suggestions)}; shapes='each' accepts it",
                 SignatureWarning,
             )
@@ -505,7 +519,7 @@ class Programs:
 
     @cached_property
     def placer(self) -> AutoPlacement:
-        """Places the signatures of a module with ``engine="auto"``."""
+        """Chooses placements by measurement, for ``engine="auto"``."""
         from xrt.placement.auto import AutoPlacement, OpenModel
 
         settings, load, model = self.settings, None, None
@@ -528,16 +542,16 @@ class Programs:
         )
 
     def _specialize_at(self, sizes: Mapping[str, int]) -> Function:
-        """The optimized Function for these sizes of symbolic dims."""
+        """Specialize the model to these sizes of its symbolic dims, and optimize it."""
         served = self.sizes.served
         shapes = [list(getattr(value.type, "shape", None) or ()) for value in served.inputs]
-        for place, axis, name in self.sizes.open_axes:
-            shapes[place][axis] = sizes[name]
+        for index, axis, name in self.sizes.open_axes:
+            shapes[index][axis] = sizes[name]
         function = served.function(tuple(map(tuple, shapes)))
         return optimize(function, fold=self.settings.fold_constants, engines=self.engines)
 
     def adopt_decision(self, build: Specialization) -> None:
-        """Use the placement that was searched at the sizes of ``build`` for all sizes, and drop plans of earlier placements."""
+        """Use the placement of ``build``, which was measured at its sizes, for all sizes; drop plans of earlier placements."""
         if self.placer.model is None or not build.sizes or build.tuned is None:
             return
         self.placer.record(build.sizes, build.tuned)
@@ -549,10 +563,10 @@ class Programs:
 
 
 def format_implicit_fallback(plan: Plan, implicit: str | None, refused: Iterable[Refusal]) -> str:
-    """Format the warning about nodes on the implicit engine: how many, and the reason for one of them.
+    """Format the warning about nodes on the implicit engine: their number, and the reason for the first.
 
-    Empty if each such node was already reported when its engine refused it, or updates state there because another engine
-    would copy the state.
+    Empty if there is nothing to warn about: each such node was reported when its engine refused it, or is there to update state
+    in place, which another engine would copy.
     """
     by_choice = {reason.node for reason in plan.reasons if reason.updating_engine}
     launches = (launch for launch in plan.launches if launch.engine == implicit)
@@ -570,7 +584,7 @@ def format_implicit_fallback(plan: Plan, implicit: str | None, refused: Iterable
 
 
 def warn_of_signatures(limit: int) -> None:
-    """Issue the SignatureWarning of a module that evicts compiled programs; ``limit`` is in bytes."""
+    """Issue the SignatureWarning of a module that evicts compiled programs; ``limit`` is its memory limit in bytes."""
     warn(
         f"what this module has compiled for its signatures holds more than the cache's max_bytes={limit}, or {THREADS} "
         f"threads, and it drops the least recently used; give inputs of fewer shapes, or engines that keep symbolic dims, or "
@@ -580,17 +594,16 @@ def warn_of_signatures(limit: int) -> None:
 
 
 NO_LIMIT = 1 << 62
-"""The limit for a module that keeps all compiled programs, to save them."""
-MAX_READY = 1024
-"""Maximum number of prepared calls; beyond it the least recently used is dropped. They are small and share programs."""
+"""The memory limit in bytes that disables eviction, for a module whose programs are all to be saved."""
+MAX_PREPARED_CALLS = 1024
+"""Maximum prepared calls, of which the least recently used is dropped. They need little memory, since they share programs."""
 
 
 class Dispatcher:
-    """The specializations of a module by key, the last one, and prepared calls by signature. Lookups take constant time.
+    """Stores the specializations of a module by key, and prepared calls by the types and shapes of their inputs.
 
-    Beyond the limits, the least recently used specialization is evicted, and closed in the background when no call uses it any
-    more. An executable shared by several specializations counts once. A key has the properties of the inputs that a Function
-    depends on.
+    If the limits on memory or threads are exceeded, the least recently used specialization is evicted, and closed in the
+    background when no call uses it any more. An executable that several specializations share counts once.
     """
 
     call: FastCall
@@ -611,7 +624,7 @@ class Dispatcher:
         return iter(self.to_dict().values())
 
     def to_dict(self) -> dict[Any, Specialization]:
-        """All specializations by their keys."""
+        """Copy the specializations into a dict by key."""
         with self._lock:
             return dict(self._builds)
 
@@ -632,7 +645,7 @@ class Dispatcher:
         self._shrink(build)
 
     def remove(self, build: Specialization) -> None:
-        """Drop a specialization if it is stored."""
+        """Drop a specialization if it is still stored."""
         with self._lock:
             if self._builds.get(build.key) is build:
                 self._drop(build.key)
@@ -646,7 +659,7 @@ class Dispatcher:
         close_in_background([build].clear)  # freeing a large graph takes a while, too
 
     def close(self) -> None:
-        """Drop all, and prepare no calls from now on; the last user of each specialization closes it."""
+        """Drop everything and prepare no further calls. A specialization that a call uses is closed when the call ends."""
         with self._lock:
             self.is_closed = True
             self.forget()
@@ -656,7 +669,7 @@ class Dispatcher:
     # ------------------------------------------------------------------ limits
 
     def count(self, build: Specialization, program: Program) -> bool:
-        """Count a program's memory and threads and evict the least recently used others; False if it was counted before."""
+        """Add a program's memory and threads to the totals, and evict others if necessary; False if it was counted before."""
         with self._lock:
             if self._builds.get(build.key) is not build:
                 return True
@@ -667,7 +680,7 @@ class Dispatcher:
         return True
 
     def _sum_usage(self) -> tuple[int, int]:
-        """Bytes and threads that all executables use between calls."""
+        """Sum the bytes and the threads that all executables hold between calls."""
         usage: dict[int, tuple[int, int]] = {}
         for build in self._builds.values():
             if build.usage is not None:
@@ -681,14 +694,14 @@ class Dispatcher:
             return self._sum_usage()[0]
 
     def _shrink(self, newest: Specialization) -> None:
-        """Evict down to the limits; the first eviction issues a SignatureWarning."""
+        """Evict specializations other than ``newest`` until the limits are met; the first eviction issues a SignatureWarning."""
         with self._lock:
             count, others = len(self._builds), [key for key, build in self._builds.items() if build is not newest]
             while others and self._is_full():
                 self._drop(others.pop(0))
-            is_news = len(self._builds) < count and not self._has_warned
-            self._has_warned |= is_news
-        if is_news:
+            must_warn = len(self._builds) < count and not self._has_warned
+            self._has_warned |= must_warn
+        if must_warn:
             warn_of_signatures(self._max_bytes)
 
     def _is_full(self) -> bool:
@@ -702,7 +715,7 @@ class Dispatcher:
         self.path, self.call = path, path.call
 
     def select(self, build: Specialization) -> None:
-        """Make this the specialization of the last call."""
+        """Record that the last call used this specialization."""
         with self._lock:
             # The prepared call of another specialization would run without becoming the last one again.
             if build is not self.last:
@@ -727,11 +740,10 @@ class Dispatcher:
         return path.call(args)
 
     def prepare(self, build: Specialization, values: Sequence[Any], wrap: Wrap | None) -> None:
-        """Prepare the call for later inputs of these types and shapes, unless the specialization was evicted meanwhile.
+        """Prepare a fast path for later calls with inputs of the types and shapes of ``values``, which are the program's inputs.
 
-        Inputs that are lists or dicts are never prepared. ``values`` are the program's inputs. If these are the caller's inputs
-        after padding, ``wrap`` adapts the fast path: it returns the caller's inputs without padding, and a path that accepts
-        inputs like them.
+        Does nothing if the specialization was evicted meanwhile, or an input is a list or dict. If the inputs were padded,
+        ``wrap`` returns the inputs before padding, and a path that accepts such inputs.
         """
         program = build.compiled
         # Lists and dicts have no type that one comparison can check.
@@ -746,7 +758,7 @@ class Dispatcher:
             types = make_signature_key(values)
             self._prepared[types] = path
             self._prepared.move_to_end(types)
-            while len(self._prepared) > MAX_READY:
+            while len(self._prepared) > MAX_PREPARED_CALLS:
                 self._prepared.popitem(last=False)
             self._install(path)
 
@@ -760,7 +772,7 @@ class Dispatcher:
 def _retry_on_failure(
     dispatcher: weakref.ref[Dispatcher], build: Specialization, program: Program, args: tuple[Any, ...], error: Exception
 ) -> Any:
-    """Retry a failed prepared call on another plan. The reference is weak, to avoid a cycle with the module."""
+    """Retry a failed prepared call on another plan. The reference to the dispatcher is weak, to avoid a cycle."""
     launches, owner = program.plan.launches, dispatcher()
     # The fast call of a single region raises the engine's own errors; programs of several regions raise RunFailed.
     failed = to_run_failed(launches[0], error) if len(launches) == 1 else error
@@ -777,14 +789,15 @@ def _retry_on_failure(
 def open_model(
     model: Any, engine: Any, device: str, settings: ModuleOptions, cache: CompileCache
 ) -> tuple[EngineList, StoredPlans | None, ModelSource]:
-    """Open a model on the named engines, or on its default engine (None).
+    """Open a model on ``engine``, or on a default engine if this is None.
 
-    An `xrt.Graph` has no types before its first call: it starts on the first installed engine, and the first trace decides.
+    Returns the engines, the plans stored in the cache if there are any, and the model. The default engine of an `xrt.Graph` is
+    only provisional, because its nodes are not known before the first trace.
     """
     opened: dict[str, tuple[StoredPlans | None, ModelSource]] = {}
 
     def open_on(engines: EngineList) -> str | None:
-        """Open the model on these engines; explain why it does not suit a first engine that is a candidate for the default."""
+        """Open the model on these engines; as `why_not` of `choose_default_engine`, explain why the first does not support it."""
         from xrt.module.stored_plans import find_stored_plans  # it makes specializations
 
         stored = find_stored_plans(model, cache, settings, engines)
@@ -808,7 +821,7 @@ def why_not_whole(function: Function, settings: ModuleOptions, engines: EngineLi
 
     def find_declined(function: Function) -> str | None:
         matrix = SupportMatrix.of(function, engines.engines[:1], engines.homes)
-        reasons = ((node, matrix.reason(number, 0)) for number, node in enumerate(function.nodes))
+        reasons = ((node, matrix.reason(index, 0)) for index, node in enumerate(function.nodes))
         return next((f"{node.name!r} ({node.op}): {reason}" for node, reason in reasons if reason is not None), None)
 
     # Fold constants only if necessary: most models are supported without, and planning folds again.

@@ -1,4 +1,4 @@
-"""How sizes of symbolic dims are served: by one program for all, a few padded programs, or one program per set of sizes."""
+"""Choose the program for the sizes of a call: one for all sizes, one of a few for padded sizes, or one for each set of sizes."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from xrt.passes.padding import PaddedFunction
     from xrt.placement.engine_list import EngineList
 
-MOST_REMEMBERED = 4096
-"""Sets of sizes whose buckets are remembered."""
+MAX_CACHED_SIZES = 4096
+"""Number of sets of sizes whose padded sizes are cached."""
 
 
 def dump_shapes(shapes: Shapes) -> dict[str, Any]:
-    """The option ``shapes`` as plain data for `read_shapes`."""
+    """Convert the option ``shapes`` to plain data, which `read_shapes` converts back."""
     return {"rule": shapes} if isinstance(shapes, str) else {"buckets": shapes.sizes and dict(shapes.sizes)}
 
 
 def read_shapes(facts: Mapping[str, Any]) -> Shapes:
-    """Read the option ``shapes``; raises ValueError, TypeError or KeyError if it is damaged."""
+    """Convert the plain data of `dump_shapes` back; raises ValueError, TypeError or KeyError if it is damaged."""
     return parse_shapes(Buckets(facts["buckets"]) if "buckets" in facts else facts["rule"])
 
 
 def round_up(size: int) -> int:
-    """Round a size up to its bucket: a power of two, or the number half way to it. It is less than 1.5 times the size.
+    """Round a size up to the next power of two, or number half way between two of them; this adds less than half.
 
     >>> [round_up(size) for size in (0, 1, 2, 3, 5, 9, 13, 100, 129)]
     [0, 1, 2, 3, 6, 12, 16, 128, 192]
@@ -49,14 +49,15 @@ def round_up(size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """Pads the inputs and cuts the outputs of calls with one set of sizes."""
+    """Pads the inputs and cuts the outputs of calls with these sizes."""
 
     model: PaddedModel
     sizes: Sizes
     padded: Sizes
+    """The sizes after padding."""
 
     def pad(self, values: Sequence[Any]) -> list[Any]:
-        """Pad inputs with zeros, or with empty texts, and add the sizes that the padded model reads."""
+        """Pad inputs with zeros or empty strings, and append the original sizes, which the padded model has as inputs."""
         arrays, axes = list(values), self.model.open_axes
         shapes = {index: list(values[index].shape) for index, _, _ in axes}
         for index, axis, name in axes:
@@ -74,14 +75,14 @@ class Padding:
 
 
 class PaddedValues(list[Any]):
-    """The padded inputs of a call, with the inputs before padding."""
+    """The padded inputs of a call, which remembers the inputs before padding."""
 
     def __init__(self, unpadded: Sequence[Any], padding: Padding) -> None:
         super().__init__(padding.pad(unpadded))
         self.unpadded, self.padding = unpadded, padding
 
     def make_path(self, path: FastPath) -> tuple[Sequence[Any], FastPath]:
-        """Wrap a prepared call for padded inputs; return the inputs before padding, and the prepared call for these."""
+        """Turn a prepared call for padded inputs into one that pads. Returns the inputs before padding, and the new call."""
         # Only the padding, without `self`: a prepared call must not keep the arrays of the call that it was prepared for.
         padding = self.padding
         fits = make_signature_check(tuple((type(value), value.dtype, value.shape) for value in self.unpadded))
@@ -96,23 +97,23 @@ class PaddedValues(list[Any]):
 
 
 class PaddedModel:
-    """The padded form of a model, and the sizes that each call is padded to."""
+    """A model whose inputs may be padded, and the choice of the sizes to pad a call to."""
 
     def __init__(self, source: ModelSource, padded: PaddedFunction, buckets: Mapping[str, tuple[int, ...] | None]) -> None:
         self.inputs, self.padded = source.inputs, padded
         self.buckets = FrozenDict({dim: buckets.get(dim) for dim in padded.dims})
         self.source = StaticModel(padded.function)
-        """The model that is compiled; its additional inputs are sizes before padding."""
+        """The model to compile. Its last inputs are the sizes before padding."""
         self.open_axes = tuple(list_open_axes(source.inputs))
-        # Loops of a service repeat a few sizes, and the search evaluates the model's constraints many times.
-        self._choose = lru_cache(MOST_REMEMBERED)(self._find_sizes)
+        # Cached: a service repeats a few sizes, and the search evaluates the model's constraints many times.
+        self._choose = lru_cache(MAX_CACHED_SIZES)(self._find_sizes)
 
     def choose(self, sizes: Sizes) -> Sizes:
-        """Choose the padded sizes for these sizes."""
+        """Choose the sizes to pad a call with these sizes to."""
         return self._choose(tuple(sizes.items()))
 
     def _find_sizes(self, items: tuple[tuple[str, int], ...]) -> Sizes:
-        """Round each size up to its bucket, or less far where the model's constraints require it; see `choose`."""
+        """Round each size up to its bucket, or to the largest size below it that the model's constraints allow."""
         sizes, padded, allows = dict(items), dict(items), self.padded.allows
         if not allows(sizes, sizes):
             return FrozenDict(sizes)
@@ -128,9 +129,9 @@ class PaddedModel:
         return FrozenDict(padded if allows(sizes, padded) else sizes)
 
     def pad(self, values: list[Any], *, exact: bool = False) -> list[Any]:
-        """Pad the inputs of a call; ``exact`` only adds the sizes that the padded model reads.
+        """Pad the inputs of a call; ``exact`` pads nothing and only appends the sizes that the padded model has as inputs.
 
-        Return inputs unchanged whose sizes violate a condition of the padded model: the original model serves these.
+        If the sizes violate a condition of the padded model, the inputs are returned unchanged, for the original model.
         """
         sizes = read_sizes(self.inputs, values)
         if not self.padded.allows(sizes, sizes):
@@ -138,7 +139,7 @@ class PaddedModel:
         return PaddedValues(values, Padding(self, sizes, sizes if exact else self.choose(sizes)))
 
     def describe(self) -> Iterator[str]:
-        """Describe the padded dims for `explain`."""
+        """Yield a line for `explain` about each padded dim."""
         for dim, buckets in self.buckets.items():
             sizes = "powers of two, or half way between" if buckets is None else ", ".join(map(str, buckets))
             masked = ", and masked where an operator would read what is behind" if dim in self.padded.fed else ""
@@ -149,11 +150,11 @@ class PaddedModel:
 
 
 class SizePolicy:
-    """Chooses the program that serves a call, from the sizes of its inputs.
+    """Chooses which program serves a call, by the sizes of its inputs and the option ``shapes``.
 
-    With ``"auto"`` the sizes of the first call get a static program, which may be faster. The second set of sizes decides for all
-    others: one program if each engine of the plan supports that, else padding if it provably changes no result, else a program
-    per set of sizes.
+    With ``"auto"`` the sizes of the first call get a static program, which may be faster. When a call has other sizes, the policy
+    is chosen for all further sizes: one program if each engine of the plan supports that, else padding if it provably changes no
+    result, else a program for each set of sizes.
     """
 
     def __init__(self, settings: ModuleOptions, source: ModelSource, engines: EngineList, stored: StoredPlans | None) -> None:
@@ -161,10 +162,12 @@ class SizePolicy:
         self.pads_all = self._is_decided = isinstance(self.shapes, Buckets)
         self._stored, self._fold = stored, settings.fold_constants
         self._why_each: str | None = None
-        """Why one program does not serve all sizes: None before the decision, empty if it does."""
+        """Why one program does not serve all sizes. None before this is decided; empty if one program does."""
         self.exact: frozenset[object] = frozenset()
-        """Sizes with a static program while others share one: those of the first call, and of searches."""
+        """Keys of the sizes that have a static program: those of the first call, and of placements measured at one set of
+        sizes."""
         self.refusals: tuple[str, ...] = ()
+        """Messages about dims that cannot be padded."""
         self.padding = self._make_padding(engines, self.shapes) if isinstance(self.shapes, Buckets) else None
         self.served = source if self.padding is None else self.padding.source
         self.open_axes = () if source.is_traced else tuple(list_open_axes(self.served.inputs))
@@ -179,13 +182,13 @@ class SizePolicy:
     # ------------------------------------------------------------------ from values to a key
 
     def get_source(self, values: Any) -> ModelSource:
-        """The model for these values: the padded one for padded values."""
+        """The model that these inputs are for: the padded one if they were padded."""
         if self.padding is not None and isinstance(values, PaddedValues):
             return self.padding.source
         return self.served if values is None else self.source
 
     def pad(self, values: list[Any], planner: Programs, *, pads: bool = True) -> list[Any]:
-        """Pad the inputs of a call if their sizes are served by padding; ``pads=False`` leaves sizes unchanged."""
+        """Pad the inputs of a call if a padded program serves their sizes; ``pads=False`` keeps the sizes."""
         # Sizes with a static program, as in a bundle, need no padding.
         if self.padding is not None and self.pads_all:
             return values if self.source.key(values) in self.exact else self.padding.pad(values, exact=not pads)
@@ -201,9 +204,9 @@ class SizePolicy:
         return values if (padding := self.find_padding(planner)) is None else padding.pad(values)
 
     def get_key(self, values: Any, planner: Programs) -> object:
-        """The part of the inputs that selects their program, as a dict key: shapes, or types of a traced graph.
+        """Dict key of the program for these inputs: their shapes, or their types if the model is a traced graph.
 
-        None if one program serves all inputs.
+        None if one program serves all inputs. ``values`` is None for the declared types.
         """
         if values is None and not self.source.is_traced:
             return None
@@ -214,18 +217,18 @@ class SizePolicy:
             or source is not self.source
             or self._is_first(sizes, planner)
             # Programs for all sizes of some engines do not support a symbolic dim of 0.
-            or (not engines.are_dynamic and any(values[place].shape[axis] == 0 for place, axis, _ in self.open_axes))
+            or (not engines.are_dynamic and any(values[index].shape[axis] == 0 for index, axis, _ in self.open_axes))
         ):
             return sizes
         return sizes if source.is_traced or self.find_reason(values, planner) else None
 
     def set_exact(self, values: Sequence[Any]) -> None:
-        """Give these sizes a static program."""
+        """Let later calls with the sizes of these inputs use a static program."""
         if self.open_axes:
             self.exact |= {self.get_source(values).key(values)}
 
     def _is_first(self, sizes: object, planner: Programs) -> bool:
-        """Whether these sizes get a static program, as those of the first call do with ``"auto"``."""
+        """Whether these sizes use a static program. With ``"auto"`` the sizes passed first are recorded as the first call's."""
         engines, stored = planner.engines, self._stored
         if self.exact or self._why_each is not None:
             return sizes in self.exact
@@ -241,7 +244,8 @@ class SizePolicy:
     def find_reason(self, values: Any, planner: Programs) -> str:
         """Explain why one program does not serve all sizes; empty if it does.
 
-        If engines must be queried about the model, the first answer holds for all calls.
+        If engines must be queried, this happens once, with the inputs ``values`` of that call, and the result holds for all
+        calls.
         """
         engines = planner.engines
         if self.pads_all:
@@ -296,7 +300,7 @@ class SizePolicy:
         return next((str(reason) for reason in plan.reasons if reason.node in moved), "")
 
     def check_declared(self, planner: Programs) -> None:
-        """Raise InputError if the declared types are insufficient to compile without example inputs."""
+        """Raise InputError unless the module can be compiled for the declared types, without example inputs."""
         source = self.source
         if not source.inputs or source.is_static:
             return
@@ -305,13 +309,13 @@ class SizePolicy:
             raise InputError(f"compile() needs example inputs: {why}; pass m.compile(x, ...)")
 
     def reset(self) -> None:
-        """Discard the decision, because the placement of the model changed."""
+        """Decide again whether one program serves all sizes, because the placement of the model changed."""
         self._why_each = None
 
     # ------------------------------------------------------------------ padding
 
     def find_padding(self, planner: Programs) -> PaddedModel | None:
-        """The padded form of the model, tried once; None if calls are not padded."""
+        """Create the padded form of the model on first use; None if it cannot be padded or the options exclude it."""
         if self._is_decided or self.shapes != "auto":
             return self.padding
         with planner.planning:
@@ -322,9 +326,10 @@ class SizePolicy:
         return self.padding
 
     def _make_padding(self, engines: EngineList, buckets: Buckets | None) -> PaddedModel | None:
-        """Pad the model; without ``buckets``, those dims that can be padded.
+        """Create the padded form of the model: for the dims of ``buckets``, or without it for all dims that can be padded.
 
-        Raises OptionError if a dim of ``buckets`` cannot be padded, and for a module that cannot be padded.
+        None if no dim can be padded. Raises OptionError if a dim of ``buckets`` cannot be, or the module is traced or on a
+        device.
         """
         from xrt.module.programs import optimize
         from xrt.passes.padding import pad_dims
@@ -358,13 +363,14 @@ class SizePolicy:
 
     @property
     def saved_shapes(self) -> Shapes:
-        """The option ``shapes`` for a bundle: buckets if calls were padded."""
+        """The option ``shapes`` to save in a bundle: if calls were padded, the buckets."""
         return Buckets(self.padding.buckets) if self.padding is not None else self.shapes
 
     def restore_key(self, types: Sequence[Any], engines: EngineList) -> tuple[object] | None:
-        """The key of a saved program with inputs of these types, in a tuple of one: calls get the same key from `get_key`.
+        """Find the key under which to restore a saved program with inputs of these types: that of `get_key` for such a call.
 
-        None if the program is for certain sizes, but the module would use it for calls of all sizes.
+        Returned in a tuple, since a key may be None. None instead of a tuple if the program must not be restored: it is for
+        certain sizes, but the module would use it for all.
         """
         if self.source.is_traced:
             return (tuple(types),)

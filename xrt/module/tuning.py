@@ -374,7 +374,7 @@ class ModuleBench:
             number = threads if (threads, self._largest) in self._searches else self._searches[0][0]
             base = self._specialize(self.find_module(number), self._largest).tuned
             assert base is not None  # it is placed by measurement
-            place = partial(placer.like, base, note=f"for calls of {size} the plan that was found for calls of {self._largest}")
+            place = partial(placer.adapt, base, note=f"for calls of {size} the plan that was found for calls of {self._largest}")
         tuned = module.specialize(values, place=place).tuned
         assert tuned is not None  # the placer has set it
         return tuned

@@ -441,10 +441,7 @@ class Search:
         return leading
 
     def list_leaders(self) -> Sequence[GraphCompiler]:
-        """Select the engines to combine in mixtures.
-
-        These are the fastest on the whole model, and the one that supports most nodes among those that do not support all.
-        """
+        """Select engines for mixtures: the fastest on the whole model, and the one that supports most nodes but not all."""
         candidates = self.get_candidates(started=True)
         fastest = [plan.launches[0].engine for plan, _ in self.list_measured_wholes(started=True)]
         counts = dict.fromkeys((engine.spec for engine in candidates.engines), 0)
@@ -468,10 +465,7 @@ class Search:
         return any(entrant.rounds or isinstance(get_single_cost(entrant.plan, self.table), MeasuredCost) for entrant in ran)
 
     def find_best_alone(self) -> tuple[Plan, MeasuredCost] | None:
-        """Find the single-engine plan with the lowest measured cost; return both, or None if none was measured.
-
-        Plans that failed here are left out. One that could not be compiled in time is chosen only if there is no other.
-        """
+        """Find the fastest measured single-engine plan that has not failed here, and its cost; late plans come last."""
         sound = [pair for pair in self.list_measured_wholes() if make_partition_key(pair[0]) not in self.failed_plans]
         return min(sound, key=lambda pair: make_partition_key(pair[0]) in self.late_plans, default=None)
 
@@ -483,10 +477,7 @@ class Search:
         return best[0] if best is not None else None
 
     def estimate_race(self, *plans: Plan, rounds: int | None = None) -> float:
-        """Estimate the seconds of a race of the ready plans and ``plans``, with a safety factor.
-
-        ``rounds`` is by default the minimum number of rounds before a decision.
-        """
+        """Estimate the seconds of a race of the ready plans and ``plans`` over ``rounds``, by default the minimum."""
         calls = (self._predict(plan) for plan in (*plans, *(entrant.plan for entrant in self.entrants)))
         rules = self.bounds.rules if rounds is None else replace(self.bounds.rules, least=rounds)
         return UNCERTAINTY * rules.estimate_seconds(calls)
@@ -543,10 +534,7 @@ class Search:
         return seconds if math.isfinite(seconds) else best[1].seconds if best is not None else 0.0
 
     def compile(self, plan: Plan, seconds: float) -> None:
-        """Compile a plan in this process, check its results and add it to the race; exclude it if it fails or takes too long.
-
-        ``seconds`` is the limit.
-        """
+        """Compile a plan here within ``seconds``, check its results and add it to the race; exclude it if that fails."""
         runners, reference, key = self.inquiry.runners, self.profiler.truth.reference, make_partition_key(plan)
         # The worker saves its executables for this process, or compiles again: its requests end with the time for this plan.
         for runner in runners.values():

@@ -235,10 +235,7 @@ Runner: TypeAlias = WorkerRunner | LocalRunner
 
 
 def choose_runner(engine: GraphCompiler, limits: WorkerLimits) -> Runner:
-    """Create the runner of an engine: in a worker if it can be imported there, else in this process.
-
-    An `IsolatedEngine` is unwrapped first, since the runner has a worker already.
-    """
+    """Create the runner of an engine (of the inner one if isolated): in a worker if possible, else in this process."""
     inner = load_engine(engine.inner if isinstance(engine, IsolatedEngine) else engine)
     try:
         return WorkerRunner(inner, limits)

@@ -492,10 +492,7 @@ def find_runner_up(plan: Plan, race: CandidateComparison) -> CandidateResult | N
 
 
 def make_baseline(setup: RegressionSetup, plan: Plan, race: CandidateComparison) -> Baseline | None:
-    """Measure ``plan`` against another plan, as the baseline of later checks.
-
-    Returns None if no other plan could run. Raises LockError if a plan fails now.
-    """
+    """Measure ``plan`` against another, for later checks; None if there is no other. Raises LockError if a plan fails."""
     opponent = find_runner_up(plan, race)
     if opponent is None:
         return None
@@ -567,10 +564,7 @@ def check_regression(
 
 
 def _divide_ratios(now: RatioInterval, baseline: Baseline) -> RatioInterval:
-    """Divide the ratio measured now by the baseline's.
-
-    Their uncertainties are independent, so that their squares add up, on a log scale.
-    """
+    """Divide the ratio measured now by the baseline's; independent uncertainties add in squares on a log scale."""
     ratio = now.median / baseline.ratio
     # A low ratio now and a high one in the lock give the lowest change.
     log_low = math.hypot(math.log(now.median / now.low), math.log(baseline.high / baseline.ratio))

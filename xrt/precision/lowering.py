@@ -141,7 +141,7 @@ class _LoweringRun:
             entrants.append(Entrant(attempt.plan, call, is_simple=attempt.precision == "fp32", program=attempt.program))
         self._report(f"timing {format_count(len(entrants), 'plan')} in turn")
         # The candidates may have used up the time, but below the minimum of rounds no plan could be chosen.
-        needed = RACE_RULES.seconds(attempt.first_calls for attempt in attempts)
+        needed = RACE_RULES.estimate_seconds(attempt.first_calls for attempt in attempts)
         deadline = max(self.start_time + self.seconds, self.clock() + min(max(MIN_RACE_SECONDS, needed), self.seconds))
         rounds = run_interleaved(entrants, until=deadline, rules=RACE_RULES, clock=self.clock)
         for entrant in entrants:
