@@ -1,11 +1,11 @@
-"""Text generation with state: a GPT-style and a Llama-style decoder with random weights, on each engine and on ``auto``.
+"""Generate text with a GPT-style and a Llama-style decoder, with random weights, on each engine and on ``auto``.
 
-One model serves the prompt and each further token. A session keeps the caches of keys and values, which the engines write in
-place; what is copied instead is counted. Tokens are the most likely ones.
+One model processes the prompt and each further token. A session stores the caches of keys and values. Engines should update them
+in place, so the bytes that are copied instead are printed. Each token is the most likely one.
 
-The decoders are written in code (`xrt.models.transformers`), or come from the library transformers: ``--source torch`` captures
-one by `xrt.from_torch`, ``--source onnx`` exports it by `torch.onnx.export`, which needs onnxscript. Their caches grow by a
-Concat; ``xrt.stateful(model, pairs, capacity=...)`` keeps them in buffers.
+The decoders are those of `xrt.models.transformers`, or of the library transformers: ``--source torch`` captures one with
+`xrt.from_torch`, and ``--source onnx`` exports it with `torch.onnx.export`, which needs onnxscript. In the library's decoders a
+Concat extends the caches at each token; ``xrt.stateful(model, pairs, capacity=...)`` replaces it by buffers of a fixed size.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PROMPT = np.array([[11, 7, 42, 3, 19, 23, 5, 2]])
 
 
 def make_model(kind: str, layers: int, hidden: int, capacity: int) -> Function:
-    """Return a decoder of some width; the Llama-style one has a quarter as many heads of keys as of queries."""
+    """Create a "gpt" or "llama" decoder of `xrt.models.transformers`; Llama has a quarter as many key heads as query heads."""
     sizes = {"layers": layers, "hidden": hidden, "heads": 8, "vocabulary": 8192, "capacity": capacity}
     if kind == "gpt":
         return gpt_decoder(DecoderSizes(key_heads=8, inner=4 * hidden, **sizes))
@@ -33,7 +33,7 @@ def make_model(kind: str, layers: int, hidden: int, capacity: int) -> Function:
 
 
 def make_library_model(kind: str, layers: int, hidden: int, positions: int) -> Any:
-    """Return a decoder of the library transformers with random weights, of the same form."""
+    """Create a decoder of the library transformers, of the same sizes as in `make_model`, with random weights."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
@@ -47,12 +47,12 @@ def make_library_model(kind: str, layers: int, hidden: int, positions: int) -> A
 
 
 def capture(model: Any, source: str, capacity: int | str | None) -> Function:
-    """Return a decoder of the library as a Function with state: captured, or exported as ONNX."""
+    """Convert a decoder of the library to a Function with state, by the ``source`` "torch" or "onnx"."""
     import torch
     from transformers import DynamicCache
 
     class Flat(torch.nn.Module):
-        """The model with its caches as single tensors, keys and values of each layer in turn."""
+        """The model with its caches as a flat list of tensors: keys and values of layer 0, of layer 1, and so on."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -69,7 +69,7 @@ def capture(model: Any, source: str, capacity: int | str | None) -> Function:
     width = config.hidden_size // config.num_attention_heads
     past = [
         torch.zeros(1, heads, 5, width) for _ in range(2 * config.num_hidden_layers)
-    ]  # one tensor each: torch.onnx tells by it
+    ]  # distinct tensors, by which torch.onnx distinguishes the inputs
     tokens, past_size = torch.export.Dim("tokens"), torch.export.Dim("past")
     shapes = ({1: tokens}, ({2: past_size},) * len(past))
     flat = Flat().eval()
@@ -87,34 +87,34 @@ def capture(model: Any, source: str, capacity: int | str | None) -> Function:
 
 
 def generate(session: Any, prompt: np.ndarray, count: int) -> tuple[list[int], float]:
-    """Return the most likely tokens after the prompt, and the seconds for each but the first two, which may compile."""
+    """Generate ``count`` tokens. Return them and the seconds per token, without the first two steps, which may compile."""
     tokens: list[int] = []
-    ids, began = prompt, 0.0
+    ids, start = prompt, 0.0
     for step in range(count):
         if step == 2:
-            began = perf_counter()
+            start = perf_counter()
         ids = session(ids).argmax(-1)[:, None]
         tokens.append(int(ids[0, 0]))
-    return tokens, (perf_counter() - began) / max(count - 2, 1)
+    return tokens, (perf_counter() - start) / max(count - 2, 1)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Generate on each engine, compare the tokens with the reference engine's, and print the rates."""
+    """Generate tokens on each engine, compare them with those of the reference engine, and print the rates."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", choices=["gpt", "llama"], default="gpt")
     parser.add_argument("--source", choices=["code", "torch", "onnx"], default="code")
     parser.add_argument("--engines", default="toy,ort,openvino,auto")
     for name, default in (("tokens", 32), ("layers", 4), ("hidden", 256), ("capacity", 256), ("budget", 20)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    given = parser.parse_args(arguments)
-    sizes = (given.model, given.layers, given.hidden, given.capacity)
-    model = make_model(*sizes) if given.source == "code" else capture(make_library_model(*sizes), given.source, given.capacity)
-    expected, _ = generate(xrt.XRTModule(model, engine="toy").new_session(), PROMPT, given.tokens)
-    print(f"{model.name}: {len(model.nodes)} nodes, {given.tokens} tokens after a prompt of {PROMPT.shape[1]}")
-    for engine in given.engines.split(","):
-        options = {"budget": given.budget} if engine == "auto" else {}
+    args = parser.parse_args(arguments)
+    sizes = (args.model, args.layers, args.hidden, args.capacity)
+    model = make_model(*sizes) if args.source == "code" else capture(make_library_model(*sizes), args.source, args.capacity)
+    expected, _ = generate(xrt.XRTModule(model, engine="toy").new_session(), PROMPT, args.tokens)
+    print(f"{model.name}: {len(model.nodes)} nodes, {args.tokens} tokens after a prompt of {PROMPT.shape[1]}")
+    for engine in args.engines.split(","):
+        options = {"budget": args.budget} if engine == "auto" else {}
         with xrt.XRTModule(model, engine=engine, **options) as module:
-            tokens, seconds = generate(module.new_session(), PROMPT, given.tokens)
+            tokens, seconds = generate(module.new_session(), PROMPT, args.tokens)
             copied = sum(copy.nbytes for copy in module.profile().copies if not copy.input.endswith("length"))
             used = ", ".join(sorted({launch.engine for launch in module.plan.launches}))
         same = "the same tokens" if tokens == expected else "OTHER TOKENS"

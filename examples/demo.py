@@ -1,7 +1,7 @@
-"""Three real networks, each on the reference engine, on ONNX Runtime, and on TVM and ONNX Runtime together.
+"""Run three real networks on the reference engine, on ONNX Runtime, and on TVM and ONNX Runtime together.
 
-The networks are those that the ``onnx`` package ships, with seeded random weights. In the mixture, convolutions and
-matrix products are pinned to ONNX Runtime and TVM has the rest. Every result is compared with the reference engine's.
+The networks are shipped with the ``onnx`` package and get random weights from a fixed seed. In the mixture, convolutions and
+matrix products are pinned to ONNX Runtime, and TVM runs the rest. Each result is compared with that of the reference engine.
 
     python examples/demo.py [MODEL ...]
 """
@@ -30,27 +30,27 @@ ENGINES: dict[str, dict] = {
     "ort": {"engine": "ort", "strict": True},
     "tvm + ort": {"engine": ["tvm", "ort"], "pins": ["Conv|Gemm|MatMul=ort"], "strict": True},
 }
-SECONDS = 3.0
-"""How long a latency is measured; at least three runs, at most fifty."""
+MEASURE_SECONDS = 3.0
+"""Seconds for which the latency of a model is measured, with at least 3 and at most 50 runs."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One model on one engine, or on a mixture."""
+    """The result of one model on one engine, or on a mixture of engines."""
 
     model: str
     engine: str
     regions: Counter[str]
-    """How many regions each engine has in the Plan."""
+    """Number of regions in the plan, by engine."""
     compiled: float
-    """Seconds."""
+    """Seconds to compile the model."""
     latency: float
-    """Seconds, the median."""
+    """Median seconds of a run."""
     result: np.ndarray
     difference: float
-    """The largest of any element from the reference engine's result."""
+    """Largest absolute difference from the result of the reference engine."""
     fault: str
-    """What is wrong with it; empty where nothing is."""
+    """Why the outcome is wrong; empty if it is correct."""
 
     def row(self) -> tuple[str, ...]:
         regions = ", ".join(f"{count} {engine}" for engine, count in sorted(self.regions.items()))
@@ -59,15 +59,15 @@ class Outcome:
 
 
 def run(model: str, engine: str, function: xrt.Function, reference: np.ndarray | None) -> Outcome:
-    """Compile the model for the engine, measure it, and hold its result against the reference."""
+    """Run the model on an engine of `ENGINES`; compare its result with ``reference``, or with itself if that is None."""
     with xrt.XRTModule(function, **ENGINES[engine]) as module:
-        began = perf_counter()
+        start = perf_counter()
         module.compile()
-        compiled = perf_counter() - began
+        compiled = perf_counter() - start
         values = list(sample_inputs(function).values())
         result = module(*values)
         regions = Counter(launch.engine.partition("{")[0] for launch in module.plan.launches)
-        latency = median(timed_runs(module, values))
+        latency = median(time_runs(module, values))
     expected = result if reference is None else reference
     comparison = compare(result, expected, tolerance_for(result.dtype, "network"))
     wanted = set(engine.split(" + "))
@@ -77,19 +77,19 @@ def run(model: str, engine: str, function: xrt.Function, reference: np.ndarray |
     return Outcome(model, engine, regions, compiled, latency, result, comparison.absolute, fault)
 
 
-def timed_runs(module: xrt.XRTModule, values: list[np.ndarray]) -> Iterator[float]:
-    """Yield the seconds of one run after another."""
-    ends = perf_counter() + SECONDS
+def time_runs(module: xrt.XRTModule, values: list[np.ndarray]) -> Iterator[float]:
+    """Run the module repeatedly and yield the seconds of each run."""
+    ends = perf_counter() + MEASURE_SECONDS
     for count in range(50):
         if count >= 3 and perf_counter() > ends:
             return
-        began = perf_counter()
+        start = perf_counter()
         module(*values)
-        yield perf_counter() - began
+        yield perf_counter() - start
 
 
-def outcomes(models: tuple[str, ...], progress: Progress) -> Iterator[Outcome]:
-    """Yield every outcome as it is there, the reference engine's first for each model."""
+def run_all(models: tuple[str, ...], progress: Progress) -> Iterator[Outcome]:
+    """Run each model on each engine, the reference engine first, and yield the outcomes."""
     task = progress.add_task("", total=len(models) * len(ENGINES))
     for model in models:
         progress.update(task, description=f"{model}: making the weights")
@@ -104,7 +104,7 @@ def outcomes(models: tuple[str, ...], progress: Progress) -> Iterator[Outcome]:
 
 
 def main(models: tuple[str, ...]) -> int:
-    """Show each outcome as it comes; return 1 when a result differs or a mixture is none."""
+    """Print the outcomes. Return 1 if a result is wrong or a plan lacks one of its engines, 2 for an unknown model, else 0."""
     unknown = set(models) - set(light_models())
     if unknown:
         print(f"no model {', '.join(sorted(unknown))}; there are {', '.join(light_models())}", file=sys.stderr)
@@ -114,7 +114,7 @@ def main(models: tuple[str, ...]) -> int:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     failed = False
     with Progress(*columns, console=console, transient=True) as progress:
-        for outcome in outcomes(models, progress):
+        for outcome in run_all(models, progress):
             table.add_row(*outcome.row())
             failed |= bool(outcome.fault)
             progress.console.print(f"{outcome.model} on {outcome.engine}: {outcome.row()[4]}", style="dim", highlight=False)

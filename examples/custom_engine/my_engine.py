@@ -1,4 +1,4 @@
-"""An engine in one file: a Function becomes the source of one Python function over NumPy."""
+"""An engine in one file, which compiles a Function to the source of one Python function that calls NumPy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXPRESSIONS |= {op: f"np.{op.lower()}({{}})" for op in ("Abs", "Exp", "Log", "Sq
 
 @dataclass(frozen=True)
 class MyEngine(GraphCompiler):
-    """Float arithmetic, one NumPy call per node, without an interpreter between them."""
+    """Float arithmetic: the compiled function makes one NumPy call per node."""
 
     name: ClassVar[str] = "my_engine"
     supports_dynamic_shapes: ClassVar[bool] = True
@@ -38,19 +38,19 @@ class MyEngine(GraphCompiler):
         if node.op not in EXPRESSIONS:
             return f"my_engine has no expression for {node.op}"
         if function.opsets.get("", 0) < 13:
-            return f"my_engine knows the operators of opset 13 on; the model declares {function.opsets.get('')}"
+            return f"my_engine supports operators of opset 13 and later; the model declares {function.opsets.get('')}"
         dtypes = {getattr(function.get_type(name), "dtype", None) for name in node.inputs}
         floats = dtypes in ({DType.FLOAT32}, {DType.FLOAT64})
-        return None if floats else "my_engine computes in float32 or in float64 alone"
+        return None if floats else "my_engine supports float32 and float64, but not both in one node"
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         scope: dict[str, Any] = {"np": np}
-        exec(source_of(function, scope), scope)  # nothing in it comes from the model but its structure
+        exec(write_source(function, scope), scope)  # safe: the source contains no string of the model
         return Compiled(scope["call"], self.on_error)
 
 
-def source_of(function: Function, scope: dict[str, Any]) -> str:
-    """Return the Function as the source of ``call``; the scope is given its constants."""
+def write_source(function: Function, scope: dict[str, Any]) -> str:
+    """Write the Function as the source of a Python function ``call``, and add its constants to ``scope``."""
     name = {value: f"v{number}" for number, value in enumerate(function.value_names())}
     scope.update((name[value], constant.array) for value, constant in function.constants.items())
     arguments = ", ".join(name[value.name] for value in function.inputs)
@@ -63,7 +63,7 @@ def source_of(function: Function, scope: dict[str, Any]) -> str:
 
 
 class Compiled(Executable):
-    """The compiled function, its results made arrays (NumPy returns scalars of rank 0)."""
+    """The compiled function. Its results are converted to arrays, because NumPy returns scalars instead of arrays of rank 0."""
 
     def __init__(self, call: Callable[..., list[Any]], on_error: Literal["ignore", "warn", "raise"]) -> None:
         self.call = call
@@ -72,8 +72,8 @@ class Compiled(Executable):
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         with np.errstate(all=self.on_error):
             results = [np.asarray(result) for result in self.call(*inputs)]
-        for place, buffer in enumerate(options.out or ()):
+        for index, buffer in enumerate(options.out or ()):
             if buffer is not None:
-                np.copyto(buffer, results[place])
-                results[place] = buffer
+                np.copyto(buffer, results[index])
+                results[index] = buffer
         return results

@@ -1,6 +1,6 @@
-"""Kernels of one's own in an engine that exists: toy, with an operator of a new domain and a quicker Softmax.
+"""An engine that adds kernels to toy: one for an operator of a new domain, and a faster Softmax.
 
-The table is this engine's own. Toy's stays as it is, so ``engine="toy"`` is the reference as before.
+The kernels are in a table of the new engine, so ``engine="toy"`` is unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ops: OpTable[Any] = Toy.kernels.extend("my_kernels")
 
 @ops("Swish", domain="my.domain")
 def swish(node: Node, ctx: KernelContext) -> Run:
-    """A new operator: x * sigmoid(beta * x), with ``beta`` an attribute."""
+    """Compute an operator that toy does not have: x * sigmoid(beta * x), where ``beta`` is an attribute."""
     beta = node.attr("beta", 1.0)
 
     def run(x: np.ndarray) -> np.ndarray:
@@ -29,22 +29,22 @@ def swish(node: Node, ctx: KernelContext) -> Run:
     return run
 
 
-def is_no_short_row(node: Node, function: Function) -> str | None:
-    """The predicate of the quick Softmax: why it cannot serve the node."""
+def why_not_quick_softmax(node: Node, function: Function) -> str | None:
+    """Explain why `quick_softmax` does not support the node, or return None if it does."""
     type_ = function.get_type(node.inputs[0])
     if not isinstance(type_, TensorType) or type_.dtype is not DType.FLOAT32 or not type_.shape:
-        return "the quick Softmax takes float32 of a known rank, from 1 on"
-    row, axis = type_.shape[-1], node.attr("axis", -1)
+        return "the quick Softmax supports float32 tensors with a known rank of at least 1"
+    size, axis = type_.shape[-1], node.attr("axis", -1)
     if axis not in (-1, len(type_.shape) - 1):
-        return f"the quick Softmax runs along the last axis; the node's is {axis}"
-    return None if isinstance(row, int) and 0 < row <= 16 else f"the quick Softmax takes rows of at most 16; the node's are {row}"
+        return f"the quick Softmax supports the last axis only; the node has axis {axis}"
+    return None if isinstance(size, int) and 0 < size <= 16 else f"the quick Softmax supports rows of at most 16; got {size}"
 
 
-@ops("Softmax", since=13, priority=1, why_not=is_no_short_row)
+@ops("Softmax", since=13, priority=1, why_not=why_not_quick_softmax)
 def quick_softmax(node: Node, ctx: KernelContext) -> Run:
-    """An operator that toy has: priority 1 is asked before toy's own kernel, which has the rest.
+    """Replace toy's Softmax for short rows. With priority 1 this kernel is tried first; other nodes use toy's kernel.
 
-    NumPy reduces many short rows one by one; turned over, they are a few long ones.
+    NumPy reduces many short rows one by one. Transposed, they are a few long rows, which NumPy reduces much faster.
     """
 
     def run(x: np.ndarray) -> np.ndarray:
@@ -65,5 +65,5 @@ class MyKernels(Toy):
     kernels: ClassVar[OpTable[Any]] = ops
 
     def version(self) -> str:
-        """A new release of the kernels is a new signature."""
+        """Include the release of the kernels, so that programs compiled with other kernels are not reused from a cache."""
         return f"xrt-my-kernels {metadata.version('xrt-my-kernels')}, {super().version()}"

@@ -1,4 +1,4 @@
-"""An operator of your own, registered by torch.library: it runs on the engine `torch`, and what is around it on `ort`."""
+"""A model with a custom operator, registered by torch.library. The operator runs on the engine `torch`, all others on `ort`."""
 
 import torch
 from torch import nn

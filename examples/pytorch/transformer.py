@@ -1,6 +1,6 @@
-"""A model of the library transformers on several engines, as an XRTModule and by torch.compile.
+"""Run a model of the library transformers on several engines, as an XRTModule and with torch.compile.
 
-It is made from its configuration, with random weights: nothing is downloaded.
+The model has random weights, so nothing is downloaded.
 ``pip install 'xrt-engine[ort,torch]' transformers``.
 """
 
