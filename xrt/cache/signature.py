@@ -74,7 +74,7 @@ def make_signature(function: Function, engine: GraphCompiler, context: CompileCo
 
 
 def _locate_constants(function: Function) -> str:
-    arrays = (constant.array for constant in function.read_constants())
+    arrays = (constant.array for constant in function.loaded_constants())
     # An owned constant cannot change, so equal content is enough; a borrowed one may, after the compile.
     return " ".join(f"{array.ctypes.data:x}" for array in arrays if is_borrowed(array))
 

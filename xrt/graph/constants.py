@@ -1,4 +1,4 @@
-"""Constant tensors: read-only arrays with a cached digest, the files they are mapped from, and aligned allocation."""
+"""Constant tensors: read-only arrays with a cached digest, memory-mapped files, and aligned allocation."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Mapping(mmap.mmap):
     """
 
     stamp: Stamp | None = None
-    """The file's stamp when it was mapped; None if it was modified too recently for its times to detect another change."""
+    """The file's stamp when it was mapped; None if it was modified so recently that its times cannot reveal another change."""
     path: Path | None = None
     """Path of the file, if known."""
     inode: tuple[int, int] | None = None
-    """Device and inode number."""
+    """Device and inode number of the mapped file, if known."""
 
     def is_at_path(self) -> bool:
         """Whether `path` still refers to the mapped file, so that another library may open it by path."""
@@ -72,10 +72,10 @@ def release(array: np.ndarray[Any, Any]) -> None:
 
     This lowers the resident size of the process and has no other effect. Arrays in other memory are not changed.
     """
-    place = find_file_offset(array)
-    if place is None or not hasattr(mmap, "MADV_DONTNEED"):
+    location = find_file_offset(array)
+    if location is None or not hasattr(mmap, "MADV_DONTNEED"):
         return
-    mapping, offset = place
+    mapping, offset = location
     # Round inwards to whole pages, so that pages shared with a neighboring array stay resident.
     start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
     length = (offset + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
@@ -127,7 +127,7 @@ class Constant:
 
     @property
     def nbytes(self) -> int:
-        """Size in memory in bytes; for strings, the size of the UTF-8 text."""
+        """Size in bytes; for strings, the total size of their UTF-8 encodings."""
         if self.dtype is DType.STRING:
             return sum(len(s.encode("utf-8", "surrogateescape")) for s in self.array.flat)
         return self.array.nbytes
@@ -148,7 +148,7 @@ class Constant:
             return NotImplemented
         if self is other or self.array is other.array:
             return True
-        # Type and shape first: a digest reads all bytes, of a mapped constant from the file.
+        # Compare type and shape first, because a digest reads all bytes, for a mapped constant from the file.
         return self.dtype is other.dtype and self.shape == other.shape and self.digest == other.digest
 
     def __hash__(self) -> int:

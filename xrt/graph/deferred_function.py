@@ -1,4 +1,4 @@
-"""Functions whose nodes are loaded on first access: a compiled artifact needs only the signature and the fingerprint."""
+"""Functions whose nodes are loaded on first access. A compiled artifact runs with only inputs, outputs and fingerprint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def find_stale(error: BaseException | None) -> StaleFunction | None:
 
 
 class _DeferredField:
-    """A field that loads the nodes on first access. A non-data descriptor: once the field is set, it is bypassed."""
+    """Descriptor of a field that loads the Function on first access. Then the instance has the field, which bypasses this."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -61,7 +61,7 @@ class DeferredFunction(Function):
         weights: Mapping[bytes, Callable[[], np.ndarray[Any, Any]]],
         read: Callable[[], Function],
     ) -> None:
-        """``computed``: outputs defined by nodes. ``weights``: readers of constant bytes by digest."""
+        """``computed`` are the outputs that nodes compute; ``weights`` maps digests to functions that read a constant."""
         self.__dict__.update(inputs=inputs, outputs=outputs, name=name, fingerprint=fingerprint, aliases=(), captures=())
         self.__dict__.update(
             _computed=frozenset(computed), _weights=weights, _read=read, _lock=renew_after_fork(threading.Lock())
@@ -82,7 +82,7 @@ class DeferredFunction(Function):
                     loaded: Function = fields["_read"]()
                 except ModelError as error:
                     raise StaleFunction(str(error)) from error
-                # The compiled artifact computes the old Function; running it for another one would be wrong silently.
+                # The compiled artifact computes the old Function: with another one, its results would be silently wrong.
                 if loaded.fingerprint != self.fingerprint:
                     raise StaleFunction(f"function {self.name!r} is not the one that was compiled")
                 # From now on the fields are found in the instance, without the descriptors.
@@ -97,7 +97,7 @@ class DeferredFunction(Function):
         reader = self.__dict__["_weights"].get(digest)
         return None if reader is None else reader()
 
-    def read_constants(self) -> tuple[Constant, ...]:
+    def loaded_constants(self) -> tuple[Constant, ...]:
         return tuple(self.constants.values()) if self.is_read else ()
 
     def replace(self, **changes: Any) -> Function:

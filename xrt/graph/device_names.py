@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 KINDS = ("cpu", "cuda")
-"""The kinds of device; the runtime implements them."""
+"""The kinds of device that the runtime implements."""
 
 _FORM = re.compile(r"(cpu|cuda)(?::([0-9]+))?")
 

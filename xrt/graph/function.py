@@ -188,8 +188,8 @@ class Function:
         """The bytes of the constant with this digest if they can be read without loading nodes, else None."""
         return None
 
-    def read_constants(self) -> tuple[Constant, ...]:
-        """The constants in memory or mapped: all of them, or none if the Function is deferred and not loaded."""
+    def loaded_constants(self) -> tuple[Constant, ...]:
+        """The constants that are already loaded; never triggers a read. Empty for a deferred Function that has not been read."""
         return tuple(self.constants.values())
 
     @cached_property

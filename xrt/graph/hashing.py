@@ -1,4 +1,4 @@
-"""Hashes of Functions: equal for equal computations, regardless of the names of inner values.
+"""Hash Functions: equal for equal computations, regardless of the names of inner values.
 
 The encoding is type-tagged instead of relying on ``==`` (in Python ``1 == True == 1.0``), and numbers values in definition
 order, so names do not matter. `fingerprint` includes constants by content and is part of the signature. `shape_key`
@@ -24,36 +24,36 @@ SMALL = 64
 
 
 def fingerprint(function: Function) -> str:
-    """SHA-256 (hex) over operators, attributes, edges, types, opsets, aliases and the contents of constants."""
+    """Compute the SHA-256 (hex) of operators, attributes, edges, types, opsets, aliases and the contents of constants."""
     return _hash_function(function, by_content=True)
 
 
 def shape_key(function: Function) -> str:
-    """Like `fingerprint`, but without the bytes of constants: equal for blocks that differ only in weights."""
+    """Like `fingerprint`, but without the bytes of large constants, so blocks that differ only in weights have equal keys."""
     return _hash_function(function, by_content=False)
 
 
 def hash_values(function: Function) -> dict[str, str]:
-    """Hash the computation behind each value, without descending into bodies; 32 hex digits per value.
+    """Map each value to a hash (32 hex digits) of the computation that it results from, without descending into bodies.
 
     The hash covers operators, attributes, weights by content, and the position and element type of inputs. It excludes names,
     extents and opset versions, so it survives renaming, other input sizes and version conversion. Linear.
     """
     encoder = _Encoder(by_content=True)
     elements = [v.type.dtype if isinstance(v.type, TensorType) else v.type for v in function.inputs]
-    keys = {v.name: _hash_text(f"input {place} {elements[place]}") for place, v in enumerate(function.inputs)}
+    keys = {v.name: _hash_text(f"input {index} {elements[index]}") for index, v in enumerate(function.inputs)}
     keys |= {name: _hash_text(f"constant {constant.digest.hex()}") for name, constant in function.constants.items()}
     for node in function.nodes:
         value = node.attr("value") if node.op == "Constant" else None
         input_keys = [keys.get(name, name) for name in node.uses]
         # `uses` skips omitted inputs, so their positions are hashed too: Clip(x, "", max) is not Clip(x, max).
-        omitted = [place for place, name in enumerate(node.inputs) if not name]
+        omitted = [index for index, name in enumerate(node.inputs) if not name]
         attributes = b"".join(part for attribute in node.attributes for part in encoder.attribute(attribute, {}))
-        for place, name in enumerate(node.outputs):
+        for index, name in enumerate(node.outputs):
             if isinstance(value, Constant):
                 keys[name] = _hash_text(f"constant {value.digest.hex()}")
             elif name:
-                keys[name] = _hash_text(f"{node.op} {input_keys} {omitted} {place} {hashlib.sha256(attributes).hexdigest()}")
+                keys[name] = _hash_text(f"{node.op} {input_keys} {omitted} {index} {hashlib.sha256(attributes).hexdigest()}")
     return keys
 
 
@@ -66,7 +66,7 @@ def _hash_function(function: Function, *, by_content: bool) -> str:
 
 
 class _Encoder:
-    """Encodes a Function as a stream of bytes, each item prefixed with its tag and length."""
+    """Encodes a Function as a stream of bytes; each item has a prefix of its tag and length."""
 
     def __init__(self, by_content: bool) -> None:
         self.by_content = by_content

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 STATE, CAPACITY = "xrt.state", "xrt.capacity"
-"""Metadata keys."""
+"""Metadata keys of the states and of their capacity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +40,19 @@ class State:
 
 
 def list_states(function: Function) -> tuple[State, ...]:
-    """The states in the order of the inputs: those in the metadata, or else the aliases.
+    """List the states in the order of the inputs: those in the metadata or, without such metadata, the aliases.
 
     Raises ModelError for malformed metadata and for anything `find_violations` reports.
     """
     states = _read(function)
     if (violation := next(find_violations(function), None)) is not None:
         raise ModelError(f"function {function.name!r} is not valid: {violation}")
-    rank = {value.name: place for place, value in enumerate(function.inputs)}
-    return tuple(sorted(states, key=lambda state: rank[state.input]))
+    index_of = {value.name: index for index, value in enumerate(function.inputs)}
+    return tuple(sorted(states, key=lambda state: index_of[state.input]))
 
 
 def declare_states(function: Function, states: Iterable[State]) -> Function:
-    """Copy of the Function with exactly these states; a state of static shape also becomes an alias.
+    """Return a copy of the Function with exactly these states; a state of static shape also becomes an alias.
 
     Raises ModelError for an invalid state, as `list_states` does.
     """
@@ -130,7 +130,7 @@ class Capacity:
     """The maximum size of a Function's state, for example the tokens of a KV cache."""
 
     length: str
-    """The state that counts entries: integers, the largest of which is the current size."""
+    """The state that counts entries. It holds integers; the largest one is the current size."""
     input: str
     """The input whose extent along ``axis`` is the number of entries added by a call."""
     axis: int
@@ -141,12 +141,12 @@ class Capacity:
 
 
 def declare_capacity(function: Function, capacity: Capacity) -> Function:
-    """Copy of the Function with this capacity; a session rejects calls that would exceed it."""
+    """Return a copy of the Function with this capacity; a session rejects calls that would exceed it."""
     return function.replace(metadata={**function.metadata, CAPACITY: json.dumps(asdict(capacity), ensure_ascii=False)})
 
 
 def find_capacity(function: Function) -> Capacity | None:
-    """The declared capacity, or None; raises ModelError for malformed metadata."""
+    """Read the declared capacity; None if none is declared. Raises ModelError for malformed metadata."""
     stored = function.metadata.get(CAPACITY)
     if stored is None:
         return None

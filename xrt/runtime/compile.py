@@ -168,7 +168,7 @@ _locks_lock = renew_after_fork(threading.Lock())
 
 def _unmap_constants(function: Function) -> None:
     """Unmap pages of file-backed constants that an engine read while compiling: they are not needed before a run."""
-    for constant in function.read_constants():
+    for constant in function.loaded_constants():
         release(constant.array)
 
 
