@@ -19,14 +19,14 @@ from xrt.passes.quantize.weights import Emission, find_inner_axis
 Array: TypeAlias = np.ndarray[Any, Any]
 
 STRENGTH = 0.5
-"""Default share of the differences that moves into the weights, the value of the paper for most models."""
-LARGEST_FACTOR = 2.0**64
-"""Limit of the divisors: a placement file stores their exponents, from -64 to 64 (`BalancedValue`)."""
+"""Default share of the differences between channels that moves into the weights; the paper's value for most models."""
+MAX_FACTOR = 2.0**64
+"""Maximum of the divisors: a placement file stores their exponents, from -64 to 64 (`BalancedValue`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A LayerNormalization whose only readers are products."""
+    """A LayerNormalization whose output only products read, and these products."""
 
     node: Node
     products: tuple[Node, ...]
@@ -90,7 +90,7 @@ def _find_factors(group: _Group, function: Function, magnitudes: Array, strength
     largest, values = np.max(weights, axis=0).astype(np.float64), np.asarray(magnitudes, np.float64)
     usable = (largest > 0) & (values > 0)
     factors = np.where(usable, values, 1.0) ** strength / np.where(usable, largest, 1.0) ** (1 - strength)
-    return np.clip(factors, 1 / LARGEST_FACTOR, LARGEST_FACTOR)
+    return np.clip(factors, 1 / MAX_FACTOR, MAX_FACTOR)
 
 
 def _find_groups(function: Function) -> Iterator[_Group]:

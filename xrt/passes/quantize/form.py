@@ -38,12 +38,12 @@ OPTIONS = QuantizationOptions()
 
 @dataclass(frozen=True)
 class QuantizedForm:
-    """How a model is quantized."""
+    """How a model is quantized: the kind of form, the nodes that stay in float32, and the parameters of the kind."""
 
     table: CalibrationTable | None = None
-    """Calibrated ranges, for the kind ``static`` only."""
+    """Calibrated ranges of values; required for the kind ``static``, None for the others."""
     exact_nodes: frozenset[int] = frozenset()
-    """Positions of nodes of the prepared model that stay in float32."""
+    """Indices of the nodes of the prepared model that stay in float32."""
     kind: FormKind = "static"
     balance: tuple[BalancedValue, ...] = ()
     """The values whose channels are balanced before quantization."""
@@ -67,12 +67,12 @@ class QuantizedForm:
 
 
 def select_nodes(names: Collection[str], **options: Any) -> QuantizationOptions:
-    """Make the options that quantize only these nodes."""
+    """Create the options that quantize only the nodes with these names."""
     return QuantizationOptions(include=(NodePattern(tuple(sorted(names)), by_name=True),), **options)
 
 
 def find_balance(prepared: Function, magnitudes: Mapping[str, Any]) -> tuple[BalancedValue, ...]:
-    """Compute powers of two to divide channels by, from the largest magnitude of each channel over examples."""
+    """Compute the powers of two to divide channels by. ``magnitudes`` has the largest magnitude per channel, by value name."""
     divisors = find_channel_factors(prepared, magnitudes)
     exponents = {name: np.rint(np.log2(factors)).astype(int) for name, factors in divisors.items()}
     return tuple(BalancedValue(name, tuple(values.tolist())) for name, values in exponents.items())
@@ -121,7 +121,7 @@ def prepare_for_quantization(function: Function) -> Function:
 
 
 def list_quantizable_nodes(prepared: Function) -> list[tuple[int, str]]:
-    """List the position and name of each node that can be quantized."""
+    """List the index and name of each node that can be quantized."""
     return [(index, node.name) for index, node in enumerate(prepared.nodes) if why_not_quantized(node, prepared, OPTIONS) is None]
 
 
@@ -150,7 +150,7 @@ def fit_table(table: CalibrationTable, prepared: Function, original: Function) -
 
 
 def make_planned_function(function: Function, record: PrecisionRecord | None) -> Function:
-    """The Function that a placement with this record plans: the model itself, or its quantized form."""
+    """Return the Function that a placement with this record plans: the model itself or its quantized form."""
     if record is None or not record.is_quantized or (record.form == "static" and record.table is None):
         return function
     unquantized = frozenset(node.at for node in record.exact_nodes)

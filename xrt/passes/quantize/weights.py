@@ -16,8 +16,8 @@ from xrt.passes.quantize.candidates import QuantizationOptions
 from xrt.passes.simplification import drop_dead_nodes
 
 Array: TypeAlias = np.ndarray[Any, Any]
-SMALLEST_SCALE = 1e-30
-"""Smallest scale: products of smaller ones underflow to zero in engines."""
+MIN_SCALE = 1e-30
+"""Products of smaller scales underflow to zero in engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ class Parameters:
     """Scales and zero points: per tensor, per channel, or per block."""
 
     scale: Array
-    """float32."""
+    """A float32 array."""
     zero_point: Array
-    """In the integer type."""
+    """An array of the quantized integer type, with the shape of the scale."""
 
 
 def find_limits(dtype: DType) -> tuple[int, int]:
-    """The smallest and the largest value of an integer type."""
+    """Find the smallest and the largest value of an integer type."""
     return (-(1 << dtype.bits - 1), (1 << dtype.bits - 1) - 1) if dtype.text.startswith("int") else (0, (1 << dtype.bits) - 1)
 
 
@@ -42,16 +42,16 @@ def fit_activation(low: float, high: float, dtype: DType, *, symmetric: bool) ->
     """
     # Zero must be exactly representable: it is the value of padding and of Relu.
     low, high = min(low, 0.0), max(high, 0.0)
-    least, most = find_limits(dtype)
+    lowest, highest = find_limits(dtype)
     if symmetric:
-        middle = (least + most + 1) // 2
-        scale, zero = max(-low, high) / (most - middle), middle
+        middle = (lowest + highest + 1) // 2
+        scale, zero = max(-low, high) / (highest - middle), middle
     else:
-        scale = (high - low) / (most - least)
-        zero = round(least - low / scale) if scale else least
-    if 0 < scale < SMALLEST_SCALE:
+        scale = (high - low) / (highest - lowest)
+        zero = round(lowest - low / scale) if scale else lowest
+    if 0 < scale < MIN_SCALE:
         return None
-    return Parameters(np.array(scale or 1.0, np.float32), np.array(min(max(zero, least), most), dtype.numpy))
+    return Parameters(np.array(scale or 1.0, np.float32), np.array(min(max(zero, lowest), highest), dtype.numpy))
 
 
 def fit_weight(
@@ -62,16 +62,16 @@ def fit_weight(
     Symmetric types do not use the smallest integer. All-zero channels get the scale of the widest channel.
     """
     low, high = np.minimum(low, 0).astype(np.float64), np.maximum(high, 0).astype(np.float64)
-    least, most = (-64, 64) if reduce_range else find_limits(dtype)
+    lowest, highest = (-64, 64) if reduce_range else find_limits(dtype)
     if reduce_range and dtype is DType.UINT8:
-        least, most = 0, 127
-    middle = (least + most + 1) // 2
+        lowest, highest = 0, 127
+    middle = (lowest + highest + 1) // 2
     # A symmetric scale must cover the larger side.
-    scale = np.maximum(-low, high) / (most - middle) if symmetric else (high - low) / (most - least)
+    scale = np.maximum(-low, high) / (highest - middle) if symmetric else (high - low) / (highest - lowest)
     # An all-zero channel needs some nonzero scale; the widest one is harmless.
-    widest = max(float(scale.max(initial=0.0)), SMALLEST_SCALE) if scale.any() else 1.0
-    scale = np.maximum(np.where(scale > SMALLEST_SCALE, scale, widest), floor)
-    zero = np.full(scale.shape, middle) if symmetric else np.clip(np.rint(least - low / scale), least, most)
+    widest = max(float(scale.max(initial=0.0)), MIN_SCALE) if scale.any() else 1.0
+    scale = np.maximum(np.where(scale > MIN_SCALE, scale, widest), floor)
+    zero = np.full(scale.shape, middle) if symmetric else np.clip(np.rint(lowest - low / scale), lowest, highest)
     return Parameters(scale.astype(np.float32), zero.astype(dtype.numpy))
 
 
@@ -84,13 +84,13 @@ def round_to_integers(x: Array, parameters: Parameters, dtype: DType) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """An integer weight."""
+    """A weight quantized to integers."""
 
     integers: Array
     parameters: Parameters
-    """In the shape that DequantizeLinear expects."""
+    """Scales and zero points in the shape that DequantizeLinear expects."""
     axis: int | None
-    """Axis of the scales; None for a single scale."""
+    """Axis with one scale per element or block; None for a single scale."""
 
 
 def find_channel_axis(node: Node, weight: Array) -> int | None:
@@ -140,7 +140,7 @@ OPSET = 13
 
 
 def require_opset(function: Function) -> Function:
-    """Convert to an opset with the needed operators; raises OptionError if that fails."""
+    """Convert a Function to an opset with the operators of quantized forms; raises OptionError if that fails."""
     try:
         return upgrade_opset(function, OPSET)
     except ModelError as error:
@@ -148,7 +148,7 @@ def require_opset(function: Function) -> Function:
 
 
 class Emission:
-    """Rewrites a Function: collects new nodes and constants, and emits each quantized form once for all of its readers."""
+    """Collects new nodes and constants of a rewritten Function; a quantized form is emitted once for all readers of a value."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
@@ -182,7 +182,7 @@ class Emission:
         return self._pairs[value]
 
     def dequantize(self, name: str, weight: QuantizedWeight, key: tuple[object, ...]) -> str:
-        """Add a constant stored as integers and dequantized; equal keys share it."""
+        """Add a weight as an integer constant and a DequantizeLinear; return its output. Equal keys share one."""
         if key not in self._weights:
             params, attributes = weight.parameters, {} if weight.axis is None else {"axis": weight.axis}
             inputs = [self.add_constant(f"{name}_quantized", weight.integers), self.add_constant(f"{name}_scale", params.scale)]
