@@ -30,11 +30,11 @@ class Node:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: tuple[Attribute, ...] = ()
-    """Sorted by name; create them with `read_attributes`."""
+    """Attributes sorted by name; `read_attributes` creates them."""
     domain: str = ""
-    """The empty string is ai.onnx."""
+    """Domain of the operator; the empty string is ai.onnx."""
     name: str = ""
-    """Unique within the Function; an empty name is replaced by that of the first output."""
+    """Unique name within the Function; if empty, the name of the first output is used."""
     control: tuple[str, ...] = ()
     """Names of nodes that must run before this one although it reads none of their outputs."""
     device: str = ""
@@ -98,7 +98,7 @@ class Node:
         return (name for name in self.outputs if name)
 
     def with_attributes(self, **changes: Any) -> Node:
-        """Copy with these attributes set; None removes an attribute."""
+        """Return a copy with these attributes set; the value None removes an attribute."""
         attributes = {a.name: a for a in self.attributes if a.name not in changes}
         attributes.update({name: Attribute.of(name, value) for name, value in changes.items() if value is not None})
         return replace(self, attributes=tuple(attributes[name] for name in sorted(attributes)))

@@ -84,7 +84,7 @@ class FormalAttribute:
     def __init__(self, name: str, formal: defs.OpSchema.Attribute) -> None:
         self.name = name
         self.kind = _KINDS.get(formal.type.name) or AttrKind[formal.type.name]
-        """Sparse tensors become dense when read, so they are TENSOR here."""
+        """The attribute's kind. TENSOR for sparse tensors, because they become dense when a model is read."""
         self.is_required = formal.required
         self.default = _read_default(formal)
         """Default value; None if the schema has none."""
@@ -172,7 +172,7 @@ def require_operator(op_type: str, version: int, domain: str = "") -> Operator:
 
 
 def why_deprecated(operator: Operator, version: int) -> str:
-    """Error text for a deprecated operator."""
+    """Describe why a deprecated operator is an error."""
     return (
         f"{operator.title} is deprecated since opset {operator.since_version} of {domain_title(operator.domain)} and cannot "
         f"be used at opset {version}; use its successor, or an older opset"
@@ -246,7 +246,7 @@ _FROM_ONNX = {text: d for d, text in _ONNX.items()}
 
 
 def onnx_spelling(type_: Type) -> str | None:
-    """The type in the spelling of operator schemas (``tensor(float)``); None for maps, which have several spellings."""
+    """Format a type as operator schemas do (``tensor(float)``); None for maps, which have several spellings."""
     if isinstance(type_, TensorType):
         return f"tensor({_ONNX[type_.dtype]})"
     if isinstance(type_, SequenceType | OptionalType):

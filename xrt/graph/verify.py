@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MOST_LISTED = 20  # violations listed in one error
 LAUNCH_DOMAIN = "xrt"
-"""The domain of launch nodes. It has no versions, so Functions do not import it."""
+"""Domain of launch nodes. It has no versions, so Functions need not import it."""
 # Limits the search for a similar name in a large model.
 MOST_CANDIDATES = 2000
 Rule: TypeAlias = Callable[..., Iterator[str]]
@@ -297,7 +297,7 @@ def _device_is_one(case: _Case) -> Iterator[str]:
 
 
 def _results_fit(case: _Case) -> Iterator[str]:
-    """Yield the results of bodies that have the wrong type, ignoring extents."""
+    """Yield a violation for each result of a body that has the wrong type; extents are ignored."""
     if case.node.op == "If":
         then_scope, else_scope = (_Scope(case.node.attr(name), outer=case.scope) for name in ("then_branch", "else_branch"))
         # Branches of different lengths are reported by `_bodies_fit`.

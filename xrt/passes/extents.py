@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Quotient:
-    """Floor division of an extent by a positive number; negative where the dividend is."""
+    """The floor of an extent divided by a positive number."""
 
     dividend: Extent
     divisor: int
@@ -115,7 +115,7 @@ class Extent:
 
     @property
     def name(self) -> str | None:
-        """The dim that it equals; None for any other extent."""
+        """The name of the dim that the extent equals; None if it is not a single dim."""
         (monomial, factor), *others = self.terms or [((), 0)]
         return monomial[0] if len(monomial) == 1 and factor == 1 and not others and isinstance(monomial[0], str) else None
 
@@ -131,7 +131,7 @@ class Extent:
 
     @property
     def atoms(self) -> frozenset[str]:
-        """Names of the dims that it depends on."""
+        """Names of the dims that the extent depends on."""
         names: set[str] = set()
         for monomial, _ in self.terms:
             for atom in monomial:
@@ -139,7 +139,7 @@ class Extent:
         return frozenset(names)
 
     def at(self, sizes: Mapping[str, int]) -> int:
-        """The number for these sizes of the dims; raises KeyError for a missing dim."""
+        """Evaluate the extent for these sizes of the dims; raises KeyError for a missing dim."""
         return sum(factor * math.prod(_evaluate(atom, sizes) for atom in monomial) for monomial, factor in self.terms)
 
     def substitute(self, change: Callable[[str], Extent | None]) -> Extent:

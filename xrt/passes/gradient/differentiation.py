@@ -93,7 +93,7 @@ def _check_differentiable(option: str, name: str, tensor: Tensor | None, functio
 
 
 def _add_seed(builder: Builder, tensor: Tensor, is_input: bool) -> Tensor:
-    """The gradient that the sweep starts with: ones, or a new input."""
+    """Create the gradient that the sweep starts with: a tensor of ones, or a new input of the Function."""
     if not is_input:
         with builder.scope(f"{tensor.name}/gradient"):
             return fill_like(tensor, 1)
@@ -150,7 +150,7 @@ def _expand_node(function: Function, node: Node) -> Function:
 
 
 def _extract_subgraph(function: Function, starts: Collection[str], target: str) -> Function:
-    """The subgraph from `starts` to `target` as a Function; other values that it reads become inputs."""
+    """Extract the subgraph from `starts` to `target` as a Function; all other values that it reads become inputs."""
     # Walk backward from the target and stop at the starts.
     needed: set[str] = set() if target in starts else {target}
     nodes = []

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 def new_builder(function: Function) -> Builder:
-    """An empty builder with the opsets of the Function."""
+    """Create an empty builder with the opsets of the Function."""
     return Builder(function.name, opsets=dict(function.opsets), inference=node_types)
 
 
 def continue_function(function: Function) -> tuple[Builder, dict[str, Tensor]]:
-    """A builder that already contains the nodes of the Function, and the Function's values by name."""
+    """Create a builder that contains the nodes of the Function; return it and the Function's values by name."""
     builder = new_builder(function)
     for name in list_names(function):
         builder.names.reserve(name)
@@ -136,7 +136,7 @@ def _decompose_floating(node: Node, function: Function) -> Function | None:
 
 
 def _find_path(function: Function, targets: Collection[str], sources: Collection[str]) -> set[str]:
-    """Names of the nodes on a differentiable path from `sources` to `targets`."""
+    """Find the names of the nodes on a differentiable path from `sources` to `targets`."""
     active, needed = set(sources), set(targets)
     forward = []
     for node in function.nodes:
@@ -152,7 +152,7 @@ def _find_path(function: Function, targets: Collection[str], sources: Collection
 
 
 def _decompose(node: Node, function: Function) -> Function | None:
-    """Decompose one node; None if it has a rule, or no decomposition that can be differentiated."""
+    """Decompose one node; return None if it has a rule, or no decomposition that can be differentiated."""
     if node.control or node.op in RULES or node.op in WITHOUT_GRADIENT or node.op in MISSING:
         return None
     if node.op in DEFINITIONS:
@@ -183,7 +183,7 @@ def _refuse_evaluation(function: Function, inputs: list[Any]) -> Sequence[Any]:
 
 
 def find_active(nodes: Iterable[Node], starts: Collection[str], tensors: MutableMapping[str, Tensor]) -> frozenset[str]:
-    """Names of the values that depend differentiably on `starts`, including these. `nodes` is in topological order."""
+    """Find the values that depend differentiably on `starts`, and `starts` themselves. `nodes` is in topological order."""
     active = set(starts)
     for node in nodes:
         if node.op not in WITHOUT_GRADIENT and not active.isdisjoint(node.uses):
@@ -192,7 +192,7 @@ def find_active(nodes: Iterable[Node], starts: Collection[str], tensors: Mutable
 
 
 def check_repeatable(node: Node, body: Function) -> None:
-    """Refuse a node with a random operator in its body: recomputing the body would draw other numbers."""
+    """Raise ModelError for a node with a random operator in its body: recomputing the body would draw other numbers."""
     for inner in body.nodes:
         if not is_deterministic(inner, body):
             refuse(node, f"its body holds {inner.name!r} ({inner.op}), which does not give the same numbers again")

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def integers(*items: int) -> np.ndarray[Any, Any]:
-    """A 1-D int64 array, the form of axes and shapes."""
+    """Create a 1-D int64 array, the form of axes and shapes."""
     return np.asarray(items, np.int64)
 
 
 def number(value: float, like: Tensor) -> np.ndarray[Any, Any]:
-    """A scalar of the element type of `like`."""
+    """Create a scalar constant of the element type of `like`."""
     return np.asarray(value, like.dtype.numpy)
 
 
@@ -38,12 +38,12 @@ def cast(x: Tensor, dtype: DType) -> Tensor:
 
 
 def get_shape(x: Tensor) -> Any:
-    """The shape: an array if static, else a tensor."""
+    """The shape of a tensor: an array if it is static, otherwise a tensor computed at run time."""
     return integers(*x.shape) if x.tensor_type.is_static else emit("Shape", x)  # type: ignore[arg-type]  # static: all are integers
 
 
 def extent(x: Tensor, axis: int) -> Any:
-    """One extent as a vector of one element: an array if static, else a tensor."""
+    """One extent as a vector of one element: an array if it is static, otherwise a tensor computed at run time."""
     shape = x.tensor_type.shape
     size = None if shape is None else shape[axis]
     if isinstance(size, int):
@@ -53,7 +53,7 @@ def extent(x: Tensor, axis: int) -> Any:
 
 
 def calculate(op: str, a: Any, b: Any) -> Any:
-    """Add, Sub, Mul or Div of extents: an array if both are static, else a tensor."""
+    """Apply Add, Sub, Mul or Div to extents; the result is an array if both are static, otherwise a tensor."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return _ARITHMETIC[op](a, b)
     return emit(op, a, b)
@@ -63,7 +63,7 @@ _ARITHMETIC = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.
 
 
 def join(*extents: Any) -> Any:
-    """Concatenate extents: an array if all are static, else a tensor."""
+    """Concatenate extents; the result is an array if all are static, otherwise a tensor."""
     if all(isinstance(size, np.ndarray) for size in extents):
         return np.concatenate(extents)
     return emit("Concat", *extents, axis=0)
@@ -113,22 +113,22 @@ def split(x: Tensor, sizes: Any, axis: int, parts: int) -> Sequence[Tensor]:
 
 
 def zeros(shape: Any, dtype: DType) -> Tensor:
-    """Zeros of a shape, which may be an array or a tensor."""
+    """Create zeros of a shape, which may be an array or a tensor."""
     return emit("ConstantOfShape", shape, value=np.zeros(1, dtype.numpy))
 
 
 def zeros_like(x: Tensor) -> Tensor:
-    """Zeros of the shape and type of `x`."""
+    """Create zeros of the shape and type of `x`."""
     return zeros(get_shape(x), x.dtype)
 
 
 def fill_like(x: Tensor, value: float) -> Tensor:
-    """A tensor of the shape and type of `x`, filled with `value`."""
+    """Create a tensor of the shape and type of `x`, filled with `value`."""
     return emit("ConstantOfShape", get_shape(x), value=np.full(1, value, x.dtype.numpy))
 
 
 def count(whole: Tensor, part: Tensor) -> Any:
-    """How many elements of `whole` there are per element of `part`, as a scalar of the element type of `whole`."""
+    """Compute the number of elements of `whole` per element of `part`, as a scalar of the element type of `whole`."""
     if whole.tensor_type.is_static and part.tensor_type.is_static:
         # The maximum avoids a division by zero for empty tensors.
         return number(math.prod(whole.shape) / max(math.prod(part.shape), 1), whole)  # type: ignore[arg-type]  # static
@@ -186,14 +186,14 @@ def _sum_to_at_run_time(g: Tensor, like: Tensor) -> Tensor:
 
 
 Rule: TypeAlias = Callable[["RuleContext"], "Sequence[Tensor | None]"]
-"""Returns the gradient of each input, by position; None or a missing trailing entry means no gradient."""
+"""Returns the gradient of each input, by index; None, or a missing entry at the end, means that it has no gradient."""
 RULES: dict[str, Rule] = {}
 """Gradient rules by qualified operator name, as in `Node.op`."""
 _Rule = TypeVar("_Rule", bound=Rule)
 
 
 def rule(*operators: str) -> Callable[[_Rule], _Rule]:
-    """Decorator: register a gradient rule for operators."""
+    """Decorator that registers a function as the gradient rule of operators."""
 
     def register(function: _Rule) -> _Rule:
         RULES.update(dict.fromkeys(operators, function))
@@ -235,7 +235,7 @@ class RuleContext:
         self.gradients = tuple(gradients)
         """The gradient of each output; None if no gradient arrives."""
         self.active = active
-        """Values whose gradients are wanted."""
+        """Names of the values whose gradients are needed."""
         self.builder = builder
         self.inputs = tuple(tensors[name] if name else None for name in node.inputs)
         self.outputs = tuple(tensors[name] if name else None for name in node.outputs)
@@ -284,7 +284,7 @@ class RuleContext:
         return None if constant is None else constant.array
 
     def rank(self, tensor: Tensor) -> int:
-        """The rank of a tensor; refuses the node if it is unknown."""
+        """The rank of a tensor; raises ModelError if it is unknown."""
         rank = tensor.tensor_type.rank
         if rank is None:
             self.refuse(f"the rank of {tensor.name!r} is not known")

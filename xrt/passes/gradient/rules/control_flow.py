@@ -137,7 +137,7 @@ def _end_gradient(at: RuleContext, index: int, initial: str) -> Tensor:
 
 
 def _stack_type(type_: Type | None) -> Type | None:
-    """The type of values of this type stacked over an unknown number of iterations."""
+    """Compute the type of values of this type that are stacked over an unknown number of iterations."""
     shape = type_.shape if isinstance(type_, TensorType) else None
     return type_.with_shape((None, *shape)) if isinstance(type_, TensorType) and shape is not None else type_
 
@@ -150,7 +150,7 @@ def _reshape_scalar(value: Value, scalar: Tensor) -> Tensor:
 
 @rule("Loop")
 def loop(at: RuleContext) -> Gradients:
-    """A Loop over the iterations in reverse that carries the gradients of the carried values."""
+    """Emit a Loop over the iterations in reverse. Its carried values are the gradients of the node's carried values."""
     original, carried = at.attr("body"), at.node.inputs[2:]
     check_repeatable(at.node, original)
     body = expand_body(original)
@@ -206,7 +206,7 @@ def _differentiate_step(
 
 @rule("Scan")
 def scan(at: RuleContext) -> Gradients:
-    """A Scan in the opposite direction that carries gradients and outputs those of the scanned inputs."""
+    """Emit a Scan in the opposite direction. It carries gradients, and its outputs are the gradients of the scanned inputs."""
     original, count = at.attr("body"), at.attr("num_scan_inputs")
     check_repeatable(at.node, original)
     body = expand_body(original)

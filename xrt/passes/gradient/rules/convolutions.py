@@ -84,7 +84,7 @@ MOST_PRODUCTS = 25
 
 
 def differentiate_weights(x: Tensor, g: Tensor, window: Window, group: int) -> Tensor:
-    """Gradient of the weights (M, C / group, ...) from the input (N, C, ...) and the gradient (N, M, ...)."""
+    """Compute the weights' gradient (M, C / group, ...) from the input (N, C, ...) and the output's gradient (N, M, ...)."""
     elements, channels = math.prod(window.kernel), (x.shape[1], g.shape[1])
     if not _has_static_extents(x, g, len(window.kernel)) or not all(isinstance(count, int) for count in channels):
         return _convolve_exchanged(x, g, window, group)
