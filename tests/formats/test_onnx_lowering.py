@@ -222,6 +222,13 @@ def test_a_repeated_output_goes_through_an_identity() -> None:
         np.testing.assert_array_equal(result, expected)
 
 
+def test_a_control_edge_may_use_the_name_that_such_an_identity_would_have() -> None:
+    first, second = Node("Relu", ("x",), ("z",), name="y_2"), Node("Neg", ("x",), ("y",), control=("y_2",))
+    function = graph(first, second, outputs=(Value("y", F4), Value("y", F4), Value("z", F4)))
+    for result, expected in zip(run(lowest_model(function), x=X), (-X, -X, X.clip(0)), strict=True):
+        np.testing.assert_array_equal(result, expected)
+
+
 def test_such_an_identity_may_need_a_higher_opset() -> None:
     sequence = SequenceType(F4)
     node = Node("SequenceConstruct", ("x",), ("y",))

@@ -87,6 +87,13 @@ def test_what_cannot_be_raised_has_a_reason() -> None:
     assert reason is not None and reason.startswith("node 'n' (Scatter) cannot be brought from opset 9 to 18: ")
 
 
+@pytest.mark.parametrize("op", ["Gelu", "Unheard"])
+def test_an_operator_that_the_opset_lacks_is_not_raised(op: str) -> None:
+    f = old(node(op, "x", "y", name="n"), opset=12)
+    reason = why_not_upgradable(f.nodes[0], f, 20)
+    assert reason is not None and reason.startswith(f"node 'n' ({op}) cannot be brought from opset 12 to 20: ")
+
+
 def test_the_nodes_of_a_body_are_raised_too() -> None:
     branch = body({}, {"s": None}, node("ReduceSum", "x", "s", axes=[0], keepdims=0), opset=12)
     choice = node("If", "c", "y", then_branch=branch, else_branch=branch, name="n")

@@ -291,7 +291,7 @@ def _separate_outputs(function: Function, fresh: FreshNames, reserved: Iterable[
         name = value.name
         if name in taken:
             name = fresh.number(value.name)
-            nodes.append(Node("Identity", (value.name,), (name,), name=name))
+            nodes.append(Node("Identity", (value.name,), (name,)))  # the Function names it: control edges may use this name
         taken.add(name)
         outputs.append(Value(name, value.type or function.get_type(value.name)))
     if len(nodes) == len(function.nodes) and all(new is old for new, old in zip(nodes, function.nodes, strict=True)):

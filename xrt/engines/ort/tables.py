@@ -455,5 +455,13 @@ def has_exact_weights(function: Function) -> bool:
             source = holder.producer(source.inputs[0])
         return source is not None and source.op == "DequantizeLinear"
 
+    def is_exact(name: str, holder: Function) -> bool:
+        source = holder.producer(name)
+        # The library folds a chain of operators on a constant first.
+        while source is not None and source.op != "DequantizeLinear" and holder.constants.keys() >= {*source.inputs[1:]} - {""}:
+            name = source.inputs[0] if source.inputs else ""
+            source = holder.producer(name)
+        return source is None and name not in {value.name for value in holder.inputs}
+
     products = ((holder, node) for holder, node in function.walk() if node.op in _REQUANTIZED)
-    return any(holder.producer(x.inputs[1]) is None and is_dequantized(x.inputs[0], holder) for holder, x in products)
+    return any(is_dequantized(x.inputs[0], holder) and is_exact(x.inputs[1], holder) for holder, x in products)

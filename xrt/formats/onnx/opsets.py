@@ -84,9 +84,12 @@ def _convert_node(node: Node, scope: Function, opset: int) -> Function | None:
     """
     # An operator that did not change in between needs no conversion, even if it has a body or unknown types.
     since, definition = since_version(node, scope), find_schema(node.op_type, opset)
-    if node.domain or since is None or (definition is not None and definition.since_version == since):
+    if node.domain or (definition is not None and definition.since_version == since):
         return None
     is_older, result = opset < scope.opset(), None
+    # An unknown operator stays as it is, except that a newer opset may give its name a meaning.
+    if since is None and opset <= scope.opset():
+        return None
     if node.op == "Clip" and not is_older and scope.opset() < BOUNDS_ARE_INPUTS:
         low, high = read_clip_bounds(node)  # onnx's converter drops the defaults
         node = node.with_attributes(min=low, max=high)
