@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str], *, debug: bool) -> int:
-    """Run the command; convert its result, or the error that it raises, to an exit code."""
+    """Run the command and return its exit code; if it raises an error, print one message."""
     try:
         with warnings_as_lines(), _repeat_lost_interrupts():
             # Standalone, click would print errors in its own form and end the process with its own exit codes.
@@ -111,7 +111,7 @@ def _run(arguments: list[str], *, debug: bool) -> int:
 
 @contextmanager
 def _repeat_lost_interrupts() -> Iterator[None]:
-    """Repeat each Ctrl-C that came during a finalizer or the callback of a weak reference, whose exceptions Python drops."""
+    """Raise each Ctrl-C again that came during a finalizer or the callback of a weak reference, whose exceptions Python drops."""
     report, main_thread = sys.unraisablehook, threading.main_thread().ident or 0
 
     def send() -> None:
@@ -134,7 +134,7 @@ def _repeat_lost_interrupts() -> Iterator[None]:
 
 
 def _comes_from_interrupt(error: BaseException | None) -> bool:
-    """Whether a KeyboardInterrupt caused the error: pybind11 replaces one during the import of an extension by an ImportError."""
+    """Whether a KeyboardInterrupt is among the causes: pybind11 turns one that comes during an import into an ImportError."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
@@ -155,7 +155,7 @@ def _describe(error: Exception) -> str:
 
 
 def _describe_usage(error: click.ClickException) -> str:
-    """Describe a mistake on the command line, with the nearest option or the command for help."""
+    """Describe a mistake on the command line, and suggest the nearest option or the command for help."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None:
         return error.format_message()

@@ -89,7 +89,7 @@ def _show_options(engine: str, as_json: bool) -> None:
 # ---------------------------------------------------------------------- doctor
 
 _DISTRIBUTIONS = ("numpy", "onnx", "ml_dtypes", "protobuf", "torch")
-"""Distributions that any engine may use; each engine declares its own."""
+"""Packages whose versions `xrt doctor` lists in addition to those that engines declare."""
 _PREFIXES = ("XRT_", "OMP_", "MKL_", "OPENBLAS_", "CUDA_")
 _VARIABLES = ("PYTHONHASHSEED", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONWARNINGS", "NUMEXPR_NUM_THREADS")
 
@@ -140,7 +140,7 @@ def _examine() -> dict[str, Any]:
 
 
 def _examine_cache() -> dict[str, Any]:
-    """The facts of the disk cache; empty if it is off."""
+    """Collect facts about the disk cache; empty if it is disabled."""
     tier = open_disk_tier()
     if tier is None:
         return {}
@@ -150,14 +150,14 @@ def _examine_cache() -> dict[str, Any]:
 
 
 def read_engine_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Select the variables that may affect XRT or an engine, sorted; others may be secret."""
+    """Select the environment variables that may affect XRT or an engine, sorted. Others are left out, as they may be secret."""
     # An allow list: reports are pasted into public issues.
     prefixes = (*_PREFIXES, *(prefix for declaration in map(find_declaration, names()) for prefix in declaration.environment))
     return {name: variables[name] for name in sorted(variables) if name.startswith(prefixes) or name in _VARIABLES}
 
 
 def _flatten(facts: Mapping[str, Any], title: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the facts of the report as rows; engines have a table of their own."""
+    """Yield the facts as (label, value) rows, without the engines, which have a separate table."""
     for name, value in facts.items():
         label = f"{title} {name}".strip()
         if isinstance(value, dict):
@@ -211,7 +211,7 @@ def list_command(store: Store, as_json: bool) -> None:
 
 
 def _print_unused(store: Store) -> bool:
-    """Print why the directory is not used; return whether there is a reason."""
+    """Print why the cache directory is not used, and return True; return False if it is used."""
     reason = store.why_not_trusted()
     if reason is not None:
         print_lines(f"it is not used: {reason}")

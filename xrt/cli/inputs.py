@@ -31,7 +31,7 @@ from xrt.precision.budget import ErrorBudget
 
 
 def load_with_options(text: str) -> Function:
-    """Load the model at a path, or a shipped model with its sizes in braces."""
+    """Load a model from its path, or a shipped model by its name, with sizes in braces."""
     if not os.path.lexists(text):
         return BenchTarget.parse(text).load()
     return load_model(text) if is_bundle(text) else make_source(Path(text)).get_declared_function()
@@ -52,7 +52,7 @@ def load_with_sizes(model: str, params: dict[str, Any]) -> Function:
 
 
 def add_locked_dims(model: str, function: Function, sizes: Mapping[str, int], lock: str) -> dict[str, int]:
-    """Add the sizes of a lockfile; raises OptionError if they contradict ``sizes``."""
+    """Add the sizes recorded in a lockfile to ``sizes``; raises OptionError if the two contradict each other."""
     locked = _read_locked_dims(function, lock)
     if differing := [name for name in locked if sizes.get(name, locked[name]) != locked[name]]:
         expected, requested = (" ".join(f"--dim {name}={choice[name]}" for name in differing) for choice in (locked, sizes))
@@ -64,7 +64,7 @@ def add_locked_dims(model: str, function: Function, sizes: Mapping[str, int], lo
 
 
 def _read_locked_dims(function: Function, lock: str) -> dict[str, int]:
-    """The sizes of symbolic dims at which a lockfile was measured."""
+    """Read the sizes of symbolic dims at which a lockfile was measured."""
     # The lock itself is checked later, with a better message where it is of another model.
     symbolic = name_batch(function)
     shapes = read_shapes(read_lock(lock), symbolic)
@@ -82,7 +82,7 @@ _ALSO_FOR_BUNDLES = {
     *("threads", "check", "isolate", "isolate_run", "time_limit", "memory_limit"),
     *("with_memory", "outputs_only", "html", "as_json", "verbose"),
 }
-"""Options that apply to a bundle, too; all others were fixed when it was compiled."""
+"""Options that also apply to a bundle; the values of all others were fixed when it was compiled."""
 
 
 def open_model(model: str, params: dict[str, Any]) -> tuple[Function, XRTModule]:
@@ -130,7 +130,7 @@ def open_with_inputs(model: str, params: dict[str, Any]) -> tuple[Function, XRTM
 
 
 def all_inputs(files: Sequence[str], function: Function, seed: int) -> dict[str, Any]:
-    """A value for each input: from the files, otherwise random with the extents that the files imply."""
+    """Read or generate a value for each input: from the files or, if none has it, random with the sizes that the files imply."""
     arrays = from_files(files, function)
     return sample_inputs(set_shapes(function, arrays), seed) | arrays
 
@@ -139,11 +139,11 @@ def all_inputs(files: Sequence[str], function: Function, seed: int) -> dict[str,
 
 Batch: TypeAlias = dict[str, np.ndarray[Any, Any]]
 BATCHES, MAX_ROWS = 10, 16
-"""A file with a symbolic first axis is split into about ten batches of at most 16 rows."""
+"""Arrays whose first axis is symbolic are split into about `BATCHES` batches of at most `MAX_ROWS` rows."""
 
 
 def precision_keywords(params: Mapping[str, Any], function: Function) -> dict[str, Any]:
-    """XRTModule's keywords from `add_tuning_options`; empty without ``--max-error``."""
+    """Convert the options of `add_tuning_options` to keywords of XRTModule; empty without ``--max-error``."""
     examples = [name for name in ("calibrate", "validate") if params.get(name) is not None]
     if params.get("max_error") is None:
         if examples:
@@ -199,7 +199,7 @@ def _split(arrays: Batch, function: Function, path: Path) -> Iterator[Batch]:
 
 
 def _split_array(array: np.ndarray[Any, Any], value: Value) -> Any:
-    """Split an array into batches; a scalar applies to all batches."""
+    """Split the array of one input into batches; a scalar is returned as it is, for all batches."""
     type_ = value.type
     if not isinstance(type_, TensorType) or type_.shape is None:
         return [array]

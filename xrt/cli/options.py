@@ -1,4 +1,4 @@
-"""Options that several commands share, and the keywords of XRTModule that they become."""
+"""Options that several commands share, and their conversion to keywords of XRTModule."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _parse_devices(text: str) -> dict[str, str] | None:
 
 
 def _parse_check(text: str) -> str | float:
-    """Convert numbers; words are validated by the module's option."""
+    """Convert a share to a number; any other text is returned, for the module to validate."""
     try:
         return float(text)
     except ValueError:
@@ -97,7 +97,7 @@ def _parse_check(text: str) -> str | float:
 
 
 def _parse_precision(text: str) -> str:
-    """Refuse int8, which needs examples; the module validates other names."""
+    """Raise ValueError for int8, which needs examples; other names are returned, for the module to validate."""
     if "int8" in re.split(r"\W+", text):
         raise ValueError(". `xrt quantize` writes a model in int8, and `xrt lock --max-error` a lockfile for --lock")
     return text
@@ -128,7 +128,7 @@ TARGET, FOLDER = Target(dir_okay=False), Target(file_okay=False)
 
 
 def choose_target(target: Path | None, model: str, suffix: str) -> Path:
-    """The file to write: by default named after the model, in the working directory."""
+    """Choose the file to write: ``target`` if given, else one named after the model, in the working directory."""
     # Unlike TARGET, leaves folders to why_not_writable: click's own error needs the context of an option.
     return Target().convert(target or f"{Path(model).stem}{suffix}", None, None)
 
@@ -141,7 +141,7 @@ def write_page(path: Path | None, render: Callable[[], str]) -> None:
 
 
 def parse_dims(texts: tuple[str, ...]) -> dict[str, int]:
-    """Parse texts such as ``batch=4``, one for each name."""
+    """Parse strings such as ``batch=4`` to sizes by name; raises OptionError for a name that occurs more than once."""
     choices = parse_choices(texts)
     for name, sizes in choices.items():
         if len(sizes) > 1:
@@ -150,7 +150,7 @@ def parse_dims(texts: tuple[str, ...]) -> dict[str, int]:
 
 
 def parse_choices(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    """Parse texts such as ``batch=4``, several for each name: the distinct sizes in the order of the texts."""
+    """Parse strings such as ``batch=4`` to the distinct sizes of each name, which may occur several times."""
     choices: dict[str, tuple[int, ...]] = {}
     for text in texts:
         name, equals, size = text.partition("=")
@@ -175,7 +175,7 @@ FILE = click.Path(dir_okay=False)
 
 @cache
 def _describe(owner: type) -> dict[str, str]:
-    """The help of each option: the first sentence of its description."""
+    """Extract the help of each option of a class: the first sentence of its description."""
     texts = {}
     for entry in list_options(owner):
         text = re.split(r"\. |\.$|; None\b", entry.meaning, maxsplit=1)[0]
@@ -226,7 +226,7 @@ def add_engines(text: str, default_text: str | None = _FIRST_ENGINE, **attribute
 
 
 def add_choice(name: str, words: Sequence[str], text: str) -> Decorator:
-    """Add an option for one of several words, by default the first."""
+    """Add an option whose value is one of several words, by default the first."""
     return option(name, type=click.Choice(words), default=words[0], help=text)
 
 
@@ -316,7 +316,7 @@ add_tuning_options = add_all(
 
 
 def isolation_keywords(params: Mapping[str, Any]) -> dict[str, Any]:
-    """XRTModule's keyword ``isolate`` from `isolation_options`; empty if none is set.
+    """Convert the options of `isolation_options` to the keyword ``isolate`` of XRTModule; empty if none is set.
 
     Raises OptionError for a limit without ``--isolate``.
     """
@@ -330,7 +330,7 @@ def isolation_keywords(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def module_keywords(params: Mapping[str, Any]) -> dict[str, Any]:
-    """XRTModule's keywords from `module_options`, without those that are not set.
+    """Convert the options of `module_options` to keywords of XRTModule, without those that are not set.
 
     Raises OptionError for ``--budget`` without ``auto``.
     """

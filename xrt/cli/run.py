@@ -201,7 +201,7 @@ def inspect_command(model: str, as_json: bool, as_text: bool) -> None:
 
 
 def _read_model(function: Function) -> dict[str, Any]:
-    """The facts of a model that `xrt inspect` prints, as plain data."""
+    """Collect the facts about a model that `xrt inspect` prints, as plain data."""
     operators = Counter(node.op for _, node in function.walk())
     constants = function.constants.values()
     return {
@@ -231,7 +231,7 @@ def _show_signature(facts: Mapping[str, Any]) -> None:
 
 
 def _read_bundle(file: BundleFile) -> dict[str, Any]:
-    """The facts of a bundle; compiled forms are not read."""
+    """Collect the facts about a bundle that `xrt inspect` prints; compiled forms are not read."""
     record, facts, serving = file.record, file.record.facts, read_serving(file)
     return {
         "writer": f"xrt {facts['writer']}",
@@ -248,7 +248,7 @@ def _read_bundle(file: BundleFile) -> dict[str, Any]:
 
 
 def _read_program(program: StoredProgram, file: BundleFile) -> dict[str, Any]:
-    """The inputs, fetched outputs and regions of one program of a bundle, as plain data."""
+    """Collect inputs, fetched outputs and regions of one program of a bundle, as plain data."""
     regions = [
         {
             "name": launch["name"],
@@ -460,7 +460,7 @@ def quantize_command(model: str, target: Path, table_file: str | None, save_tabl
 
 
 def _make_quantization_options(params: Mapping[str, Any]) -> QuantizationOptions:
-    """Options of the pass; without ``--portable``, a trial of ONNX Runtime's kernels decides between 7 and 8 bits."""
+    """Make the options of quantization. Without ``--portable``, ONNX Runtime's kernels are tried, to choose 7 or 8 bits."""
     patterns: dict[str, Any] = {"include": params["include"]} if params["include"] else {}
     # Sums of 8-bit products saturate on x86 without VNNI; weights of 7 bits cannot. Weights alone are not summed as bytes.
     needs_7_bits = not params["weights_only"]
@@ -479,6 +479,6 @@ def _make_quantization_options(params: Mapping[str, Any]) -> QuantizationOptions
 def _run_batches(
     function: Function, engines: Sequence[str] | None, batches: Sequence[Mapping[str, Any]]
 ) -> list[tuple[Any, ...]]:
-    """The outputs for each batch; compiles are not cached."""
+    """Run the model on each batch and return the outputs. Compiled regions are not cached."""
     with XRTModule(function, engines, cache=CompileCache()) as module:
         return [_as_tuple(module(**batch)) for batch in batches]

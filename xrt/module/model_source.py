@@ -21,7 +21,7 @@ EXPORT_ADVICE = "torch.onnx.export(module, (example,), 'model.onnx', dynamo=True
 TORCH_SUFFIXES = frozenset({".pt", ".pth", ".pt2", ".ckpt"})
 """Suffixes of PyTorch model files."""
 Key: TypeAlias = tuple[Any, ...] | None
-"""What a model's Function depends on among the inputs of a call: shapes, or types for a traced graph. None: on nothing."""
+"""Identifies the Function for a call: the inputs' shapes, or types for a traced graph. None if there is only one Function."""
 
 
 def make_source(model: Any) -> ModelSource:
@@ -113,7 +113,7 @@ def check_not_torch(path: str | os.PathLike[str]) -> None:
 
 
 class StaticModel:
-    """A fixed Function; symbolic extents are bound to the sizes of a call unless engines support dynamic shapes."""
+    """A model that is one Function. Its symbolic dims are bound to the sizes of a call unless engines support dynamic shapes."""
 
     is_traced = False
 
@@ -128,11 +128,11 @@ class StaticModel:
         """Whether one program serves all inputs, because their sizes are fixed."""
 
     def key(self, values: Sequence[Any]) -> Key:
-        """The shapes of a call's inputs; None if the model fixes them."""
+        """Make the key for the inputs of a call: their shapes, or None if the model has no symbolic dims."""
         return None if self.is_static else tuple(getattr(value, "shape", None) for value in values)
 
     def function(self, key: Key) -> Function:
-        """The Function for inputs with this key; None keeps symbolic extents symbolic."""
+        """Return the Function for inputs with this key; None keeps symbolic dims."""
         from xrt import passes
 
         function = self.get_declared_function()
@@ -151,7 +151,7 @@ class StaticModel:
 
 
 class DeferredModel(StaticModel):
-    """A model that is read on first use: plans in the cache and programs of a bundle do not need its nodes."""
+    """A model whose nodes are read on first use, since stored plans and the programs of a bundle run without them."""
 
     def __init__(self, inputs: tuple[Value, ...], outputs: tuple[Value, ...], load: Callable[[], StaticModel]) -> None:
         self._load = functools.cache(load)
@@ -178,11 +178,11 @@ class TracedModel:
         self._traces = traces
 
     def key(self, values: Sequence[Any]) -> tuple[Type | None, ...]:
-        """The types of a call's inputs."""
+        """Make the key for the inputs of a call: their types."""
         return tuple(inputs.infer_type(value) for value in values)
 
     def function(self, key: Any) -> Function:
-        """The Function for inputs of these types; raises InputError for other types than the saved ones."""
+        """Return the Function for inputs of these types; raises InputError if none was saved for them."""
         if key not in self._traces:
             saved = "; ".join(f"({', '.join(map(str, types))})" for types in self._traces)
             requested = ", ".join(map(str, key))
@@ -192,7 +192,7 @@ class TracedModel:
         return self._traces[key]()
 
     def get_declared_function(self) -> Function:
-        """The only Function; raises InputError if it depends on the inputs."""
+        """Return the only Function; raises InputError if there are several, so that it depends on the inputs."""
         if len(self._traces) == 1:
             return next(iter(self._traces.values()))()
         raise InputError(f"the bundle holds {len(self._traces)} traces of a graph; call the module with inputs first")

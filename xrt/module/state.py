@@ -91,7 +91,7 @@ class StatefulFunction:
     def __init__(self, module: XRTModule, function: Function) -> None:
         self.module, self.function = module, function
         self.states = {state.input: state for state in list_states(function)}
-        """The states by the names of their inputs."""
+        """The states by input name."""
         if not self.states:
             raise InputError(
                 f"the model {function.name!r} has no state; declare it by self.state(...) in an xrt.Graph, by "
@@ -109,7 +109,7 @@ class StatefulFunction:
         self.capacity: Capacity | None = find_capacity(function)
 
     def reserve(self, arrays: Mapping[str, Array], call_inputs: Mapping[str, Any]) -> dict[str, Array]:
-        """The states with room for the entries that a call adds; raises InputError beyond the model's capacity.
+        """Return states with room for the entries that a call adds; raises InputError beyond the model's capacity.
 
         States that are too small are reallocated at a power of two up to the capacity.
         """
@@ -163,7 +163,7 @@ class StatefulFunction:
         return array
 
     def _find_extent(self, name: str, dim: Any, sizes: Mapping[str, int], is_before_call: bool) -> int:
-        """The size of one extent of a new state, 0 if it grows; raises InputError if nothing determines it."""
+        """Find the size of one dim of a new state: 0 if it grows. Raises InputError if nothing determines it."""
         if isinstance(dim, int) or dim in sizes:
             return dim if isinstance(dim, int) else sizes[dim]
         is_read = any(dim in _list_dims(value) for value in self.others)
@@ -195,7 +195,7 @@ class StatefulFunction:
 
 
 def _list_dims(value: Value) -> list[str]:
-    """The symbolic extents of a tensor that have names."""
+    """List the names of a tensor's symbolic dims; unnamed ones are left out."""
     return [dim for dim in getattr(value.type, "shape", None) or () if isinstance(dim, str)]
 
 
@@ -217,7 +217,7 @@ class StatefulFunctions:
             return self._by_types[None]
 
     def find(self, module: XRTModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> StatefulFunction:
-        """The Function with state for the inputs of a call; a graph is traced once per combination of their types."""
+        """Return the Function with state for the inputs of a call. A graph is traced once for each combination of their types."""
         if (declared := self._by_types.get(None) or self.find_declared(module)) is not None:
             return declared
         source = module.source
@@ -330,7 +330,7 @@ class Session:
         return returned[0] if len(returned) == 1 else returned or None
 
     def _require_idle(self, action: str) -> threading.Lock:
-        """The lock to hold during one use; raises InputError if the session is in use.
+        """Return the lock to hold while the session is used; raises InputError if it is in use. ``action`` names the use.
 
         Acquire it by a ``with`` statement, which releases it even after an interrupt.
         """
@@ -406,13 +406,13 @@ class Session:
         return self._stateful
 
     def _make_all(self, advice: str) -> dict[str, Array]:
-        """The arrays of all states, created on first use; raises InputError with the advice if one is lost."""
+        """Return the arrays of all states, created on first use. Raises InputError, with ``advice``, if one is lost."""
         stateful = self._require_stateful()
         self._check_not_lost(advice)
         return {name: self._make(stateful, name) for name in stateful.states}
 
     def _make(self, stateful: StatefulFunction, name: str, call_inputs: Mapping[str, Any] | None = None) -> Array:
-        """The array of a state, created on first use."""
+        """Return the array of a state, created on first use."""
         if name not in self._arrays:
             self._arrays[name] = stateful.make(name, self._sizes, call_inputs)
         return self._arrays[name]

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from xrt.placement.engine_list import EngineList
 
 SMALL = 1024
-"""Minimum bytes of a constant that a compiled form may reference instead of containing it."""
+"""Minimum bytes of a large constant, which a compiled form references instead of containing it."""
 _log = logging.getLogger(__name__)
 
 
@@ -64,14 +64,14 @@ _log = logging.getLogger(__name__)
 
 
 def list_large_constants(function: Function) -> dict[str, Constant]:
-    """The constants, by name, that a compiled form may reference."""
+    """Select the large constants of a Function, by name, which a compiled form may reference."""
     return {
         name: constant for name, constant in function.constants.items() if constant.nbytes >= SMALL and constant.dtype.bits >= 8
     }
 
 
 def store_program(plan: Plan, list_weights: Callable[[Function], Iterable[StoredWeight]]) -> StoredProgram:
-    """Describe a plan without its nodes; ``list_weights`` locates the large constants of a region.
+    """Convert a plan to a record without its nodes; ``list_weights`` locates the large constants of a region.
 
     If the plan cannot run without its nodes, the record has no launches.
     """
@@ -150,7 +150,7 @@ FOLDING = "toy"
 
 
 def find_stored_plans(model: Any, cache: CompileCache, settings: ModuleOptions, engines: EngineList) -> StoredPlans | None:
-    """Open the stored plans of a module, possibly empty; None if its plans cannot be stored."""
+    """Open the stored plans of a module, of which there may be none; returns None if its plans cannot be stored."""
     if not isinstance(model, str | os.PathLike) or not isinstance(cache.disk, DiskTier) or not hasattr(os, "preadv"):
         return None  # without reads at an offset, threads and forked processes cannot share a file
     has_options = settings.isolate.engines or settings.clustering.pins or settings.check or settings.dump_subgraph_dir
@@ -193,7 +193,7 @@ def _make_signature(path: Path, settings: ModuleOptions, engines: EngineList) ->
 
 
 class StoredPlans:
-    """The programs of one model file in the disk cache, for one list of engines and options: loads and stores them."""
+    """Loads and stores the programs of one model file in the disk cache, for one list of engines and options."""
 
     def __init__(self, path: Path, stamp: Stamp, signature: Signature, context: BuildContext) -> None:
         """``stamp`` identifies the file's state before the model is read."""
@@ -205,10 +205,10 @@ class StoredPlans:
         self._record = self._records.find(self._key)
         self._files = self._open_files()
         self._tried: set[Any] = {program.key for program in self._record.programs} if self._record else set()
-        """Keys of programs that are stored, or cannot be."""
+        """Keys of programs that need no attempt to store them: they are stored, or cannot be."""
 
     def _open_files(self) -> OpenFiles | None:
-        """Open the files of the record; if one has changed, discard the whole record."""
+        """Open the files of the record. If one has changed, discard the record and return None."""
         record = self._record
         try:
             if record is not None and not is_stale(record) and record.files[0] == (os.fspath(self._path), self._stamp):
@@ -258,7 +258,7 @@ class StoredPlans:
             return None
 
     def _read_weight(self, weight: StoredWeight) -> Any:
-        """The bytes of a large constant; raises StaleFunction."""
+        """Read the bytes of a large constant; raises StaleFunction if its file has changed."""
         assert self._files is not None  # only programs of an open record call this
         assert self._record is not None
         if weight.file != IN_RECORD:

@@ -249,7 +249,7 @@ class RequestPool:
             samples = sample_inputs(source.get_declared_function(), seed, {self.dim: POOL_SIZE} if self.dim else {})
             values = [samples[value.name] for value in self.inputs]
         self._values, self._rows = list(values), list[dict[int, Any]]()
-        """The inputs of a call; and per request, the row of each input that has the batch dim, by input index."""
+        """The inputs of a call; and for each request its row of the inputs that have the batch dim, by input index."""
         if self.dim:
             axes = list(list_open_axes(self.inputs))
             sizes = {**read_sizes(self.inputs, self._values), self.dim: POOL_SIZE}
@@ -258,7 +258,7 @@ class RequestPool:
             self._rows = [{place: resized[place][row : row + 1].copy() for place in batch_places} for row in range(POOL_SIZE)]
 
     def join(self, first: int, count: int) -> list[Any]:
-        """Concatenate ``count`` requests, starting with number ``first``, to the inputs of a call."""
+        """Concatenate ``count`` requests, the first of which has index ``first``, to the inputs of a call."""
         rows, values = self._rows, list(self._values)
         for place in rows[0] if rows else ():
             values[place] = np.concatenate([rows[number % len(rows)][place] for number in range(first, first + count)])
@@ -321,7 +321,7 @@ class ModuleBench:
     # ------------------------------------------------------------------ instances
 
     def find_module(self, threads: int, number: int = 0) -> XRTModule:
-        """A module with this thread budget. It is of the same model and options, and shares only the cache on disk."""
+        """Return module ``number`` with this thread budget: of the same model and options, sharing only the cache on disk."""
         from xrt.module.module import XRTModule  # which has this module among its parts
 
         modules, construction = self._modules[threads], self._module.construction
@@ -344,7 +344,7 @@ class ModuleBench:
                 self._warm.add((id(module), size))
 
     def _count_modules(self, split: Split, sizes: Sequence[int]) -> int:
-        """The number of modules that the instances of a split need."""
+        """Return the number of modules that the instances of a split need."""
         first = self.find_module(split.threads)
         if split.threads == 1:
             self._warm_up(first, sizes)
@@ -353,7 +353,7 @@ class ModuleBench:
     # ------------------------------------------------------------------ plans
 
     def _specialize(self, module: XRTModule, size: int) -> Specialization:
-        """The specialization for calls of ``size`` requests; with ``auto``, the module first adopts the bench's placement."""
+        """Return the specialization for calls of ``size`` requests; with ``auto`` the module first adopts the placement."""
         values, key = module.check_inputs(self._pool.join(0, size), {}), (module.threads, size)
         if module.programs.engines.is_auto and (id(module), size) not in self._placed:
             if key not in self._placements:
@@ -366,7 +366,7 @@ class ModuleBench:
         return module.specialize(values)
 
     def _find_placement(self, module: XRTModule, size: int, values: list[Any]) -> TuningResult:
-        """Place for a size: by a search for the largest and smallest size; other sizes use the largest one's placement."""
+        """Choose the placement for a batch size: searched for the largest and smallest; other sizes use that of the largest."""
         placer, threads = module.programs.placer, module.threads
         if (threads, size) in self._searches:
             place = partial(placer.tune, values=values, budget=self._seconds, progress=False, lower=self._lower)
@@ -397,7 +397,7 @@ class ModuleBench:
         return describe_plan(self._specialize(self.find_module(split.threads), size).plan)
 
     def measure_memory(self, split: Split, sizes: Sequence[int]) -> int | None:
-        """Bytes held by all instances for these batch sizes: weights once, other memory of engines per module."""
+        """Sum the bytes of all instances for these batch sizes: weights count once, other memory of engines for each module."""
         builds = [self._specialize(self.find_module(split.threads), size) for size in sizes]
         reports = [build.memory() for build in {id(build): build for build in builds}.values()]
         weights = max((memory.weights + memory.unused for memory in reports), default=0)
