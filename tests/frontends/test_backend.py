@@ -125,7 +125,7 @@ def test_a_frozen_graph_is_compiled_for_each_module_that_runs_it(functions: list
 
 
 def test_a_frozen_graph_with_parameters_that_change_takes_them_as_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "MOST_VARIANTS", 2)
+    monkeypatch.setattr(backend, "MAX_VARIANTS", 2)
     linear, x = nn.Linear(2, 2), torch.ones(1, 2)
     call = compiled(linear, freeze=True)
     with torch.no_grad():
@@ -133,7 +133,7 @@ def test_a_frozen_graph_with_parameters_that_change_takes_them_as_inputs(monkeyp
             call(x)
             linear.weight.fill_(value)
         with pytest.warns(
-            FallbackWarning, match="the parameters of a frozen graph of torch.compile were others, or were written"
+            FallbackWarning, match="the parameters of a frozen graph of torch.compile were replaced or written"
         ):
             torch.testing.assert_close(call(x), linear(x))
         linear.weight.fill_(3)

@@ -73,7 +73,7 @@ class ConformanceCase:
 
     @cached_property
     def ties(self) -> list[Ambiguity | None]:
-        """For each output, where a discontinuous operator has two valid results, computed by the reference engine."""
+        """For each output, the elements with two valid results, since a discontinuous operator is near a step. None if none."""
         return find_ambiguity(self.function, self.inputs, _reference)
 
     @cached_property
@@ -112,11 +112,11 @@ class ConformanceCase:
             compare_all([r], [e], self._choose_tolerance(e), ties=[t], names=[n])
             for r, e, t, n in zip(results, self.truth, ties, names, strict=True)
         ]
-        wrong = [part for part in parts if not part]
-        return wrong[0] if wrong else max(parts, key=lambda part: part.absolute, default=Comparison())
+        mismatches = [part for part in parts if not part]
+        return mismatches[0] if mismatches else max(parts, key=lambda part: part.absolute, default=Comparison())
 
     def _choose_tolerance(self, expected: Any) -> Tolerance:
-        """The tolerance for one expected output: that of the case, raised to what its type and operators need."""
+        """Choose the tolerance for an output: that of the case, or a larger one that its type and operators need."""
         # Random weights make a whole network sensitive to rounding; the equal weights of the stored models do not.
         if self.seed is not None:
             return tolerance_for(expected.dtype, "network")
@@ -124,8 +124,8 @@ class ConformanceCase:
         # Each type has a minimum: bfloat16 in every graph, float16 only in graphs with several nodes.
         name = expected.dtype.name if isinstance(expected, np.ndarray) else ""
         has_several = len(self.model.graph.node) > 1
-        least = {"bfloat16": _BFLOAT16_RTOL, "float16": tolerance_for("float16").rtol * has_several}.get(name, 0.0)
-        return Tolerance(max(self.rtol, least), self.atol, peak)
+        min_rtol = {"bfloat16": _BFLOAT16_RTOL, "float16": tolerance_for("float16").rtol * has_several}.get(name, 0.0)
+        return Tolerance(max(self.rtol, min_rtol), self.atol, peak)
 
 
 _TRANSFORMS = frozenset({"DFT", "STFT"})
@@ -174,7 +174,7 @@ def _split_globs(pattern: str) -> list[str]:
     return [glob.strip() for glob in pattern.split(",")]
 
 
-# onnx appends to one list as its modules are imported; this list has the cases of the same entries.
+# onnx appends each test to one list when its module is imported. `_LOADED` has the converted cases in the same order.
 _LOADED: list[tuple[ConformanceCase, ...]] = []
 """One tuple of cases (its data sets) per node test of onnx, for the modules imported so far."""
 _COLLECTION_LOCK = Lock()
@@ -204,9 +204,9 @@ def _list_modules() -> tuple[str, ...]:
 def may_name_a_match(module: str, pattern: str) -> bool:
     """Whether a module of onnx's node tests may define a matching test, judged by the ``test_...`` strings in its source."""
     # The literal start of each glob, with and without ``test_``. Strings in the source may be longer or shorter than it.
-    heads = [re.split(r"[*?\[]", glob, maxsplit=1)[0] for glob in _split_globs(pattern)]
-    heads += [f"test_{head}" for head in heads]
-    return any(head.startswith(word) or word.startswith(head) for word in _list_prefixes(module) for head in heads)
+    prefixes = [re.split(r"[*?\[]", glob, maxsplit=1)[0] for glob in _split_globs(pattern)]
+    prefixes += [f"test_{prefix}" for prefix in prefixes]
+    return any(prefix.startswith(string) or string.startswith(prefix) for string in _list_prefixes(module) for prefix in prefixes)
 
 
 @cache
@@ -215,14 +215,14 @@ def _list_prefixes(module: str) -> frozenset[str]:
     spec = find_spec(module)
     loader = spec.loader if spec else None
     source = loader.get_source(module) if isinstance(loader, InspectLoader) else None
-    # The empty prefix fits every name: without its source, a module is imported.
+    # Without its source, a module is always imported, because the empty prefix fits every name.
     return frozenset({""} if source is None else re.findall(r"[\"'](test_\w*)", source))
 
 
 def _make_cases(test: Any) -> Iterator[ConformanceCase]:
     """Yield one case per data set: the first has the test's name, the others get ``/1``, ``/2`` and so on."""
-    for number, (inputs, expected) in enumerate(test.data_sets):
-        name = test.name if number == 0 else f"{test.name}/{number}"
+    for index, (inputs, expected) in enumerate(test.data_sets):
+        name = test.name if index == 0 else f"{test.name}/{index}"
         omitted = (None,) * (len(test.model.graph.input) - len(inputs))  # optional inputs at the end
         values = (*map(read_value, inputs), *omitted)
         yield ConformanceCase(name, test.model, values, tuple(map(read_value, expected)), test.rtol, test.atol)
@@ -266,7 +266,7 @@ _RTOL, _ATOL = 1e-3, 1e-7
 _RTOLS = {"densenet121": 2e-3}
 _SEED = 0
 # Its stored results are defined by rounding errors, see `load_light_cases`.
-_UNDEFINED = ("light_squeezenet",)
+_RANDOM_WEIGHTS_ONLY = ("light_squeezenet",)
 
 
 @lru_cache
@@ -282,15 +282,15 @@ def _find_data() -> Path:
 def _load_cases(path: Path, group: str) -> Iterator[ConformanceCase]:
     """Yield one case per data set: the first has the folder's name, the others get ``/1``, ``/2`` and so on."""
     model = onnx_package.load(path)
-    for number, folder in enumerate(sorted(path.parent.glob("test_data_set_*"))):
-        name = path.parent.name if number == 0 else f"{path.parent.name}/{number}"
+    for index, folder in enumerate(sorted(path.parent.glob("test_data_set_*"))):
+        name = path.parent.name if index == 0 else f"{path.parent.name}/{index}"
         inputs = tuple(_read(folder / f"input_{i}.pb", info) for i, info in enumerate(_list_caller_inputs(model)))
         expected = tuple(_read(folder / f"output_{i}.pb", info) for i, info in enumerate(model.graph.output))
         yield ConformanceCase(name, model, inputs, expected, _RTOL, _ATOL, group)
 
 
 def _list_caller_inputs(model: ModelProto) -> list[ValueInfoProto]:
-    """The inputs without initializers, which older models list as inputs too."""
+    """List the inputs that a caller passes, without the initializers that older models list as inputs too."""
     weights = {tensor.name for tensor in model.graph.initializer}
     return [info for info in model.graph.input if info.name not in weights]
 
@@ -315,14 +315,14 @@ def load_light_cases() -> tuple[ConformanceCase, ...]:
         stored = read_value(onnx_package.load_tensor(path.with_name(f"{path.stem}_output_0.pb")))
         inputs = tuple(_make_ramp(info) for info in _list_caller_inputs(model))
         rtol = _RTOLS.get(path.stem.removeprefix("light_"), _RTOL)
-        if path.stem not in _UNDEFINED:
+        if path.stem not in _RANDOM_WEIGHTS_ONLY:
             cases.append(ConformanceCase(path.stem, model, inputs, (stored,), rtol, _ATOL, "light"))
         cases.append(ConformanceCase(f"{path.stem}_random", model, inputs, (), rtol, _ATOL, "light", _SEED))
     return tuple(cases)
 
 
 def _make_ramp(info: ValueInfoProto) -> np.ndarray[Any, Any]:
-    """A ramp of float32 from 0 to 1, the input for which the stored outputs were computed."""
+    """Make a ramp of float32 from 0 to 1, the input for which the stored outputs were computed."""
     shape = tuple(dim.dim_value for dim in info.type.tensor_type.shape.dim)
     count = int(np.prod(shape))
     return (np.arange(count).reshape(shape) / count).astype(np.float32)

@@ -80,8 +80,8 @@ class Outcome:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         placed = tuple((operator, engine) for operator, engine in data["placed"])
-        lists = {"word": ResultWord(data["word"]), "operators": tuple(data["operators"]), "placed": placed}
-        return cls(**{**data, **lists})
+        converted = {"word": ResultWord(data["word"]), "operators": tuple(data["operators"]), "placed": placed}
+        return cls(**{**data, **converted})
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +140,10 @@ class ConformanceReport:
         return cls(data["engine"], tuple(map(Outcome.from_dict, data["outcomes"])), tuple(data["stale"]))
 
     def __str__(self) -> str:
-        shown = ", ".join(f"{count} {word}" for word, count in self.counts.items())
-        lines = [f"{self.engine}: {shown} of {len(self.outcomes)}" + f"; {self.mixed} ran on several engines" * bool(self.mixed)]
+        summary = ", ".join(f"{count} {word}" for word, count in self.counts.items())
+        lines = [
+            f"{self.engine}: {summary} of {len(self.outcomes)}" + f"; {self.mixed} ran on several engines" * bool(self.mixed)
+        ]
         lines += [f"  failed {outcome.case}: {outcome.reason}" for outcome in self.of(ResultWord.FAILED)]
         return "\n".join([*lines, *(f"  stale: {entry}" for entry in self.stale)])
 
@@ -158,12 +160,12 @@ GapWord: TypeAlias = Literal["not implemented", "not upstream", "never"]
 
 @dataclass(frozen=True, slots=True)
 class KnownFailure:
-    """Cases that an engine is known to fail, with the reason."""
+    """Cases that an engine is known to fail, and why."""
 
     cases: str
     """A glob over case names; every case that it matches must fail."""
     word: GapWord
-    """Who can fix it: the engine author (``not implemented``), the library (``not upstream``) or nobody (``never``)."""
+    """Who can fix it: the author of the engine (``not implemented``), the library (``not upstream``) or nobody (``never``)."""
     reason: str
     link: str
     """Where the library or the standard documents it, or the bug report."""
@@ -182,8 +184,8 @@ def settle(
 ) -> ConformanceReport:
     """Turn failures that a known failure covers into gaps, and list known failures that do not hold as stale.
 
-    ``complete``: the run included all cases, so an entry that matches no case is stale too. ``alone``: the run had one engine;
-    with several, another engine may have run the node, so no entry is reported as stale.
+    With ``complete``, the run included all cases, so an entry that matches no case is stale too. Without ``alone``, the run had
+    several engines, so another one may have run the node, and no entry is reported as stale.
     """
     outcomes = tuple(_settle_outcome(outcome, gaps) for outcome in report.outcomes)
     if not alone:
@@ -283,7 +285,7 @@ def makers_for(engines: Sequence[GraphCompiler], *, alternate: bool = False, ope
 
 
 def run_single(engine: GraphCompiler) -> Maker:
-    """A maker that calls ``compile`` and ``run`` of the engine directly, without the planner and runtime of XRT."""
+    """Return a maker that calls ``compile`` and ``run`` of the engine directly, without the planner and runtime of XRT."""
 
     def make(function: Function, inputs: Sequence[Any]) -> PreparedCase:
         # Folded as in a module: otherwise engines would be tested on constant parts that never reach them.
@@ -300,7 +302,7 @@ def run_single(engine: GraphCompiler) -> Maker:
 
 
 def run_at_sizes(engine: GraphCompiler, opening: Opening, *, fold: bool = True) -> Maker:
-    """A maker that compiles once with symbolic dims, and checks the results at other sizes than those of the case too.
+    """Return a maker that compiles once with symbolic dims, and also checks results at other sizes than those of the case.
 
     The run raises AssertionError for wrong results at other sizes.
     """
@@ -327,7 +329,7 @@ def _place_all(function: Function, engine: GraphCompiler) -> tuple[tuple[str, st
 
 
 def run_list(engines: Sequence[GraphCompiler], **options: Any) -> Maker:
-    """A maker that partitions over a list of engines, in a module of `make_module` with ``options``."""
+    """Return a maker that partitions over a list of engines, in a module of `make_module` with ``options``."""
 
     def make(function: Function, inputs: Sequence[Any]) -> PreparedCase:
         module = make_module(_fold_constants(function), engines, **options)
@@ -342,7 +344,7 @@ def run_list(engines: Sequence[GraphCompiler], **options: Any) -> Maker:
 
 
 def run_alternating(engines: Sequence[GraphCompiler], first: int = 0) -> Maker:
-    """A maker that places neighbouring nodes on different engines; ``first`` is the index of the engine to start with."""
+    """Return a maker that places neighbouring nodes on different engines, starting with the engine of index ``first``."""
 
     def make(function: Function, inputs: Sequence[Any]) -> PreparedCase:
         program = make_alternating_program(_fold_constants(function), inputs, engines, first)
@@ -363,8 +365,8 @@ def _fold_constants(function: Function) -> Function:
 
 
 def _find_compile_error(error: PlanError) -> Exception:
-    """The exception to report for a PlanError: CompileFailed if it is in the chain of causes, otherwise CompileRefused."""
-    # A refusal is allowed; a failure of the library is a defect, also if a PlanError wraps it.
+    """Find the exception to report for a PlanError: CompileFailed if it is in the chain of causes, otherwise CompileRefused."""
+    # An engine may refuse a case, but a failure of its library is a defect, even inside a PlanError.
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, CompileFailed):
         cause = cause.__cause__

@@ -49,21 +49,21 @@ class LoweredGraph:
 
     function: Function
     inputs: tuple[int, ...]
-    """Index of the graph's placeholder, by input of the Function."""
+    """For each input of the Function, the index of the graph's placeholder."""
     axes: tuple[tuple[int, ...], ...]
-    """For each output of the Function: the permutation to the graph's axis order; () if equal."""
+    """For each output of the Function, the permutation that restores the graph's axis order; () if the orders are equal."""
     leaves: tuple[Leaf, ...]
-    """Outputs of the graph."""
+    """For each output of the graph, where its value comes from. Views, in `viewed`, are computed by `views`."""
     viewed: tuple[int, ...]
     """Indices of graph outputs that are views."""
     views: Callable[..., Sequence[torch.Tensor]] | None
-    """Computes the views from the values of ``bases``; None without views."""
+    """Computes the views from the values of `bases`; None if there are no views."""
     bases: tuple[Leaf, ...]
     """The tensors and numbers that the views are computed from."""
 
 
 def lower_graph(graph: GraphModule, fixed: Mapping[int, torch.Tensor]) -> LoweredGraph:
-    """Lower an FX graph to a Function. ``fixed`` has the tensors, by placeholder, that become constants.
+    """Lower an FX graph to a Function. ``fixed`` maps indices of placeholders to the tensors that become their constants.
 
     Raises ModelError if the graph cannot be lowered.
     """
@@ -109,7 +109,7 @@ def _is_effect_token(placeholder: Call) -> bool:
 
 @dataclass(slots=True)
 class _Outputs:
-    """Collects the outputs of a Function, without duplicates; inputs, numbers and None need no output."""
+    """Adds outputs to a Function, each once. Graph outputs that are inputs, known numbers or None need no output."""
 
     lowering: Lowering
     placeholders: list[Call]
@@ -148,7 +148,7 @@ class _Outputs:
 def _make_views(calls: Sequence[Any], outputs: _Outputs) -> tuple[tuple[int, ...], Callable[..., Any] | None, tuple[Leaf, ...]]:
     """Find the outputs that are views; return their indices, the function that computes them, and its inputs.
 
-    A contiguous view of memory that no other output shares is an ordinary output.
+    A contiguous view is an ordinary output if no other output shares its memory.
     """
     used = Counter(map(_get_storage, dict.fromkeys(calls)))
     sources: dict[int, Call] = {}
@@ -188,7 +188,7 @@ def _get_storage(call: Any) -> object:
 
 
 def _find_memory_order(fake: torch.Tensor) -> tuple[int, ...] | None:
-    """Axes of a tensor in memory order, () if contiguous, None if the memory has gaps."""
+    """Find the order of a tensor's axes in memory: () if it is contiguous, None if its memory has gaps."""
     if is_contiguous_or_false(fake):
         return ()
     order, _ = compute_elementwise_output_logical_to_physical_perm(fake)
@@ -196,9 +196,9 @@ def _find_memory_order(fake: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def _make_view_graph(views: Sequence[Call], inputs: Sequence[Call]) -> tuple[GraphModule, list[Call]]:
-    """Copy view calls to a separate graph; return it with the calls that are its inputs: tensors and computed numbers.
+    """Copy view calls to a separate graph; return it with the calls whose results are its inputs.
 
-    A number read from a tensor (``item``) is such an input. Raises ModelError for a view that reads other tensors.
+    Inputs are ``inputs`` and numbers read from other tensors (``item``). Raises ModelError for a view that reads other tensors.
     """
     graph = torch.fx.Graph()
     copies = {call: graph.placeholder(call.name) for call in inputs}
@@ -232,8 +232,8 @@ _NUMBER = (torch.SymInt, torch.SymFloat, torch.SymBool)
 # ---------------------------------------------------------------------- graphs with constant parameters
 
 
-MOST_VARIANTS = 64
-"""Limit on the sets of constant tensors that a graph is compiled for; afterwards parameters become inputs."""
+MAX_VARIANTS = 64
+"""A graph is compiled for at most this many sets of constant tensors; then parameters become inputs."""
 Compiled = Callable[[list[Any]], Sequence[Any]]
 """Runs a graph on a list of inputs, which it empties, and returns the outputs in order."""
 
@@ -255,7 +255,7 @@ def find_static_inputs(inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
 class FrozenGraph:
     """Runs a graph compiled with constant parameters; recompiles for other tensors and after a write to one.
 
-    ``compile`` receives these tensors by position. Writes that PyTorch does not count (NumPy, ``.data``) are not noticed.
+    ``compile`` gets these tensors by placeholder index. Writes that PyTorch does not count (NumPy, ``.data``) are not noticed.
     """
 
     _boxed_call = True
@@ -275,19 +275,19 @@ class FrozenGraph:
         tensors = self._pick(args)
         versions = _get_versions(tensors)
         # The latest variant is first. No lock: the tuple of variants is only replaced as a whole.
-        for frozen, when, run in self._variants:
-            if when == versions and all(map(is_, frozen, tensors)):
+        for frozen, frozen_versions, run in self._variants:
+            if frozen_versions == versions and all(map(is_, frozen, tensors)):
                 return run(args)
         with self._guard:
             run = self._unfrozen or self._add(tensors)
         return run(args)
 
     def _add(self, tensors: tuple[torch.Tensor, ...]) -> Compiled:
-        """Compile for other constant tensors, or without constants once `MOST_VARIANTS` is reached."""
-        if self._compilations == MOST_VARIANTS:
+        """Compile for other constant tensors, or without constants once `MAX_VARIANTS` is reached."""
+        if self._compilations == MAX_VARIANTS:
             warn(
-                f"the parameters of a frozen graph of torch.compile were others, or were written to, {MOST_VARIANTS} times; "
-                f"they are inputs from now on: leave out freeze=True",
+                f"the parameters of a frozen graph of torch.compile were replaced or written to {MAX_VARIANTS} times; "
+                f"they are inputs from now on; omit freeze=True",
                 FallbackWarning,
             )
             # Compiling at each change costs more than constants save.
@@ -296,8 +296,10 @@ class FrozenGraph:
         self._compilations += 1
         versions = _get_versions(tensors)
         run = self._compile(dict(zip(self._indices, tensors, strict=True)))
-        others = (v for v in self._variants if not all(map(is_, v[0], tensors)))  # variants for older versions are useless
-        self._variants = ((tensors, versions, run), *others)
+        current_variants = (
+            v for v in self._variants if not all(map(is_, v[0], tensors))
+        )  # variants for older versions are useless
+        self._variants = ((tensors, versions, run), *current_variants)
         return run
 
 
@@ -313,7 +315,7 @@ def _get_versions(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def check_sizes_closed(settings: ModuleOptions) -> None:
-    """Raise OptionError for buckets, which are for models with symbolic dims."""
+    """Raise OptionError if ``shapes`` is `Buckets`, which are only for models with symbolic dims."""
     if not isinstance(settings.shapes, str):
         raise OptionError(
             "shapes=Buckets(...) is not for a module of PyTorch, which is captured with the sizes of a call; "
@@ -338,7 +340,7 @@ def add_torch_engine(engine: Any, function: Function, *, is_strict: bool) -> Any
 
 
 def choose_default_engines() -> list[str]:
-    """The default engine of a compiled graph: the first ready one by rank."""
+    """Choose the default engine of a compiled graph: the first one by rank that can be used."""
     return [next(name for name in list_by_rank() if _is_ready(name))]
 
 
@@ -420,12 +422,12 @@ def _disable_onednn_lstm(graph: GraphModule) -> Iterator[None]:
     if not (is_recurrent and torch.is_grad_enabled()):
         yield
         return
-    before = torch._C._get_mkldnn_enabled()
+    was_enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
         yield
     finally:
-        torch._C._set_mkldnn_enabled(before)
+        torch._C._set_mkldnn_enabled(was_enabled)
 
 
 def _compile(

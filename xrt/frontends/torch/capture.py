@@ -97,7 +97,7 @@ def register_dataclasses(values: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ModuleState:
-    """State that a capture depends on: modules, training flags, and tensors with their versions.
+    """State of a PyTorch module that a capture depends on: submodules, training flags, and tensors with their versions.
 
     Computed in each call, so it consists of flat lists that compare without Python code per module.
     """
@@ -179,7 +179,7 @@ def check_module(model: torch.nn.Module) -> None:
 
 
 _XRT_KEYWORDS = {"fetch", "out", "options"}
-"""Keywords of calls of other XRTModules."""
+"""Keywords that calls of other XRTModules accept, but not those of a PyTorch module."""
 
 
 def check_keywords(model: torch.nn.Module, keywords: Mapping[str, Any]) -> None:
@@ -233,7 +233,7 @@ class Capture:
     """Pytree structure of (args, kwargs)."""
     out_spec: Any
     inputs: tuple[int, ...]
-    """Index of the flattened input leaf, by input of the Function."""
+    """For each input of the Function, the index of the flattened input leaf."""
     buffers: tuple[str, ...]
     """Module buffers that are the remaining inputs; each is updated through an alias."""
     leaves: tuple[Leaf, ...]
@@ -242,7 +242,7 @@ class Capture:
     updated: tuple[int, ...] = ()
     """Indices of flattened input leaves that the module updates in place."""
     guards: Callable[..., object] | None = None
-    """Raises for input sizes that the capture does not cover; None for static sizes."""
+    """Raises an error for input sizes that the capture does not cover. None if all sizes are static."""
 
 
 def capture(
@@ -330,7 +330,7 @@ _LOCAL = re.compile(r"L\['(\w+)'\]")
 
 
 def _list_calls(program: ExportedProgram) -> set[Any]:
-    """All call targets, in nested graphs too."""
+    """List the targets of all calls, including those of nested graphs."""
     modules = [part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
     return {call.target for part in modules for call in part.graph.nodes if call.op == "call_function"}
 

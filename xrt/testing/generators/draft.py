@@ -26,10 +26,10 @@ OPSET = 18
 """The opset of all recipes: the first in which all reductions have their axes as an input."""
 SIZES = {"N": 3, "M": 2}
 """The sizes of the symbolic dims of generated Functions."""
-MOST_ELEMENTS = 20_000
-"""Maximum elements of an operand, because sizes multiply quickly."""
+MAX_ELEMENTS = 20_000
+"""Larger values are not selected as operands, because sizes multiply quickly."""
 LARGEST = 1e3
-"""Limit that recipes set on the magnitude of results, so that products do not overflow and tolerances remain meaningful."""
+"""Recipes keep the magnitude of results below this, so that products do not overflow and tolerances remain meaningful."""
 
 
 class Chooser(Protocol):
@@ -71,7 +71,7 @@ class DraftValue:
     bound: float
     """Upper bound for the magnitude of its elements."""
     leaf: bool = False
-    """Whether no node may read it, because it is discontinuous and engines may rightly differ."""
+    """True if no node may read it, because its operator is discontinuous and engines may rightly differ."""
 
     @property
     def rank(self) -> int:
@@ -115,7 +115,7 @@ class GraphDraft:
     def find(self, fits: Callable[[DraftValue], bool]) -> DraftValue | None:
         """Choose among the visible values that satisfy ``fits``, preferring the newest; None if there is none."""
         # The newest first, because shrinking prefers the first option: reduced graphs are chains, which are easy to read.
-        fitting = [v for v in self.visible() if not v.leaf and v.size <= MOST_ELEMENTS and fits(v)]
+        fitting = [v for v in self.visible() if not v.leaf and v.size <= MAX_ELEMENTS and fits(v)]
         return self.choose.pick(fitting[::-1]) if fitting else None
 
     def want(
@@ -136,7 +136,10 @@ class GraphDraft:
         return operand or self.add_source(self.choose.pick(kinds), self.shape(low, high) if shape is None else shape)
 
     def want_of(self, kinds: Iterable[DType], low: int = 0, high: int | None = None) -> DraftValue:
-        """Like `want` for the types among ``kinds`` that the draft has (else the first), with a rank from ``low`` to ``high``."""
+        """Like `want`, for the element types in ``kinds`` that are among `dtypes`, or else the first of ``kinds``.
+
+        The rank is from ``low`` to ``high``.
+        """
         kinds = tuple(kinds)
         ranks = (low, self.rank if high is None else high)
         return self.want(tuple(kind for kind in kinds if kind in self.dtypes) or kinds[:1], ranks=ranks)
@@ -173,18 +176,18 @@ class GraphDraft:
         constant = Constant(np.asarray(array))
         name = self.fresh("c")
         self.constants[name] = constant
-        wide = constant.array.astype(np.float64) if constant.array.size else np.zeros(1)
-        return self._add_value(name, constant.dtype, constant.shape, float(np.abs(wide).max()))
+        floats = constant.array.astype(np.float64) if constant.array.size else np.zeros(1)
+        return self._add_value(name, constant.dtype, constant.shape, float(np.abs(floats).max()))
 
-    def axes(self, *numbers: int) -> str:
-        """Add an int64 list for a single node (axes, a shape, starts), and return its name."""
-        return self.axis(numbers)
+    def int64_list(self, *elements: int) -> str:
+        """Add a 1-d int64 constant for a single node, such as axes, a shape or starts. Return its name."""
+        return self.int64_constant(elements)
 
-    def axis(self, number: int | tuple[int, ...]) -> str:
-        """Add an int64 constant for a single node, 0-d for an int and 1-d for a tuple, and return its name."""
+    def int64_constant(self, value: int | tuple[int, ...]) -> str:
+        """Add an int64 constant for a single node, 0-d for an int and 1-d for a tuple. Return its name."""
         # Not among the values: other nodes must not compute with axes or shapes.
         name = self.fresh("k")
-        self.constants[name] = Constant(np.array(number, np.int64))
+        self.constants[name] = Constant(np.array(value, np.int64))
         return name
 
     def _add_value(self, name: str, dtype: DType, shape: tuple[int, ...], bound: float, leaf: bool = False) -> DraftValue:
@@ -198,8 +201,10 @@ class GraphDraft:
         self, op: str, inputs: Sequence[str | DraftValue], *outputs: DraftValue, **attributes: Any
     ) -> tuple[DraftValue, ...]:
         """Add a node, and make its outputs available to other nodes."""
-        read = tuple(i.name if isinstance(i, DraftValue) else i for i in inputs)
-        self.nodes.append(Node(op, read, tuple(o.name for o in outputs), read_attributes(attributes), name=self.fresh("n")))
+        input_names = tuple(i.name if isinstance(i, DraftValue) else i for i in inputs)
+        self.nodes.append(
+            Node(op, input_names, tuple(o.name for o in outputs), read_attributes(attributes), name=self.fresh("n"))
+        )
         self.values.extend(o for o in outputs if o.name)  # an optional output without a name does not exist
         return outputs
 
@@ -208,13 +213,13 @@ class GraphDraft:
         return DraftValue(self.fresh("v"), dtype, shape, bound, leaf=steps)
 
     def body(self) -> GraphDraft:
-        """A draft for the body of a control flow node; its nodes may read the values of this draft."""
+        """Create a draft for the body of a control flow node. Its nodes may read the values of this draft."""
         return GraphDraft(self.choose, self.dtypes, self.empty, self.rank, parent=self, numbers=self.numbers)
 
     # ------------------------------------------------------------------ undo
 
     def mark(self) -> tuple[int, int, int, int]:
-        """The state of the draft for `undo`: the numbers of nodes, inputs, constants and values."""
+        """Return the numbers of nodes, inputs, constants and values, which `undo` restores."""
         return len(self.nodes), len(self.inputs), len(self.constants), len(self.values)
 
     def undo(self, mark: tuple[int, int, int, int]) -> None:

@@ -308,7 +308,7 @@ def top(draft: GraphDraft) -> None:
         k = draft.choose.integer(1, x.shape[place])
         shape = (*x.shape[:place], k, *x.shape[place + 1 :])
         values, indices = draft.out(x.dtype, shape, x.bound), draft.out(DType.INT64, shape, max(x.shape), steps=True)
-        draft.node("TopK", [x, draft.axes(k)], values, indices, axis=axis, largest=1 - draft.choose.integer(0, 1))
+        draft.node("TopK", [x, draft.int64_list(k)], values, indices, axis=axis, largest=1 - draft.choose.integer(0, 1))
 
 
 def quantize(draft: GraphDraft) -> None:
@@ -364,14 +364,14 @@ def _add_reduction(draft: GraphDraft, x: DraftValue, bounds: dict[str, float], a
     op, keep = draft.choose.pick(fitting), draft.choose.integer(0, 1)
     signed = [a - x.rank if draft.choose.integer(0, 2) == 2 else a for a in axes]
     reduced = shape if keep else tuple(d for a, d in enumerate(shape) if axes and a not in axes)
-    read: list[str | DraftValue] = [x, draft.axes(*signed)] if axes else [x]
+    read: list[str | DraftValue] = [x, draft.int64_list(*signed)] if axes else [x]
     draft.node(op, read, draft.out(x.dtype, reduced, bounds[op]), keepdims=keep)
 
 
 def no_reduction(draft: GraphDraft) -> None:
     """ReduceSum with empty axes and ``noop_with_empty_axes``, which is Identity."""
     x = draft.want_of(FLOATS)
-    draft.node("ReduceSum", [x, draft.axes()], draft.like(x, x.bound), noop_with_empty_axes=1)
+    draft.node("ReduceSum", [x, draft.int64_list()], draft.like(x, x.bound), noop_with_empty_axes=1)
 
 
 def running_sum(draft: GraphDraft) -> None:
@@ -379,7 +379,7 @@ def running_sum(draft: GraphDraft) -> None:
     axis = draft.choose.integer(-x.rank, x.rank - 1)
     if (bound := x.bound * max(x.shape[axis], 1)) <= LARGEST:
         exclusive, reverse = draft.choose.integer(0, 1), draft.choose.integer(0, 1)
-        draft.node("CumSum", [x, draft.axis(axis)], draft.like(x, bound), exclusive=exclusive, reverse=reverse)
+        draft.node("CumSum", [x, draft.int64_constant(axis)], draft.like(x, bound), exclusive=exclusive, reverse=reverse)
 
 
 def shares(draft: GraphDraft) -> None:

@@ -38,7 +38,7 @@ def reshape(draft: GraphDraft) -> None:
     shape, target = draft.choose.pick(
         [((x.size,), (-1,)), ((first, x.size // first), (first, -1)), ((1, first, x.size // first), (1, first, x.size // first))]
     )
-    draft.node("Reshape", [x, draft.axes(*target)], draft.out(x.dtype, shape, x.bound))
+    draft.node("Reshape", [x, draft.int64_list(*target)], draft.out(x.dtype, shape, x.bound))
 
 
 def flatten(draft: GraphDraft) -> None:
@@ -50,21 +50,23 @@ def flatten(draft: GraphDraft) -> None:
 def unsqueeze(draft: GraphDraft) -> None:
     x = draft.want(draft.dtypes, ranks=(0, draft.rank - 1))
     axis = draft.choose.integer(0, x.rank)
-    draft.node("Unsqueeze", [x, draft.axes(axis)], draft.out(x.dtype, (*x.shape[:axis], 1, *x.shape[axis:]), x.bound))
+    draft.node("Unsqueeze", [x, draft.int64_list(axis)], draft.out(x.dtype, (*x.shape[:axis], 1, *x.shape[axis:]), x.bound))
 
 
 def squeeze(draft: GraphDraft) -> None:
     x = draft.find(lambda v: 1 in v.shape)
     if x is not None:
         axis = x.shape.index(1)
-        draft.node("Squeeze", [x, draft.axes(axis)], draft.out(x.dtype, x.shape[:axis] + x.shape[axis + 1 :], x.bound))
+        draft.node("Squeeze", [x, draft.int64_list(axis)], draft.out(x.dtype, x.shape[:axis] + x.shape[axis + 1 :], x.bound))
 
 
 def tile(draft: GraphDraft) -> None:
     x = _want_any(draft, 1)
     times = [draft.choose.integer(1, 2) for _ in x.shape]
     draft.node(
-        "Tile", [x, draft.axes(*times)], draft.out(x.dtype, tuple(d * t for d, t in zip(x.shape, times, strict=True)), x.bound)
+        "Tile",
+        [x, draft.int64_list(*times)],
+        draft.out(x.dtype, tuple(d * t for d, t in zip(x.shape, times, strict=True)), x.bound),
     )
 
 
@@ -86,18 +88,18 @@ def split(draft: GraphDraft) -> None:
     """Split into two parts, by sizes or by ``num_outputs``, where the last part may be smaller."""
     x = _want_any(draft, 1)
     axis = draft.choose.integer(-x.rank, x.rank - 1)
-    place = axis % x.rank
-    if x.shape[place] < 2:
+    dim = axis % x.rank
+    if x.shape[dim] < 2:
         return
     by_count = draft.choose.integer(0, 1)
     # With num_outputs, ONNX rounds the size of a part up, and the last part has the rest.
-    first = -(-x.shape[place] // 2) if by_count else draft.choose.integer(1, x.shape[place] - 1)
-    sizes = (first, x.shape[place] - first)
-    outs = [draft.out(x.dtype, (*x.shape[:place], size, *x.shape[place + 1 :]), x.bound) for size in sizes]
+    first = -(-x.shape[dim] // 2) if by_count else draft.choose.integer(1, x.shape[dim] - 1)
+    sizes = (first, x.shape[dim] - first)
+    outs = [draft.out(x.dtype, (*x.shape[:dim], size, *x.shape[dim + 1 :]), x.bound) for size in sizes]
     if by_count:
         draft.node("Split", [x], *outs, axis=axis, num_outputs=2)
     else:
-        draft.node("Split", [x, draft.axes(*sizes)], *outs, axis=axis)
+        draft.node("Split", [x, draft.int64_list(*sizes)], *outs, axis=axis)
 
 
 def broadcast(draft: GraphDraft) -> None:
@@ -106,7 +108,7 @@ def broadcast(draft: GraphDraft) -> None:
     if x.rank < draft.rank:
         shape = (draft.choose.integer(0 if draft.empty else 1, 2), *(1 if draft.choose.integer(0, 1) else d for d in x.shape))
         result = (shape[0], *x.shape)
-        draft.node("Expand", [x, draft.axes(*shape)], draft.out(x.dtype, result, x.bound))
+        draft.node("Expand", [x, draft.int64_list(*shape)], draft.out(x.dtype, result, x.bound))
 
 
 def slices(draft: GraphDraft) -> None:
@@ -121,7 +123,7 @@ def slices(draft: GraphDraft) -> None:
         first = max(start, -size) if step < 0 else start  # out of range with a negative step: ONNX clamps to 0, Python to -1
         shape[axis] = len(range(size)[first:end:step])
     if draft.empty or 0 not in shape:
-        operands = [draft.axes(*numbers) for numbers in zip(*ranges, strict=True)]
+        operands = [draft.int64_list(*numbers) for numbers in zip(*ranges, strict=True)]
         draft.node("Slice", [x, *operands], draft.out(x.dtype, tuple(shape), x.bound))
 
 
@@ -133,13 +135,13 @@ def padding(draft: GraphDraft) -> None:
         return  # an axis of one element has nothing to reflect
     axes = [a for a in range(x.rank) if draft.choose.integer(0, 1)] or [x.rank - 1]
     low = -1 if mode == "constant" and all(x.shape[a] > 2 for a in axes) else 0
-    before, after = ([draft.choose.integer(low, 1) for _ in axes] for _ in range(2))
+    before, next_state = ([draft.choose.integer(low, 1) for _ in axes] for _ in range(2))
     shape = list(x.shape)
-    for axis, b, a in zip(axes, before, after, strict=True):
+    for axis, b, a in zip(axes, before, next_state, strict=True):
         shape[axis] += b + a
     value: DraftValue | str = draft.constant(np.asarray(2, x.dtype.numpy)) if draft.choose.integer(0, 1) else ""
     out = draft.out(x.dtype, tuple(shape), max(x.bound, 2.0))
-    draft.node("Pad", [x, draft.axes(*before, *after), value, draft.axes(*axes)], out, mode=mode)
+    draft.node("Pad", [x, draft.int64_list(*before, *next_state), value, draft.int64_list(*axes)], out, mode=mode)
 
 
 def _make_indices(draft: GraphDraft, shape: tuple[int, ...], size: int, kind: type = np.int64) -> DraftValue:
@@ -155,8 +157,8 @@ def gather(draft: GraphDraft) -> None:
     if not x.shape[axis] or x.rank - 1 + len(shape) > draft.rank:
         return
     indices = _make_indices(draft, shape, x.shape[axis], draft.choose.pick((np.int64, np.int32)))
-    place = axis % x.rank
-    out = draft.out(x.dtype, (*x.shape[:place], *shape, *x.shape[place + 1 :]), x.bound)
+    dim = axis % x.rank
+    out = draft.out(x.dtype, (*x.shape[:dim], *shape, *x.shape[dim + 1 :]), x.bound)
     draft.node("Gather", [x, indices], out, axis=axis)
 
 
@@ -198,7 +200,7 @@ def scatter_elements(draft: GraphDraft) -> None:
     axis = draft.choose.integer(0, x.rank - 1)
     if not x.size:
         return
-    # A permutation cut short has no index twice: the order of writes to one element is not defined.
+    # The start of a permutation has no duplicates, for which the order of writes would be undefined.
     rng = np.random.default_rng(draft.choose.integer(0, 99))
     count = draft.choose.integer(1, x.shape[axis])
     shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
@@ -221,16 +223,18 @@ def scatter_nd(draft: GraphDraft) -> None:
 def one_hot(draft: GraphDraft) -> None:
     x = draft.want((I64,), ranks=(1, draft.rank - 1))  # onnx infers no type for a 0-d index
     axis = draft.choose.integer(-1, x.rank)
-    place = x.rank if axis == -1 else axis
+    dim = x.rank if axis == -1 else axis
     off_on = draft.constant(np.array([-1, 2], np.float32))
-    out = draft.out(F32, (*x.shape[:place], 3, *x.shape[place:]), 2.0)
-    draft.node("OneHot", [x, draft.axis(3), off_on], out, axis=axis)
+    out = draft.out(F32, (*x.shape[:dim], 3, *x.shape[dim:]), 2.0)
+    draft.node("OneHot", [x, draft.int64_constant(3), off_on], out, axis=axis)
 
 
 def triangle(draft: GraphDraft) -> None:
     x = draft.want([k for k in (F32, I64, DType.BOOL) if k in draft.dtypes] or (F32,), ranks=(2, draft.rank))
-    read: list[str | DraftValue] = [x, draft.axis(draft.choose.integer(-2, 2))] if draft.choose.integer(0, 1) else [x]
-    draft.node("Trilu", read, draft.out(x.dtype, x.shape, x.bound), upper=draft.choose.integer(0, 1))
+    operands: list[str | DraftValue] = (
+        [x, draft.int64_constant(draft.choose.integer(-2, 2))] if draft.choose.integer(0, 1) else [x]
+    )
+    draft.node("Trilu", operands, draft.out(x.dtype, x.shape, x.bound), upper=draft.choose.integer(0, 1))
 
 
 def identity_matrix(draft: GraphDraft) -> None:
@@ -243,10 +247,10 @@ def range_between(draft: GraphDraft) -> None:
     """Range of constants, ascending or descending."""
     start, limit, delta = draft.choose.pick(((0, 4, 1), (3, -2, -2), (1, 1, 1), (0, 5, 2)))
     kind = draft.choose.pick((np.int64, np.float32, np.int32))
-    read = [draft.constant(np.asarray(number, kind)) for number in (start, limit, delta)]
+    operands = [draft.constant(np.asarray(number, kind)) for number in (start, limit, delta)]
     size = len(range(start, limit, delta))
     if size or draft.empty:
-        draft.node("Range", read, draft.out(DType.parse(np.dtype(kind).name), (size,), 5.0))
+        draft.node("Range", operands, draft.out(DType.parse(np.dtype(kind).name), (size,), 5.0))
 
 
 def fill(draft: GraphDraft) -> None:
@@ -265,18 +269,18 @@ def reshape_like(draft: GraphDraft) -> None:
     x = _want_any(draft, 1)
     if draft.choose.integer(0, 1):
         shape = draft.node("Shape", [x], draft.out(I64, (x.rank,), float(max((*x.shape, 1)))))[0]
-        flat = draft.node("Reshape", [x, draft.axes(x.size)], draft.out(x.dtype, (x.size,), x.bound), allowzero=1)[0]
+        flat = draft.node("Reshape", [x, draft.int64_list(x.size)], draft.out(x.dtype, (x.size,), x.bound), allowzero=1)[0]
         draft.node("Reshape", [flat, shape], draft.out(x.dtype, x.shape, x.bound), allowzero=1)
     elif x.size:
         rest = math.prod(x.shape[1:])
-        draft.node("Reshape", [x, draft.axes(0, rest)], draft.out(x.dtype, (x.shape[0], rest), x.bound))
+        draft.node("Reshape", [x, draft.int64_list(0, rest)], draft.out(x.dtype, (x.shape[0], rest), x.bound))
 
 
 def reverse(draft: GraphDraft) -> None:
     x = draft.want((F32, I64), ranks=(2, draft.rank))
     if x.size:
         lengths = [draft.choose.integer(1, x.shape[0]) for _ in range(x.shape[1])]
-        draft.node("ReverseSequence", [x, draft.axes(*lengths)], draft.out(x.dtype, x.shape, x.bound))
+        draft.node("ReverseSequence", [x, draft.int64_list(*lengths)], draft.out(x.dtype, x.shape, x.bound))
 
 
 def compress(draft: GraphDraft) -> None:
@@ -340,23 +344,23 @@ def _count_parents(draft: GraphDraft) -> int:
 def loop(draft: GraphDraft) -> None:
     """A Loop with a loop-carried value, a captured value and a scan output."""
     carried = draft.want((DType.FLOAT32,))
-    turns = draft.choose.integer(1, 3)
-    trips = draft.constant(np.array(turns, np.int64))
-    go_on = "" if draft.choose.integer(0, 1) else draft.constant(np.array(True))
+    iterations = draft.choose.integer(1, 3)
+    trips = draft.constant(np.array(iterations, np.int64))
+    initial_condition = "" if draft.choose.integer(0, 1) else draft.constant(np.array(True))
     body, bound = draft.body(), max(1.0, carried.bound)
-    number, keep = DraftValue(body.fresh("b"), I64, (), 3.0), DraftValue(body.fresh("b"), DType.BOOL, (), 1.0)
+    iteration, condition = DraftValue(body.fresh("b"), I64, (), 3.0), DraftValue(body.fresh("b"), DType.BOOL, (), 1.0)
     inside = DraftValue(body.fresh("b"), carried.dtype, carried.shape, bound)
     # Chosen before ``inside`` is visible, so that the body does read a value from outside.
     captured = body.want((DType.FLOAT32,), carried.shape)
     body.values.append(inside)
-    total = body.node("Add", [inside, captured], body.out(carried.dtype, carried.shape, 1.0 + captured.bound))[0]
+    sum_ = body.node("Add", [inside, captured], body.out(carried.dtype, carried.shape, 1.0 + captured.bound))[0]
     # Tanh bounds the carried value, which would otherwise grow with each turn.
-    after = body.node("Tanh", [total], body.out(carried.dtype, carried.shape, 1.0))[0]
-    again = body.node("Identity", [keep], body.out(DType.BOOL, (), 1.0))[0]
-    function = _make_body(body, [number, keep, inside], [again, after, total])
+    next_state = body.node("Tanh", [sum_], body.out(carried.dtype, carried.shape, 1.0))[0]
+    next_condition = body.node("Identity", [condition], body.out(DType.BOOL, (), 1.0))[0]
+    function = _make_body(body, [iteration, condition, inside], [next_condition, next_state, sum_])
     last = draft.out(carried.dtype, carried.shape, bound)
-    stacked = draft.out(carried.dtype, (turns, *carried.shape), bound + captured.bound)
-    draft.node("Loop", [trips, go_on, carried], last, stacked, body=function)
+    stacked = draft.out(carried.dtype, (iterations, *carried.shape), bound + captured.bound)
+    draft.node("Loop", [trips, initial_condition, carried], last, stacked, body=function)
 
 
 def _make_body(draft: GraphDraft, inputs: list[DraftValue], outputs: list[DraftValue]) -> Function:
@@ -377,10 +381,10 @@ def scan(draft: GraphDraft) -> None:
     captured = inner.want((F32,), row)  # before the body's inputs are visible, as in `loop`
     inner.values.extend((state, x))
     first = inner.node("Add", [state, x], inner.out(F32, row, 2.0))[0]
-    total = inner.node("Add", [first, captured], inner.out(F32, row, 2.0 + captured.bound))[0]
-    after = inner.node("Tanh", [total], inner.out(F32, row, 1.0))[0]
-    turn = inner.node("Identity", [after], inner.out(F32, row, 1.0))[0]
-    body = _make_body(inner, [state, x], [after, turn])
+    sum_ = inner.node("Add", [first, captured], inner.out(F32, row, 2.0 + captured.bound))[0]
+    next_state = inner.node("Tanh", [sum_], inner.out(F32, row, 1.0))[0]
+    scan_output = inner.node("Identity", [next_state], inner.out(F32, row, 1.0))[0]
+    body = _make_body(inner, [state, x], [next_state, scan_output])
     last, all_ = draft.out(F32, row, 1.0), draft.out(F32, xs.shape, 1.0)
     draft.node("Scan", [start, xs], last, all_, body=body, num_scan_inputs=1, scan_input_directions=[direction])
 
@@ -393,16 +397,16 @@ def list_of_tensors(draft: GraphDraft) -> None:
     sequence = _add_sequence(draft, "SequenceConstruct", [v.name for v in items])
     change = draft.choose.integer(0, 2)
     if change == 1:
-        sequence, items = _add_sequence(draft, "SequenceInsert", [sequence, y.name, draft.axis(0)]), [y, *items]
+        sequence, items = _add_sequence(draft, "SequenceInsert", [sequence, y.name, draft.int64_constant(0)]), [y, *items]
     elif change == 2 and len(items) > 1:
-        sequence, items = _add_sequence(draft, "SequenceErase", [sequence, draft.axis(-1)]), items[:-1]
+        sequence, items = _add_sequence(draft, "SequenceErase", [sequence, draft.int64_constant(-1)]), items[:-1]
     _read_list(draft, sequence, items)
 
 
-def _add_sequence(draft: GraphDraft, op: str, read: list[str]) -> str:
-    # A draft has tensors only: the sequence is added as one, for its name.
+def _add_sequence(draft: GraphDraft, op: str, operands: list[str]) -> str:
+    # A draft supports tensors only, so the sequence is added as a tensor, for its name.
     sequence = DraftValue(draft.fresh("s"), F32, (), 0.0)
-    draft.node(op, list(read), sequence)
+    draft.node(op, list(operands), sequence)
     draft.values.pop()  # only sequence operators may read it
     return sequence.name
 
@@ -411,8 +415,8 @@ def _read_list(draft: GraphDraft, sequence: str, items: list[DraftValue]) -> Non
     first, bound = items[0], max(v.bound for v in items)
     choice, count = draft.choose.integer(0, 3), len(items)
     if choice == 0:
-        place = draft.choose.integer(-count, count - 1)
-        draft.node("SequenceAt", [sequence, draft.axis(place)], draft.out(first.dtype, first.shape, bound))
+        index = draft.choose.integer(-count, count - 1)
+        draft.node("SequenceAt", [sequence, draft.int64_constant(index)], draft.out(first.dtype, first.shape, bound))
     elif choice == 1:
         draft.node("SequenceLength", [sequence], draft.out(DType.INT64, (), 4.0))
     elif choice == 2 and first.rank < draft.rank:
@@ -428,7 +432,7 @@ def split_to_list(draft: GraphDraft) -> None:
     if x.shape[0]:
         sequence = _add_sequence(draft, "SplitToSequence", [x.name])
         row = draft.out(x.dtype, (1, *x.shape[1:]), x.bound)
-        draft.node("SequenceAt", [sequence, draft.axis(draft.choose.integer(-x.shape[0], x.shape[0] - 1))], row)
+        draft.node("SequenceAt", [sequence, draft.int64_constant(draft.choose.integer(-x.shape[0], x.shape[0] - 1))], row)
 
 
 CONTROL: tuple[Recipe, ...] = (branch, loop)
