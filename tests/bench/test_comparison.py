@@ -14,7 +14,7 @@ import pytest
 
 from xrt.bench import BenchCandidate, BenchOptions, BenchReport, BenchTarget, comparison
 from xrt.bench.comparison import BenchWorker
-from xrt.bench.job_server import Job, Start
+from xrt.bench.job_server import Job, StartupReport
 from xrt.cli import main
 
 TINY = "mlp{layers=2, features=3, hidden=4, classes=2}"
@@ -99,7 +99,7 @@ def test_memory_is_the_workers_own() -> None:
     ballast[:: os.sysconf("SC_PAGE_SIZE")] = b"x" * len(ballast[:: os.sysconf("SC_PAGE_SIZE")])
     with BenchWorker(JOB) as worker:
         start = worker.start(60)
-    assert isinstance(start, Start) and start.peak_bytes < len(ballast)
+    assert isinstance(start, StartupReport) and start.peak_bytes < len(ballast)
 
 
 FIELDS: dict[str, set[str]] = {

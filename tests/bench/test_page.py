@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from xrt.bench import Agreement, BenchCandidate, BenchReport, Group, ReportRow, Timing, page
-from xrt.bench.job_server import Start
+from xrt.bench.job_server import StartupReport
 from xrt.bench.report import answer
 from xrt.engines.toy import Toy
 from xrt.graph import FrozenDict
@@ -64,11 +64,11 @@ def branched() -> tuple[RegionTimes, ...]:
     return tuple(results)
 
 
-def started(plan: Sequence[RegionTimes], *, steady: bool = True) -> Start:
+def started(plan: Sequence[RegionTimes], *, steady: bool = True) -> StartupReport:
     engines = tuple(dict.fromkeys(region.engine for region in plan))
     spent = (0.31, 1.72, 0.0124)
     regions = tuple(region.engine for region in plan)
-    return Start(
+    return StartupReport(
         tuple(f"lib{e} 1.2" for e in engines), regions, *spent, 21, steady, 0.0026, 92_000_000, 311_000_000, tuple(plan), engines
     )
 
@@ -271,7 +271,7 @@ def test_a_plan_is_reported_as_plain_facts_and_comes_back_from_a_line() -> None:
     assert [reading.source for region in regions for reading in region.reads] == [INPUTS, *range(len(regions) - 1)]
     assert [reading.size for reading in regions[0].reads] == [12]
     assert [region.is_output for region in regions] == [False] * (len(regions) - 1) + [True]
-    assert msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(started(regions)))), Start) == started(regions)
+    assert msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(started(regions)))), StartupReport) == started(regions)
 
 
 GRAPHS = st.integers(0, 12).flatmap(

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 import msgspec
 import numpy as np
 
-from xrt.bench.job_server import BenchOptions, Job, JobFailure, Start
+from xrt.bench.job_server import BenchOptions, Job, JobFailure, StartupReport
 from xrt.bench.report import Agreement, BenchReport, Group, ReportRow, Verdict, describe
 from xrt.bench.targets import BenchCandidate, BenchTarget
 from xrt.comparison import compare_all, tolerance_for
@@ -49,9 +49,9 @@ class BenchWorker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self, timeout: float) -> Start | JobFailure:
+    def start(self, timeout: float) -> StartupReport | JobFailure:
         """Compile, call and warm up; fails after ``timeout`` seconds."""
-        return self._ask({"do": "start", "job": msgspec.to_builtins(self._job)}, Start, timeout)
+        return self._ask({"do": "start", "job": msgspec.to_builtins(self._job)}, StartupReport, timeout)
 
     def turn(self, timeout: float) -> float | JobFailure:
         """Run one turn; return its mean seconds per call."""
@@ -107,7 +107,7 @@ class _Runner:
 
     candidate: BenchCandidate
     worker: BenchWorker
-    start: Start | None = None
+    start: StartupReport | None = None
     reason: str = ""
     agreement: Agreement = field(default_factory=Agreement)
     rounds: list[float] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """The worker process of one candidate, which isolates its memory, threads and crashes, and the messages to and from it.
 
-The first request has a `Job`: the worker compiles, warms up and replies with a `Start`. Each later request runs one turn (the
-reply is the mean seconds per call) or measures the regions (the reply is a `MeanCall`).
+The first request has a `Job`: the worker compiles, warms up and replies with a `StartupReport`. Each later request runs one turn
+(the reply is the mean seconds per call) or measures the regions (the reply is a `MeanCall`).
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """Costs up to the first steady call, with no other candidate running."""
+class StartupReport:
+    """What a candidate costs until its calls are steady, measured while no other candidate runs."""
 
     versions: tuple[str, ...]
     regions: tuple[str, ...]
@@ -76,7 +76,7 @@ class Start:
     loaded_bytes: int
     """Peak resident memory before the compile: interpreter, libraries and model."""
     peak_bytes: int
-    """Peak resident memory at the end."""
+    """Peak resident memory after the warm-up."""
     plan: tuple[RegionTimes, ...] = ()
     engines: tuple[str, ...] = ()
     """Specs of the engines, for ``auto`` those that it selected."""
@@ -92,34 +92,34 @@ class JobFailure:
 
 
 SOLO_TURNS = 5
-"""Turns right after warm-up, before other candidates run."""
+"""Number of turns measured right after the warm-up, before other candidates run."""
 MIN_PROFILED, MAX_PROFILED = 3, 100
 """Bounds on the number of calls that a profile averages."""
 
 
 def main(handle: str) -> None:
     """Serve one job and its turns and timelines on the socket with this handle."""
-    ready: _Ready | None = None
+    prepared: _PreparedCandidate | None = None
 
     def answer(request: Request) -> Message:
-        nonlocal ready
+        nonlocal prepared
         if request.message["do"] == "start":
-            ready, start, results = _start(msgspec.convert(request.message["job"], Job))
+            prepared, start, results = _start_job(msgspec.convert(request.message["job"], Job))
             return {"answer": msgspec.to_builtins(start), "results": put_values(request.buffer, results)}
-        assert ready is not None  # the client sends the job first
-        return {"answer": msgspec.to_builtins(ready.profile() if request.message["do"] == "profile" else ready.turn())}
+        assert prepared is not None  # the client sends the job first
+        return {"answer": msgspec.to_builtins(prepared.profile() if request.message["do"] == "profile" else prepared.turn())}
 
     serve(handle, answer)
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
+class _PreparedCandidate:
     """A compiled and warm candidate; a turn makes ``repeats`` calls."""
 
     module: XRTModule
     values: Sequence[Any]
     options: RunOptions | None
-    """Those of each call; None on the CPU, where options would make a small call slower."""
+    """Options of each call; None on the CPU, where passing options would make a small call slower."""
     repeats: int = 1
 
     def call(self) -> Any:
@@ -138,8 +138,8 @@ class _Ready:
         return MeanCall(calls, seconds / calls, tuple(launch.seconds / max(launch.calls, 1) for launch in launches))
 
 
-def _start(job: Job) -> tuple[_Ready, Start, Sequence[Any]]:
-    """Load, compile, call once, warm up; the results are those of the first call."""
+def _start_job(job: Job) -> tuple[_PreparedCandidate, StartupReport, Sequence[Any]]:
+    """Load, compile, call once and warm up; return the candidate, its costs and the results of the first call."""
     settings = job.settings
     function = job.subject.load(settings.seed)
     arrays = from_files(job.subject.files, function)
@@ -157,18 +157,18 @@ def _start(job: Job) -> tuple[_Ready, Start, Sequence[Any]]:
     _, compile_seconds = time_call(lambda: module.compile(**inputs))
     # On a device a call returns before its results are computed, unless it blocks.
     call_options = None if settings.device == "cpu" else RunOptions(block=True)
-    ready = _Ready(module, [inputs[value.name] for value in function.inputs], call_options)
-    results, first_seconds = time_call(ready.call)
+    prepared = _PreparedCandidate(module, [inputs[value.name] for value in function.inputs], call_options)
+    results, first_seconds = time_call(prepared.call)
     repeats, warmth, alone_seconds = 1, Warmup(0, False), 0.0
     if settings.warm_seconds:  # otherwise only the results are needed
-        warmth = warm_up(ready.call, seconds=settings.warm_seconds)
-        repeats = choose_calls(ready.call, settings.turn_seconds)
-        times = [seconds_per_call(ready.call, repeats)]
+        warmth = warm_up(prepared.call, seconds=settings.warm_seconds)
+        repeats = choose_calls(prepared.call, settings.turn_seconds)
+        times = [seconds_per_call(prepared.call, repeats)]
         # A slow call is measured once: the warm-up time limits this measurement too.
         while len(times) < SOLO_TURNS and sum(times) * repeats < settings.warm_seconds:
-            times.append(seconds_per_call(ready.call, repeats))
+            times.append(seconds_per_call(prepared.call, repeats))
         alone_seconds = statistics.median(times)
-    start = Start(
+    start = StartupReport(
         versions=versions,
         regions=tuple(launch.engine for launch in module.plan.launches),
         import_seconds=import_seconds,
@@ -183,4 +183,8 @@ def _start(job: Job) -> tuple[_Ready, Start, Sequence[Any]]:
         engines=module.engines,
         placement=tuple(str(module.tuned).splitlines()) if module.tuned else (),
     )
-    return replace(ready, repeats=repeats), start, [to_host(x) for x in (results if isinstance(results, tuple) else (results,))]
+    return (
+        replace(prepared, repeats=repeats),
+        start,
+        [to_host(x) for x in (results if isinstance(results, tuple) else (results,))],
+    )

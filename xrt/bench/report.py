@@ -21,7 +21,7 @@ from xrt.partition.plan import color_engines
 from xrt.runtime import available_cores
 
 if TYPE_CHECKING:
-    from xrt.bench.job_server import Start
+    from xrt.bench.job_server import StartupReport
     from xrt.measure.statistics import Interval, RatioInterval
 
 
@@ -53,7 +53,7 @@ class ReportRow:
     candidate: BenchCandidate
     verdict: Verdict
     reason: str = ""
-    start: Start | None = None
+    start: StartupReport | None = None
     """None if the candidate did not start."""
     agreement: Agreement | None = None
     rounds: tuple[float, ...] = ()

@@ -40,7 +40,7 @@ class RatioInterval:
 
 
 def bootstrap(ratios: Sequence[float], confidence: float = 0.95, seed: int = 0) -> RatioInterval:
-    """The median with its percentile bootstrap interval (Efron 1979), with a fixed seed.
+    """Compute the median with its percentile bootstrap interval (Efron 1979), with a fixed seed.
 
     The interval always contains the median. For a single ratio it is degenerate and carries no information.
     """
@@ -60,12 +60,12 @@ def _make_interval(median: float, resampled: Array, confidence: float) -> RatioI
 
 
 def compute_round_ratio(of: Sequence[float], to: Sequence[float]) -> RatioInterval:
-    """Median ratio of two candidates over the rounds that both have."""
+    """Compute the median of the ratios ``of / to`` over the rounds that both candidates have."""
     return bootstrap([a / b for a, b in zip(of, to, strict=False)])
 
 
 def compute_ratio_of_medians(of: Sequence[float], to: Sequence[float], seed: int = 0) -> RatioInterval:
-    """Ratio of two medians over common rounds; the bootstrap resamples rounds, not single times.
+    """Compute the ratio of two medians over common rounds. The bootstrap resamples rounds, not single times.
 
     Unlike the median of ratios, it equals the quotient of the two displayed medians. Drift cancels, as both medians use the same
     rounds.
@@ -80,7 +80,7 @@ def compute_ratio_of_medians(of: Sequence[float], to: Sequence[float], seed: int
 
 
 def compute_round_ratio_with_drift(of: Sequence[float], to: Sequence[float], *, parts: int) -> RatioInterval:
-    """Ratio of two candidates by round, with an interval that accounts for drift; needs ``parts`` rounds or more.
+    """Compute the median ratio over rounds, with an interval that accounts for drift. Needs ``parts`` rounds or more.
 
     The bootstrap assumes independent rounds. If the load changes for seconds at a time, they are not, so the interval is widened
     to the medians of ``parts`` consecutive segments.
@@ -95,7 +95,7 @@ def compute_round_ratio_with_drift(of: Sequence[float], to: Sequence[float], *, 
 def compute_geometric_mean(
     rounds: Sequence[tuple[Sequence[float], Sequence[float]]], confidence: float = 0.95, seed: int = 0
 ) -> RatioInterval | None:
-    """Geometric mean over models of the median ratios, with its bootstrap interval; None without models.
+    """Compute the geometric mean over models of the median ratios, with its bootstrap interval. None without models.
 
     ``rounds`` has the rounds of two candidates per model, which are resampled independently: the interval covers measurement
     noise, not the choice of models.
@@ -110,7 +110,7 @@ def compute_geometric_mean(
 
 
 def compute_quartiles(values: Sequence[float]) -> RatioInterval:
-    """The median with quartiles as bounds; needs two or more values."""
+    """Compute the median, with the quartiles as bounds. Needs two or more values."""
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
     return RatioInterval(median, low, high)
 
@@ -134,19 +134,19 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Bounds of a median."""
+    """The bounds of the confidence interval of a median."""
 
     low: float
     high: float
 
 
 def ratio(of: Timing, to: Sequence[Timing]) -> RatioInterval:
-    """Per-round ratio of one candidate to the sum of others, with quartiles as bounds."""
+    """Compute the median over rounds of one candidate's time divided by the sum of others', with quartiles as bounds."""
     return compute_quartiles([a / sum(t.seconds[i] for t in to) for i, a in enumerate(of.seconds)])
 
 
 def rank(to_fastest: RatioInterval) -> Literal["slower", "tie", "too noisy"]:
-    """The verdict for a candidate from its ratio to the fastest one."""
+    """Judge a candidate by the ratio of its time to that of the fastest one."""
     if to_fastest.is_loss:
         return "slower"
     return "tie" if to_fastest.high <= 1 + TIE else "too noisy"

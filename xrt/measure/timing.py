@@ -65,7 +65,7 @@ def _warm_up_calls(call: Call, seconds: float, clock: Clock) -> int:
 
 
 def choose_calls_per_turn(seconds: float, turn: float) -> int:
-    """How many calls of ``seconds`` each fill a turn, at least one.
+    """Compute how many calls of ``seconds`` each fill a turn of ``turn`` seconds, at least one.
 
     >>> choose_calls_per_turn(0.001, 0.01), choose_calls_per_turn(5.0, 0.01)
     (10, 1)
@@ -74,7 +74,7 @@ def choose_calls_per_turn(seconds: float, turn: float) -> int:
 
 
 def choose_calls(call: Call, turn: float, clock: Clock = time.perf_counter) -> int:
-    """How many calls fill a turn of ``turn`` seconds, found by trial; a call that takes longer runs once.
+    """Find by trial how many calls fill a turn of ``turn`` seconds. A call that takes longer runs once.
 
     The first call may be slow only because it is the first, so it counts only if it takes `SLOW_TURNS` turns.
     """
@@ -85,14 +85,14 @@ def choose_calls(call: Call, turn: float, clock: Clock = time.perf_counter) -> i
 
 
 def time_call(call: Callable[[], T], clock: Clock = time.perf_counter) -> tuple[T, float]:
-    """The result of a call and its seconds."""
+    """Call once; return the result and the seconds that it took."""
     start = clock()
     result = call()
     return result, clock() - start
 
 
 def seconds_per_call(call: Call, repeats: int = 1, clock: Clock = time.perf_counter) -> float:
-    """Mean seconds of ``repeats`` back-to-back calls."""
+    """Measure the mean seconds of ``repeats`` back-to-back calls."""
     start = clock()
     for _ in range(repeats):
         call()
@@ -102,7 +102,7 @@ def seconds_per_call(call: Call, repeats: int = 1, clock: Clock = time.perf_coun
 def seconds_per_turn(
     call: Call, repeats: int = 1, clock: Clock = time.perf_counter, *, idle: float = LONGEST_WAIT, warms: bool = True
 ) -> float:
-    """Mean seconds of a turn's calls, after the threads of the previous turn have gone to sleep.
+    """Measure the mean seconds of a turn's calls, after the threads of the previous turn have gone to sleep.
 
     Waits at most ``idle`` seconds for that. With ``warms``, an uncounted call comes first: it wakes this candidate's threads and
     refills the caches.
@@ -195,7 +195,7 @@ def is_steady(times: Sequence[float]) -> bool:
 # ---------------------------------------------------------------------- load
 
 Instance: TypeAlias = Callable[[int, int], object]
-"""Serves ``count`` requests, given the number of the first one and ``count``."""
+"""Serves requests. Called with the index of the first request and the number of requests."""
 
 MIN_CALLS = 5
 """Minimum calls per instance, regardless of the time."""

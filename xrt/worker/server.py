@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 
 class WorkerServer:
-    """Holds the executables of this process by number. Each public method answers the requests of its name."""
+    """Holds the executables of this process by number. A request's field "do" names the public method that handles it."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
         self._executables: dict[int, tuple[Executable, GraphCompiler, Function, CompileContext]] = {}
         self._engines: dict[tuple[str, str], GraphCompiler] = {}
 
-    def answer(self, request: Request) -> Message:
-        """Answer a request with the method that its field "do" names."""
-        answers: Sequence[Answer] = (self.import_engine, self.compile, self.load, self.save, self.run, self.measure, self.close)
-        return {answer.__name__: answer for answer in answers}[request.message["do"]](request)
+    def respond(self, request: Request) -> Message:
+        """Handle a request by the method that its field "do" names; return the response."""
+        handlers: Sequence[Answer] = (self.import_engine, self.compile, self.load, self.save, self.run, self.measure, self.close)
+        return {handler.__name__: handler for handler in handlers}[request.message["do"]](request)
 
     def import_engine(self, request: Request) -> Message:
         """Import an engine, so that the first compile does not wait for it."""
@@ -43,17 +43,17 @@ class WorkerServer:
         return {}
 
     def compile(self, request: Request) -> Message:
-        """Compile and prepare a Function; answer with the executable's number and whether its outputs are fresh arrays."""
+        """Compile and prepare a Function. The response has the executable's number, and whether its outputs are fresh arrays."""
         engine, function, context = self._read_request(request)
-        return self._store(engine.compile(function, context), engine, function, context)
+        return self._register(engine.compile(function, context), engine, function, context)
 
     def load(self, request: Request) -> Message:
-        """Load and prepare a saved executable; answer like `compile`."""
+        """Load and prepare a saved executable. The response is as of `compile`."""
         engine, function, context = self._read_request(request)
         data = read_block(request.memory, request.message["saved"]).toreadonly()
         with make_working_directory() as folder:
             executable = engine.load(data, function, replace(context, workdir=folder))
-        return self._store(executable, engine, function, context)
+        return self._register(executable, engine, function, context)
 
     def _read_request(self, request: Request) -> tuple[GraphCompiler, Function, CompileContext]:
         """Read engine, Function and context from the fields that `describe_compile` wrote."""
@@ -65,23 +65,23 @@ class WorkerServer:
         context = on_device(message["device"], context)
         return self._get_engine(message["class"], message["spec"]), read_function(request.memory, message["function"]), context
 
-    def _store(self, executable: Executable, engine: GraphCompiler, function: Function, context: CompileContext) -> Message:
-        # A part of the compile: the first run may be measured.
+    def _register(self, executable: Executable, engine: GraphCompiler, function: Function, context: CompileContext) -> Message:
+        # Prepared as part of the compile, because the first run may be measured.
         prepare_or_close(adapt_to_host(executable, context))
         number = next(self._numbers)
         self._executables[number] = executable, engine, function, context
         return {"number": number, "fresh": executable.outputs_are_fresh}
 
-    def _get_engine(self, path: str, spec: str) -> GraphCompiler:
-        """The engine of a class, ``module:name``, with the options of ``spec``; created once."""
-        if (path, spec) not in self._engines:
-            module, _, name = path.partition(":")
+    def _get_engine(self, class_path: str, spec: str) -> GraphCompiler:
+        """Create the engine of class ``class_path``, as ``module:name``, with the options of ``spec``; later calls reuse it."""
+        if (class_path, spec) not in self._engines:
+            module, _, name = class_path.partition(":")
             cls = getattr(importlib.import_module(module), name)
-            self._engines[path, spec] = build(cls, parse_spec(spec)[1])
-        return self._engines[path, spec]
+            self._engines[class_path, spec] = build(cls, parse_spec(spec)[1])
+        return self._engines[class_path, spec]
 
     def save(self, request: Request) -> Message:
-        """Save an executable; answer with the block of its bytes."""
+        """Serialize an executable into the shared buffer. The response's ``saved`` locates the bytes."""
         executable, engine, _, context = self._executables[request.message["number"]]
         with make_working_directory() as folder:
             data = engine.save(executable, replace(context, workdir=folder))
@@ -89,13 +89,13 @@ class WorkerServer:
         return {"saved": request.buffer.put(memoryview(copy))}
 
     def run(self, request: Request) -> Message:
-        """Run an executable on inputs in shared memory; answer with its results."""
+        """Run an executable on inputs in shared memory. The response locates the outputs in the shared buffer."""
         executable, _, _, context = self._executables[request.message["number"]]
         results = adapt_to_host(executable, context).run(read_values(request.memory, request.message["inputs"]))
         return {"outputs": put_values(request.buffer, results)}
 
     def measure(self, request: Request) -> Message:
-        """Run an executable once for its results, then repeatedly to time it; answer with these and the samples."""
+        """Run an executable once for its outputs, then repeatedly to time it. The response has outputs and seconds per call."""
         compiled, _, function, context = self._executables[request.message["number"]]
         executable = adapt_to_host(compiled, context)
         # Private memory may use larger pages than shared memory.
@@ -116,4 +116,4 @@ def main(handle: str, memory_limit: str) -> None:
     # Set before any engine is imported, so that its libraries count.
     if limit := int(memory_limit):
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    serve(handle, WorkerServer().answer)
+    serve(handle, WorkerServer().respond)

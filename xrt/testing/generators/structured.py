@@ -135,13 +135,13 @@ def padding(draft: GraphDraft) -> None:
         return  # an axis of one element has nothing to reflect
     axes = [a for a in range(x.rank) if draft.choose.integer(0, 1)] or [x.rank - 1]
     low = -1 if mode == "constant" and all(x.shape[a] > 2 for a in axes) else 0
-    before, next_state = ([draft.choose.integer(low, 1) for _ in axes] for _ in range(2))
+    before, after = ([draft.choose.integer(low, 1) for _ in axes] for _ in range(2))
     shape = list(x.shape)
-    for axis, b, a in zip(axes, before, next_state, strict=True):
+    for axis, b, a in zip(axes, before, after, strict=True):
         shape[axis] += b + a
     value: DraftValue | str = draft.constant(np.asarray(2, x.dtype.numpy)) if draft.choose.integer(0, 1) else ""
     out = draft.out(x.dtype, tuple(shape), max(x.bound, 2.0))
-    draft.node("Pad", [x, draft.int64_list(*before, *next_state), value, draft.int64_list(*axes)], out, mode=mode)
+    draft.node("Pad", [x, draft.int64_list(*before, *after), value, draft.int64_list(*axes)], out, mode=mode)
 
 
 def _make_indices(draft: GraphDraft, shape: tuple[int, ...], size: int, kind: type = np.int64) -> DraftValue:
