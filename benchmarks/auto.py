@@ -69,7 +69,7 @@ class Options:
 
 
 def run_step(step: str, request: Mapping[str, Any], limit: float) -> dict[str, Any]:
-    """Run a step in a new process; if that fails or takes too long, return the reason as ``failed``."""
+    """Run a step in a new process; return its result, or ``{"failed": reason}`` if it fails or exceeds ``limit`` seconds."""
     try:
         return run_python([str(STEPS), step, json.dumps(request)], limit_pools(request["threads"]), limit)
     except ChildFailed as error:
@@ -77,7 +77,7 @@ def run_step(step: str, request: Mapping[str, Any], limit: float) -> dict[str, A
 
 
 def compute_once(store: str, name: str, compute: Any, *, again: bool = False) -> dict[str, Any]:
-    """Return the stored result of that name, or compute and store it."""
+    """Return the stored result of this name; compute and store it if there is none, or if ``again``."""
     path = get_result_path(store, name)
     if path.exists() and not again:
         return dict(json.loads(path.read_text(encoding="utf-8")))
@@ -111,7 +111,7 @@ def measure(model: str, options: Options, *, again: bool) -> dict[str, Any]:
 
 
 def probe(model: str, engines: Sequence[str], options: Options) -> dict[str, Any]:
-    """Try engines alone, as many at once as there are cores: this only finds those that are far too slow."""
+    """Measure single engines, as many at once as there are cores. This only shows which are far too slow."""
     requests = [replace(options, engines=(engine,)).make_request(model) for engine in engines]
     with ThreadPoolExecutor(max(1, available_cores())) as pool:
         results = pool.map(lambda request: run_step("probe", request, options.limit), requests)
@@ -156,7 +156,7 @@ def measure_all(options: Options, *, again: bool = False) -> dict[str, Any]:
 
 
 def compute_mean(records: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], other: str) -> dict[str, Any] | None:
-    """The geometric mean of the gains over an engine, or over the best engine of each model."""
+    """Compute the geometric mean of the gains over the engine ``other``, or over the best engine of each model."""
     pairs = []
     for record, row in zip(records, rows, strict=True):
         rounds, name = record["compared"].get("rounds", {}), row.get("best") if other == "best" else other

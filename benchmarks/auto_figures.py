@@ -16,11 +16,11 @@ BUILT = ("chain", "conv_chain", "conv_tail", "gather_softmax", "softmax_chain")
 FAR = 10.0
 """An engine this many times slower than the fastest in the search is not compared."""
 ALWAYS = "ort"
-"""The engine that is compared in any case."""
+"""The engine that is always compared, even if it is far slower."""
 
 
 def judge(gain: RatioInterval) -> str:
-    """A win or a loss if the interval excludes 1 and the median differs by more than the noise floor."""
+    """Return the outcome of a gain: a win or a loss if the interval excludes 1 and the median differs by more than the noise."""
     if gain.low > 1 and gain.median >= 1 + FLOOR:
         return "win"
     return "loss" if gain.high < 1 and gain.median <= 1 - FLOOR else "tie"
@@ -76,7 +76,7 @@ def select_engines(engines: Sequence[str], contenders: Sequence[Record]) -> tupl
 
 
 def add_probes(fast: Sequence[str], probes: Mapping[str, Record], others: Sequence[Record]) -> tuple[list[str], dict[str, str]]:
-    """Add the engines that were tried alone to those to compare; return the reasons of the others."""
+    """Add the engines that were measured alone to those to compare; return both, with the reason why any was left out."""
     seconds = [record["seconds"] for record in (*probes.values(), *others) if record.get("seconds")]
     ratios = {name: record["seconds"] / min(seconds) for name, record in probes.items() if "seconds" in record}
     slow = {name: f"slow: {ratio:.0f} x the fastest, alone" for name, ratio in ratios.items() if ratio > FAR and name != ALWAYS}
@@ -107,7 +107,7 @@ def find_nearest_mixture(contenders: Sequence[Record]) -> dict[str, Any] | None:
 
 
 def explain_loss(mixture: Record) -> str:
-    """Say whether the regions of a mixture or the boundaries between them take longer than the best engine."""
+    """Explain why a mixture lost to the best engine: its regions are slower, or the boundaries between them cost too much."""
     if mixture["ratio"] <= 1 or not mixture["regions"]:
         return ""
     alone = mixture["seconds"] / mixture["ratio"]

@@ -1,4 +1,4 @@
-"""The steps of `auto.py`, each in a process of its own, with a request and a result in JSON.
+"""The steps of `auto.py`. Each runs in a new process, with a request and a result in JSON.
 
 ``tune`` lets auto search and store its decision. ``probe`` compiles and calls an engine that the search did not measure.
 ``compare`` measures auto, with its stored decision, and single engines in turn.
@@ -26,14 +26,14 @@ from xrt.placement.result import CandidateResult, describe_plan
 
 Call: TypeAlias = Callable[[], Any]
 
-TURN = 0.04
+TURN_SECONDS = 0.04
 """Seconds per turn; a slower call is made once."""
-BRIEF = 0.2
+WARM_UP_SECONDS = 0.2
 """Seconds: a shorter call is repeated before a turn, to wake its threads; the effect on a longer one is negligible."""
-LEAST, MOST = 8, 60
-"""Bounds of the number of rounds."""
-FEWEST, SLOWEST = 4, 4
-"""After SLOWEST times the requested seconds, FEWEST rounds are enough: some engines take seconds per call."""
+MIN_ROUNDS, MAX_ROUNDS = 8, 60
+"""Minimum and maximum number of rounds."""
+MIN_SLOW_ROUNDS, MAX_OVERRUN = 4, 4
+"""After MAX_OVERRUN times the requested seconds, MIN_SLOW_ROUNDS rounds are enough: some engines take seconds per call."""
 FAR = 10.0
 """An engine this many times slower than the fastest is not compared."""
 ALWAYS = ("auto", "ort")
@@ -49,7 +49,7 @@ def list_auto(request: Mapping[str, Any]) -> list[str]:
 
 
 def load(request: Mapping[str, Any], *, imports: bool = True) -> tuple[Function, dict[str, Any]]:
-    """Load the model with inputs; ``imports`` the libraries of the engines first."""
+    """Load the model and sample its inputs; with ``imports`` also import the libraries of the engines, before the model."""
     for engine in request["engines"] if imports else ():
         registry.create(engine)
     function = BenchTarget.parse(request["model"]).load()
@@ -60,7 +60,7 @@ def load(request: Mapping[str, Any], *, imports: bool = True) -> tuple[Function,
 
 
 def tune(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Let auto search."""
+    """Let auto search on the model of the request; return its candidates and their times."""
     function, inputs = load(request)
     start = time.perf_counter()
     auto = make_module(function, list_auto(request), request, budget=request["budget"])
@@ -85,7 +85,7 @@ def describe_contender(contender: CandidateResult) -> dict[str, Any]:
 
 
 def probe(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Compile and call one engine."""
+    """Compile the model of the request for one engine and measure a call."""
     function, inputs = load(request)
     single = make_module(function, request["engines"][0], request)
     _, compile_seconds = time_call(partial(single.compile, **inputs))
@@ -123,7 +123,7 @@ def compare(request: Mapping[str, Any]) -> dict[str, Any]:
 def compile_all(
     modules: Mapping[str, xrt.XRTModule], inputs: Mapping[str, Any]
 ) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
-    """Return the calls of modules that compile and run, and the reasons of the others."""
+    """Compile and run modules by name; return the calls of those that work, and why the others do not."""
     calls: dict[str, Callable[[], Any]] = {}
     failed: dict[str, str] = {}
     for name, module in modules.items():
@@ -141,7 +141,7 @@ def list_outputs(results: Any) -> list[Any]:
 
 
 def find_difference(actual: list[Any], expected: list[Any]) -> tuple[str, float]:
-    """The first difference beyond the tolerance, and the largest difference."""
+    """Return the message of the first difference beyond the tolerance (empty if there is none), and the largest difference."""
     pairs = zip(actual, expected, strict=True)
     comparisons = [compare_all([a], [b], tolerance_for(b.dtype, "network")) for a, b in pairs]
     return next((c.message for c in comparisons if not c), ""), max((c.absolute for c in comparisons), default=0.0)
@@ -159,16 +159,16 @@ def measure_in_turn(
     slow = {name: f"slow: {t / best:.0f} x the fastest" for name, t in alone.items() if t > FAR * best and name != "auto"}
     fast = {name: call for name, call in calls.items() if name not in slow}
     turns = {
-        name: partial(seconds_per_turn, call, choose_calls(call, TURN, clock), clock, warms=alone[name] < BRIEF)
+        name: partial(seconds_per_turn, call, choose_calls(call, TURN_SECONDS, clock), clock, warms=alone[name] < WARM_UP_SECONDS)
         for name, call in fast.items()
     }
     start = clock()
 
     def is_over(rounds: int, times: object) -> bool:
         elapsed = clock() - start
-        return (rounds >= LEAST and elapsed > seconds) or (rounds >= FEWEST and elapsed > SLOWEST * seconds)
+        return (rounds >= MIN_ROUNDS and elapsed > seconds) or (rounds >= MIN_SLOW_ROUNDS and elapsed > MAX_OVERRUN * seconds)
 
-    return take_turns(turns, MOST, is_over), slow
+    return take_turns(turns, MAX_ROUNDS, is_over), slow
 
 
 STEPS = {step.__name__: step for step in (tune, probe, compare)}

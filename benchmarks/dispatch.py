@@ -55,7 +55,7 @@ def own_ort(function: Function, threads: int) -> Call:
 
 
 def own_tvm(function: Function, threads: int) -> Call:
-    """A machine per thread: two threads in one would mix up its registers."""
+    """Call TVM's virtual machine, one per thread: threads that share one would overwrite each other's registers."""
     import threading
 
     import tvm
@@ -74,7 +74,7 @@ def own_tvm(function: Function, threads: int) -> Call:
 
 
 def own_toy(function: Function, threads: int) -> Call:
-    """The same thing written by hand in NumPy."""
+    """Compute the model of `relu` directly in NumPy."""
     return lambda x: np.maximum(x, 0)
 
 
@@ -119,7 +119,7 @@ def large(engine: str, rounds: int, threads: int, floats: int) -> dict[str, Any]
 
 
 def against_own(times: Mapping[str, Timing]) -> dict[str, Any]:
-    """The median of each call, and its ratio to the engine's own."""
+    """Compute the median of each call and its ratio to the engine's own call."""
     return {name: {"us": 1e6 * timing.median, "ratio": asdict(ratio(timing, [times["own"]]))} for name, timing in times.items()}
 
 
@@ -138,7 +138,7 @@ def threaded(engine: str, rounds: int, threads: int, floats: int) -> dict[str, A
 
 
 def in_turn(variants: Mapping[str, Call], pool: ThreadPoolExecutor, size: int, calls: int, rounds: int) -> dict[str, Timing]:
-    """Per round, the seconds in which each thread completes one call: the time of many calls, divided by their number."""
+    """Measure the variants in turns; return, per round, the seconds per call of each thread."""
     inputs = [np.random.default_rng(i).standard_normal(size).astype("float32") for i in range(CALLERS)]
 
     def serve(call: Call, x: Any) -> Any:

@@ -97,7 +97,7 @@ def make_input(function: Function, size: int) -> Any:
 
 
 def measure(engine: str, name: str, arguments: argparse.Namespace) -> dict[str, Any] | None:
-    """Return what both policies take, None where the engine does not take the model with symbolic dims."""
+    """Measure both policies; return None if the engine does not support the model with symbolic dims."""
     build, shape = MODELS[name]
     function = trace(build, TensorType(DType.FLOAT32, shape), opsets=20, name=name, inference=node_types)
     sizes = [int(size) for size in arguments.sizes.split(",")]

@@ -28,13 +28,13 @@ IMPORTS = {
 
 
 def seconds(code: str) -> float:
-    """The seconds that a new process needs for the code."""
+    """Measure the seconds that a new process needs to run the code."""
     timed = f"import time; began = time.perf_counter(); {code}; print(time.perf_counter() - began)"
     return float(subprocess.run([sys.executable, "-c", timed], capture_output=True, text=True, check=True).stdout)
 
 
 def measure(rounds: int) -> list[dict[str, Any]]:
-    """Measure all imports in turn; the first round, which fills caches of bytecode and files, is not counted."""
+    """Measure all imports in turns. The first round is not counted, because it fills the caches of bytecode and files."""
     turns = {name: partial(seconds, code) for name, code in IMPORTS.items()}
     take_turns(turns, 1)
     times = take_turns(turns, rounds)
@@ -49,7 +49,7 @@ def subtract(values: list[float], base: list[float]) -> dict[str, float]:
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Median and quartiles."""
+    """Compute the median and quartiles."""
     return asdict(compute_quartiles(values))
 
 

@@ -2,8 +2,8 @@
 
 A model with many weights (an embedding, then layers of product, addition and tanh) is written to disk, and compiled and run
 in processes of their own: by the engine alone, through its own Python API, and by XRT in one region and in several. Each
-process tells the most memory that it ever had resident (VmHWM), the imports included, and what it has at the end. XRT's first
-process finds an empty cache, compiles and saves; another one then loads what that has left. Two forms of the model: weights in a
+process reports its peak of resident memory (VmHWM), including imports, and the memory at its end. XRT's first process starts
+with an empty cache, compiles and saves; a second process then loads from the cache. Two forms of the model: weights in a
 file beside it (external data), and inside of it. What an engine packs for itself is listed, as `m.memory()` tells it: XRT keeps
 the model's own weights too, because other regions and other signatures read them.
 
@@ -29,16 +29,16 @@ FORMS = ("external", "inline")
 ROWS = 32
 """Rows of the activations, as `memory_model.py` has them, which a measured process does not import: it needs `onnx`."""
 TARGET, ALLOWANCE = 1.1, 50e6
-"""The peak may be so many times the engine's own, plus so much, apart from the engine's own packed form."""
+"""The peak may be TARGET times that of the engine alone, plus ALLOWANCE bytes; the engine's packed weights are not counted."""
 
 
 # ---------------------------------------------------------------------- one process
 
 
 def resident() -> dict[str, int]:
-    """Return the most bytes that this process ever had in memory, and what it has now, by Linux's account.
+    """Return the peak and the current resident memory of this process in bytes, from /proc.
 
-    Not ``ru_maxrss``: that of a child begins at its parent's.
+    ``ru_maxrss`` is not used, because that of a child process begins at its parent's.
     """
     lines = (line.split() for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines())
     found = {words[0].rstrip(":"): words[1:] for words in lines if words}
@@ -64,7 +64,7 @@ def alone_tvm(path: Path) -> Callable[[Any], Any]:
 
 
 def alone_toy(path: Path) -> Callable[[Any], Any]:
-    """The same thing written by hand in NumPy, over what the onnx package reads."""
+    """Compute the model directly in NumPy, with the weights as the onnx package reads them."""
     import onnx
     from onnx import numpy_helper
 
@@ -85,7 +85,7 @@ ALONE = {"ort": alone_ort, "tvm": alone_tvm, "toy": alone_toy}
 
 
 def measure(engine: str, regions: int, path: Path) -> dict[str, Any]:
-    """Compile and run in this process; ``regions`` 0 is the engine alone."""
+    """Compile and run the model in this process, in this number of regions, or with the engine alone if ``regions`` is 0."""
     ids = np.arange(ROWS, dtype=np.int64)
     report: dict[str, Any] = {"launches": 0, "packed": 0, "memory": ""}
     if not regions:

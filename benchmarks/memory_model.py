@@ -13,7 +13,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 ROWS = 32
-"""Rows of the activations: next to the weights they are nothing."""
+"""Rows of the activations; few, so that their memory is negligible beside the weights."""
 
 
 def width_of(megabytes: int) -> int:
@@ -73,7 +73,7 @@ def _write_external(path: Path, graph: Any, megabytes: int) -> None:
 
 
 def _write_inline(path: Path, graph: Any, megabytes: int) -> None:
-    """Write the messages by hand: protobuf itself writes no more than 2 GB."""
+    """Write the model with inline weights. The messages are encoded here, because protobuf cannot write more than 2 GB."""
     model = _model(graph)
     headers = [_header(name, shape) for name, shape in shapes(megabytes)]
     body = model.graph.SerializeToString()
@@ -87,14 +87,14 @@ def _write_inline(path: Path, graph: Any, megabytes: int) -> None:
 
 
 def _header(name: str, shape: tuple[int, ...]) -> tuple[bytes, int]:
-    """Return what stands before a weight's data in the graph, and how many bytes follow."""
+    """Encode the bytes before a weight's data in the graph; return them and the size of the data in bytes."""
     nbytes = 4 * int(np.prod(shape))
     inside = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=shape).SerializeToString() + _begin(9, nbytes)
     return _begin(5, len(inside) + nbytes) + inside, nbytes
 
 
 def _begin(number: int, length: int) -> bytes:
-    """Return a field's tag and length, as protobuf writes them."""
+    """Encode the tag and length of a protobuf field."""
     out = bytearray([number << 3 | 2])
     while length >= 0x80:
         out.append(length & 0x7F | 0x80)

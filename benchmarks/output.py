@@ -1,4 +1,4 @@
-"""What benchmarks share: measuring in a new process, and figures as JSON or as a section of ``docs/performance.md``."""
+"""Helpers of the benchmarks: run Python in a new process, and print figures as JSON or as in ``docs/performance.md``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOP = Path(__file__).parents[1]
 
 
 class ChildFailed(Exception):
-    """A process that ended with an error or took too long."""
+    """A process failed or took too long; the message has the reason."""
 
 
 def run_python(
@@ -22,7 +22,8 @@ def run_python(
 ) -> dict[str, Any]:
     """Run Python in a new process; return the JSON that it prints last, or raise ChildFailed with the reason.
 
-    It imports the XRT of this checkout. ``limit`` is in seconds; ``shows_errors`` leaves its standard error to the terminal.
+    The process imports XRT from this checkout. ``limit`` is its time limit in seconds. With ``shows_errors`` its standard error
+    goes to the terminal.
     """
     path = os.pathsep.join(filter(None, [str(TOP), os.environ.get("PYTHONPATH")]))
     variables = {**os.environ, "PYTHONPATH": path, **environment}
@@ -38,7 +39,7 @@ def run_python(
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise ChildFailed(f"no answer within {limit:g} s") from error
+        raise ChildFailed(f"no result within {limit:g} s") from error
     if process.returncode:
         *_, message = ["see above" if shows_errors else "no message", *(process.stderr or "").strip().splitlines()]
         raise ChildFailed(f"the process ended with code {process.returncode}: {message[:300]}")
@@ -46,12 +47,12 @@ def run_python(
 
 
 def limit_pools(threads: int) -> dict[str, str]:
-    """Return variables that limit the thread pools that no engine sets."""
+    """Environment variables that limit the thread pools of libraries other than the engines."""
     return dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
 
 
 def print_figures(name: str, figures: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print figures of the benchmark called ``name``."""
+    """Print the figures of the benchmark ``name`` as JSON, or as its section of ``docs/performance.md``."""
     if as_json:
         print(json.dumps(figures, indent=1))
         return

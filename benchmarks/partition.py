@@ -34,7 +34,7 @@ SHAPE = TensorType(DType.FLOAT32, (1, 8, 8, 8))
 
 @dataclass(frozen=True)
 class Picky(GraphCompiler):
-    """Takes what is supported."""
+    """Supports all nodes that are not marked as unsupported."""
 
     name: ClassVar[str] = "picky"
 
@@ -47,7 +47,7 @@ class Picky(GraphCompiler):
 
 @dataclass(frozen=True)
 class Middle(Picky):
-    """Takes half of what is not supported."""
+    """Supports half of the nodes that are marked as unsupported."""
 
     name: ClassVar[str] = "middle"
 
@@ -57,7 +57,7 @@ class Middle(Picky):
 
 @dataclass(frozen=True)
 class Willing(Picky):
-    """Takes everything."""
+    """Supports all nodes."""
 
     name: ClassVar[str] = "willing"
 
@@ -69,7 +69,7 @@ class Willing(Picky):
 
 
 def function_of(nodes: Sequence[Node], constants: dict[str, Constant]) -> Function:
-    """Return the Function over the nodes, a tenth of them made unsupported; what nobody reads is an output."""
+    """Create a Function from nodes, of which a tenth is marked as unsupported. Values that no node reads are its outputs."""
     chance = random.Random(len(nodes))
     domains = ["" if chance.random() >= UNSUPPORTED else chance.choice(["odd", "rare"]) for _ in nodes]
     marked = tuple(Node(n.op_type, n.inputs, n.outputs, n.attributes, domain) for n, domain in zip(nodes, domains, strict=True))
@@ -86,7 +86,7 @@ def chain(count: int) -> Function:
 
 
 def residual(count: int) -> Function:
-    """Blocks of convolution, Relu, convolution with weights of their own, added to what came in."""
+    """Create residual blocks of convolution, Relu and convolution, each with its own weights."""
     nodes: list[Node] = []
     constants: dict[str, Constant] = {}
     pads = read_attributes({"pads": [1, 1, 1, 1]})
@@ -105,7 +105,7 @@ def residual(count: int) -> Function:
 
 
 def scattered(count: int) -> Function:
-    """A random graph: each node reads one or two values made shortly before it."""
+    """Create a random graph: each node reads one or two of the preceding `WINDOW` values."""
     chance = random.Random(0)
     names = ["x", *(f"v{i}" for i in range(count))]
     nodes = []

@@ -37,7 +37,7 @@ Models: TypeAlias = Mapping[str, Mapping[str, Any]]
 """Records of models by name, with a row per candidate."""
 
 LEAST = 0.98
-"""The smallest gain that a plan of auto may have."""
+"""Minimum gain of a plan of auto over the best engine in float32."""
 ROUNDING = 1e-4
 """Relative difference of two engines in float32, which a budget of 0 allows."""
 SAME, SHARE = 1e-3, 0.1
@@ -84,7 +84,7 @@ def _make_turn(call: Callable[[], Any], repeats: int) -> Callable[[], float]:
 
 
 def run_examples(call: Callable[[Example], Sequence[Any]], examples: Sequence[Example]) -> list[list[Any]]:
-    """The outputs of each example, copied."""
+    """Call the model on each example; return copies of the outputs."""
     return [[np.array(value) for value in call(example)] for example in examples]
 
 
@@ -112,7 +112,7 @@ def measure_errors(
 
 
 def measure_ratio(of: Sequence[float], to: Sequence[float]) -> dict[str, float]:
-    """The ratio of two candidates within rounds."""
+    """Compute the ratio of two candidates from the ratios within each round."""
     return asdict(compute_round_ratio(of, to))
 
 
@@ -191,7 +191,7 @@ def find_slowest(models: Models) -> dict[str, tuple[float, str]]:
 
 
 def find_other_answers(models: Models) -> list[str]:
-    """List results that differ from those of the library and are further from those of the reference."""
+    """List results that differ from those of the library and have a larger error against the reference."""
     return [
         f"{name} on {row['engine']}: {row['difference']:.2g}"
         for name, row in list_quantized(models)
@@ -200,7 +200,7 @@ def find_other_answers(models: Models) -> list[str]:
 
 
 def make_mean(models: Models, candidate: str) -> dict[str, float] | None:
-    """The geometric mean of a candidate's gain over the models with random weights, without the hard ones."""
+    """Compute the geometric mean of a candidate's gain over the models with random weights, except the hard ones."""
     pairs = []
     for model, record in models.items():
         rows = {row["candidate"]: row for row in record.get("rows", ())}

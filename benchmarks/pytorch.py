@@ -46,7 +46,7 @@ MKL_SOURCE = 'extern "C" int mkl_serv_intel_cpu_true() { return 1; }\n'
 
 
 def measure_calls(name: str, threads: int, budget: float, rounds: int, ways: tuple[str, ...]) -> dict[str, Any]:
-    """Return seconds per way and round."""
+    """Measure calls of a network; return the seconds of each way and round."""
     import torch
 
     with torch.no_grad():
@@ -65,7 +65,7 @@ def summarize(timings: Mapping[str, Timing], bases: Iterable[str] = ()) -> dict[
 
 
 def measure_capture(name: str, rounds: int) -> dict[str, Any]:
-    """Return seconds of `torch.export.export` alone, and of `from_torch`, in turns; the first round does not count."""
+    """Measure `torch.export.export` alone and `from_torch` in turns; return the seconds of both, without the first round."""
     import torch
 
     import xrt
@@ -124,7 +124,7 @@ def run_child(a: argparse.Namespace) -> dict[str, Any]:
 
 
 def start(a: argparse.Namespace, part: str, subject: str, **environment: str) -> dict[str, Any]:
-    """Return what a process of its own measured; raises SystemExit where it failed."""
+    """Measure a part in a new process and return its result; raises SystemExit if the process fails."""
     command = ["-m", "benchmarks.pytorch", "--child", part, subject, "--rounds", str(a.rounds)]
     command += ["--threads", str(a.threads), "--budget", str(a.budget), "--ways", a.ways]
     try:
@@ -163,12 +163,12 @@ def compile_override(folder: Path) -> Path:
 
 
 def mean_over_eager(rows: Mapping[str, Any], way: str) -> float:
-    """The geometric mean of the speedup over eager."""
+    """Compute the geometric mean of the speedup of a way over eager."""
     return statistics.geometric_mean(row[way]["eager"]["median"] for row in rows.values())
 
 
 def find_worst(rows: Mapping[str, Any], way: str) -> tuple[str, float]:
-    """The model with the smallest speedup over the best of the others, and that speedup."""
+    """Find the model with the smallest speedup over the best other way; return it and the speedup."""
     best = {name: min(row[way][other]["median"] for other in OTHERS if other in row[way]) for name, row in rows.items()}
     return min(best.items(), key=lambda item: item[1])
 

@@ -12,11 +12,11 @@ from typing import Any
 __all__ = ["compile_ways"]
 
 TOLERANCE = 2e-3
-"""Of the largest value: what float32 sums in another order may differ by, over 12 layers."""
+"""Allowed difference as a share of the largest value: float32 sums in another order differ this much after 12 layers."""
 
 
 def compile_ways(name: str, threads: int, budget: float, ways: tuple[str, ...]) -> dict[str, Callable[[], Any]]:
-    """Return a call per way, each compiled and compared with eager."""
+    """Compile the network for each way and compare its result with eager; return the calls by way."""
     import torch
     import torch._dynamo
 

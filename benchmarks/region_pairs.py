@@ -35,7 +35,7 @@ Array = Any
 
 
 def blocks(kind: str, count: int, size: int) -> Function:
-    """Return that many blocks of a kind, whose nodes and values are named after their block: ``b0_...``, ``b1_...``."""
+    """Create a Function of ``count`` blocks of a kind. Nodes and values are named by block: ``b0_...``, ``b1_...``."""
     rng = np.random.default_rng(0)
 
     def weight(*shape: int) -> Constant:
@@ -75,7 +75,7 @@ def _nodes(kind: str, prefix: str, read: str, made: str) -> list[Node]:
 
 
 def single(engine: str, kind: str, size: int, threads: int) -> tuple[Executable, Array]:
-    """Return one region of a kind on an engine, and an input for it."""
+    """Compile one region of a kind for an engine; return it and an input."""
     function = blocks(kind, 1, size)
     executable = registry.create(engine).compile(function, CompileContext(threads=threads))
     executable.prepare()
@@ -111,7 +111,7 @@ def _bound(executable: Executable, x: Array) -> Iterator[tuple[str, Callable[[],
 def compared(of: Timing, to: list[Timing], less: float = 0.0) -> dict[str, float]:
     """Return the median and quartiles of the ratio within rounds, and the ratio of the best times; ``less`` seconds are free.
 
-    Whatever else the machine does only adds to a time, so that of the best times is the steadier.
+    Other work of the machine only increases times, so the ratio of the best times varies less.
     """
     charged = Timing(tuple(max(seconds - less, 0.0) for seconds in of.seconds))
     return {**asdict(ratio(charged, to)), "best": min(charged.seconds) / sum(min(t.seconds) for t in to)}
@@ -141,7 +141,7 @@ def pairs(a: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def alternating(first: str, second: str, kind: str, a: argparse.Namespace) -> xrt.XRTModule:
-    """Return the blocks of a kind on two engines in turns."""
+    """Create a module whose blocks of a kind alternate between two engines."""
     pins = [f"name:b{block}_*={(first, second)[block % 2]}" for block in range(REGIONS)]
     return xrt.XRTModule(blocks(kind, REGIONS, a.side), engine=[first, second], strict=True, pins=pins, threads=a.threads)
 
@@ -161,7 +161,7 @@ def _timed(module: xrt.XRTModule, x: Array, alone: list[tuple[Executable, Array]
 
 
 def _call_in_turn(executables: Sequence[Executable], x: Array) -> Array:
-    """Call the regions one after the other, each on the result of the one before, without XRT's runtime."""
+    """Call the regions one after the other without XRT's runtime. The input of each is the result of the previous one."""
     for block in range(REGIONS):
         x = executables[block % len(executables)].run([x])[0]
     return x

@@ -34,11 +34,11 @@ from xrt.runtime import available_cores
 
 BLOCKS = 16
 ALTERNATIONS = ("tvm", "toy")
-"""What takes turns with ort: it gets what is no convolution."""
+"""Engines that alternate with ort: they run all nodes except convolutions."""
 
 
 def convolutions(channels: int, size: int) -> Function:
-    """A chain of blocks, each a 3x3 convolution, a Relu and an addition of its input."""
+    """Create a chain of blocks, each a 3x3 convolution, a Relu and an addition of the block's input."""
     rng = np.random.default_rng(0)
     shape = TensorType(DType.FLOAT32, (1, channels, size, size))
     nodes, constants = [], {}
@@ -55,7 +55,7 @@ def convolutions(channels: int, size: int) -> Function:
 
 
 def regions_alone(module: xrt.XRTModule, x: Any, threads: int) -> list[Callable[[], Any]]:
-    """Return one call per region of the module's plan, each on the values that reach it."""
+    """Return a call per region of the module's plan, whose arguments are the values that the region has in a run of ``x``."""
     values = {module.inputs[0].name: x}
     calls = []
     for launch in module.plan.launches:
@@ -68,7 +68,7 @@ def regions_alone(module: xrt.XRTModule, x: Any, threads: int) -> list[Callable[
 
 
 def measured(what: str, cut: xrt.XRTModule, whole: xrt.XRTModule, x: Any, threads: int, rounds: int) -> dict[str, Any]:
-    """Time a module in regions against its regions alone and against the model in one, and the idle second afterwards."""
+    """Measure a module cut into regions against its regions alone and the uncut model, and its processor time when idle."""
     np.testing.assert_allclose(cut(x), whole(x), rtol=1e-3, atol=1e-4)
     calls = {f"region {i}": call for i, call in enumerate(regions_alone(cut, x, threads))}
     times = interleave({"cut": lambda: cut(x), "bound": cut.bind(x), "whole": lambda: whole(x), **calls}, rounds=rounds)
@@ -89,13 +89,13 @@ def measured(what: str, cut: xrt.XRTModule, whole: xrt.XRTModule, x: Any, thread
 
 
 def lost_fusion(alone: list[Timing], whole: Timing) -> dict[str, float]:
-    """Return what the regions alone take longer than the model in one, as a share of the latter."""
+    """Compute how much longer the regions alone take than the uncut model, as a share of the latter."""
     more = ratio(Timing(tuple(map(sum, zip(*(timing.seconds for timing in alone), strict=True)))), [whole])
     return asdict(RatioInterval(more.median - 1, more.low - 1, more.high - 1))
 
 
 def idle_cpu(seconds: float = 1.0) -> float:
-    """Return the share of one core that this process takes while it has nothing to do."""
+    """Measure the share of one core that this process uses while it is idle."""
     time.sleep(0.05)  # whoever was about to fall asleep
     began, wall = time.process_time(), time.perf_counter()
     time.sleep(seconds)

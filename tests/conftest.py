@@ -1,8 +1,8 @@
 """Settings of all tests.
 
-Hypothesis does not judge by the clock of a loaded machine, and CI tries the same examples each time. Random numbers that a test
-draws without a seed of its own are the same in every run. Each file of tests has a cache directory of its own, which its child
-processes share; the user's cache is never touched. Settings that a file leaves changed are restored for the next one.
+Hypothesis has no deadline, because the machine may be busy, and CI tries the same examples each time. Random numbers that a test
+draws without setting a seed are the same in every run. Each test file has a new cache directory, which its child processes share;
+the user's cache is never touched. Settings of the process that a file has changed are restored before the next file.
 
 `make check` leaves out tests that are marked ``slow``, and `make test` those that are marked ``full``. Of a test that is marked
 ``sample(N)``, `make test` runs one in N of its parameter sets: always the same ones, and at least one. `make test-full` runs all,
@@ -56,7 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keep what is imported and collected, which lives as long as the process, out of every collection of garbage."""
+    """Exclude imported modules and collected tests from garbage collection, since they live as long as the process."""
     gc.disable()
     try:
         return (yield)
@@ -66,7 +66,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Select the tests of this run, the modules with slow tests first, and skip what needs a CUDA device that is not there."""
+    """Select the tests of this run, move modules with slow tests to the front, and skip CUDA tests if there is no device."""
     if reason := why_no_cuda():
         for item in items:
             if item.get_closest_marker("cuda"):
@@ -104,7 +104,7 @@ def select_samples(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
 
 def put_slow_first(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Move the modules and classes with slow tests to the front, so that no worker ends with a long one alone."""
+    """Move modules and classes with slow tests to the front, so that at the end no worker still runs a long one."""
     slow = {_scope(item) for item in items if item.get_closest_marker("slow") or item.get_closest_marker("full")}
     return sorted(items, key=lambda item: _scope(item) not in slow)
 
@@ -116,14 +116,14 @@ def _scope(item: pytest.Item) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Let a module of tests draw the same numbers when it is imported, whatever was imported before it."""
+    """Seed the generators before a test module is imported, so that it draws the same numbers after any other import."""
     if isinstance(collector, pytest.Module):
         seed_generators()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Let a test draw the same numbers in every run."""
+    """Seed the generators before each test, so that it draws the same numbers in every run."""
     seed_generators()
 
 
@@ -137,7 +137,7 @@ def seed_generators() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def isolate_file() -> Iterator[None]:
-    """Give each file of tests an empty cache, and restore settings of the process that it has changed."""
+    """Give each test file an empty cache; afterwards restore the settings of the process that it has changed."""
     variables, path, folder = dict(os.environ), list(sys.path), Path.cwd()
     logger = logging.getLogger("xrt")
     level, handlers = logger.level, list(logger.handlers)
@@ -158,7 +158,7 @@ def isolate_file() -> Iterator[None]:
 
 @functools.cache
 def why_no_cuda() -> str:
-    """Return why there is no CUDA device; empty where there is one."""
+    """Return why there is no CUDA device, or an empty string if there is one."""
     try:
         device("cuda")
     except DeviceError as error:
@@ -168,7 +168,7 @@ def why_no_cuda() -> str:
 
 @pytest.fixture
 def without_finalizers() -> Iterator[None]:
-    """Collect no garbage of earlier tests during this one: Python drops an interrupt that comes while a finalizer runs."""
+    """Disable garbage collection during the test, because Python loses an interrupt that arrives while a finalizer runs."""
     gc.collect()
     gc.disable()
     yield
@@ -177,7 +177,7 @@ def without_finalizers() -> Iterator[None]:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure in this process: the start of a worker takes longer than all that is measured."""
+    """Measure in this process instead of a worker, whose start would take most of the test's time."""
     from xrt.placement.profiler import LocalRunner
 
     monkeypatch.setattr("xrt.placement.autotune.choose_runner", lambda engine, limits: LocalRunner(engine))
@@ -185,12 +185,12 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let modules have two threads where this process may use one core too."""
+    """Let modules have two threads even if this process may use only one core."""
     cores = max(2, available_cores())
     monkeypatch.setattr("xrt.runtime.threads.available_cores", lambda: cores)
 
 
 @pytest.fixture
 def small_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the disk cache keep what `ort` compiles of models of any size."""
+    """Let `ort` store models of any size in the disk cache, even small ones."""
     monkeypatch.setattr("xrt.engines.ort.engine.MIN_SAVED_NODES", 1)

@@ -1,4 +1,4 @@
-"""An error of which the whole text is expected."""
+"""Assert the whole text of an error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @contextmanager
 def raises_exactly(kind: type[BaseException], text: str) -> Iterator[None]:
-    """Expect an error of that kind with exactly this text."""
+    """Assert that the block raises an error of this type with exactly this text."""
     with pytest.raises(kind) as caught:
         yield
     assert str(caught.value) == text, str(caught.value)

@@ -20,12 +20,12 @@ PATIENCE = 300.0
 """Seconds after which a test that waits gives up; no machine is so busy."""
 
 HANGS = "XRT_TEST_HANGS"
-"""Names the file that is there when something hangs."""
+"""Environment variable with the path of the file that exists once an engine hangs."""
 
 
 @dataclass(frozen=True)
 class Announcing(FaultyEngine):
-    """The faulty engine; when it begins to hang, it leaves a file."""
+    """A faulty engine that creates a file when it begins to hang."""
 
     def due(self, where: Where, count: int) -> bool:
         is_due = super().due(where, count)
@@ -35,9 +35,9 @@ class Announcing(FaultyEngine):
 
 
 def end_limits_at_hangs(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
-    """Have every limit of a worker end when its engine hangs, and never before; return the file that says so.
+    """Make each time limit of a worker expire when its engine hangs, and never before; return the file that signals the hang.
 
-    A limit in seconds would end for a machine that is busy as well.
+    A limit in seconds could also expire because the machine is busy.
     """
     hangs = folder / "hangs"
     monkeypatch.setenv(HANGS, str(hangs))
@@ -53,16 +53,16 @@ def end_limits_at_hangs(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
     return hangs
 
 
-def wait_until(value: Callable[[], bool]) -> None:
-    """Wait for what nobody announces; fails after `PATIENCE`."""
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Poll until the condition is true; fails after `PATIENCE` seconds."""
     ends = time.monotonic() + PATIENCE
-    while not value():
-        assert time.monotonic() < ends, "it did not come about"
+    while not condition():
+        assert time.monotonic() < ends, "the condition did not become true"
         time.sleep(0.02)
 
 
 def is_running(process: int) -> bool:
-    """Whether a process is there, and is not one that has ended and that nobody has waited for."""
+    """Whether a process exists and is not a zombie."""
     try:
         text = Path(f"/proc/{process}/stat").read_text()
     except OSError:

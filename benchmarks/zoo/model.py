@@ -1,4 +1,4 @@
-"""One model of the zoo: how it is made, and the files that hold it."""
+"""Models of the zoo: how each is created, and its files."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ __all__ = ["Case", "Export", "Made", "Module", "Tolerance", "load_case", "save_c
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 Tolerance = float
-"""The largest difference over the largest value of an output that counts as right."""
+"""Allowed difference of an output, as a share of its largest value."""
 
 
 @dataclass(frozen=True)
 class Made:
-    """A model in memory: what makes its file, its inputs, and what the framework itself computes for them."""
+    """A model in memory: a function that writes its file, inputs for several calls, and the framework's results for these."""
 
     write: Callable[[Path], None]
     calls: Sequence[Arrays]
-    """Inputs by name, of a different size in each call where sizes are open."""
+    """Inputs of each call by name; dynamic dimensions differ between calls."""
     expected: Sequence[Sequence[Any]]
-    """The framework's outputs for each call; empty where ONNX Runtime's own are the witness."""
+    """The framework's outputs for each call; empty if the outputs of ONNX Runtime are the expected ones."""
 
 
 @dataclass(frozen=True)
 class Export:
-    """A maker with its name, its family and how exact its results are due."""
+    """A named function that creates a model, with the model's family and the tolerance of its results."""
 
     name: str
     family: str
@@ -39,7 +39,7 @@ class Export:
 
 @dataclass(frozen=True)
 class Module:
-    """A maker of a module of PyTorch, with its inputs by name for each call."""
+    """A named function that creates a PyTorch module and its inputs by name for each call."""
 
     name: str
     family: str
@@ -65,10 +65,10 @@ def save_case(export: Export, folder: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     model.write(target / "model.onnx")
     arrays: dict[str, Any] = {"calls": len(model.calls), "tolerance": export.tolerance, "family": export.family}
-    for number, call in enumerate(model.calls):
-        arrays |= {f"in.{number}.{name}": value for name, value in call.items()}
-    for number, outputs in enumerate(model.expected):
-        arrays |= {f"out.{number}.{place:04d}": _storable(value) for place, value in enumerate(outputs)}
+    for index, call in enumerate(model.calls):
+        arrays |= {f"in.{index}.{name}": value for name, value in call.items()}
+    for index, outputs in enumerate(model.expected):
+        arrays |= {f"out.{index}.{position:04d}": _storable(value) for position, value in enumerate(outputs)}
     with (target / "case.npz.partial").open("wb") as file:
         np.savez(file, **arrays)
     (target / "case.npz.partial").rename(target / "case.npz")
@@ -80,11 +80,11 @@ def _storable(value: Any) -> Any:
 
 
 def load_case(folder: Path) -> Case:
-    """Return the case of that folder."""
+    """Load the model and its expected outputs from a folder that `save_case` wrote."""
     with np.load(folder / "case.npz") as file:
         count = int(file["calls"])
-        calls = [_select(file, f"in.{number}.") for number in range(count)]
-        outputs = [list(_select(file, f"out.{number}.").values()) for number in range(count)]
+        calls = [_select(file, f"in.{index}.") for index in range(count)]
+        outputs = [list(_select(file, f"out.{index}.").values()) for index in range(count)]
         expected = outputs if any(outputs) else []
         family, tolerance = str(file["family"]), float(file["tolerance"])
     return Case(folder.name, family, folder / "model.onnx", calls, expected, tolerance)

@@ -1,4 +1,4 @@
-"""Modules of PyTorch that do what an ONNX file does not show: control flow, updates in place, custom operators, nests."""
+"""PyTorch modules with features that an ONNX file cannot have: Python control flow, in-place updates, custom operators, nests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["list_modules"]
 
 
 class Branch(nn.Module):
-    """One of two layers, by the data."""
+    """Runs one of two layers, depending on the data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Branch(nn.Module):
 
 
 class Repeat(nn.Module):
-    """A layer as often as the data says."""
+    """Runs a layer a number of times that is an input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Repeat(nn.Module):
 
 
 class SizeBranch(nn.Module):
-    """A loop and a branch on sizes."""
+    """Has a loop and a branch that depend on sizes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Custom(nn.Module):
 
 @dataclass
 class Found:
-    """What `Nest` returns."""
+    """The result of `Nest`."""
 
     scores: torch.Tensor
     parts: dict[str, list[torch.Tensor]]
@@ -101,7 +101,7 @@ class Found:
 
 
 class Nest(nn.Module):
-    """Dictionaries, lists and a dataclass, in and out."""
+    """Has dictionaries, lists and a dataclass as inputs and outputs."""
 
     def __init__(self) -> None:
         super().__init__()

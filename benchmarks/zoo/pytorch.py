@@ -40,7 +40,7 @@ def list_modules() -> list[Module]:
 
 
 def try_module(module: Module, lists: Sequence[str]) -> dict[str, Any]:
-    """Return what came of the module: by the list of engines and the way, and how many graphs Dynamo makes of it."""
+    """Run a module; return its outcome by list of engines and way, and the number of graphs that Dynamo creates."""
     import torch
 
     from xrt.frontends.torch import module as frontend
@@ -49,7 +49,7 @@ def try_module(module: Module, lists: Sequence[str]) -> dict[str, Any]:
     captures: dict[str, Any] = {}
 
     def capture_once(model: Any, args: Any, kwargs: Any = None, shapes: Any = None, **options: Any) -> Any:
-        """Capture for the first list of engines alone: a capture depends on no engine."""
+        """Capture a model once and reuse the result for other lists of engines, since it does not depend on the engine."""
         leaves = torch.utils._pytree.tree_leaves((args, kwargs))
         key = f"{[tuple(leaf.shape) for leaf in leaves if hasattr(leaf, 'shape')]} {shapes}"
         if key not in captures:
@@ -76,7 +76,7 @@ def try_module(module: Module, lists: Sequence[str]) -> dict[str, Any]:
 
 
 def run(call: Callable[[], Any], expected: Sequence[Any], tolerance: float) -> dict[str, Any]:
-    """Return the verdict on one way, with the nodes by engine."""
+    """Call a module in one way; return the verdict and the number of nodes by engine."""
     import xrt
 
     try:
@@ -99,7 +99,7 @@ def run(call: Callable[[], Any], expected: Sequence[Any], tolerance: float) -> d
 
 
 def run_calls(call: Callable[..., Any], model: Any, calls: Iterable[Any]) -> list[list[Any]]:
-    """Return the tensors of the results and of the inputs after each call, then the buffers."""
+    """Call a module; return the tensors of results and inputs after each call, and finally its buffers."""
     tensors = []
     for one in calls:
         arguments = copy.deepcopy(one)
@@ -151,9 +151,9 @@ def make_options(name: str) -> dict[str, Any]:
 
 
 def count_graphs(model: Any, calls: Iterable[Any]) -> int:
-    """Return how many graphs Dynamo makes of the calls for a backend that does nothing behind AOTAutograd, as for Inductor.
+    """Count the graphs that Dynamo creates for the calls with a backend that does nothing, behind AOTAutograd as for Inductor.
 
-    AOTAutograd counts: by what it finds about sizes Dynamo compiles code after a graph break again.
+    AOTAutograd changes the count: it may find guards on sizes for which Dynamo compiles code after a graph break again.
     """
     import torch
     from torch._dynamo.backends.debugging import aot_eager
@@ -173,7 +173,7 @@ def count_graphs(model: Any, calls: Iterable[Any]) -> int:
 
 
 def list_tensors(value: Any) -> list[Any]:
-    """Return the tensors in a nest, in order."""
+    """List the tensors of a nested value, in order."""
     if hasattr(value, "to_tuple"):
         value = value.to_tuple()
     if dataclasses.is_dataclass(value):
@@ -197,7 +197,7 @@ def try_modules(lists: Sequence[str], names: Sequence[str]) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run what is asked and write the record after each module."""
+    """Run the selected modules; write the record after each."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", default="")
     parser.add_argument("--lists", default=";".join(LISTS), help="lists of engines, separated by semicolons")
@@ -234,7 +234,7 @@ def describe(outcome: Mapping[str, Any]) -> str:
 
 
 def get_share(outcome: Mapping[str, Any]) -> float | None:
-    """Return the share of nodes on other engines than torch, None where XRT has run none."""
+    """Compute the share of nodes on engines other than torch; None if XRT ran no node."""
     total = sum(outcome.get("nodes", {}).values())
     return 1 - outcome["nodes"].get("torch", 0) / total if total else None
 

@@ -1,6 +1,6 @@
 """Run the zoo: ``python -m benchmarks.zoo.run [--engines ort,xla] [--models bert,vit]`` writes docs/zoo.json.
 
-Each engine has a process of its own, which is started again after a crash or a hang; what is not run keeps its record.
+Each engine runs in its own process, which is restarted after a crash or a hang. The record of models that are not run is kept.
 """
 
 from __future__ import annotations
@@ -38,21 +38,24 @@ LIBRARIES = (
     "skl2onnx",
 )
 LIMIT = 300.0
-"""Seconds that a model may take on an engine."""
+"""Time limit in seconds for one model on one engine."""
 
 
 def list_models() -> list[str]:
-    """Return the exported models."""
+    """List the names of the exported models."""
     return sorted(path.parent.name for path in FOLDER.glob("*/case.npz"))
 
 
 def run_engine(engine: str, names: Sequence[str], limit: float = LIMIT) -> Iterator[dict[str, Any]]:
-    """Yield the outcome of each model; one that takes longer than ``limit`` seconds is given up."""
+    """Run models on an engine; yield the outcome of each. A model that takes longer than ``limit`` seconds is a hang."""
     yield from try_all([sys.executable, "-W", "ignore", "-m", "benchmarks.zoo.trial", engine], names, limit)
 
 
 def try_all(command: Sequence[str], names: Sequence[str], limit: float) -> Iterator[dict[str, Any]]:
-    """Yield what the command, given the names, prints for each; after a crash or a hang it is started again for the others."""
+    """Run a command with the names as arguments; yield the outcome that it prints for each.
+
+    After a crash or a hang the command is started again with the remaining names.
+    """
     remaining = list(names)
     while remaining:
         for line in _read_lines([*command, *remaining], limit):
@@ -69,7 +72,7 @@ def try_all(command: Sequence[str], names: Sequence[str], limit: float) -> Itera
 
 
 def _read_lines(command: Sequence[str], limit: float) -> Iterator[str]:
-    """Yield the lines of a process, and one that says how it was lost if it ends or stops before it is done."""
+    """Yield the lines that a process prints. If it crashes or hangs, the last line is JSON with ``lost`` and the ``reason``."""
     with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryFile() as errors:
         environment = {**os.environ, "XRT_CACHE_DIR": cache}
         process = subprocess.Popen(command, cwd=TOP, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
@@ -100,13 +103,13 @@ def _forward(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> 
 
 
 def read_record() -> dict[str, Any]:
-    """Return the record; an empty one where there is none."""
+    """Read docs/zoo.json; return an empty record if there is none."""
     return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {"models": {}}
 
 
 @contextlib.contextmanager
 def changed_record() -> Iterator[dict[str, Any]]:
-    """Give the record to be changed, and write it; two runs may share it."""
+    """Yield the record and write it after the block, which changes it. A lock lets several runs do so."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / "record.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -120,7 +123,7 @@ def changed_record() -> Iterator[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run what is asked and write the record after each model."""
+    """Run the selected models and engines; write the record after each model."""
     from benchmarks.zoo.model import load_case
 
     parser = argparse.ArgumentParser()

@@ -26,7 +26,7 @@ TURN, SAMPLE, PAUSE = 0.01, 1e-4, 0.05
 
 
 def try_model(case: Case, engine: str) -> dict[str, Any]:
-    """Return what came of the model on that engine: the verdict, its nodes on the reference engine, and times."""
+    """Run a model on an engine; return the verdict, the number of nodes on the reference engine, and times."""
     expected = case.expected or run_alone(case)[1]
     start = time.perf_counter()
     try:
@@ -56,7 +56,7 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def count_nodes(module: xrt.XRTModule, engine: str) -> dict[str, Any]:
-    """Return how many nodes the plan has, how many of them on the reference though it was not asked for, and why."""
+    """Count the nodes of the plan and those that fell back to the reference engine; also return the reasons."""
     launches = module.plan.launches
     on_toy = [launch for launch in launches if launch.engine.startswith("toy")] if engine not in ("toy", "auto") else []
     names = {name for launch in on_toy for name in launch.nodes}
@@ -98,7 +98,7 @@ def compare_speed(module: xrt.XRTModule, case: Case, engine: str) -> dict[str, A
 
 
 def turn_of(call: Any, inner: int, samples: int) -> float:
-    """Return the smallest seconds per call of the samples, taken after the idle threads of others have stopped to spin."""
+    """Measure seconds per call; return the smallest sample. First wait until idle threads of other libraries stop spinning."""
     time.sleep(PAUSE)
     return min(seconds_per_call(call, inner) for _ in range(samples))
 
@@ -112,13 +112,13 @@ def open_session(path: Path) -> Any:
 
 
 def run_alone(case: Case) -> tuple[Any, list[list[Any]]]:
-    """Return a session of ONNX Runtime and what it computes."""
+    """Open a session of ONNX Runtime; return it and its outputs."""
     session = open_session(case.path)
     return session, [session.run(None, dict(call)) for call in case.calls]
 
 
 def compare(results: Sequence[Any], expected: Sequence[Any], tolerance: float) -> list[str]:
-    """Return what differs, a sentence for each output."""
+    """Explain the differences from the expected outputs, a sentence for each output."""
     if len(results) != len(expected):
         return [f"{len(results)} outputs for {len(expected)}"]
     return [

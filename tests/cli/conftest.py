@@ -1,4 +1,4 @@
-"""What several tests of commands need."""
+"""Fixtures of the tests of commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xrt.cli import main
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run the command in this process."""
+    """A function that runs ``xrt`` in this process and returns exit code, output and errors."""
 
     def run(*arguments: Any) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
@@ -27,13 +27,13 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache directory of the test's own, and nothing in memory before and after it."""
+    """A new cache directory for this test. The cache in memory is cleared before and after the test."""
     yield from use_cache(tmp_path / "cache", monkeypatch)
 
 
 @pytest.fixture
 def cache_of_place(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache directory that the module's tests share, and nothing in memory before and after a test."""
+    """A cache directory that the tests of a module share. The cache in memory is cleared before and after each test."""
     yield from use_cache(place / "cache", monkeypatch)
 
 

@@ -1,4 +1,4 @@
-"""A world for each test of this room."""
+"""Run each test of this folder on every world of devices."""
 
 from collections.abc import Iterator
 

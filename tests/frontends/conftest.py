@@ -1,4 +1,4 @@
-"""A fresh Dynamo for each test, and the Functions that torch.compile makes."""
+"""Fixtures that reset Dynamo for each test and record the Functions that torch.compile creates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xrt.graph import Function
 
 @pytest.fixture(autouse=True)
 def dynamo() -> Iterator[None]:
-    """Forget compiled graphs, trace recurrent layers, and ignore what PyTorch deprecates of itself."""
+    """Reset Dynamo, let it trace recurrent layers, and ignore PyTorch's deprecation warnings about itself."""
     torch._dynamo.reset()
     with warnings.catch_warnings(), torch._dynamo.config.patch(allow_rnn=True):
         for category in (DeprecationWarning, FutureWarning):
@@ -26,7 +26,7 @@ def dynamo() -> Iterator[None]:
 
 @pytest.fixture
 def functions(monkeypatch: pytest.MonkeyPatch) -> list[Function]:
-    """The Functions that are made of graphs."""
+    """The Functions that torch.compile has created from graphs so far, in order."""
     functions: list[Function] = []
     original = backend.lower_graph
 

@@ -1,4 +1,4 @@
-"""The browser in which pages are looked at."""
+"""The fixture of the browser that opens the pages."""
 
 from tests.bench.test_page_in_browser import browser
 

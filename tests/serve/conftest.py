@@ -1,4 +1,4 @@
-"""Tests that are coroutines run on an event loop of their own."""
+"""Run tests that are coroutines, each on a new event loop."""
 
 from __future__ import annotations
 
