@@ -32,12 +32,12 @@ Trees: TypeAlias = Mapping[str, ast.Module]
 
 @dataclass(frozen=True)
 class Budgets:
-    """What the file says, or what is there."""
+    """The figures of the file, or those measured in the source."""
 
     lines: Mapping[str, int]
     modules: Mapping[str, int]
     private_uses: Mapping[str, int]
-    """How often a name with an underscore of some module is used in another one."""
+    """How often a private name of each module is used in other modules."""
     single_bases: frozenset[str]
     """Classes that exist only to be the base of one other class."""
 
@@ -54,7 +54,7 @@ class Budgets:
         )
 
     def lowered_to(self, measured: Budgets) -> Budgets:
-        """Return the smaller of both in each entry; entries of what is gone are dropped, and none is added."""
+        """Return the smaller figure of each entry. Entries that are not in ``measured`` are dropped, and none is added."""
         return Budgets(
             _lower(self.lines, measured.lines),
             _lower(self.modules, measured.modules),
@@ -63,7 +63,7 @@ class Budgets:
         )
 
     def find_excess(self, measured: Budgets) -> list[str]:
-        """Name each figure of what is there that is above its budget."""
+        """List the measured figures that are above their budget."""
         return [
             *_find_larger("{name}: {found} lines, the budget is {limit}", measured.lines, self.lines),
             *_find_larger("{name}: {found} modules, the budget is {limit}", measured.modules, self.modules),
@@ -221,7 +221,7 @@ def _listed(tree: ast.Module) -> frozenset[str]:
 
 
 def main() -> None:
-    """Lower the figures of the file to what is there."""
+    """Lower the figures of the file to those measured in the source."""
     measured = measure()
     text = str(Budgets.read().lowered_to(measured) if BUDGETS.exists() else measured)
     BUDGETS.write_text(text, encoding="utf-8")

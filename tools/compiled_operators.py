@@ -37,7 +37,7 @@ MODES = {
 
 
 def list_samples(operator: Any, mode: str, count: int) -> list[Any]:
-    """Return the last samples of an operator; none where it does not take the element type, or has no gradients."""
+    """List the last samples of an operator; empty if it does not support the element type or has no gradients."""
     dtype, is_grad = MODES[mode], mode == "grad"
     if dtype not in operator.dtypes or (is_grad and not operator.supports_autograd):
         return []
@@ -135,7 +135,7 @@ def list_operators(names: list[str], part: str) -> Iterator[Any]:
 
 
 def main() -> None:
-    """Run the operators, print what is not right, and count."""
+    """Run the operators; print the wrong results and the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="operators of op_db; all where none is named")
     parser.add_argument("--modes", default="values", help=f"of {', '.join(MODES)}")

@@ -99,7 +99,7 @@ def get_versions() -> str:
 
 
 def run(command: list[str], seconds: float) -> str:
-    """Return the output of a command, also of one that fails or takes too long, and pass on its errors."""
+    """Run a command and return its output, even if it fails or takes too long. Its errors go to standard error."""
     path = os.pathsep.join(filter(None, [str(TOP), os.environ.get("PYTHONPATH")]))
     variables = {**os.environ, "PYTHONPATH": path}
     try:

@@ -50,7 +50,7 @@ class Example:
     expected: str | None
     """None where the page shows no output: any output is accepted."""
     span: tuple[int, int] | None
-    """Where the expected output stands in the page."""
+    """Position of the expected output in the page."""
 
 
 class WrongOutput(AssertionError):
@@ -102,7 +102,7 @@ def check_page(path: Path) -> None:
 
 
 def is_expected(example: Example, printed: str) -> bool:
-    """Whether an example printed what its page shows."""
+    """Whether an example printed the output that its page shows."""
     if example.expected is None:
         return True
     want = re.sub(r"^ *\.\.\.$", "...", example.expected, flags=re.MULTILINE)

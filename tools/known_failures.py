@@ -14,7 +14,7 @@ from xrt.testing import KnownFailure
 __all__ = ["MIXTURES", "list_known_failures", "list_known_issues", "load_known_failures"]
 
 MIXTURES = "mixtures"
-"""The name under which stands what no engine fails, but several together."""
+"""The entry of failures that only occur when several engines run together."""
 
 _ENTRIES = {
     "ort on cuda": (
@@ -146,12 +146,12 @@ _ENTRIES = {
 
 
 def load_known_failures(engine: str) -> tuple[KnownFailure, ...]:
-    """Return what an engine is known to fail, by its name or spec, or what `MIXTURES` are."""
+    """List the known failures of an engine, by its name or spec, or those of `MIXTURES`."""
     return _ENTRIES.get(engine.partition("{")[0], ())
 
 
 def list_known_failures(engines: Iterable[str]) -> tuple[KnownFailure, ...]:
-    """Return what a run on those engines together is known to fail."""
+    """List the known failures of a run on these engines together."""
     names = list(engines)
     return tuple(gap for name in (*names, *[MIXTURES] * (len(names) > 1)) for gap in load_known_failures(name))
 

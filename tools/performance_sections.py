@@ -32,7 +32,7 @@ class Section:
     list_tables: Callable[[Figures], Iterable[str]]
     list_verdicts: Callable[[Figures], Iterable[Verdict]]
     remarks: str = ""
-    """A note below the tables that holds for any figures."""
+    """A note below the tables, which does not depend on the figures."""
 
 
 def format_ratio(ratio: Mapping[str, float], digits: int = 3) -> str:
@@ -355,7 +355,7 @@ IMPORTS = Section(
 
 STARTS = {"cache": "from the cache", "bundle": "from a bundle"}
 LIMIT, CONSTANT = 1.25, 0.05
-"""A new process may take 1.25 times as long as the engine's own best way, and 50 ms."""
+"""Allowed time of a new process: 1.25 times that of the engine alone, plus 50 ms."""
 
 
 def _list_first_result_tables(figures: Figures) -> Iterator[str]:

@@ -46,7 +46,7 @@ PACKAGES = (
 )
 """Packages and modules whose names are public, as the site lists them."""
 _NOT_DOCUMENTED = frozenset({"__version__", "errors", "ops", "training"})
-"""Names of `xrt` that have a page of their own, or need none."""
+"""Names of `xrt` that the reference of `xrt` omits: they have a separate page or need none."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

@@ -42,7 +42,7 @@ ALLOWED_GROWTH = 24e6
 
 
 class Violation(Exception):
-    """A check of the soak that does not hold."""
+    """A check of the soak test failed."""
 
 
 def check(holds: bool, what: str) -> None:
