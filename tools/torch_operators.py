@@ -81,7 +81,7 @@ def list_samples(operator: Any) -> Iterator[Sample]:
 
 
 def run_sample(sample: Sample, name: str) -> tuple[dict[str, Outcome], Mapping[str, str]] | None:
-    """Run a sample; return the outcome by engine and the opaque operators with their reasons, or None if PyTorch cannot run it."""
+    """Run a sample; return the outcome by engine and the opaque operators with their reasons; None if PyTorch cannot run it."""
     try:
         expected = _run_eager(sample, 0)
         is_open = "empty" in name or not _agree(_run_eager(sample, 1), expected, name)
