@@ -132,9 +132,7 @@ def test_a_frozen_graph_with_parameters_that_change_takes_them_as_inputs(monkeyp
         for value in (1, 2):
             call(x)
             linear.weight.fill_(value)
-        with pytest.warns(
-            FallbackWarning, match="the parameters of a frozen graph of torch.compile were replaced or written"
-        ):
+        with pytest.warns(FallbackWarning, match="the parameters of a frozen graph of torch.compile were replaced or written"):
             torch.testing.assert_close(call(x), linear(x))
         linear.weight.fill_(3)
         torch.testing.assert_close(call(x), linear(x))
