@@ -99,10 +99,10 @@ def tolerance_for(dtype: Any, scope: Scope = "operator") -> Tolerance:
 
 
 class Ambiguity(Protocol):
-    """Decides which differences in the result of a discontinuous operator are ties, so both results are valid."""
+    """Decides which differences in the result of a discontinuous operator are ties, where both results are valid."""
 
     def admits(self, actual: Array, expected: Array) -> Array:
-        """For each element, whether the difference is a tie. Both arrays have the same type and shape."""
+        """Return a boolean mask: whether the difference of each element is a tie. Both arrays have the same type and shape."""
         ...  # pragma: no cover
 
 
@@ -120,14 +120,14 @@ class StepAmbiguity:
 
     @classmethod
     def from_rounding(cls, read: Array, at: Literal["halves", "integers"], tolerance: Tolerance | None = None) -> StepAmbiguity:
-        """Create the ties of Round (edges at the halves), or of Floor, Ceil and casts (edges at the integers), from the input."""
+        """Create the ties from ``read``, the input of a Round (``at="halves"``), Floor, Ceil or cast (``at="integers"``)."""
         wide, tolerance = _widen(read), tolerance or tolerance_for(read.dtype)
         shifted = wide - 0.5 if at == "halves" else wide
         return cls(np.abs(shifted - np.rint(shifted)) <= tolerance.compute_bound(wide))
 
     @classmethod
     def from_threshold(cls, left: Array, right: Array, tolerance: Tolerance | None = None) -> StepAmbiguity:
-        """Create the ties of ``left < right`` and other comparisons: where both sides are equal within the tolerance."""
+        """Create the ties of a comparison such as ``left < right``: elements where both sides are equal within the tolerance."""
         tolerance = tolerance or tolerance_for(left.dtype)
         wide_left, wide_right = np.broadcast_arrays(_widen(left), _widen(right))
         slack = tolerance.compute_bound(wide_left) + tolerance.compute_bound(wide_right)
@@ -150,7 +150,7 @@ class IndexAmbiguity:
     tolerance: Tolerance | None = None
 
     def admits(self, actual: Array, expected: Array) -> Array:
-        """Like `Ambiguity.admits`; repeated indices and indices out of range are not ties."""
+        """Return a mask of the ties, as `Ambiguity.admits` does. Repeated indices and indices out of range are not ties."""
         values = _widen(self.values)
         tolerance = self.tolerance or tolerance_for(self.values.dtype)
         has_axis = actual.ndim == values.ndim
@@ -168,7 +168,7 @@ class IndexAmbiguity:
 
 
 def _mark_repeats(indices: Array, axis: int) -> Array:
-    """Mark all elements of each lane along the axis that contains some index twice; return a mask of the indices' shape."""
+    """Return a mask of the indices' shape: True for all elements of a lane along ``axis`` that has some index twice."""
     ordered = np.sort(indices, axis=axis)
     has_repeats = np.any(np.diff(ordered, axis=axis) == 0, axis=axis, keepdims=True)
     return np.broadcast_to(has_repeats, indices.shape)
@@ -179,7 +179,7 @@ def _mark_repeats(indices: Array, axis: int) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result of a comparison. It is true if the values agree, and has the largest differences in either case."""
+    """The result of a comparison: true if the values agree. It has the largest differences even then."""
 
     message: str = ""
     """The difference as a sentence; empty if the values agree."""
@@ -197,11 +197,11 @@ class Comparison:
 def compare(
     actual: Any, expected: Any, tolerance: Tolerance | None = None, *, ties: Ambiguity | None = None, name: str = "result"
 ) -> Comparison:
-    """Compare a result with the expected one: an array, list or dictionary of values, or None for an absent optional.
+    """Compare a result with the expected one. Both are an array, a list or dictionary, or None for an absent optional.
 
-    Without a tolerance, floating-point arrays use `tolerance_for` their type. ``name`` names the value in the message. ``actual``
-    must have a type that engines return (an array, not a NumPy scalar); ``expected`` may be anything that ``numpy.asarray``
-    accepts.
+    The default tolerance of a floating-point array is `tolerance_for` its type. ``ties`` decides about the differences of a
+    discontinuous operator. ``name`` is the value's name in the message. ``actual`` must have a type that engines return (an
+    array, not a NumPy scalar); ``expected`` may be anything that ``numpy.asarray`` accepts.
     """
     if expected is None or actual is None:
         if actual is expected:
@@ -226,7 +226,7 @@ def compare_all(
     ties: Sequence[Ambiguity | None] | None = None,
     names: Sequence[str] | None = None,
 ) -> Comparison:
-    """Compare the outputs of a Function in pairs; return the message of the first that differs, and the largest differences."""
+    """Compare the outputs of a Function with the expected ones. The message is that of the first output that differs."""
     if len(actual) != len(expected):
         return Comparison(f"there are {len(actual)} outputs; {len(expected)} were expected")
     names = names or [f"output {i}" for i in range(len(expected))]
@@ -289,7 +289,7 @@ def _compare_arrays(actual: Array, expected: Array, tolerance: Tolerance | None,
 
 
 def _type_name(array: Array) -> str:
-    """Name of the element type, regardless of byte order and of NumPy's several types for strings."""
+    """Name the element type. Byte order does not matter, and all of NumPy's types for strings have the same name."""
     return "string" if array.dtype.kind in "OUST" else str(array.dtype.newbyteorder("=").name)
 
 
@@ -318,7 +318,7 @@ def _compare_exact(actual: Array, expected: Array, ties: Ambiguity | None, name:
 
 
 def _compute_gap(actual: Array, expected: Array) -> Array:
-    """``|actual - expected|`` of integers or booleans as float64, without overflow."""
+    """Compute ``|actual - expected|`` of integers or booleans as float64, without overflow."""
     left, right = (a.astype(np.uint64 if a.dtype == np.uint64 else np.int64) for a in (actual, expected))
     larger, smaller = np.maximum(left, right), np.minimum(left, right)
     with np.errstate(over="ignore"):  # int64 may wrap, but the difference is correct as uint64

@@ -37,13 +37,13 @@ def why_left_behind(generation: int) -> str:
 
 
 def renew_after_fork(lock: L) -> L:
-    """Register a Lock, RLock or Condition to be unlocked in a forked child; returns the lock."""
+    """Register a Lock, RLock or Condition, so that it is unlocked in a forked child; return it."""
     _Process.locks.add(lock)
     return lock
 
 
 def leave_to_parent(value: object) -> None:
-    """Never free the value in a forked child: only the parent may close it."""
+    """Register a native object that a forked child must never free, because only the parent may close it."""
     with suppress(TypeError):  # classes without weak references are not from native libraries
         forget, key = _Process.parent_objects.pop, id(value)
         _Process.parent_objects[key] = ref(value, lambda _: forget(key, None))

@@ -76,7 +76,7 @@ class ProgressLine:
         self._began, self._stage, self._shown = clock(), "", ""
 
     def tell(self, stage: str) -> None:
-        """Set the stage, which the next tick shows."""
+        """Set the text of the current stage; the next `tick` shows it."""
         self._stage = stage
 
     def tick(self) -> None:
@@ -101,7 +101,7 @@ def _clean(text: str) -> str:
 
 
 def find_display() -> TerminalLine | NotebookLine | None:
-    """A display for progress: the notebook cell or the terminal; None if there is neither, or in a worker process."""
+    """Create a display for progress, in the notebook cell or on the terminal; None if there is neither, or in a worker."""
     with suppress(Exception):  # sys.stderr may be any object: closed, or without isatty; multiprocessing may be half imported
         processes = sys.modules.get("multiprocessing")
         if os.environ.get(SWITCH, "").strip().lower() == "off" or (processes and processes.parent_process()):
@@ -131,9 +131,9 @@ def release_display() -> None:
 
 @contextmanager
 def show_progress(title: str, *, enabled: bool = True) -> Iterator[ReportStage]:
-    """Show progress of the enclosed block after `DELAY` seconds; yields a function that sets the current stage.
+    """Show progress of the block after `DELAY` seconds; yields a function that sets the text of the current stage.
 
-    Nothing is shown unless ``enabled``, without a display, or if the display is in use.
+    Nothing is shown if ``enabled`` is False, if there is no display, or if the display is in use.
     """
     display = find_display() if enabled else None
     if display is None or not claim_display():

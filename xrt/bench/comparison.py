@@ -50,19 +50,19 @@ class BenchWorker:
         self.close()
 
     def start(self, timeout: float) -> StartupReport | JobFailure:
-        """Compile, call and warm up; fails after ``timeout`` seconds."""
+        """Compile the model, call it once and warm up; the result is a JobFailure if that takes over ``timeout`` seconds."""
         return self._ask({"do": "start", "job": msgspec.to_builtins(self._job)}, StartupReport, timeout)
 
     def turn(self, timeout: float) -> float | JobFailure:
-        """Run one turn; return its mean seconds per call."""
+        """Run one turn, a number of consecutive calls; return the mean seconds per call."""
         return self._ask({"do": "turn"}, float, timeout)
 
     def profile(self, timeout: float) -> MeanCall | JobFailure:
-        """Measure the time per region."""
+        """Measure the mean time that a call spends in each region."""
         return self._ask({"do": "profile"}, MeanCall, timeout)
 
     def _ask(self, message: dict[str, Any], kind: type[T], timeout: float) -> T | JobFailure:
-        """Send a request to the worker; convert its reply to ``kind``, and any failure to a JobFailure."""
+        """Send a request to the worker; convert its response to ``kind``, and any failure to a JobFailure."""
         try:
             answer, memory = self._process.ask(message, seconds=timeout)
         except WorkerTimedOut:
@@ -88,10 +88,10 @@ def compare_engines(
     progress: Progress = lambda step: None,
     finished: Callable[[Group], None] = lambda group: None,
 ) -> BenchReport:
-    """Compare the candidates on each subject with each thread count; a failing candidate becomes a row with the reason.
+    """Compare the candidates on each subject with each thread count; the row of a candidate that fails has the reason.
 
-    ``finished`` is called with each group when it is complete. Results are compared with those of the reference engine. All
-    processes of one subject and thread count are alive at once, so memory must hold the model once per candidate.
+    ``progress`` is called with a description of each step, ``finished`` with each complete group. Results are compared with
+    those of the reference engine. The processes of all candidates are alive at once, so memory must hold the model once for each.
     """
     groups: list[Group] = []
     started_at = f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
@@ -103,7 +103,7 @@ def compare_engines(
 
 @dataclass(slots=True)
 class _Runner:
-    """A candidate during the comparison."""
+    """The process and the measurements of one candidate during the comparison."""
 
     candidate: BenchCandidate
     worker: BenchWorker
@@ -125,7 +125,7 @@ class _Runner:
 def _compare(
     subject: BenchTarget, candidates: Sequence[BenchCandidate], threads: int, settings: BenchOptions, progress: Progress
 ) -> Group:
-    """Compare the candidates on one subject with one thread count: the reference first, then each alone, then all in turns."""
+    """Compare the candidates on one subject. The reference runs first, then each candidate alone, then all in turns."""
     group = Group(str(subject), subject.batch, threads, ())
     on_host = replace(settings, warm_seconds=0.0, device="cpu", devices=FrozenDict())
     job = Job(subject, REFERENCE_CANDIDATE, threads, on_host)
@@ -150,7 +150,7 @@ def _compare(
 
 
 def _check_results(results: list[Any], expected: list[Any] | str) -> Agreement:
-    """Compare a candidate's first results with the reference's, or with its error message if the reference failed."""
+    """Compare a candidate's first results with ``expected``, the reference's results or the reason why there are none."""
     if isinstance(expected, str):
         return Agreement(f"there is no reference: {expected}")
     checks = []
@@ -175,7 +175,7 @@ def _start_runner(runner: _Runner, expected: list[Any] | str, settings: BenchOpt
 
 
 def _take_turns(runners: Sequence[_Runner], settings: BenchOptions, progress: Callable[[int], None]) -> None:
-    """Run turns round by round; a candidate whose time is used up drops out."""
+    """Run one turn of each candidate per round. A candidate that fails, or whose time is used up, has no further turns."""
     # Each candidate has its own budget: a slow one does not shorten the others' rounds.
     remaining = {id(runner): settings.limit_seconds for runner in runners if runner.runs}
     for turn in range(settings.rounds):

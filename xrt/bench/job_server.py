@@ -60,7 +60,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class StartupReport:
-    """What a candidate costs until its calls are steady, measured while no other candidate runs."""
+    """Time and memory that a candidate needs until its calls have a steady time, measured while no other candidate runs."""
 
     versions: tuple[str, ...]
     regions: tuple[str, ...]
@@ -98,7 +98,7 @@ MIN_PROFILED, MAX_PROFILED = 3, 100
 
 
 def main(handle: str) -> None:
-    """Serve one job and its turns and timelines on the socket with this handle."""
+    """Serve the requests for one job on the socket with this handle."""
     prepared: _PreparedCandidate | None = None
 
     def answer(request: Request) -> Message:
@@ -114,7 +114,7 @@ def main(handle: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _PreparedCandidate:
-    """A compiled and warm candidate; a turn makes ``repeats`` calls."""
+    """A candidate that is compiled and warmed up; ``values`` are its inputs, and a turn makes ``repeats`` calls."""
 
     module: XRTModule
     values: Sequence[Any]
@@ -131,7 +131,7 @@ class _PreparedCandidate:
         return turn
 
     def profile(self) -> MeanCall:
-        """Record as many calls as in a turn, within bounds."""
+        """Profile as many calls as a turn has, but at least `MIN_PROFILED` and at most `MAX_PROFILED`."""
         calls, options = max(MIN_PROFILED, min(self.repeats, MAX_PROFILED)), RunOptions(block=True, profile=True)
         _, seconds = time_call(lambda: [self.module(*self.values, options=options) for _ in range(calls)])
         launches = self.module.profile().launches
@@ -139,7 +139,7 @@ class _PreparedCandidate:
 
 
 def _start_job(job: Job) -> tuple[_PreparedCandidate, StartupReport, Sequence[Any]]:
-    """Load, compile, call once and warm up; return the candidate, its costs and the results of the first call."""
+    """Load, compile, call once and warm up; return the candidate, what that cost, and the results of the first call."""
     settings = job.settings
     function = job.subject.load(settings.seed)
     arrays = from_files(job.subject.files, function)

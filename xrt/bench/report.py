@@ -95,7 +95,7 @@ class BenchReport:
 
     @property
     def agrees(self) -> bool:
-        """True unless a candidate's results differ from the reference."""
+        """Whether no candidate has results that differ from the reference. Candidates that failed do not count."""
         return not any(row.verdict == "wrong" for group in self.groups for row in group.rows)
 
     @property
@@ -114,7 +114,7 @@ class BenchReport:
 
 
 def _plain(value: Any) -> Any:
-    """Convert dataclasses, mappings and sequences to dicts and lists; a candidate gets its text as ``name``."""
+    """Convert dataclasses, mappings and sequences to dicts and lists. A candidate becomes a dict with its text as ``name``."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         parts = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"name": str(value), **parts} if isinstance(value, BenchCandidate) else parts
@@ -131,7 +131,7 @@ def machine(*distributions: str) -> str:
 
 
 def describe() -> dict[str, str | int]:
-    """Facts about the machine that may explain timings: processor, cores, load, versions."""
+    """Collect facts about the machine that may explain timings, by label: processor, cores, load, versions."""
     return {
         "processor": name_processor(),
         "architecture": platform.machine(),
@@ -154,10 +154,10 @@ def name_processor() -> str:
 
 
 def peak_bytes() -> int:
-    """Peak resident memory of this process.
+    """Peak resident memory of this process in bytes.
 
-    Linux's ``ru_maxrss`` includes the parent's memory at the time of the fork; the high-water mark in /proc does not. Other
-    systems have only the former.
+    Read from /proc where it exists, since Linux's ``ru_maxrss`` includes the parent's memory at the time of the fork. Otherwise
+    ``ru_maxrss`` is used.
     """
     status = Path("/proc/self/status")
     if status.exists():
@@ -189,7 +189,7 @@ COSTS = {
 
 
 def page(report: BenchReport) -> str:
-    """A standalone HTML page: no network, no scripts, light and dark, printable."""
+    """Render the report as a standalone HTML page, without network and scripts, for light and dark screens and for print."""
     return views.render_page("report.html", _title(report), is_page=True, **_describe(report))
 
 
@@ -223,7 +223,7 @@ def _format_setting(value: Any) -> str:
 
 
 def _describe_group(group: Group) -> dict[str, Any]:
-    """Template data of one group: answer, bars, tables, timelines, and drawings of plans with several regions."""
+    """Template data of one group: summary, bars, tables, timelines, and drawings of plans with several regions."""
     correct = _list_correct(group)
     planned = [(row, row.start.plan) for row in group.rows if row.start and row.start.plan]
     all_colors = color_engines(region.engine for _, plan in planned for region in plan)
@@ -252,7 +252,7 @@ def _describe_group(group: Group) -> dict[str, Any]:
 
 
 def answer(group: Group) -> str:
-    """The result in two or three sentences."""
+    """Summarize the result of a group in two or three sentences."""
     correct = _list_correct(group)
     if not correct:
         return "No candidate ran and agreed with the reference."

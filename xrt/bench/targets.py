@@ -94,7 +94,7 @@ def _size(part: str, text: str) -> tuple[str, int]:
 
 
 def set_dims(function: Function, sizes: Mapping[str, int]) -> Function:
-    """Bind symbolic dims; ``batch`` also applies to unnamed first axes.
+    """Set symbolic dims to sizes by name. The size ``batch`` also applies to unnamed dynamic first axes of inputs.
 
     Raises OptionError for a name that no input has.
     """
@@ -109,9 +109,9 @@ def set_dims(function: Function, sizes: Mapping[str, int]) -> Function:
 
 
 def name_batch(function: Function) -> Function:
-    """Name the unnamed dynamic first axes of inputs ``batch``, as in models from scikit-learn's exporter.
+    """Name the unnamed dynamic first axes of all inputs ``batch``; models from scikit-learn's exporter have such axes.
 
-    No change if ``batch`` is another axis, as in some sequence models.
+    Return the function unchanged if another axis has the name ``batch``, as in some sequence models.
     """
     shapes = _shapes(function)
     if any(BATCH in shape[1:] for shape in shapes) or all(shape[:1] != (None,) for shape in shapes):
@@ -126,7 +126,7 @@ def name_batch(function: Function) -> Function:
 
 
 def find_batch_dim(function: Function, batch: int) -> str | None:
-    """The symbolic first dim of the first input with a shape, after `name_batch`; None if its extent is already ``batch``.
+    """Find the name of the batch dim, the first of the first input with a shape; None if it is already the size ``batch``.
 
     Raises ModelError if the dim has another fixed size.
     """
@@ -147,12 +147,12 @@ def set_shapes(function: Function, arrays: Mapping[str, Any]) -> Function:
 
 
 def from_files(files: Sequence[str], function: Function) -> dict[str, Any]:
-    """Read input values from texts such as ``x=x.npy`` and ``all.npz``."""
+    """Read input values by name from files, given as strings such as ``x=x.npy`` and ``all.npz``."""
     return {name: value for name, (_, value) in read_input_files(files, function).items()}
 
 
 def read_input_files(files: Sequence[str], function: Function) -> dict[str, tuple[Path, Any]]:
-    """The file and the value of each input that an ``--input`` names."""
+    """Read the files of ``--input`` options; return the file and the value of each input by its name."""
     values: dict[str, tuple[Path, Any]] = {}
     for text in files:
         name, equals, file = text.partition("=")
@@ -218,12 +218,12 @@ class BenchCandidate:
         return tuple(parse_spec(engine)[0] for engine in self.engines)
 
     def select_devices(self, devices: Mapping[str, str]) -> dict[str, str]:
-        """The entries of ``devices``, by name or spec, for engines of the candidate; `AUTO` may use any engine."""
+        """Select the entries of ``devices`` (engine name or spec to device) for engines of the candidate; for `AUTO`, all."""
         return {name: device for name, device in devices.items() if AUTO in self.engines or name in {*self.engines, *self.names}}
 
     @property
     def precision(self) -> str:
-        """Precisions set in the engines' options; ``fp32`` by default."""
+        """The precisions that the engines' options set, as text; ``fp32`` if none does."""
         return ", ".join(dict.fromkeys(str(parse_spec(engine)[1].get("precision", "fp32")) for engine in self.engines))
 
     def __str__(self) -> str:

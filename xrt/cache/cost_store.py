@@ -42,14 +42,14 @@ class CostStore:
     """Measurements in a shared cache directory. Problems with files are warnings, never errors."""
 
     def __init__(self, directory: Path | Store) -> None:
-        """No file is touched before the first use."""
+        """Create the store without accessing files; ``directory`` is the path of a cache directory, or its Store."""
         self._store = store = directory if isinstance(directory, Store) else Store(directory)
         self._costs, self._decisions = Records(store, COSTS), Records(store, DECISIONS)
         self._statuses = Records(store, STATUSES)
 
     @classmethod
     def for_cache(cls, cache: CompileCache) -> CostStore | None:
-        """The store in a cache's directory; None if it has none."""
+        """Create the store in a cache's directory; return None if the cache has no disk tier."""
         return cls(cache.disk.store) if isinstance(cache.disk, DiskTier) else None
 
     def trouble(self, reason: str) -> None:
@@ -59,32 +59,32 @@ class CostStore:
     # ------------------------------------------------------------------ costs and decisions
 
     def table(self, engines: Sequence[GraphCompiler], context: CompileContext) -> CostTable:
-        """All stored costs of these engines in their current version and configuration."""
+        """Read all stored costs of these engines in their current version and configuration."""
         table = CostTable()
         for _, key in _list_keys(engines, context):
             table = table.merge(self._costs.find(key) or CostTable())
         return table
 
     def keep(self, table: CostTable, engines: Sequence[GraphCompiler], context: CompileContext) -> None:
-        """Merge the costs of these engines into the stored ones."""
+        """Merge the costs that ``table`` has for these engines into the stored ones."""
         for spec, key in _list_keys(engines, context):
             part = CostTable({subject: cost for subject, cost in table.regions.items() if subject[1] == spec})
             if part.regions:
                 self._costs.update(key, partial(_merge, part))
 
     def decision(self, request: Signature | None) -> PlacementFile | None:
-        """The document stored for the request, if it has a signature; the caller checks whether it still applies."""
+        """Read the placement that is stored for a request; None if there is none. The caller checks whether it still applies."""
         return None if request is None else self._decisions.find(request.key)
 
     def store_decision(self, request: Signature | None, document: PlacementFile) -> None:
-        """Store or replace a decision, if the request has a signature."""
+        """Store or replace the placement of a request; do nothing if ``request`` is None."""
         if request is not None:
             self._decisions.keep(request.key, document)
 
     # ------------------------------------------------------------------ engines
 
     def statuses(self) -> dict[str, EngineStatus]:
-        """Engine statuses found by an earlier process; empty if packages were installed or removed since."""
+        """Read the engine statuses that an earlier process stored, by name; empty if packages have changed since then."""
         return self._statuses.find(hash_installed()) or {}
 
     def keep_statuses(self, statuses: Sequence[EngineStatus]) -> None:
@@ -100,7 +100,7 @@ def hash_installed() -> str:
 
 
 def _list_keys(engines: Sequence[GraphCompiler], context: CompileContext) -> list[tuple[str, str]]:
-    """Spec and key of each engine whose code changes can be detected; for others nothing may be stored."""
+    """List spec and storage key of the engines, without those whose code changes cannot be detected: costs could be stale."""
     # One key per engine, so that a new version of one library keeps the measurements of the others.
     signatures = {engine.spec: make_engine_key(engine, context) for engine in engines}
     return [(spec, item.key) for spec, item in signatures.items() if dict(item.ingredients)["code"] != CODE_UNKNOWN]

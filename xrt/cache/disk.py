@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """The inputs of a compile, which an engine needs to load a saved executable."""
+    """The inputs of a compile. An engine needs the same inputs to load a saved executable."""
 
     function: Function
     engine: GraphCompiler
@@ -42,7 +42,7 @@ class CompileRequest:
 
     @cached_property
     def is_kept(self) -> bool:
-        """Whether to store the executable: the engine can save it, and loads it faster than it compiles."""
+        """Whether the executable is stored: if the engine can save it, and loads it faster than it compiles it."""
         return type(self.engine).save is not GraphCompiler.save and self.engine.is_worth_saving(self.function)
 
 
@@ -66,7 +66,7 @@ class DiskTier:
     """Executables by signature in a directory shared by processes. Thread-safe."""
 
     def __init__(self, directory: Path, limit: int) -> None:
-        """No file is touched before the first use. Beyond ``limit`` bytes the least recently used records are evicted."""
+        """Create the tier without accessing files. Beyond ``limit`` bytes, the least recently used records are evicted."""
         self.store = Store(directory, limit)
         self.limit = limit
         self._lock = renew_after_fork(threading.Lock())
@@ -77,10 +77,10 @@ class DiskTier:
         return replace(self._statistics, troubles=self.store.troubles)
 
     def get_or_compile(self, signature: Signature, request: CompileRequest, make: Make, *, force: bool = False) -> Executable:
-        """Load the signature's executable or make and store it; return it prepared.
+        """Load the signature's executable, or make and store it; return it ready to run.
 
-        Concurrent processes wait for the one that makes it. ``force`` makes it again and replaces the entry. Raises errors of
-        ``make``. An engine's refusal or failure is stored too, and raised again next time without a compile.
+        Other processes that request it wait for the one that makes it. With ``force`` it is made again and replaces the entry.
+        Raises errors of ``make``. CompileRefused and CompileFailed are stored too, and raised next time without a compile.
         """
         if not self.store.is_trusted():
             return make()
@@ -98,7 +98,7 @@ class DiskTier:
     # ------------------------------------------------------------------ reading
 
     def _load(self, entry: CacheEntry | None, request: CompileRequest) -> Executable | None:
-        """Load the executable of an entry; None if there is none that is usable. Raises a stored failure."""
+        """Load the executable of an entry, or raise its stored failure. None if ``entry`` is None or cannot be loaded."""
         if entry is None:
             return None
         if entry.failure is not None:
@@ -157,7 +157,7 @@ class DiskTier:
 
 
 def _is_transient(error: BaseException | None) -> bool:
-    """Whether a failure may be transient: memory (also of a worker that was killed), files, time."""
+    """Whether a failure may not occur again: its causes include a lack of memory, a file error or a timeout."""
     while error is not None:
         if isinstance(error, MemoryError | OSError):
             return True
@@ -179,7 +179,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 def find_cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
-    """The cache directory configured in the environment; raises CacheError if there is none."""
+    """The cache directory that the environment selects, which may not exist; raises CacheError if none can be determined."""
     configured = environment.get(DIRECTORY, "").strip()
     if configured:
         return expand_user(configured, DIRECTORY)
@@ -203,7 +203,7 @@ def expand_user(text: str | os.PathLike[str], setting: str) -> Path:
 
 
 def open_disk_tier(environment: Mapping[str, str] = os.environ, directory: Path | None = None) -> DiskTier | None:
-    """The disk tier configured in the environment, optionally in another directory; None if disabled."""
+    """Create the disk tier as the environment configures it, in ``directory`` if passed; None if disabled or without a folder."""
     switch = environment.get(SWITCH, "").strip().lower()
     if switch in ("off", "0", "no", "false"):
         return None

@@ -96,7 +96,7 @@ ENTRIES = Schema("entries", _KIND, _write, _read, suffix=".xrt", is_sharded=True
 
 @dataclass(frozen=True, slots=True)
 class CacheListing:
-    """An entry as `xrt cache list` shows it. ``entry`` has the types of the region's inputs."""
+    """An entry as `xrt cache list` shows it. ``entry`` has the types of the region's inputs, as text."""
 
     key: str
     size: int
@@ -112,7 +112,7 @@ class CacheListing:
 
 
 def list_entries(store: Store) -> list[CacheListing]:
-    """All entries, most recently used first. Reads every file; raises OSError."""
+    """Read and list all entries, most recently used first. Raises OSError if the directory cannot be read."""
     listings = []
     for item in reversed(store.entries.items()):
         try:
@@ -146,7 +146,7 @@ class Miss:
 
 
 def explain_misses(store: Store, signatures: Iterable[Signature]) -> list[Miss]:
-    """The signatures that have no usable entry."""
+    """Find the signatures that have no readable entry, each with its nearest entry."""
     stored = []
     for item in store.entries.items():
         with suppress(CacheError, OSError):  # unreadable entries are never nearest
@@ -156,7 +156,7 @@ def explain_misses(store: Store, signatures: Iterable[Signature]) -> list[Miss]:
 
 
 def _find_nearest(signature: Signature, stored: list[Signature]) -> Signature | None:
-    """The signature with the fewest different ingredients; ties prefer the same function, then the same engine."""
+    """Find the stored signature with the fewest different ingredients. Of equal ones, prefer the same function, then engine."""
 
     def distance(other: Signature) -> tuple[int, bool, bool, str]:
         different = signature.difference(other)

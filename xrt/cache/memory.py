@@ -82,7 +82,7 @@ def close_with(user: object, close: Close) -> None:
 
 
 def call_all(closes: Iterable[Close]) -> None:
-    """Call all functions, the last one first, even if some raise; then raise the error that came last, if any."""
+    """Call all functions in reverse order, even if some of them raise; then raise the last error, if any."""
     with ExitStack() as stack:
         for close in closes:
             stack.callback(close)
@@ -139,12 +139,12 @@ class Tier(Protocol):
     def get_or_compile(
         self, signature: Signature, request: CompileRequest, make: Callable[[], Executable], *, force: bool = False
     ) -> Executable:
-        """Load the signature's executable or make it; return it prepared."""
+        """Return the signature's executable, ready to run: loaded if it is stored, otherwise made by ``make``."""
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """An executable or its future, with a reference count: one for each lease, and one for the cache until eviction."""
+    """An executable that is cached or being made. ``holders`` counts its leases, plus one while it is in the cache."""
 
     future: Future[Executable] = field(default_factory=Future)
     holders: int = 1
@@ -164,7 +164,7 @@ class _Entry:
 
     @property
     def close(self) -> Callable[[], None] | None:
-        """The function that closes the executable; None if there is none or it belongs to the parent process of a fork."""
+        """The function that closes the executable; None if there is no executable, or the parent of a fork must close it."""
         executable = self.executable
         return executable.close if executable is not None and self.generation == get_generation() else None
 
@@ -185,7 +185,7 @@ class Lease:
         self._entry = entry
 
     def release(self) -> None:
-        """Release the lease; idempotent."""
+        """Release the executable; further calls have no effect."""
         entry, self._entry = self._entry, None
         if entry is not None:
             self._cache._release(entry)
@@ -203,9 +203,9 @@ class CompileCache:
     """
 
     def __init__(self, capacity: int = CAPACITY, disk: Tier | None = None, max_bytes: int = MOST_BYTES) -> None:
-        """Limit the number of executables, and the bytes of those without a lease; evict the least recently used.
+        """Keep at most ``capacity`` executables, and at most ``max_bytes`` in those without a lease.
 
-        `disk` is searched for executables that are not in memory.
+        The least recently used are evicted first. Executables that are not in memory are searched in ``disk``.
         """
         if capacity < 1:
             raise OptionError(f"the capacity of a cache must be at least 1; got {capacity}")
@@ -227,9 +227,9 @@ class CompileCache:
     ) -> Lease:
         """Lease the signature's executable; call ``make`` if it is not cached.
 
-        Concurrent requests wait for the first one. ``force`` makes it again. An exception of ``make`` is raised in all waiting
-        threads, and nothing is cached in memory. The disk tier needs ``request`` to load and save, and is not used
-        without it.
+        With ``force`` it is called even if the executable is cached. Threads that request the same signature wait for the first
+        one; an exception of its ``make`` is raised in all of them, and nothing is cached in memory. The disk tier is used only
+        if ``request`` is passed, since an engine needs it to load an executable.
         """
         key = signature.memory_key
         entry, is_maker = self._claim(key, force)
@@ -244,9 +244,9 @@ class CompileCache:
             raise
 
     def _claim(self, key: str, force: bool) -> tuple[_Entry, bool]:
-        """Return the entry of a key, with one more holder, and whether the caller must make its executable.
+        """Find or create the entry of a key and count the caller as a holder; return it, and True if it was created.
 
-        Of concurrent callers only the first one makes it; the others wait for the future.
+        The caller must make the executable of a new entry. Callers of an existing one wait for its future.
         """
         with self._lock:
             entry = self._entries.get(key)
@@ -284,7 +284,7 @@ class CompileCache:
                 self._shrink()
 
     def _shrink(self) -> None:
-        """Evict beyond the limits; the caller holds the lock. Evicting a leased entry frees no memory, so only others count."""
+        """Evict entries until all limits hold; the caller holds the lock. Bytes in leased executables do not count."""
         while len(self._entries) > self.capacity:
             self._evict(next(iter(self._entries)))
         threads = {key: entry.idle_threads for key, entry in self._entries.items() if entry.idle_threads}
@@ -292,7 +292,7 @@ class CompileCache:
         self._evict_surplus({key: entry.nbytes for key, entry in self._entries.items() if entry.holders == 1}, self.max_bytes)
 
     def _evict_surplus(self, amounts: Mapping[str, int], limit: int) -> None:
-        """Evict the least recently used until the sum of `amounts` is at most `limit`; the newest always stays."""
+        """Evict the least recently used of these entries until the sum of `amounts` is at most `limit`; keep the newest."""
         surplus = sum(amounts.values()) - limit
         for key in list(amounts)[:-1]:
             if surplus <= 0:
@@ -312,7 +312,7 @@ class CompileCache:
             close_in_background(close)
 
     def _release(self, entry: _Entry) -> None:
-        """Drop a reference; the last one closes the executable."""
+        """Decrease ``holders``; if it reaches 0, close the executable."""
         with self._lock:
             entry.holders -= 1
             last = entry.holders == 0

@@ -195,7 +195,7 @@ class Schema(Generic[T]):
 
 
 def text_schema(folder: str, kind: str, dump: Callable[[T], str], parse: Callable[[bytes], T]) -> Schema[T]:
-    """A schema of text files; ``dump`` and ``parse`` convert a record to text and back."""
+    """Create a schema of text files; ``dump`` and ``parse`` convert a record to text and back."""
 
     def write(file: BinaryIO, value: T) -> None:
         file.write(dump(value).encode("utf-8", "surrogatepass"))
@@ -223,7 +223,7 @@ class Records(Generic[T]):
         return (folder / key[:2] if self.schema.is_sharded else folder) / f"{key}{self.schema.suffix}"
 
     def read(self, key: str) -> T | None:
-        """The record of a key, marked as used; None if there is none. Raises CacheError if it is damaged, or OSError."""
+        """Read the record of a key and set its time of last use; None if there is none. Raises OSError, CacheError if damaged."""
         path = self.path(key)
         if not self.store.is_trusted():
             return None
@@ -237,7 +237,7 @@ class Records(Generic[T]):
         return value
 
     def find(self, key: str) -> T | None:
-        """Like `read`, but a file that cannot be used is reported and treated as missing."""
+        """Read the record of a key; None if there is none. A file that cannot be read is reported, and counts as missing."""
         try:
             return self.read(key)
         except (OSError, CacheError) as error:
@@ -245,7 +245,7 @@ class Records(Generic[T]):
             return None
 
     def keep(self, key: str, value: T) -> bool:
-        """Write or replace a record atomically; report and return False if that fails."""
+        """Write or replace a record atomically. If that fails, report it and return False."""
         if not self.store.is_trusted():
             return False
         try:
@@ -256,12 +256,12 @@ class Records(Generic[T]):
         return True
 
     def update(self, key: str, change: Callable[[T | None], T]) -> None:
-        """Replace a record by ``change(record)``, under a lock between processes; None stands for no record."""
+        """Replace a record by ``change(record)`` while other processes wait. ``change`` gets None if there is no record."""
         with self.store.lock(key):
             self.keep(key, change(self.find(key)))
 
     def items(self) -> list[Item]:
-        """All files, least recently used first. Raises OSError."""
+        """List the files of this kind, least recently used first. Raises OSError."""
         return self.store.items(self.schema.folder)
 
     def sweep(self) -> int:
@@ -389,7 +389,7 @@ class Store:
         self._make_room(size)
 
     def _make_room(self, written: int) -> None:
-        """Evict beyond the limit. The directory is scanned only after an eighth of its free space was used."""
+        """Evict records beyond the limit. The directory is scanned only after an eighth of its free space has been used."""
         with self._lock:
             self._room -= written
             if self._room >= 0:
@@ -402,7 +402,7 @@ class Store:
 
     @contextmanager
     def make_working_directory(self) -> Iterator[Path]:
-        """A context manager for a private temporary folder."""
+        """Create a private folder for the duration of the block; remove it afterwards."""
         folder = self.root / "work" / f"{os.getpid()}-{os.urandom(6).hex()}"
         self._make_root()
         make_private(folder)
@@ -420,11 +420,11 @@ class Store:
 
     @contextmanager
     def lock(self, key: str) -> Iterator[bool]:
-        """Lock out other threads and processes that create the same record; yield whether that worked.
+        """Lock out other threads and processes that create the same record; yield whether the lock was acquired.
 
-        It fails if the directory is read-only, the file system has no locks, or after `PATIENCE`. The operating system releases
-        the locks of a dead process. Records with the same prefix share a lock file, which is never removed: deleting a file that
-        another process is opening would break the lock.
+        It is not if the directory is read-only, the file system has no locks, or `PATIENCE` seconds have passed. The operating
+        system releases the locks of a dead process. Records with the same prefix share a lockfile, which is never removed:
+        deleting a file that another process is opening would break the lock.
         """
         from filelock import FileLock  # imports slowly, and a start from the cache locks nothing
 
@@ -442,7 +442,7 @@ class Store:
     # ------------------------------------------------------------------ all records
 
     def items(self, kind: str = "") -> list[Item]:
-        """All records, or those of one kind (the folder of its schema), least recently used first."""
+        """List the files of all records, or only those in the folder ``kind`` of a schema, least recently used first."""
         folders = [self.root / kind] if kind else [path for path in _list_folder(self.root) if path.name not in _NO_RECORDS]
         items = [item for folder in folders if not self.root.is_symlink() for item in _walk(folder)]
         return sorted(items, key=lambda item: (item.used, item.key))

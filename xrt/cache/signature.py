@@ -33,7 +33,7 @@ _SHARED = ("graph", "formats", "passes", "engines/toolkit", "engines/kernels")
 
 @dataclass(frozen=True)
 class Signature:
-    """Named ingredients in a fixed order; equal if all ingredients are."""
+    """The inputs of a compile as (name, value) pairs in a fixed order: its ingredients. Equal if all of them are."""
 
     ingredients: tuple[tuple[str, str], ...]
     memory: str = ""
@@ -41,12 +41,12 @@ class Signature:
 
     @property
     def memory_key(self) -> str:
-        """Key in memory; a stored executable has its own constants and is found by ``key``."""
+        """Key of the executable in memory. On disk the key is ``key``, since a loaded executable uses the new constants."""
         return self.key + self.memory
 
     @cached_property
     def key(self) -> str:
-        """SHA-256 (hex) over the length-prefixed ingredients."""
+        """SHA-256 of the length-prefixed ingredients, in hexadecimal."""
         hasher = hashlib.sha256()
         for name, value in self.ingredients:
             # With the lengths, no two lists of ingredients have the same text.
@@ -63,9 +63,9 @@ class Signature:
 
 
 def make_signature(function: Function, engine: GraphCompiler, context: CompileContext, version: str | None = None) -> Signature:
-    """The signature of compiling `function` with `engine` in `context`.
+    """Create the signature of compiling `function` with `engine` in `context`.
 
-    ``version`` is the engine's version, if already known. Hashes each constant once.
+    ``version`` is the engine's version; it is queried if None. The hash of each constant is computed once and cached.
     """
     # Another order of ingredients would change the key of every stored file.
     form, *others = make_engine_key(engine, context, version).ingredients
@@ -80,7 +80,7 @@ def _locate_constants(function: Function) -> str:
 
 
 def make_engine_key(engine: GraphCompiler, context: CompileContext, version: str | None = None) -> Signature:
-    """The part of a signature that is independent of the function."""
+    """Create the part of a signature that does not depend on the function; ``version`` as in `make_signature`."""
     kind = engine.implementation
     return Signature(
         (
@@ -94,7 +94,7 @@ def make_engine_key(engine: GraphCompiler, context: CompileContext, version: str
 
 
 def make_context_key(context: CompileContext) -> tuple[tuple[str, str], ...]:
-    """The part of a signature that is independent of the function and the engine."""
+    """Create the ingredients that depend neither on the function nor on the engine."""
     # The thread budget is an ingredient of its own.
     options = {f.name: getattr(context.options, f.name) for f in dataclasses.fields(context.options) if f.name != "threads"}
     return (
@@ -150,7 +150,7 @@ def hash_sources(module: str) -> str:
 
 
 def _find_source(module: str) -> tuple[str | None, bool]:
-    """A module's file, and whether it is part of a package."""
+    """Find the file of a module, or None if it has none, and whether the module belongs to a package."""
     # `find_spec` fails for modules without a spec, such as ``__main__``.
     if (loaded := sys.modules.get(module)) is not None:
         return getattr(loaded, "__file__", None), bool(getattr(loaded, "__package__", ""))
@@ -167,7 +167,7 @@ def hash_planner() -> str:
 
 
 def _hash_stamps(lines: Iterable[str]) -> str:
-    """Hash stamps together with those of the sources that all engines share."""
+    """Hash the stamps (path, size and mtime) of files, together with those of the sources that all engines share."""
     content = "".join(sorted({*lines, *_stamp_shared()}))
     return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
@@ -180,7 +180,7 @@ def _stamp_shared() -> tuple[str, ...]:
 
 
 def _stamp_tree(folder: Path | str, levels: int = 32) -> list[str]:
-    """Stamps of the source files in a folder, recursing `levels` deep."""
+    """Compute the stamps of the source files in a folder, and in its subfolders down to `levels` levels."""
     stamps = []
     with os.scandir(folder) as entries:
         for entry in entries:

@@ -30,11 +30,11 @@ _threads: WeakSet[threading.Thread] = WeakSet()
 
 
 class OutOfTime(Exception):
-    """Work took longer than its time limit and was abandoned."""
+    """The work took longer than its time limit; nobody waits for it any more, but its thread continues."""
 
 
 def begin(work: Callable[[], T], name: str = "xrt-bounded") -> Future[T]:
-    """Start work in a daemon thread, with the caller's context variables; return its future."""
+    """Start ``work`` in a daemon thread called ``name``, with the caller's context variables; return the future of its result."""
     outcome: Future[T] = Future()
     # No pool of concurrent.futures: the end of the process would wait for its threads.
     context = contextvars.copy_context()
@@ -45,9 +45,9 @@ def begin(work: Callable[[], T], name: str = "xrt-bounded") -> Future[T]:
 
 
 def within(seconds: float, work: Callable[[], T], *, late: Callable[[T], object] | None = None) -> T:
-    """Return the result of ``work``, or raise its exception; raises OutOfTime if it takes longer than ``seconds``.
+    """Run ``work`` in another thread and return its result. Raises its exception, or OutOfTime if it takes over ``seconds``.
 
-    Abandoned work continues in its thread. ``late`` then receives its result, to release it.
+    After OutOfTime or Ctrl-C the work continues in its thread. ``late`` is called with its result, which it can release.
     """
     outcome = begin(work)
     try:
@@ -64,7 +64,7 @@ def within(seconds: float, work: Callable[[], T], *, late: Callable[[T], object]
 
 
 def within_or_stopped(seconds: float, work: Callable[[Callable[[], bool]], T], *, late: Callable[[T], object] | None = None) -> T:
-    """Like `within`, for work that can stop early: it is called with a function that returns whether it has been abandoned."""
+    """Like `within`, but pass a function to ``work`` that returns True once nobody waits for the result, so that it can stop."""
     stop = threading.Event()
     try:
         return within(seconds, partial(work, stop.is_set), late=late)
@@ -73,7 +73,6 @@ def within_or_stopped(seconds: float, work: Callable[[Callable[[], bool]], T], *
 
 
 def _run(work: Callable[[], Any], outcome: Future[Any]) -> None:
-    """Store the result of ``work``, or its exception, in the future."""
     try:
         outcome.set_result(work())
     except BaseException as error:  # noqa: BLE001  # raised by outcome.result()
@@ -81,10 +80,10 @@ def _run(work: Callable[[], Any], outcome: Future[Any]) -> None:
 
 
 def _skip_abandoned() -> None:
-    """Wait briefly for abandoned work, then exit without it.
+    """Wait `AT_EXIT` seconds for abandoned work, then let the process exit without it.
 
     A native thread that returns to a finalized interpreter, or reads static data that has been destroyed, crashes the process.
-    So exit right after the interpreter is finalized, with its exit status, before the destructors of native libraries run.
+    Therefore exit right after the interpreter is finalized, before the destructors of native libraries run.
     """
     deadline = time.monotonic() + AT_EXIT
     for thread in list(_threads):

@@ -57,12 +57,12 @@ class WorkerDied(WorkerLost):
 
     @property
     def last_line(self) -> str:
-        """The last line of its output; empty if none."""
+        """The last line of the worker's output; empty if it printed nothing."""
         return (self.output.splitlines() or [""])[-1]
 
 
 class RemoteError(WorkerFailure):
-    """An exception raised in the worker, which stays alive."""
+    """A request raised an exception in the worker. The worker is still alive."""
 
     def __init__(self, kind: str, text: str, nodes: tuple[str, ...] = ()) -> None:
         super().__init__(f"{kind}: {text}")
@@ -73,7 +73,7 @@ class RemoteError(WorkerFailure):
         """Names of the nodes that the error is about."""
 
     def restore(self) -> Exception:
-        """The XRTError that was raised in the worker, or this error if that was another exception."""
+        """Create the XRTError that was raised in the worker; if it was another exception, return this RemoteError."""
         cls = getattr(xrt.errors, self.kind, None)
         if not (isinstance(cls, type) and issubclass(cls, XRTError)):
             return self
@@ -84,7 +84,7 @@ class RemoteError(WorkerFailure):
 
 
 class WorkerProcess:
-    """A Python process that serves one request at a time. It starts at once; the first request waits for the start."""
+    """A Python process that serves one request at a time. The constructor does not wait for its start; the first request does."""
 
     def __init__(
         self,
@@ -93,9 +93,9 @@ class WorkerProcess:
         environment: Mapping[str, str] = NOTHING_ADDED,
         keeps_output: bool = True,
     ) -> None:
-        """Start ``entry``, which calls `xrt.processes.ipc.serve` with its first argument, a socket handle.
+        """Start ``entry``, which must call `xrt.processes.ipc.serve` with its first argument, a socket handle.
 
-        Output is kept for `WorkerDied`, or goes to standard error.
+        With ``keeps_output`` the output is kept for `WorkerDied`, otherwise it goes to standard error.
         """
         # Not standard input and output: libraries write to these.
         channel, child_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -116,9 +116,10 @@ class WorkerProcess:
     def ask(
         self, message: Mapping[str, Any], buffer: SharedBuffer | None = None, seconds: float | None = None
     ) -> tuple[Message, memoryview]:
-        """Send a request; return the answer and its shared memory. Raises RemoteError, or WorkerLost if the process died.
+        """Send a request with the blocks of ``buffer``; return the response and the shared memory that it refers to.
 
-        ``seconds`` limits the time until the answer, excluding the start of the process.
+        ``seconds`` limits the time until the response, without the start of the process. Raises RemoteError if the worker
+        reports an exception, WorkerLost if the process died or exceeded the limit.
         """
         try:
             if not self._is_ready:
@@ -142,7 +143,7 @@ class WorkerProcess:
 
     @contextmanager
     def _limit_time(self, seconds: float | None) -> Iterator[Callable[[], None]]:
-        """Convert a timeout or the end of the process to WorkerLost; yields a function that renews the channel's timeout."""
+        """Convert a timeout or the end of the process to WorkerLost. Yields a function that sets the socket's timeout again."""
         deadline = None if seconds is None else time.monotonic() + seconds
 
         def set_timeout() -> None:
@@ -160,7 +161,7 @@ class WorkerProcess:
             raise death from MemoryError(str(death)) if death.code == -signal.SIGKILL else error
 
     def _explain_death(self) -> WorkerDied:
-        """Collect the exit status and the output of a process that closed its channel, and end it."""
+        """End a process that has closed its channel; return its exit status and output as an error."""
         try:
             code = self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:  # it has closed the channel and runs on
@@ -174,7 +175,7 @@ class WorkerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether this process started it and has not ended it. It may have died by itself since the last answer."""
+        """Whether this process (not its parent) started the worker and has not ended it. The worker may have died since."""
         return self.end.alive and self._generation == get_generation()
 
     def kill(self) -> None:
@@ -191,7 +192,7 @@ class WorkerProcess:
 
 
 def _end(generation: int, process: subprocess.Popen[bytes], channel: socket.socket, output: IO[str] | None) -> None:
-    """Kill the process, and close the resources; a function, as a finalizer must not refer to its object."""
+    """Kill the process and close the resources. This is not a method because a finalizer must not refer to its object."""
     # In a forked child the process belongs to the parent.
     if generation == get_generation():
         end(process)

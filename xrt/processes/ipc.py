@@ -29,14 +29,14 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(eq=False)
 class SharedBuffer:
-    """Blocks of bytes to send with a message: `put` assigns their offsets, and `send` copies them into shared memory."""
+    """Collects blocks of bytes to send with a message. `put` assigns their offsets, and `send` copies them to shared memory."""
 
     size: int = 0
     """Total size in bytes, with the gaps for alignment."""
     _blocks: list[tuple[int, memoryview]] = field(default_factory=list)
 
     def put(self, data: memoryview) -> Block:
-        """Add bytes, which must not change until they are sent; return their offset and length, for the message."""
+        """Add bytes, which must not change until they are sent. Return their offset and length; these belong in the message."""
         offset = -(-self.size // _ALIGNMENT) * _ALIGNMENT
         self._blocks.append((offset, data))
         # Even an empty block gets a byte: memory of size 0 cannot be mapped.
@@ -57,7 +57,7 @@ class SharedBuffer:
 
 
 def _write(handle: int, data: memoryview, offset: int) -> None:
-    """Write bytes without the GIL, so that other threads run while gigabytes are copied."""
+    """Write bytes at an offset of a file. The GIL is released, so that other threads run while gigabytes are copied."""
     rest = data.cast("B") if data.nbytes else data
     while rest.nbytes:
         written = os.pwrite(handle, rest, offset)
@@ -65,7 +65,7 @@ def _write(handle: int, data: memoryview, offset: int) -> None:
 
 
 def read_block(memory: memoryview, block: Sequence[int]) -> memoryview:
-    """The bytes of a block that `SharedBuffer.put` returned."""
+    """View the bytes of a block, which is an offset and a length as `SharedBuffer.put` returns them."""
     offset, length = block
     return memory[offset : offset + length]
 
@@ -105,7 +105,7 @@ def receive(channel: socket.socket) -> tuple[Message, memoryview]:
 
 
 def _map_memory(handle: int) -> memoryview:
-    """Map shared memory; it is freed when the last view of it is gone."""
+    """Map shared memory and close its descriptor. The memory is freed when the last view of it is gone."""
     try:
         return memoryview(mmap.mmap(handle, os.fstat(handle).st_size))
     finally:
@@ -117,7 +117,7 @@ def _map_memory(handle: int) -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A message to answer."""
+    """A message that a worker has received."""
 
     message: Message
     memory: memoryview
@@ -130,7 +130,7 @@ Answer: TypeAlias = Callable[[Request], Message]
 
 
 def serve(handle: str, answer: Answer) -> None:
-    """Answer messages on the socket with this handle until it closes; exceptions of ``answer`` are sent back.
+    """Receive messages on the socket with this handle until it closes; send back what ``answer`` returns or raises.
 
     Output of libraries goes to standard error, and child processes do not inherit the socket.
     """
@@ -146,7 +146,7 @@ def serve(handle: str, answer: Answer) -> None:
 
 
 def _serve_one(channel: socket.socket, answer: Answer) -> None:
-    """Answer one message and drop all references to its memory."""
+    """Receive a message and send the response. On return no reference to the message's memory is left, so it can be freed."""
     try:
         message, memory = receive(channel)
     except MemoryError as error:
@@ -163,6 +163,6 @@ def _serve_one(channel: socket.socket, answer: Answer) -> None:
 
 
 def _describe(error: Exception) -> Message:
-    """The fields of `RemoteError`: the nearest class in `xrt.errors` or the class itself, the text, and nodes if any."""
+    """Convert an error to the fields of `RemoteError`. ``kind`` is its nearest base class in `xrt.errors`, else its own class."""
     names = (cls.__name__ for cls in type(error).__mro__ if cls.__module__ == xrt.errors.__name__)
     return {"kind": next(names, type(error).__name__), "text": str(error), "nodes": list(getattr(error, "nodes", ()))}

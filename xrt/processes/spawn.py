@@ -40,7 +40,7 @@ def tie(process: subprocess.Popen[Any], read_fd: int, write_fd: int) -> None:
 
 
 def hold(read_fd: int) -> None:
-    """Do in the child what `tie` does in its parent, in case the parent ended before. The child must lead its group."""
+    """Make the kernel kill this child and its group when the parent ends; called in the child in case `tie` came too late."""
     _signal_group(read_fd, os.getpid())
     # If the pipe was closed before the line above, no signal comes.
     ended = select.poll()
@@ -50,14 +50,14 @@ def hold(read_fd: int) -> None:
 
 
 def _signal_group(read_fd: int, group: int) -> None:
-    """Make the kernel kill a process group when the pipe has no writer left."""
+    """Make the kernel send SIGKILL to a process group when the pipe of ``read_fd`` has no writer left."""
     fcntl.fcntl(read_fd, fcntl.F_SETOWN, -group)
     fcntl.fcntl(read_fd, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(read_fd, fcntl.F_SETFL, fcntl.fcntl(read_fd, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def release(process: subprocess.Popen[Any]) -> None:
-    """Close the lifeline of a process: the rest of its group is killed."""
+    """Close the lifeline of a process, so that all processes left in its group are killed."""
     if (lifeline := _lifelines.pop(process, None)) is not None:
         lifeline()
 
@@ -116,7 +116,7 @@ def _start(
     inherited: Sequence[int],
     streams: Mapping[str, Any],
 ) -> subprocess.Popen[Any]:
-    """Start ``command(descriptor)``. The descriptor is that of the child's lifeline; None on a system without lifelines."""
+    """Start the program ``command(fd)``: ``fd`` is the child's end of its lifeline, or None on systems without lifelines."""
     if not SUPPORTED:
         return subprocess.Popen(command(None), env=environment, pass_fds=inherited, start_new_session=True, **streams)
     read_fd, write_fd = os.pipe()
@@ -164,7 +164,7 @@ def end(process: subprocess.Popen[Any]) -> None:
 
 
 def list_descendants(process: int) -> list[int]:
-    """All descendants of a process; empty if the system does not list them."""
+    """List the ids of all descendants of a process; empty if the system does not list them."""
     descendants: list[int] = []
     with suppress(OSError):
         for listing in Path(f"/proc/{process}/task").glob("*/children"):
@@ -174,14 +174,14 @@ def list_descendants(process: int) -> list[int]:
 
 
 def kill(processes: Iterable[int]) -> None:
-    """Kill processes; ignores those that have ended."""
+    """Kill processes by id; ignore those that have ended."""
     for process in processes:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
 
 
 def name_signal(number: int) -> str:
-    """The name of a signal. Of the real-time signals only the first and the last have one in Python."""
+    """The name of a signal, or its number as text: Python has no names for most of the real-time signals."""
     try:
         return signal.Signals(number).name
     except ValueError:

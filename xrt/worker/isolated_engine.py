@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """Limits of a worker, in time and memory."""
+    """Limits of the time and memory of a worker."""
 
     seconds: float | None = None
     """Per compile and per run; None for no limit."""
@@ -61,9 +61,9 @@ class WorkerHandle:
         """Number of workers that have ended: executables of an earlier one are gone."""
 
     def ask(self, message: Mapping[str, Any], buffer: SharedBuffer | None = None) -> tuple[Message, memoryview]:
-        """Send a request; return the answer and its shared memory.
+        """Send a request; return the response and the shared memory that it refers to.
 
-        Raises WorkerFailure, or the engine's own error if its class is in `_PASSED_ON`.
+        Raises WorkerFailure, or an error of the engine if its class is in `_PASSED_ON`.
         """
         with self.lock:
             worker = self._start()
@@ -80,12 +80,12 @@ class WorkerHandle:
                     self.generation += 1
 
     def release_dropped(self) -> None:
-        """Release the executables that were garbage-collected. It may end the worker, like any request."""
+        """Release the executables that were garbage-collected. If that fails, the worker may have ended afterwards."""
         while self.dropped:
             self.release(*self.dropped.pop())
 
     def release(self, number: int, generation: int) -> None:
-        """Close an executable in the worker of that generation, unless it has ended."""
+        """Close an executable in the worker, unless the worker of its ``generation`` has ended."""
         with self.lock, suppress(WorkerFailure, EngineError):  # the executable ended with its worker
             if generation == self.generation and self.has_worker:
                 self.ask({"do": "close", "number": number})
@@ -96,7 +96,7 @@ class WorkerHandle:
         return self._worker is not None and self._worker.is_alive
 
     def _start(self) -> WorkerProcess:
-        """The running worker, a new one if there is none; raises WorkerLost after `close`."""
+        """Return the running worker, or start one; raises WorkerLost after `close`."""
         if self._closed:
             raise WorkerLost(_CLOSED)
         if self._worker is not None and not self._worker.is_alive:  # inherited from the parent of a fork
@@ -107,7 +107,7 @@ class WorkerHandle:
         return self._worker
 
     def close(self) -> None:
-        """End the worker for good; a request in progress fails immediately."""
+        """End the worker and start no other one; a request in progress fails immediately."""
         self._closed = True
         if (worker := self._worker) is not None:
             # Without the lock, which a request in progress holds.
@@ -124,13 +124,13 @@ _numbers = itertools.count(1)
 
 
 class IsolatedEngine(EngineProxy):
-    """Compiles with ``engine`` in a worker, and also runs there with ``runs`` or if the engine cannot save executables.
+    """Compiles with ``engine`` in a worker, and also runs there if ``runs`` is True or the engine cannot save executables.
 
-    Otherwise executables are saved in the worker and loaded in this process. All other methods of the engine run in this process.
+    Otherwise executables are saved in the worker and loaded in this process. All other methods of the engine run here, too.
     """
 
     def __init__(self, engine: GraphCompiler, limits: WorkerLimits, *, runs: bool) -> None:
-        """Raises OptionError if isolation is impossible: the class must be importable in another process."""
+        """Raises OptionError if the engine cannot be isolated, because another process could not import its class."""
         if reason := why_not_isolated(engine):
             raise OptionError(f"engine {engine.spec!r} cannot be isolated: {reason}")
         cls = type(engine)
@@ -149,12 +149,12 @@ class IsolatedEngine(EngineProxy):
         return () if self.runs else self.inner.list_mutable_inputs(node, function)
 
     def version(self) -> str:
-        """The engine's version. If executables run in a worker, it includes the worker, so that they are not shared."""
+        """The engine's version. If executables run in a worker, it names the worker, so that caches do not share them."""
         version = self.library_version()
         return f"{version} in worker {self._number} of process {os.getpid()}" if self.runs else version
 
     def library_version(self) -> str:
-        """The engine's version without the worker; identifies saved executables."""
+        """The engine's version without the worker, which identifies saved executables."""
         return self.inner.version()
 
     def remarks(self, function: Function) -> tuple[str, ...]:
@@ -179,7 +179,7 @@ class IsolatedEngine(EngineProxy):
             remote.close()
 
     def compile_in_worker(self, function: Function, context: CompileContext) -> RemoteExecutable:
-        """Compile in the worker, and leave the executable there."""
+        """Compile in the worker; the executable stays there, even if `runs` is False."""
         return RemoteExecutable(self._home, function, context)
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
@@ -192,13 +192,13 @@ class IsolatedEngine(EngineProxy):
 
 
 class RemoteExecutable(Executable):
-    """An executable in a worker. It is compiled again in the next worker if this one died, for example by another region."""
+    """An executable in a worker. If the worker dies, for example in another region, it is compiled again in the next one."""
 
     updates_inputs: ClassVar[bool] = False
     concurrent_runs = 1  # a worker answers one request at a time
 
     def __init__(self, home: WorkerHandle, function: Function, context: CompileContext, saved: memoryview | None = None) -> None:
-        """Compile in the worker, or load ``saved``."""
+        """Compile in the worker, or load ``saved``, the bytes of a saved executable, there."""
         self._home = home
         self._function = function
         self._context = context
@@ -206,7 +206,6 @@ class RemoteExecutable(Executable):
         self._compile()
 
     def _compile(self) -> None:
-        """Compile or load in the worker."""
         home, buffer = self._home, SharedBuffer()
         message = {
             "do": "compile" if self._saved is None else "load",
@@ -223,7 +222,7 @@ class RemoteExecutable(Executable):
             self._finalizer = weakref.finalize(self, home.dropped.append, (self._number, self._generation))
 
     def _ask(self, message: Mapping[str, Any], buffer: SharedBuffer | None = None) -> tuple[Message, memoryview]:
-        """Send a request about this executable, which is first compiled again if its worker has died."""
+        """Send a request about this executable. If its worker has died, compile it again first."""
         with self._home.lock:
             self._home.release_dropped()
             # Another region's crash ended the worker and all executables in it.
@@ -245,8 +244,8 @@ class RemoteExecutable(Executable):
     def measure(self, inputs: Sequence[Any], seconds: float, *, inner: bool = False) -> tuple[list[Any], list[float]]:
         """Run in the worker for about ``seconds``; return the results and samples of seconds per call. Raises RunFailed.
 
-        The samples exclude the transport to the worker. With ``inner``, results are written to existing memory, as between two
-        regions.
+        The samples exclude the transport to the worker. With ``inner``, results are written to existing memory, as in a plan
+        where another region reads them.
         """
         buffer = SharedBuffer()
         request = {"do": "measure", "inputs": put_values(buffer, inputs), "seconds": seconds, "inner": inner}
@@ -260,20 +259,20 @@ class RemoteExecutable(Executable):
         return self._generation == self._home.generation and self._home.has_worker
 
     def save(self) -> memoryview:
-        """The executable as the engine's `save` stores it; raises CompileRefused or CompileFailed."""
+        """Serialize the executable with the engine's `save`; raises CompileRefused or CompileFailed."""
         with _convert_failure(CompileFailed, f"engine {self._home.engine.spec!r} failed to save {self._function.name}: "):
             answer, memory = self._ask({"do": "save"})
         return read_block(memory, answer["saved"]).toreadonly()
 
     def close(self) -> None:
-        """Release the executable in its worker, unless that has ended."""
+        """Close the executable in the worker, unless the worker has ended."""
         if self._finalizer.detach() is not None:
             self._home.release(self._number, self._generation)
 
 
 @contextmanager
 def _convert_failure(kind: type[EngineError], prefix: str = "") -> Iterator[None]:
-    """Convert a WorkerFailure to an error of class ``kind``, with ``prefix`` before its text and with its cause."""
+    """Convert a WorkerFailure of the block to an error of class ``kind`` with the same cause, and ``prefix`` before its text."""
     try:
         yield
     except WorkerFailure as error:
@@ -291,13 +290,13 @@ def why_not_isolated(engine: GraphCompiler) -> str | None:
 
 
 def identify(engine: GraphCompiler) -> dict[str, str]:
-    """Class and spec of the engine, for a worker."""
+    """The fields of a request that name the engine: its class, as ``module:name``, and its spec."""
     cls = type(engine)
     return {"class": f"{cls.__module__}:{cls.__qualname__}", "spec": engine.spec}
 
 
 def describe_compile(buffer: SharedBuffer, engine: GraphCompiler, function: Function, context: CompileContext) -> Message:
-    """The fields of a request to compile or load; puts the Function into ``buffer``."""
+    """Create the fields of a request to compile or load, and put the Function into ``buffer``."""
     return {
         **identify(engine),
         "function": put_function(buffer, function),

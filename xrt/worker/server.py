@@ -38,17 +38,17 @@ class WorkerServer:
         return {handler.__name__: handler for handler in handlers}[request.message["do"]](request)
 
     def import_engine(self, request: Request) -> Message:
-        """Import an engine, so that the first compile does not wait for it."""
+        """Import an engine, so that the first compile does not wait for the import."""
         self._get_engine(request.message["class"], request.message["spec"])
         return {}
 
     def compile(self, request: Request) -> Message:
-        """Compile and prepare a Function. The response has the executable's number, and whether its outputs are fresh arrays."""
+        """Compile and prepare a Function. The response has the executable's number, and as ``fresh`` its `outputs_are_fresh`."""
         engine, function, context = self._read_request(request)
         return self._register(engine.compile(function, context), engine, function, context)
 
     def load(self, request: Request) -> Message:
-        """Load and prepare a saved executable. The response is as of `compile`."""
+        """Load and prepare a saved executable. The response has the same fields as that of `compile`."""
         engine, function, context = self._read_request(request)
         data = read_block(request.memory, request.message["saved"]).toreadonly()
         with make_working_directory() as folder:
@@ -73,7 +73,7 @@ class WorkerServer:
         return {"number": number, "fresh": executable.outputs_are_fresh}
 
     def _get_engine(self, class_path: str, spec: str) -> GraphCompiler:
-        """Create the engine of class ``class_path``, as ``module:name``, with the options of ``spec``; later calls reuse it."""
+        """Get the engine with the class ``class_path`` (``module:name``) and the options of ``spec``; create it on first use."""
         if (class_path, spec) not in self._engines:
             module, _, name = class_path.partition(":")
             cls = getattr(importlib.import_module(module), name)
@@ -112,7 +112,7 @@ class WorkerServer:
 
 
 def main(handle: str, memory_limit: str) -> None:
-    """Serve the socket with this handle until it closes. A ``memory_limit`` of 0 bytes means none."""
+    """Serve the socket with this handle until it closes. ``memory_limit`` is in bytes of address space; 0 means no limit."""
     # Set before any engine is imported, so that its libraries count.
     if limit := int(memory_limit):
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
