@@ -156,10 +156,10 @@ def read_engine_environment(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: variables[name] for name in sorted(variables) if name.startswith(prefixes) or name in _VARIABLES}
 
 
-def _flatten(facts: Mapping[str, Any], title: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the facts as (label, value) rows, without the engines, which have a separate table."""
+def _flatten(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the facts as (label, value) rows; labels begin with ``prefix``. Engines are left out: they have another table."""
     for name, value in facts.items():
-        label = f"{title} {name}".strip()
+        label = f"{prefix} {name}".strip()
         if isinstance(value, dict):
             yield from _flatten(value, label)
         elif name in ("total", "free", "bytes", "limit"):
@@ -170,7 +170,7 @@ def _flatten(facts: Mapping[str, Any], title: str = "") -> Iterator[tuple[str, A
 
 # ---------------------------------------------------------------------- the cache
 
-_SHOWN = 60
+_CELL_WIDTH = 60
 
 
 @click.group("cache")
@@ -199,8 +199,8 @@ def list_command(store: Store, as_json: bool) -> None:
     for entry in entries:
         note = entry.damage or (f"fails: {entry.failure}" if entry.failure else "")
         used = datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
-        row = [entry.key[:12], entry.engine, format_bytes(entry.size), used, shorten(entry.entry, _SHOWN)]
-        rows.append([*row, shorten(note, _SHOWN)])
+        row = [entry.key[:12], entry.engine, format_bytes(entry.size), used, shorten(entry.entry, _CELL_WIDTH)]
+        rows.append([*row, shorten(note, _CELL_WIDTH)])
     if out.is_terminal:  # which has no room for both columns
         rows = [[key[:8], spec.partition(" ")[2] or spec, *facts, note or inputs] for key, spec, *facts, inputs, note in rows]
     else:
@@ -297,13 +297,13 @@ def explain_miss_command(store: Store, /, model: str, as_json: bool, **params: A
         else:
             lines += [f"{name}: not in the cache", f"  the nearest entry, {miss.nearest.key[:12]}, differs in:"]
             for ingredient, requested, stored in miss.differences:
-                lines.append(f"    {ingredient}: {shorten(requested, _SHOWN)}; the entry has {shorten(stored, _SHOWN)}")
+                lines.append(f"    {ingredient}: {shorten(requested, _CELL_WIDTH)}; the entry has {shorten(stored, _CELL_WIDTH)}")
     print_facts(as_json, facts, *lines)
     return int(bool(missed))
 
 
 def _explain_not_saved(launch: Launch) -> str:
-    """Explain why the executable of a launch is not saved; empty if it is."""
+    """Explain why the executable of a launch is not saved in the cache; empty if it is."""
     engine = create(launch.engine)
     if type(engine).save is GraphCompiler.save:
         return f"engine {launch.engine!r} cannot save an executable"

@@ -31,14 +31,14 @@ from xrt.precision.budget import ErrorBudget
 
 
 def load_with_options(text: str) -> Function:
-    """Load a model from its path, or a shipped model by its name, with sizes in braces."""
+    """Load a model from its path, or a shipped model by its name, whose sizes follow in braces: ``bert{layers=2}``."""
     if not os.path.lexists(text):
         return BenchTarget.parse(text).load()
     return load_model(text) if is_bundle(text) else make_source(Path(text)).get_declared_function()
 
 
 def settle_batch(function: Function, params: dict[str, Any]) -> None:
-    """Replace ``--batch`` by the equivalent ``--dim``."""
+    """Replace ``--batch`` in ``params`` by the equivalent ``--dim``, which is none if the model has this batch size already."""
     batch, params["batch"] = params.get("batch"), None
     if batch is not None and (name := find_batch_dim(function, batch)) is not None:
         params["dims"] = (*params["dims"], f"{name}={batch}")
@@ -65,7 +65,7 @@ def add_locked_dims(model: str, function: Function, sizes: Mapping[str, int], lo
 
 def _read_locked_dims(function: Function, lock: str) -> dict[str, int]:
     """Read the sizes of symbolic dims at which a lockfile was measured."""
-    # The lock itself is checked later, with a better message where it is of another model.
+    # The lock itself is checked later, with a better message if it belongs to another model.
     symbolic = name_batch(function)
     shapes = read_shapes(read_lock(lock), symbolic)
     locked: dict[str, int] = {}
@@ -88,8 +88,9 @@ _ALSO_FOR_BUNDLES = {
 def open_model(model: str, params: dict[str, Any]) -> tuple[Function, XRTModule]:
     """Open a model with the options of the command.
 
-    The Function of a bundle is its model, or the first trace of its graph, with the sizes of ``--dim`` for random inputs. Raises
-    OptionError for an option that a bundle has fixed.
+    Returns a Function, which describes the inputs, and the module to run. The Function of a bundle is its model, or the first
+    trace of its graph, at the sizes of ``--dim``. Raises OptionError for an option whose value was fixed when the bundle was
+    compiled.
     """
     if not is_bundle(model):
         declared = load_with_options(model)
@@ -121,7 +122,7 @@ def open_model(model: str, params: dict[str, Any]) -> tuple[Function, XRTModule]
 
 
 def open_with_inputs(model: str, params: dict[str, Any]) -> tuple[Function, XRTModule, dict[str, Any]]:
-    """Open a model as `open_model` does, with a value for each input."""
+    """Open a model as `open_model` does; also return a value for each input by name."""
     function, module = open_model(model, params)
     return function, module, all_inputs(params["files"], function, params["seed"])
 
@@ -130,7 +131,7 @@ def open_with_inputs(model: str, params: dict[str, Any]) -> tuple[Function, XRTM
 
 
 def all_inputs(files: Sequence[str], function: Function, seed: int) -> dict[str, Any]:
-    """Read or generate a value for each input: from the files or, if none has it, random with the sizes that the files imply."""
+    """Return a value for each input by name: from the files or, if none has it, random at the sizes that the files imply."""
     arrays = from_files(files, function)
     return sample_inputs(set_shapes(function, arrays), seed) | arrays
 
@@ -187,7 +188,7 @@ def _read(path: Path, function: Function) -> Batch:
 
 
 def _split(arrays: Batch, function: Function, path: Path) -> Iterator[Batch]:
-    """Yield the batches of one file."""
+    """Yield the batches in the arrays of one file; ``path`` is for error messages."""
     parts = {value.name: _split_array(arrays[value.name], value) for value in function.inputs}
     counts = {name: len(batches) for name, batches in parts.items() if isinstance(batches, list)}
     if len(set(counts.values())) > 1:
@@ -199,7 +200,7 @@ def _split(arrays: Batch, function: Function, path: Path) -> Iterator[Batch]:
 
 
 def _split_array(array: np.ndarray[Any, Any], value: Value) -> Any:
-    """Split the array of one input into batches; a scalar is returned as it is, for all batches."""
+    """Split the array of one input into a list of batches. A scalar is returned unsplit, since every batch uses it."""
     type_ = value.type
     if not isinstance(type_, TensorType) or type_.shape is None:
         return [array]

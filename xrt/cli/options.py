@@ -37,10 +37,10 @@ option = partial(click.option, show_default=True)
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]  # generic in click's latest release only
-    """A value with a textual form.
+    """The type of an option whose value is parsed from a string.
 
-    ``parse`` converts the text. For an invalid one it returns None, or raises ValueError with a hint; the OptionError then says
-    that the option takes ``expected``, followed by the hint.
+    ``parse`` converts the string. If it returns None, or raises ValueError with a hint, the string is invalid: an OptionError
+    then says that the option takes ``expected``, followed by the hint.
     """
 
     def __init__(self, name: str, expected: str, parse: Callable[[str], Any]) -> None:
@@ -168,7 +168,7 @@ _UNITS: dict[str, tuple[Text, str, Callable[[Any], str]]] = {
     ", in seconds": (TIME, "60s, 2m", "{:g}s".format),
     ", in bytes": (SIZE, "500MB, 4GB", format_bytes),
 }
-"""The type, an example and the spelling of values whose description names a unit: here the value has the unit."""
+"""By the unit in an option's description: type, examples and formatter of a command line value, which includes the unit."""
 EXAMPLES = "FILE.npz, FILE.npy, or a folder of such files"
 FILE = click.Path(dir_okay=False)
 
@@ -186,8 +186,8 @@ def _describe(owner: type) -> dict[str, str]:
 def derive(owner: type, name: str, *flags: str, default_text: str = "", example: str = "", **attributes: Any) -> Decorator:
     """Derive a command line option from an option of a module or a server: flag, type and help.
 
-    ``default_text`` replaces the default in the help, for a default that is not a value. ``example`` is added to the help, in
-    place of what follows a colon there.
+    ``flags`` replace the flag made from ``name``. In the help, ``default_text`` replaces a default that is not a value, and
+    ``example`` replaces the text after a colon. ``attributes`` are passed to click.
     """
     # The types of fields are strings, because annotations are not evaluated.
     field = next(field for field in fields(owner) if field.name == name)
@@ -226,17 +226,14 @@ def add_engines(text: str, default_text: str | None = _FIRST_ENGINE, **attribute
 
 
 def add_choice(name: str, words: Sequence[str], text: str) -> Decorator:
-    """Add an option whose value is one of several words, by default the first."""
     return option(name, type=click.Choice(words), default=words[0], help=text)
 
 
 def add_seed(text: str) -> Decorator:
-    """Add the option for the seed of random values."""
     return option("--seed", default=0, type=click.IntRange(0), help=text)
 
 
 def add_time(name: str, default: str, text: str) -> Decorator:
-    """Add an option for the time that work may take."""
     return option(name, default=default, type=TIME, help=f"{text}: 60s, 2m")
 
 
@@ -292,9 +289,9 @@ module_options = add_all(
     derive(ModuleOptions, "budget"),
     isolation_options,
 )
-"""The argument MODEL, and the options of a module of it."""
+"""The argument MODEL, and the options of the module that runs it."""
 run_options = add_all(module_options, _input_options)
-"""Those, and the inputs of a call."""
+"""The `module_options`, and the inputs of a call."""
 add_tuning_options = add_all(
     click.argument("model"),
     add_engines("Engines to choose from: ort,xla", "all that are ready", default="auto"),
@@ -354,7 +351,7 @@ def module_keywords(params: Mapping[str, Any]) -> dict[str, Any]:
 def check_sizes(function: Function) -> None:
     """Raise OptionError if a model has symbolic dims without a size, since times are measured at known sizes.
 
-    Unnamed extents count if the command reads inputs from files, which alone can give their size.
+    Unnamed extents are checked only if the command has ``--input``, since only a file can give their size.
     """
     context = click.get_current_context()
     symbolic = name_batch(function)

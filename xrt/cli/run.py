@@ -123,7 +123,8 @@ def _verify(
 ) -> int:
     """Print how each output compares with the reference engine's; return the exit code.
 
-    ``precision`` is the plan's, and ``record`` the error budget that it was chosen within.
+    ``precision`` is that of the plan, which sets the tolerance. ``record`` has the error budget of the plan, if there is one:
+    results outside the tolerance agree if they are within it.
     """
     try:
         with show_status("running the reference"):
@@ -363,7 +364,7 @@ def compile_command(model: str, target: Path | None, verbose: bool, **params: An
         module.save(path, *(examples[0].values() if files else ()))  # the inputs of its self-test
         explanation = module.explain().describe(deviations=verbose, left_out=verbose)
     supplied = from_files(files, function)
-    axes = [(function.inputs[place].name, axis, dim) for place, axis, dim in list_open_axes(function.inputs)]
+    axes = [(function.inputs[index].name, axis, dim) for index, axis, dim in list_open_axes(function.inputs)]
     chosen = {*several, *(dim for name, _, dim in axes if name in supplied)}
     sizes = [{dim: values[name].shape[axis] for name, axis, dim in axes} for values in examples]
     print_lines(explanation, *_describe_sizes(fixed, chosen, sizes, is_open=is_open))
@@ -373,9 +374,9 @@ def compile_command(model: str, target: Path | None, verbose: bool, **params: An
 def _describe_sizes(
     fixed: Mapping[str, int], chosen: Collection[str], sizes: Sequence[Mapping[str, int]], *, is_open: bool
 ) -> list[str]:
-    """Describe which sizes the bundle accepts, and for which it has a program: those of ``sizes``.
+    """Describe the ``fixed`` sizes, the only ones that the bundle accepts, and the ``sizes`` for which it has programs.
 
-    ``chosen`` are the dims whose size an option or a file gives.
+    ``chosen`` are the dims whose size an option or a file gives. With ``is_open`` one program serves all sizes.
     """
     lines = [f"fixed at {format_sizes(fixed)}: an input of another size is an error"] if fixed else []
     names = list(sizes[0])
@@ -395,9 +396,9 @@ _PROCESSORS = {
     False: "weights of 8 bits: for this processor, x86 with VNNI, and ARM; --portable makes a file for all",
     True: "weights of 7 bits: for all processors",
 }
-"""Describes the processors that a quantized file is for, by whether its weights have 7 bits."""
+"""Text about the processors that a quantized file is for; the key says whether its weights have 7 bits."""
 _DEFAULT_ORT = "ort{config.session.x64quantprecision=0}"
-"""ONNX Runtime as other programs run the file: on x86 without VNNI it accumulates 8-bit products in 16 bits by default."""
+"""ONNX Runtime with its default option, as in other programs: on x86 without VNNI it sums 8-bit products in 16 bits."""
 
 
 @click.command("quantize")
@@ -460,7 +461,7 @@ def quantize_command(model: str, target: Path, table_file: str | None, save_tabl
 
 
 def _make_quantization_options(params: Mapping[str, Any]) -> QuantizationOptions:
-    """Make the options of quantization. Without ``--portable``, ONNX Runtime's kernels are tried, to choose 7 or 8 bits."""
+    """Make the options of quantization. Without ``--portable``, a run of ONNX Runtime decides between weights of 7 and 8 bits."""
     patterns: dict[str, Any] = {"include": params["include"]} if params["include"] else {}
     # Sums of 8-bit products saturate on x86 without VNNI; weights of 7 bits cannot. Weights alone are not summed as bytes.
     needs_7_bits = not params["weights_only"]
@@ -479,6 +480,6 @@ def _make_quantization_options(params: Mapping[str, Any]) -> QuantizationOptions
 def _run_batches(
     function: Function, engines: Sequence[str] | None, batches: Sequence[Mapping[str, Any]]
 ) -> list[tuple[Any, ...]]:
-    """Run the model on each batch and return the outputs. Compiled regions are not cached."""
+    """Run the model on each batch; return the outputs by batch. Compiled regions are not cached on disk."""
     with XRTModule(function, engines, cache=CompileCache()) as module:
         return [_as_tuple(module(**batch)) for batch in batches]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
 FOLDED = 24
-"""Minimum width of a wrapped column: usual names and words of reasons fit."""
+"""Minimum characters of a column whose text may be wrapped: the usual names and single words fit on a line."""
 GAP = 3
 """Spaces between two columns."""
 EDGES = 2
@@ -37,7 +37,7 @@ err = Console(stderr=True, highlight=False, soft_wrap=True, height=_LINES)
 
 
 def print_lines(*lines: str) -> None:
-    """Print lines as they are; a terminal wraps them."""
+    """Print lines without rich's markup; a terminal wraps long ones."""
     for line in lines:
         out.print(line, markup=False)
 
@@ -48,7 +48,7 @@ def print_json(data: Any) -> None:
 
 
 def print_facts(as_json: bool, data: Any, *lines: str) -> None:
-    """Print a result: the data as JSON, or the lines."""
+    """Print ``data`` as JSON if ``as_json`` is set, else print ``lines``."""
     if as_json:
         print_json(data)
     else:
@@ -60,8 +60,8 @@ def show_table(
 ) -> None:
     """Print a table on a terminal, and lines of tab-separated fields elsewhere.
 
-    Columns of ``numbers`` are aligned to the right; these and the ``whole`` ones are never wrapped. If a terminal is too narrow
-    for that, each row becomes a block with a line per column.
+    ``numbers`` and ``whole`` name columns whose cells are never wrapped; those of ``numbers`` are also aligned to the right. If a
+    terminal is too narrow for that, each row becomes a block with a line per column.
     """
     if not out.is_terminal:
         # One line per row, for cut and awk: a line break or tab inside a cell becomes a space.
@@ -72,12 +72,12 @@ def show_table(
     # Text may be wrapped down to FOLDED characters; a table that needs less would break words.
     unbroken = {*numbers, *whole}
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    least = [width if name in unbroken else min(width, FOLDED) for name, width in zip(columns, widths, strict=True)]
-    if sum(least) + GAP * (len(columns) - 1) + EDGES > out.width:
+    min_widths = [width if name in unbroken else min(width, FOLDED) for name, width in zip(columns, widths, strict=True)]
+    if sum(min_widths) + GAP * (len(columns) - 1) + EDGES > out.width:
         _show_blocks(columns, cells)
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, width in zip(columns, least, strict=True):
+    for name, width in zip(columns, min_widths, strict=True):
         justify: Literal["left", "right"] = "right" if name in numbers else "left"
         table.add_column(name, justify=justify, overflow="fold", no_wrap=name in unbroken, min_width=width)
     for row in cells:
@@ -87,8 +87,8 @@ def show_table(
 
 def _show_blocks(columns: Sequence[str], rows: Sequence[Sequence[Text]]) -> None:
     """Print each row as its first cell, followed by a line for each other cell that is not empty."""
-    for title, *cells in rows:
-        out.print(title or Text(columns[0]), soft_wrap=False, overflow="fold")
+    for first_cell, *cells in rows:
+        out.print(first_cell or Text(columns[0]), soft_wrap=False, overflow="fold")
         for column, cell in zip(columns[1:], cells, strict=True):
             if cell:
                 line = Text.assemble(f"{column}: " * bool(column), cell)
@@ -104,10 +104,10 @@ def format_ms(seconds: float | None) -> str:
 
 
 def show_times(subject: str, details: Sequence[str], rows: Sequence[Sequence[str]], *, verbose: Sequence[str] = ()) -> None:
-    """Print a table of candidates: name, milliseconds per call, ratio to the fastest, verdict, and the columns of ``details``.
+    """Print a table of candidates. A row has name, milliseconds per call, ratio to the fastest, verdict, and the ``details``.
 
-    The milliseconds of a candidate that did not run are empty. On a terminal: a table without details, which fits 80 columns,
-    then one with the ``verbose`` details of the candidates that ran. Elsewhere: one table.
+    The milliseconds of a candidate that did not run are empty. A terminal gets a table without details, which fits 80 columns,
+    then one of the candidates that ran, with those details that ``verbose`` names. Other outputs get one table with all columns.
     """
     columns = (subject, "ms", "ratio", "verdict", *details)
     if not out.is_terminal:
@@ -116,14 +116,14 @@ def show_times(subject: str, details: Sequence[str], rows: Sequence[Sequence[str
     brief = [(name, ms, ratio, Text(verdict, style=STYLES.get(verdict, ""))) for name, ms, ratio, verdict, *_ in rows]
     show_table(columns[:4], brief, numbers=("ms", "ratio"), whole=("verdict",))
     if verbose:
-        places = [0, *map(columns.index, verbose)]
-        measured = [[row[place] for place in places] for row in rows if row[1]]
+        indices = [0, *map(columns.index, verbose)]
+        measured = [[row[index] for index in indices] for row in rows if row[1]]
         show_table((subject, *verbose), measured, numbers=[name for name in verbose if name != "note"])
 
 
 @contextmanager
 def show_status(text: str) -> Iterator[Status]:
-    """Show a line on standard error with the current work; it suppresses the library's progress line."""
+    """Show ``text`` on standard error while the block runs, in place of the library's own progress line."""
     has_display = claim_display()
     try:
         with err.status(text) as status:
@@ -134,7 +134,7 @@ def show_status(text: str) -> Iterator[Status]:
 
 
 def complain(kind: str, message: str) -> None:
-    """Print a message on standard error."""
+    """Print a message on standard error after its ``kind``, such as "error" or "warning"."""
     # Text instead of markup: rich would read brackets in a message as styles.
     style = "bold red" if kind == "error" else "yellow"
     err.print(Text(f"{kind}: ", style=style) + Text(message))

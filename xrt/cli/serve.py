@@ -47,7 +47,7 @@ def parse_models(texts: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def _parse_batch(context: click.Context, parameter: click.Parameter, sizes: tuple[int, ...] | None) -> int | list[int] | None:
-    """Return one number, or a list of several."""
+    """Convert the value of ``--batch``: one size to an int, several to a list; None if the option is not set."""
     return None if sizes is None else list(sizes) if len(sizes) > 1 else sizes[0]
 
 
@@ -122,7 +122,7 @@ def serve_command(models: tuple[str, ...], **params: Any) -> int:
 
 
 def _module_keywords(models: dict[str, dict[str, str]], params: dict[str, Any]) -> dict[str, Any]:
-    """XRTModule's keywords for all models; raises OptionError if ``--engine`` could affect none of them."""
+    """Make the keywords of XRTModule for all models. Raises OptionError if ``--engine`` is set and could affect none of them."""
     keywords = options.isolation_keywords(params)
     if params["threads"] is not None:
         keywords["threads"] = params["threads"]
@@ -154,7 +154,7 @@ def export_triton_command(bundle: str, repository: str, **params: Any) -> None:
 
 
 def _parse_columns(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-    """Parse texts such as ``ids=tokens`` to columns by input."""
+    """Parse strings such as ``ids=tokens`` to a dict from input name to column name."""
     pairs = [text.partition("=") for text in texts]
     columns = {name: column for name, _, column in pairs}
     if len(columns) < len(pairs) or not all((*columns, *columns.values())):

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 DETAILS = ("regions", "note")
-"""Columns in a pipe, and with -v on a terminal."""
+"""Columns that are shown if the output is not a terminal, or with -v."""
 INTERRUPTED, UNDECIDED = 130, 3
 """Exit codes."""
 CLOCK_STEP = 2.0
@@ -127,13 +127,13 @@ def tune_command(model: str, **params: Any) -> int:
 
 
 def _read_keywords(params: dict[str, Any]) -> dict[str, Any]:
-    """XRTModule's keywords, with ``auto`` added to the engines, so that they are compared by measurement."""
+    """Make the keywords of XRTModule. ``auto`` is added to the engines, so that they are compared by measurement."""
     keywords = options.module_keywords({**params, "engine": f"{params['engine']},auto"})
     return {**keywords, "engine": list(dict.fromkeys(keywords["engine"]))}
 
 
 def _load(model: str, params: dict[str, Any]) -> tuple[Function, dict[str, Any]]:
-    """Load a model, and make inputs of the sizes in ``--dim`` to measure it with.
+    """Load a model; return it with a value for each input by name, at the sizes of ``--dim``, to measure with.
 
     The dims of the returned Function remain symbolic, because the chosen placement is used for all sizes.
     """
@@ -145,7 +145,7 @@ def _load(model: str, params: dict[str, Any]) -> tuple[Function, dict[str, Any]]
 
 
 def _show_result(tuned: TuningResult, threads: int, *, verbose: bool) -> None:
-    """Print the race as a table, then the decision, remarks, and what an error budget allowed."""
+    """Print the compared plans as a table, then the chosen plan, remarks, and its precision if there is an error budget."""
     rows = []
     for contender in tuned.race.contenders:
         ends = contender.ratio_interval
@@ -167,7 +167,7 @@ def _show_result(tuned: TuningResult, threads: int, *, verbose: bool) -> None:
 
 
 def _show_errors(record: PrecisionRecord) -> None:
-    """Print error and time of the measured plans; the Pareto front is marked."""
+    """Print error and time of the measured plans. A plan is marked as best if no faster one has as small an error."""
     rows = [
         (
             "*" if is_best else "",
@@ -183,7 +183,7 @@ def _show_errors(record: PrecisionRecord) -> None:
 
 
 def _show_stored(keywords: Mapping[str, Any], began: float) -> None:
-    """Print which module uses the stored result, or that it could not be stored."""
+    """Print the call that creates a module with the stored result, or that no result was stored since the time ``began``."""
     disk = default_cache().disk
     if not isinstance(disk, DiskTier):
         return
@@ -200,7 +200,7 @@ def _show_stored(keywords: Mapping[str, Any], began: float) -> None:
 
 
 def _tune_throughput(model: str, params: dict[str, Any]) -> int:
-    """Tune, print the table, and write the lockfile and the page."""
+    """Tune for throughput, print the table, and write the lockfile and the page; return the exit code."""
     keywords = _read_keywords(params)
     budget, target = keywords.pop("budget"), params["target"]
     function = inputs.load_with_sizes(model, params)
@@ -237,7 +237,7 @@ def _tune_throughput(model: str, params: dict[str, Any]) -> int:
 # ---------------------------------------------------------------------- lockfiles
 
 NOISY = 0.1
-"""Width of the ratio's interval, relative to the ratio, from which the lock is reported as too noisy for a check."""
+"""If the interval of the ratio is wider than this share of the ratio, `xrt lock` reports that the machine is noisy."""
 
 
 @click.command("lock")
@@ -327,7 +327,7 @@ def check_command(lock: str, undecided: str, as_json: bool, **params: Any) -> in
 
 
 def _check_is_lock(path: str) -> None:
-    """Raise OptionError for a model or an empty file: reading it would suggest to overwrite it with a lock."""
+    """Raise OptionError for a model or an empty file. The error of reading it would suggest to overwrite it with a lock."""
     if Path(path).is_file() and not Path(path).stat().st_size:
         raise OptionError(f"{path} is an empty file, and `xrt check` takes a lockfile; `xrt lock MODEL -o FILE.lock` writes one")
     if Path(path).suffix == ".onnx" or is_bundle(path) or (not os.path.lexists(path) and path in models.names()):
@@ -337,7 +337,7 @@ def _check_is_lock(path: str) -> None:
 def _run_check(
     lock: PlacementFile, path: Path, *, model: str | None, engine: str | None, limit: float, budget: float, validate: str | None
 ) -> tuple[RegressionResult, tuple[str, ...]]:
-    """Measure the plan of a lock; also return the differences from the machine and the inputs that it was locked on."""
+    """Measure the plan of a lock. Also return messages: how machine and inputs differ from those that it was locked with."""
     engines = list(dict.fromkeys(run.engine for run in (*lock.plan, *(lock.baseline.ranges if lock.baseline else ()))))
     _check_engine_choice(engines, split_specs(engine) if engine is not None else [])
     folder, source = path.absolute().parent, lock.model.get("source", "")
@@ -371,7 +371,8 @@ def _run_check(
 
 
 def _check_engine_choice(engines: Sequence[str], allowed: Sequence[str]) -> None:
-    """Check that the caller names engines whose options may name files or code: a file must not choose code to run."""
+    """Raise LockError for an engine of the lock whose options may name files or code, unless the caller allows it by name."""
+    # A file must not choose the code that runs.
     for spec in allowed:
         if spec not in engines:
             raise OptionError(f"--engines names {spec!r}; the lock has {', '.join(engines)}.{did_you_mean(spec, engines)}")
@@ -382,7 +383,7 @@ def _check_engine_choice(engines: Sequence[str], allowed: Sequence[str]) -> None
 
 @contextmanager
 def _convert_to_lock_error(part: str) -> Iterator[None]:
-    """Convert an OptionError about the contents of the lock into a LockError."""
+    """Convert an OptionError into a LockError which says that ``part`` of the lock cannot be used."""
     try:
         yield
     except OptionError as error:
@@ -391,7 +392,7 @@ def _convert_to_lock_error(part: str) -> Iterator[None]:
 
 
 def _read_values(function: Function, lock: PlacementFile, folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the inputs of the lock, and a line for each unavailable one, which a random value replaces."""
+    """Read the input values of a lock by name. Also return a message for each unavailable input, whose value is random."""
     values = sample_inputs(function, _read_number(lock.model, "seed", "0"))
     unavailable = []
     for name in sorted(lock.values.keys() & values.keys()):
@@ -413,7 +414,7 @@ def _read_values(function: Function, lock: PlacementFile, folder: Path) -> tuple
 
 
 def _read_validation(lock: PlacementFile, folder: Path, function: Function, validate: str | None) -> list[Any] | None:
-    """Read the examples on which the error of the lock was measured; None if it has none, or they are missing."""
+    """Read the examples on which the error of the plan was measured; None if it was not, or their file is missing."""
     source = next((name for name in ("validate", "calibrate") if name in lock.model), None)
     file = Path(validate) if validate is not None else folder / lock.model[source] if source else None
     if lock.precision is None or file is None or not file.exists():
@@ -433,7 +434,7 @@ def _read_number(facts: Mapping[str, str], name: str, default: str) -> int:
 # ---------------------------------------------------------------------- bench
 
 COSTS = ("ms from-to", "alone ms", "first ms", "compile s", "peak", "regions", "off by")
-"""Columns in a pipe."""
+"""Columns of costs if the output is not a terminal."""
 SHOWN_COSTS = ("ms from-to", "first ms", "compile s", "peak", "off by")
 """Columns that -v shows on a terminal, where they fit 80 columns."""
 
@@ -506,9 +507,9 @@ def bench_command(typed: tuple[str, ...], /, models: tuple[str, ...], as_json: b
     return 0 if report.agrees else 1
 
 
-def _check_devices(home: str, devices: Mapping[str, str], candidates: Sequence[BenchCandidate]) -> FrozenDict[str, str]:
+def _check_devices(default_device: str, devices: Mapping[str, str], candidates: Sequence[BenchCandidate]) -> FrozenDict[str, str]:
     """Return ``devices``; raises DeviceError for an unknown device, OptionError for an engine that no candidate has."""
-    for device in (home, *devices.values()):
+    for device in (default_device, *devices.values()):
         check_device(device)
     selected = {name for candidate in candidates for name in candidate.select_devices(devices)}
     if missing := next((name for name in devices if name not in selected), None):
@@ -550,7 +551,7 @@ def show_group(group: Group, *, verbose: bool) -> None:
 
 
 def _list_costs(row: ReportRow) -> tuple[str, ...]:
-    """The cells of `COSTS` for one candidate; all empty if it was not timed."""
+    """Format the cells of the columns `COSTS` for one candidate; all are empty if it was not timed."""
     start = row.start
     if start is None or row.median_seconds is None:
         return ("",) * len(COSTS)
@@ -567,7 +568,7 @@ def _list_costs(row: ReportRow) -> tuple[str, ...]:
 
 
 def _list_notes(row: ReportRow, rounds: int) -> Iterator[str]:
-    """Yield remarks on one candidate: why it failed, how auto chose, and in what its times are limited."""
+    """Yield remarks on one candidate: why it failed, how auto chose its plan, and whether it ran fewer than ``rounds``."""
     if row.reason:
         # The first line, the first item of its list, and the number of further items.
         first, *items = (line.strip() for line in row.reason.splitlines())

@@ -69,8 +69,8 @@ def conformance_command(
         selected = specs if len(specs) > 1 else specs[0]
         report = conform(selected, patterns, isolate=not in_process, progress=advance, **params)
     if not report.outcomes:
-        within = f" in {', '.join(params['groups'])}" if params["groups"] else ""
-        raise OptionError(f"no test has a name like {patterns}{within}; names read like test_conv_with_strides_padding")
+        group_filter = f" in {', '.join(params['groups'])}" if params["groups"] else ""
+        raise OptionError(f"no test has a name like {patterns}{group_filter}; names read like test_conv_with_strides_padding")
     if as_json:
         click.echo(json.dumps(report.to_dict(), indent=1))
     else:
@@ -79,7 +79,7 @@ def conformance_command(
 
 
 def _show(report: ConformanceReport, *, reasons: bool, operators: bool) -> None:
-    """Print the tables that were requested, and the summary with each failed case."""
+    """Print the requested tables, then the summary, which lists each failed case."""
     if operators:
         placed = report.placements()
         engines = {name: ", ".join(f"{engine} {count}" for engine, count in counts.items()) for name, counts in placed.items()}
@@ -96,7 +96,7 @@ def _show(report: ConformanceReport, *, reasons: bool, operators: bool) -> None:
 
 
 _REPORT_EVERY = 500
-"""Without a terminal, print a line of progress every so many graphs."""
+"""Graphs between two lines of progress, which are printed if standard error is not a terminal."""
 
 
 @click.command("fuzz")
@@ -143,7 +143,7 @@ def fuzz_command(count: int, seed: int, engine: str, kinds: tuple[ModeKind, ...]
 
 
 def _check_engines(engines: list[str]) -> None:
-    """Raise OptionError for no engine, an engine that is named twice, and the reference engine."""
+    """Raise OptionError if no engine is named, an engine is named twice, or the reference engine is named."""
     if not engines:
         raise OptionError("no engine is named; name some to try with --engines")
     for engine in engines:
