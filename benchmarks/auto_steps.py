@@ -60,7 +60,7 @@ def load(request: Mapping[str, Any], *, imports: bool = True) -> tuple[Function,
 
 
 def tune(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Let auto search on the model of the request; return its candidates and their times."""
+    """Let auto search on the model of the request; return the chosen plan, the seconds of the search and its candidates."""
     function, inputs = load(request)
     start = time.perf_counter()
     auto = make_module(function, list_auto(request), request, budget=request["budget"])
