@@ -35,7 +35,7 @@ SPECIAL = "deviates on special values:"
 
 @dataclass(frozen=True, slots=True)
 class RegionReport:
-    """One launch of a plan."""
+    """A region of a plan, as `explain` reports it."""
 
     name: str
     engine: str
@@ -49,7 +49,7 @@ class RegionReport:
     remarks: tuple[str, ...]
     """Remarks of the engine about the region, and of a bundle about its compiled form."""
     device: str = ""
-    """Where it runs; empty for the device of the module's inputs and outputs."""
+    """The device that it runs on; empty if that is the device of the module's inputs and outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,9 @@ class Explanation:
     """Values copied between devices, each once per direction."""
     bytes_copied: int = 0
     graph: str = ""
-    """Whether a requested device graph (CUDA graph) was captured; empty if not requested or not compiled yet."""
+    """Remark that says whether the requested CUDA graph was captured; empty if not requested or not compiled yet."""
     checks: str = ""
-    """Which calls are checked against the reference, and how many were; empty without checks."""
+    """Remark that says which calls are checked against the reference, and how many were; empty without checks."""
     updates: tuple[str, ...] = ()
     """Inputs that a call updates, each with "in place" or why it is copied; empty before the compile."""
     precision: PrecisionRecord | None = None
@@ -87,7 +87,7 @@ class Explanation:
     """The explained plan, for drawing; not part of the data or the text."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The explanation as dicts, lists and strings."""
+        """Convert to dicts, lists and strings."""
         # These records have a documented form as data, which `asdict` would not produce.
         parts = {name: part and part.to_dict() for name, part in (("account", self.account), ("precision", self.precision))}
         data = asdict(replace(self, plan=None, account=None, precision=None)) | parts
@@ -95,7 +95,7 @@ class Explanation:
         return data
 
     def _repr_html_(self) -> str:
-        """Charts and tables for a notebook."""
+        """Render charts and tables for a notebook."""
         from xrt.html.views import render_cell
 
         return render_cell("explanation.html", is_page=False, **_describe_page(self))
@@ -109,11 +109,11 @@ class Explanation:
 
     @property
     def engine_names(self) -> str:
-        """The engines as text, with the implicit one marked."""
+        """The engines in one string, with the implicit one marked as fallback."""
         return ", ".join(f"{spec} (fallback)" if spec == self.implicit else spec for spec in self.engines)
 
     def _describe_regions(self, deviations: bool) -> Iterator[str]:
-        """Yield the lines about engines, then about regions; equal regions are grouped. ``deviations`` adds special values."""
+        """Yield the lines about engines, then about regions, equal ones together; ``deviations`` adds special values."""
         where = f"; device {self.device}" if self.device != "cpu" else ""
         yield f"engines: {self.engine_names}; {self.threads} thread{'s' * (self.threads != 1)} for all together{where}"
         remarks = {r.name: tuple(x for x in r.remarks if deviations or not x.startswith(SPECIAL)) for r in self.regions}
@@ -136,7 +136,7 @@ class Explanation:
             yield f"on {engine}, {len(sharing)} regions: {remark} ({list_some(sharing)})"
 
     def _describe_rest(self, left_out: bool) -> Iterator[str]:
-        """Yield the lines about the whole plan: copies, reasons, pins, placement, costs and checks."""
+        """Yield the lines about copies, reasons, pins, placement, costs and checks; ``left_out`` adds the omitted engines."""
         if not self.regions:
             yield "no regions: the outputs are inputs or constants"
         if self.copies:
@@ -163,7 +163,7 @@ class Explanation:
 
 
 def explain(plan: Plan, engines: EngineList, *, remarks: Sequence[Mapping[str, str]] = (), **details: Any) -> Explanation:
-    """Explain a plan. ``remarks`` are added by region name; ``details`` are other fields of the Explanation."""
+    """Explain a plan. ``remarks`` are dicts from region name to a remark; ``details`` are further fields of the Explanation."""
     by_spec = engines.by_spec
     notes = {launch.name: [texts[launch.name] for texts in remarks if launch.name in texts] for launch in plan.launches}
     return Explanation(
@@ -181,7 +181,7 @@ def explain(plan: Plan, engines: EngineList, *, remarks: Sequence[Mapping[str, s
 
 
 def explain_module(module: XRTModule) -> Explanation:
-    """Explain the last signature of a module: see `XRTModule.explain`."""
+    """Explain the plan for the last signature of a module, as `XRTModule.explain` describes."""
     build, checks, engines = module.specialization, module.checks, module.programs.engines
     tuned, program = build.tuned, build.compiled
     # With "auto" the engines that were left out are listed on request only; other remarks always.
@@ -202,7 +202,7 @@ def explain_module(module: XRTModule) -> Explanation:
 
 
 def _report_region(launch: Launch, engine: GraphCompiler | None, notes: Sequence[str]) -> RegionReport:
-    """Describe a region; ``engine`` is None if the module lacks it, ``notes`` are further remarks."""
+    """Describe a region. ``engine`` is the engine of the launch, None if the module lacks it; ``notes`` are further remarks."""
     function = launch.function
     remarks = [f"engine {launch.engine!r} is not among this module's, which plans again at its first call"]
     if engine is not None:
@@ -230,7 +230,7 @@ def render_explanation_page(explanation: Explanation, model: str) -> str:
 
 
 def _describe_page(report: Explanation) -> dict[str, Any]:
-    """The data of the page's template: facts, remarks, and tables of regions, costs and errors."""
+    """Make the data for the HTML template: facts, remarks, and tables of regions, costs and errors."""
     from xrt.html.views import format_count, size
     from xrt.partition.plan import describe_plan
     from xrt.placement.report import describe_costs, describe_errors
@@ -263,7 +263,7 @@ class RegionMemory:
     uses: tuple[MemoryUse, ...] | None
     """Memory that the engine reports, without weights; None if it reports none, or nothing is compiled yet."""
     same_as: str = ""
-    """An earlier equal region whose executable it shares."""
+    """The earlier region whose executable it shares, because the two are equal; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,9 +289,9 @@ class Memory:
         """Whether the signature is compiled, so that engines report their memory."""
         return self.arena is not None
 
-    def _sum_uses(self, counts: Callable[[MemoryUse], bool]) -> int:
+    def _sum_uses(self, is_included: Callable[[MemoryUse], bool]) -> int:
         uses = (use for region in self.regions if not region.same_as for use in region.uses or ())
-        return sum(use.nbytes or 0 for use in uses if counts(use))
+        return sum(use.nbytes or 0 for use in uses if is_included(use))
 
     @property
     def held(self) -> int:
@@ -309,11 +309,11 @@ class Memory:
         return self.held - self.shared
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures as dicts, lists and numbers."""
+        """Convert to dicts, lists and numbers."""
         return {**asdict(self), "held": self.held, "shared": self.shared, "private": self.private}
 
     def _repr_html_(self) -> str:
-        """An HTML table for a notebook."""
+        """Render an HTML table for a notebook."""
         from xrt.html.views import render_cell  # only for notebooks
 
         rows = [(name.strip(), size, why) for name, size, why in self._list_rows()]
@@ -362,12 +362,12 @@ def measure_memory(plan: Plan, original: Function, program: Program | None) -> M
     everything = used | _collect_constants([original])
     types = [value.type for launch in plan.launches for value in launch.function.outputs]
     sizes = [type_.nbytes if isinstance(type_, TensorType) else None for type_ in types]
-    regions, first = [], dict[int, str]()
+    regions, first_regions = [], dict[int, str]()
     for launch, executable in zip_longest(plan.launches, program.executables if program else ()):
         uses, owner = None, launch.name
         if executable is not None:
             # Equal regions share one executable: its memory counts for the first of them.
-            uses, owner = executable.memory(), first.setdefault(id(executable), launch.name)
+            uses, owner = executable.memory(), first_regions.setdefault(id(executable), launch.name)
         nbytes, same_as = _count_bytes(_collect_constants([launch.function])), owner if owner != launch.name else ""
         regions.append(RegionMemory(launch.name, launch.engine, nbytes, None if uses is None else tuple(uses), same_as))
     return Memory(
@@ -382,7 +382,7 @@ def measure_memory(plan: Plan, original: Function, program: Program | None) -> M
 
 
 def _collect_constants(functions: Iterable[Function]) -> dict[object, Constant]:
-    """All constants by memory address and size in bytes: several may be views of the same memory, which counts once."""
+    """Collect constants by memory address and size in bytes, so that constants which are views of the same memory count once."""
     constants = chain.from_iterable(function.walk_constants() for function in functions)
     return {(constant.array.ctypes.data, constant.array.nbytes): constant for constant in constants}
 
@@ -404,7 +404,7 @@ def _format_size(nbytes: int | None) -> str:
 def verify(
     module: XRTModule, args: Sequence[Any], kwargs: Mapping[str, Any], *, inner: bool, progress: Progress | None
 ) -> Verification:
-    """Compare every region with the reference engine: see `XRTModule.verify`."""
+    """Compare every region with the reference engine, as `XRTModule.verify` describes."""
     from xrt.verify import verify as verify_plan
 
     values = module.check_inputs(args, kwargs)
@@ -420,7 +420,7 @@ def verify(
 def bisect(
     module: XRTModule, args: Sequence[Any], kwargs: Mapping[str, Any], *, progress: Progress | None
 ) -> FailingSubgraph | None:
-    """Find the smallest part of a region that differs from the reference engine: see `XRTModule.bisect`."""
+    """Find the smallest part of a region that differs from the reference engine, as `XRTModule.bisect` describes."""
     from xrt.verify import bisect_plan
 
     values = module.check_inputs(args, kwargs)

@@ -47,14 +47,14 @@ class LockedPlacement:
 
     lock: PlacementFile
     name: str
-    """What messages call it after "the lock": the quoted path, or "that was given" for a lock passed as an object."""
+    """The text after "the lock" in messages: the quoted path, or "that was given" for a lock passed as an object."""
     budget: ErrorBudget | None = None
     """The caller's error budget; None accepts the error recorded in the lock."""
     must_hold: bool = False
     """Whether it is an error if the lock does not match. Otherwise the placement is measured again."""
 
     def engines(self, listed: Sequence[Any]) -> list[GraphCompiler] | None:
-        """Create only the engines of the lock's plan; None if one is unavailable, or not in a nonempty ``listed``.
+        """Create the engines of the lock's plan. None if one is unavailable, or is not in ``listed`` (unless that is empty).
 
         If ``listed`` is empty, also None for an engine whose options may name files or code: a file must not choose the code that
         runs, so the caller must list such an engine.
@@ -83,10 +83,10 @@ class LockedPlacement:
     ) -> SizedPlacement | None:
         """Place a Function as the lock does; returns None and warns if the lock does not match.
 
-        With ``strict`` or `must_hold` a mismatch raises LockError. ``sizes`` are those of the symbolic dims of ``model``; a lock
-        of the same model is valid for all sizes.
+        With ``strict`` or `must_hold` a mismatch raises LockError. ``model`` is None if the model has no symbolic dims; otherwise
+        ``sizes`` are the sizes of these. A lock of the same model is valid for all sizes.
         """
-        planned_sizes, whole = sizes, function
+        planned_sizes, planned_function = sizes, function
         if model is not None:
             declared = model.get_declared()
             axes, shapes = list(list_open_axes(declared.inputs)), read_shapes(self.lock, declared)
@@ -96,9 +96,9 @@ class LockedPlacement:
             is_same = self.lock.model.get(SYMBOLIC) == declared.fingerprint
             # A lock of another model, or of fixed sizes, holds at these sizes only.
             if is_same and locked.keys() == {name for _, _, name in axes} and locked != sizes:
-                planned_sizes, whole = locked, model.specialize(locked)
-        request = engines.make_request(whole, clustering=clustering)
-        reasons = (*list_mismatches(self.lock, request), *self._list_excesses())
+                planned_sizes, planned_function = locked, model.specialize(locked)
+        request = engines.make_request(planned_function, clustering=clustering)
+        reasons = (*list_mismatches(self.lock, request), *self._list_budget_violations())
         if not reasons:
             try:
                 result = read_locked_result(self.lock, request)
@@ -113,7 +113,7 @@ class LockedPlacement:
         warn(f"{text}. The placement is measured again; `xrt lock` makes another lock, strict=True refuses", PlacementWarning)
         return None
 
-    def _list_excesses(self) -> Iterator[str]:
+    def _list_budget_violations(self) -> Iterator[str]:
         """Yield a message if the error recorded in the lock exceeds the caller's budget or was measured in another metric."""
         budget, record = self.budget, self.lock.precision
         if budget is None or record is None or record.precision == "fp32":
@@ -195,7 +195,7 @@ def check_module(
 def _make_setup(
     module: XRTModule, function: Function, values: Sequence[Any], seconds: float, lowered: Sequence[GraphCompiler] = ()
 ) -> RegressionSetup:
-    """Prepare a comparison of plans; ``lowered`` are the engines of lower precision that a plan uses besides the listed ones."""
+    """Prepare a comparison of plans of ``function``. ``lowered`` are further engines, of lower precision."""
     settings, engines = module.programs.settings, module.programs.engines
     request = engines.make_request(function, clustering=settings.clustering, cuda_graph=settings.cuda_graph)
     specs = {engine.spec for engine in request.engines}

@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 
 C = TypeVar("C", bound=type)
-_STEPS = ("check_inputs", "specialize")  # of wrapped methods
+_STEPS = ("check_inputs", "specialize")  # public methods that other wrapped methods call
 
 
 def shorten_tracebacks(cls: C) -> C:
-    """Limit the traceback of an XRTError from a public method or property to two frames of XRT."""
+    """Wrap public methods and properties of a class, so that the traceback of an XRTError has at most two frames of XRT."""
 
     def shorten(method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
@@ -73,7 +73,7 @@ def shorten_tracebacks(cls: C) -> C:
 
 
 def _list_names(fetch: Any) -> tuple[str, ...]:
-    """The names that a call fetches, each once; raises InputError for a string."""
+    """Return the names in the argument ``fetch`` of a call, each once; raises InputError if it is a string."""
     if isinstance(fetch, str):
         raise InputError(f"fetch must be a list of value names; got the string {fetch!r}; pass fetch=[{fetch!r}]")
     return tuple(dict.fromkeys(() if fetch is None else fetch))
@@ -192,7 +192,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
     # ------------------------------------------------------------------ compile and call
 
     def compile(self, *examples: Any, **kwargs: Any) -> Plan:
-        """Compile without running: for inputs like these, or without examples for the declared types.
+        """Compile without running: for the types of these inputs or, without any, for the declared types. Returns the Plan.
 
         Raises InputError without examples if the declared types are insufficient: an `xrt.Graph`, or symbolic extents
         with an engine that needs static shapes.
@@ -279,13 +279,13 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         return {name: by_name[name] for name in _list_names(fetch)}
 
     def check_inputs(self, args: Sequence[Any], kwargs: Any, *, pads: bool = True) -> list[Any]:
-        """Bind, normalize, check and pad the inputs of a call; ``pads=False`` leaves their sizes unchanged."""
+        """Return the inputs of a call in order, checked, normalized and padded; ``pads=False`` leaves their sizes unchanged."""
         self.programs.check_open()
         declared, device = self.source.inputs, self.programs.engines.context.device
         return self.sizes.pad(inputs.read(declared, args, kwargs, device), self.programs, pads=pads)
 
     def specialize(self, values: Any, fetch: tuple[str, ...] = (), place: Placer | None = None) -> Specialization:
-        """Find or plan the specialization for checked inputs, and make it the current one; it may not be compiled yet."""
+        """Find or plan the specialization for checked inputs; it becomes the current one unless ``fetch`` names any."""
         build = self.programs.find(values, fetch, place)
         if not fetch:
             self.dispatcher.select(build)
@@ -419,7 +419,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
     # ------------------------------------------------------------------ copies
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Support `pickle` by the constructor's arguments; raises TypeError, with advice, if one cannot be pickled."""
+        """Pickle the module as its constructor's arguments. Raises TypeError, with advice, if one of them cannot be pickled."""
         model, arguments = _find_model(self), self.construction
         # A cache object holds executables and locks of this process; a directory is shared with the one that unpickles.
         if isinstance(arguments.cache, CompileCache):
@@ -451,7 +451,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         self.close()
 
     def _repr_html_(self) -> str:
-        """A drawing of the plan for a notebook; before the first call, inputs and engines, without planning."""
+        """Draw the plan for a notebook; before the first call, list inputs and engines, because drawing must not plan."""
         from xrt.html.views import render_cell  # only for notebooks
 
         if self.dispatcher.last is not None:
@@ -487,7 +487,7 @@ class Construction:
 
 
 def _find_model(module: XRTModule) -> Any:
-    """The Function or graph that a module runs; raises TypeError for a module from a bundle."""
+    """Return the Function or graph that a module runs; raises TypeError for a module from a bundle."""
     if module.bundle is not None:
         raise TypeError("a module from a bundle cannot be pickled or copied; xrt.load the bundle again where it is needed")
     source = module.source

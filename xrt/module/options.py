@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PrecisionChoice:
-    """The precisions that a module allows, and where."""
+    """The lower precisions that a module may use, and the nodes that stay in float32."""
 
     names: tuple[Precision, ...] = ()
-    """The lower precisions; empty where none was named."""
+    """The lower precisions; empty if the caller named none."""
     exact_nodes: tuple[NodePattern, ...] = ()
     """Nodes that stay in float32."""
     table: CalibrationTable | None = None
-    """Ranges for int8; None if they are measured."""
+    """Ranges of values for int8; None if they are measured on examples."""
 
     @property
     def is_quantized(self) -> bool:
@@ -47,7 +47,7 @@ NO_CHOICE = PrecisionChoice()
 
 Check: TypeAlias = Literal["first"] | float | None
 ALL = "all"
-"""Isolates every engine of the list."""
+"""In `Isolation.engines`: isolate every engine of the module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class Isolation:
 class Buckets:
     """Pad symbolic dims of the inputs to a few sizes, and cut the results.
 
-    ``Buckets()`` rounds every symbolic dim up to a power of two or the number half way to it, ``Buckets({"s": [16, 64]})`` pads
-    this dim to these sizes. A larger size is not padded, and None in place of the sizes is the default rounding.
+    ``Buckets()`` rounds every symbolic dim up to a power of two or to the middle of two powers: 8, 12, 16, 24, and so on.
+    ``Buckets({"s": [16, 64]})`` pads dim ``s`` to 16 or 64; a larger size is not padded. ``{"s": None}`` rounds as by default.
     """
 
     sizes: Mapping[str, tuple[int, ...] | None] | None = None
@@ -102,7 +102,7 @@ Shapes: TypeAlias = Literal["auto", "each", "one"] | Buckets
 
 
 def parse_shapes(value: Any) -> Shapes:
-    """Check the option ``shapes``; raises OptionError for another value."""
+    """Return the value of option ``shapes``; raises OptionError if it is not one of `Shapes`."""
     if isinstance(value, Buckets) or value in ("auto", "each", "one"):
         return value  # type: ignore[no-any-return]  # it is one of these
     raise OptionError(f"shapes must be 'auto', 'each', 'one' or xrt.Buckets(...); got {value!r}")
@@ -166,7 +166,7 @@ OWNERS: tuple[type, ...] = (ClusteringOptions, ExecutionOptions, ModuleOptions)
 
 
 def list_keywords() -> dict[str, tuple[dataclasses.Field[Any], type]]:
-    """The keywords of `XRTModule`: name to (field, class that declares it)."""
+    """Map the name of each keyword of `XRTModule` to its dataclass field and the class that declares the field."""
     fields = ((field, owner) for owner in OWNERS for field in dataclasses.fields(owner))
     return {field.name: (field, owner) for field, owner in fields if field.name not in ("choice", "clustering", "execution")}
 
@@ -175,7 +175,7 @@ _KEYWORDS = list_keywords()
 
 
 def parse_options(options: Mapping[str, Any], owner: str = "XRTModule", extra: tuple[str, ...] = ()) -> ModuleOptions:
-    """Create the options of a module from keywords; ``owner`` accepts them, and ``extra`` ones, in messages.
+    """Create the options of a module from keywords. Messages name ``owner`` as the class, and list ``extra`` keywords, too.
 
     Raises OptionError for an unknown keyword, a value out of range, and keywords that contradict each other.
     """
@@ -191,7 +191,7 @@ def parse_options(options: Mapping[str, Any], owner: str = "XRTModule", extra: t
     clustering, execution, module = (
         {name: value for name, value in values.items() if _KEYWORDS[name][1] is owner} for owner in OWNERS
     )
-    # None is passed to a reader only where it is not the default: it then means something.
+    # None is passed to a reader only if it is not the default, because it is then a value that the caller chose.
     for name, read in _READERS.items():
         if name in module and (module[name] is not None or _KEYWORDS[name][0].default is not None):
             module[name] = read(module[name])
@@ -205,7 +205,7 @@ def parse_options(options: Mapping[str, Any], owner: str = "XRTModule", extra: t
 
 
 def _read_folder(value: Any) -> Path:
-    """Check early that the folder is writable: it is used only after planning."""
+    """Convert ``dump_subgraph_dir``. Checks now that the folder is writable, because it is used only after planning."""
     from xrt.formats.output import why_not_folder
 
     folder = Path(os.fspath(value))
@@ -294,23 +294,23 @@ def _parse_precision(value: Any) -> PrecisionChoice:
 
 
 def _read_precision_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], PrecisionChoice]:
-    """Extract the precisions that the module handles: int8, lists, constraints and error budgets.
+    """Split options into those without the module's precisions, and these: int8, lists, constraints and error budgets.
 
     A plain bf16 or fp16 stays an option of the compile. Raises OptionError for options that contradict each other.
     """
-    out = dict(options)
-    precision = out.pop("precision", None)
+    remaining = dict(options)
+    precision = remaining.pop("precision", None)
     choice = _parse_precision(precision) if precision is not None else NO_CHOICE
-    if (table := _load_table(out.get("calibrate"))) is not None:
-        del out["calibrate"]
+    if (table := _load_table(remaining.get("calibrate"))) is not None:
+        del remaining["calibrate"]
         choice = replace(choice, table=table)
-    if out.get("max_error") is not None:
-        return out, replace(choice, names=choice.names or LOWER_PRECISIONS)
-    _check_without_budget(choice, out)
+    if remaining.get("max_error") is not None:
+        return remaining, replace(choice, names=choice.names or LOWER_PRECISIONS)
+    _check_without_budget(choice, remaining)
     # A single lower precision for all nodes is a matter of the engines alone.
     if not choice.is_quantized and choice.names:
-        out["precision"] = choice.names[0]
-    return out, choice
+        remaining["precision"] = choice.names[0]
+    return remaining, choice
 
 
 def _check_without_budget(choice: PrecisionChoice, options: Mapping[str, Any]) -> None:
@@ -340,7 +340,7 @@ def _check_without_budget(choice: PrecisionChoice, options: Mapping[str, Any]) -
 
 
 def _load_table(calibrate: Any) -> CalibrationTable | None:
-    """The calibration table if ``calibrate`` is a table or the path of one; None for batches."""
+    """Return ``calibrate`` if it is a calibration table, or load it if it is a path; None if it is batches of examples."""
     if calibrate is None or isinstance(calibrate, list | tuple):
         return None
 
@@ -369,5 +369,5 @@ def add_keywords(cls: C) -> C:
 
 
 def get_accepted_type(field: dataclasses.Field[Any]) -> str:
-    """The type of the values that an option accepts, as text."""
+    """Return the annotation of the values that an option accepts, as a string."""
     return str(field.metadata.get("accepts") or field.type)

@@ -99,10 +99,10 @@ class StatefulFunction:
             )
         self.others = tuple(value for value in function.inputs if value.name not in self.states)
         """The inputs that a caller passes: those that are not state."""
-        places = {value.name: place for place, value in reversed(list(enumerate(function.outputs)))}
-        self.next_values = {name: places[state.output] for name, state in self.states.items()}
+        output_indices = {value.name: index for index, value in reversed(list(enumerate(function.outputs)))}
+        self.next_values = {name: output_indices[state.output] for name, state in self.states.items()}
         """Output indices of the next values, by state name."""
-        self.returned = tuple(place for place in range(len(function.outputs)) if place not in self.next_values.values())
+        self.returned = tuple(index for index in range(len(function.outputs)) if index not in self.next_values.values())
         """Indices of the outputs that are not state."""
         self.in_place = frozenset(before for before, _ in function.aliases if before in self.states)
         """Names of the states that are updated in place."""
@@ -143,7 +143,7 @@ class StatefulFunction:
                 raise InputError(f"sizes has {size!r} for {name!r}; a size is a number from 0 on")
 
     def make(self, name: str, sizes: Mapping[str, int], call_inputs: Mapping[str, Any] | None) -> Array:
-        """Create the array of a new state; ``call_inputs`` are the other inputs of the call that needs it, or None.
+        """Create the array of a new state. ``call_inputs`` are the other inputs of the current call; None outside of a call.
 
         Raises InputError if an extent is unknown.
         """
@@ -163,7 +163,7 @@ class StatefulFunction:
         return array
 
     def _find_extent(self, name: str, dim: Any, sizes: Mapping[str, int], is_before_call: bool) -> int:
-        """Find the size of one dim of a new state: 0 if it grows. Raises InputError if nothing determines it."""
+        """Find the size of ``dim`` (a size, a name or None) of a new state: 0 if it grows. Raises InputError if it is unknown."""
         if isinstance(dim, int) or dim in sizes:
             return dim if isinstance(dim, int) else sizes[dim]
         is_read = any(dim in _list_dims(value) for value in self.others)
@@ -183,7 +183,7 @@ class StatefulFunction:
         return copy
 
     def _get_type(self, name: str) -> TensorType:
-        """The declared type of a state; raises InputError for another name or a type without rank."""
+        """Return the declared type of a state; raises InputError if the name is not a state or the type has no rank."""
         if name not in self.states:
             raise InputError(
                 f"the model has no state {name!r}.{did_you_mean(name, self.states)} It has: {', '.join(self.states)}"
@@ -208,7 +208,7 @@ class StatefulFunctions:
         self._lock = renew_after_fork(threading.RLock())
 
     def find_declared(self, module: XRTModule) -> StatefulFunction | None:
-        """The model's Function with state; None for a graph that is traced for the inputs of a call."""
+        """Return the model's Function with state; None for a graph, which is traced only for the inputs of a call."""
         if module.source.is_traced:
             return None
         with self._lock:
@@ -260,7 +260,7 @@ def _delay_interrupt() -> Iterator[None]:
 
 
 class Session:
-    """One state over the weights and executables of a module: created by `XRTModule.new_session`.
+    """Runs a module step by step, and passes the state of each call to the next. Create it with `XRTModule.new_session`.
 
     A call takes the non-state inputs of the model and returns the non-state outputs: a single output unwrapped, several as a
     tuple, None without any. State is created by the first call, or when it is read. Its sizes come from the model, the call's
@@ -325,8 +325,8 @@ class Session:
                 self._lost = frozenset(name for name in stateful.in_place if error.updated is None or name in error.updated)
                 raise
             results = (results,) if len(stateful.function.outputs) == 1 else results
-            self._arrays, self._lost = {name: results[place] for name, place in stateful.next_values.items()}, frozenset()
-        returned = tuple(results[place] for place in stateful.returned)
+            self._arrays, self._lost = {name: results[index] for name, index in stateful.next_values.items()}, frozenset()
+        returned = tuple(results[index] for index in stateful.returned)
         return returned[0] if len(returned) == 1 else returned or None
 
     def _require_idle(self, action: str) -> threading.Lock:
@@ -342,6 +342,7 @@ class Session:
         return self._busy
 
     def _check_not_lost(self, advice: str) -> None:
+        """Raise InputError, which ends with ``advice``, if a state may be partly written."""
         if self._lost:
             names = ", ".join(map(repr, sorted(self._lost)))
             call = "a call that failed or was interrupted"
@@ -368,7 +369,7 @@ class Session:
         return self._lost
 
     def reset(self) -> None:
-        """Discard the state; the next call starts with a new one."""
+        """Discard the state; the next call starts with a new state."""
         with self._require_idle("reset"):
             self._arrays, self._lost = {}, frozenset()
 
@@ -412,7 +413,7 @@ class Session:
         return {name: self._make(stateful, name) for name in stateful.states}
 
     def _make(self, stateful: StatefulFunction, name: str, call_inputs: Mapping[str, Any] | None = None) -> Array:
-        """Return the array of a state, created on first use."""
+        """Return the array of a state. It is created on first use, with the sizes of ``call_inputs`` if a call is running."""
         if name not in self._arrays:
             self._arrays[name] = stateful.make(name, self._sizes, call_inputs)
         return self._arrays[name]
@@ -449,7 +450,7 @@ class SessionState(MutableMapping[str, Any]):
         return name in self._session._require_stateful().states
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A copy of the state with this name; ``default`` if the model has none."""
+        """Return a copy of the state with this name, or ``default`` if the model has no such state."""
         if name not in self:
             return default
         return self[name]

@@ -123,8 +123,8 @@ def restore(
         return build.plan, build
     complete = cache(complete)
 
-    def defer(number: int, launch: StoredLaunch) -> Node:
-        """The launch node of a region, which reads its nodes and weights on first use."""
+    def defer(index: int, launch: StoredLaunch) -> Node:
+        """Create the node of launch ``index``, which reads the nodes and weights of its region on first use."""
         function = DeferredFunction(
             launch.inputs,
             launch.outputs,
@@ -132,7 +132,7 @@ def restore(
             fingerprint=launch.fingerprint,
             computed=launch.computed,
             weights={bytes.fromhex(weight.digest): partial(read_weight, weight) for weight in launch.weights},
-            read=lambda: complete().plan.launches[number].function,
+            read=lambda: complete().plan.launches[index].function,
         )
         return launch_node(launch.name, launch.engine, function, launch.nodes, control=launch.control)
 
@@ -150,7 +150,7 @@ FOLDING = "toy"
 
 
 def find_stored_plans(model: Any, cache: CompileCache, settings: ModuleOptions, engines: EngineList) -> StoredPlans | None:
-    """Open the stored plans of a module, of which there may be none; returns None if its plans cannot be stored."""
+    """Open the stored plans of a model file, of which there may be none yet; None if plans of this module cannot be stored."""
     if not isinstance(model, str | os.PathLike) or not isinstance(cache.disk, DiskTier) or not hasattr(os, "preadv"):
         return None  # without reads at an offset, threads and forked processes cannot share a file
     has_options = settings.isolate.engines or settings.clustering.pins or settings.check or settings.dump_subgraph_dir
@@ -269,7 +269,7 @@ class StoredPlans:
             raise StaleFunction(str(error)) from error
 
     def _complete(self, program: StoredProgram, model: ModelSource) -> Specialization:
-        """Create the full specialization from the model's file; raises ModelError."""
+        """Create the full specialization of a program from the source of its Function; raises ModelError."""
         context = self._context
         original = model.function(program.key)
         optimized = optimize(original, fold=context.settings.fold_constants, engines=context.engines)
@@ -294,7 +294,7 @@ class StoredPlans:
             self._store.trouble(str(error))
 
     def _is_complete(self, build: Specialization, source: ModelSource) -> bool:
-        """Whether plan and cache suffice for a later process: no refusals, only host tensors, all executables cached."""
+        """Whether a later process can start from the plan alone: no refused node, only host tensors, all executables cached."""
         if not all(isinstance(value.type, TensorType) for value in (*source.inputs, *source.outputs)):
             return False
         plan = build.program().plan
@@ -313,17 +313,17 @@ class StoredPlans:
         sections, paths = dict[str, Any](), [path for path, _ in files]
 
         def list_weights(function: Function) -> Iterator[StoredWeight]:
-            """Locate the large constants of a region in the model's files; those that are in no file become sections.
+            """Yield where the large constants of a region are stored: in a file of the model, or as a section of the record.
 
-            One in another file is omitted: it is read with the nodes.
+            A constant in any other file is omitted. It is read together with the nodes.
             """
             constants = list_large_constants(function)
-            places = find_places(self._path, self._stamp, constants)
+            locations = find_places(self._path, self._stamp, constants)
             for name, constant in constants.items():
-                digest, place = constant.digest.hex(), places.get(name)
-                if place is not None and os.fspath(place.path) in paths:
-                    yield StoredWeight(digest, paths.index(os.fspath(place.path)), place.offset, place.size)
-                elif place is None:
+                digest, location = constant.digest.hex(), locations.get(name)
+                if location is not None and os.fspath(location.path) in paths:
+                    yield StoredWeight(digest, paths.index(os.fspath(location.path)), location.offset, location.size)
+                elif location is None:
                     sections[digest] = np.ascontiguousarray(constant.array).reshape(-1).view(np.uint8).data
                     yield StoredWeight(digest, IN_RECORD, 0, constant.nbytes)
 
@@ -338,16 +338,16 @@ class StoredPlans:
             self._records.keep(self._key, merged)
 
     def _identify(self, source: ModelSource) -> tuple[tuple[str, Stamp], ...]:
-        """The current stamps of the model's files; empty if a file has changed since the model was read.
+        """Return (path, stamp) of each file of the model; empty if a file has changed since the model was read.
 
         A file of external data is listed by the path in the model, which may be a symlink, and by the resolved path.
         """
         if identify_file(self._path) != self._stamp or not isinstance(source, StaticModel):
             return ()
         mapped = {
-            place[0].stamp
+            file_offset[0].stamp
             for constant in source.get_declared_function().constants.values()
-            if (place := find_file_offset(constant.array))
+            if (file_offset := find_file_offset(constant.array))
         }
         files = [(os.fspath(self._path), self._stamp)]
         for location in source.locations:

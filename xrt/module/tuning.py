@@ -58,10 +58,10 @@ def tune(
     progress: ProgressCallback | bool | None,
     throughput: Mapping[str, Any],
 ) -> TuningResult | ThroughputResult:
-    """Search for a placement: see `XRTModule.tune`.
+    """Search for a placement, as `XRTModule.tune` describes.
 
-    ``throughput`` has the values of `THROUGHPUT_KEYWORDS`, None where the caller passed none; they are refused for another
-    objective.
+    ``throughput`` has the values of `THROUGHPUT_KEYWORDS`, None for each that the caller did not pass. Raises OptionError if one
+    was passed with another objective.
     """
     throughput = {name: value for name, value in throughput.items() if value is not None}
     if objective not in ("latency", "throughput"):
@@ -87,24 +87,24 @@ def tune(
 
 
 def find_serving_record(module: XRTModule) -> ServingConfiguration | None:
-    """The serving configuration of a module: from `tune`, its lock, its bundle or the cache; None without one."""
+    """Find the serving configuration of a module: from `tune`, else its lock, its bundle or the cache; None if none has one."""
     if module.serving_record is None and (lock := module.programs.settings.lock) is not None:
         module.serving_record = lock.lock.serving
     if module.serving_record is None and module.bundle is not None:
         module.serving_record = read_serving(module.bundle)
     elif module.serving_record is None:
-        place = None
+        location = None
         with suppress(XRTError):  # the model cannot be read: a call reports that better
-            place = _find_place(module, module.programs.lowering)
-        document = place[0].decision(place[1]) if place else None
+            location = _find_record_location(module, module.programs.lowering)
+        document = location[0].decision(location[1]) if location else None
         module.serving_record = None if document is None else document.serving
     return module.serving_record
 
 
-def _find_place(module: XRTModule, lower: LoweringWithinBudget | None) -> tuple[CostStore, Signature] | None:
-    """The cost store and the key for the serving configuration; None if it cannot be stored.
+def _find_record_location(module: XRTModule, lower: LoweringWithinBudget | None) -> tuple[CostStore, Signature] | None:
+    """Find the cost store, and the key in it, of a module's serving configuration; None if it cannot be stored.
 
-    An error budget is part of the key. If the code of its metric is unknown, there is no key.
+    The error budget of ``lower`` is part of the key, so nothing can be stored if the code of the budget's metric is unknown.
     """
     from xrt.cache import DiskTier
     from xrt.cache.cost_store import CostStore
@@ -124,8 +124,8 @@ def store_serving(module: XRTModule, record: ServingConfiguration, lower: Loweri
     """Store a configuration for modules with the same engines, thread budget and error budget."""
     from xrt.formats.placement_file import PlacementFile
 
-    if place := _find_place(module, lower):
-        place[0].store_decision(place[1], PlacementFile(serving=record))
+    if location := _find_record_location(module, lower):
+        location[0].store_decision(location[1], PlacementFile(serving=record))
 
 
 def read_serving(file: BundleFile) -> ServingConfiguration | None:
@@ -200,7 +200,7 @@ def tune_throughput(
 
 
 def _make_exact_module(module: XRTModule) -> XRTModule:
-    """Create a float32 module that places by list order: batches are compared with single requests at full precision."""
+    """Create a float32 module that places by list order, to compare batches with single requests at full precision."""
     from xrt.module.module import XRTModule  # which has this module among its parts
 
     listed = module.programs.engines
@@ -254,18 +254,18 @@ class RequestPool:
             axes = list(list_open_axes(self.inputs))
             sizes = {**read_sizes(self.inputs, self._values), self.dim: POOL_SIZE}
             resized = resize_values(self.inputs, self._values, sizes)
-            batch_places = {place for place, _, name in axes if name == self.dim}
-            self._rows = [{place: resized[place][row : row + 1].copy() for place in batch_places} for row in range(POOL_SIZE)]
+            batched = {index for index, _, name in axes if name == self.dim}
+            self._rows = [{index: resized[index][row : row + 1].copy() for index in batched} for row in range(POOL_SIZE)]
 
     def join(self, first: int, count: int) -> list[Any]:
-        """Concatenate ``count`` requests, the first of which has index ``first``, to the inputs of a call."""
+        """Concatenate ``count`` requests, from index ``first`` on, to the inputs of one call."""
         rows, values = self._rows, list(self._values)
-        for place in rows[0] if rows else ():
-            values[place] = np.concatenate([rows[number % len(rows)][place] for number in range(first, first + count)])
+        for index in rows[0] if rows else ():
+            values[index] = np.concatenate([rows[request % len(rows)][index] for request in range(first, first + count)])
         return values
 
     def split(self, results: Any, count: int) -> list[Any]:
-        """Split the results of a call of ``count`` requests by request."""
+        """Split the results of a call of ``count`` requests into a list of outputs for each request."""
         outputs = results if isinstance(results, tuple) else (results,)
         return [[output[row : row + 1] for output in outputs] for row in range(count)] if self.dim else [outputs]
 
@@ -276,8 +276,8 @@ class RequestPool:
         for name, output in zip(names, batch_results if isinstance(batch_results, tuple) else (batch_results,), strict=True):
             if output.ndim == 0 or output.shape[0] != count:
                 return f"output {name!r} has the shape {list(output.shape)} for {count} requests"
-        for number, batched in enumerate(self.split(batch_results, count)):
-            (alone,) = self.split(module(*self.join(number, 1)), 1)
+        for index, batched in enumerate(self.split(batch_results, count)):
+            (alone,) = self.split(module(*self.join(index, 1)), 1)
             if not (comparison := compare_all(batched, alone, names=names)):
                 return f"a request has other results together with others than alone: {comparison.message}"
         return ""
@@ -320,8 +320,8 @@ class ModuleBench:
 
     # ------------------------------------------------------------------ instances
 
-    def find_module(self, threads: int, number: int = 0) -> XRTModule:
-        """Return module ``number`` with this thread budget: of the same model and options, sharing only the cache on disk."""
+    def find_module(self, threads: int, index: int = 0) -> XRTModule:
+        """Return instance ``index`` with this thread budget, created on first use. Instances share only the disk cache."""
         from xrt.module.module import XRTModule  # which has this module among its parts
 
         modules, construction = self._modules[threads], self._module.construction
@@ -329,14 +329,14 @@ class ModuleBench:
         left_out = () if self._lower is None else LOWERING
         options = {name: value for name, value in construction.options.items() if name not in left_out}
         options |= {"threads": threads, "lock": None, "progress": False}
-        while len(modules) <= number:
+        while len(modules) <= index:
             cache = CompileCache(disk=self._module.programs.cache.disk)
             construction = replace(construction, cache=cache, options=options)
             modules.append(construction.repeat(XRTModule, self._module.source))
-        return modules[number]
+        return modules[index]
 
     def _warm_up(self, module: XRTModule, sizes: Sequence[int]) -> None:
-        """Compile for calls of these sizes and run one call of each, unless that was done before."""
+        """Compile for calls of these batch sizes and run one call of each, unless that was done before."""
         for size in sizes:
             if (id(module), size) not in self._warm:
                 self._specialize(module, size)
@@ -371,8 +371,8 @@ class ModuleBench:
         if (threads, size) in self._searches:
             place = partial(placer.tune, values=values, budget=self._seconds, progress=False, lower=self._lower)
         else:
-            number = threads if (threads, self._largest) in self._searches else self._searches[0][0]
-            base = self._specialize(self.find_module(number), self._largest).tuned
+            searched_threads = threads if (threads, self._largest) in self._searches else self._searches[0][0]
+            base = self._specialize(self.find_module(searched_threads), self._largest).tuned
             assert base is not None  # it is placed by measurement
             place = partial(placer.adapt, base, note=f"for calls of {size} the plan that was found for calls of {self._largest}")
         tuned = module.specialize(values, place=place).tuned
@@ -383,14 +383,14 @@ class ModuleBench:
 
     def run_load(self, split: Split, batch: int, concurrency: int, seconds: float) -> LoadResult:
         """Measure throughput and latency with ``concurrency`` requests in flight, on instances that are placed and warmed up."""
-        modules = [self.find_module(split.threads, number) for number in range(self._count_modules(split, (batch,)))]
+        modules = [self.find_module(split.threads, index) for index in range(self._count_modules(split, (batch,)))]
         for module in modules:
             self._warm_up(module, (batch,))
 
-        def serve(number: int, first: int, count: int) -> list[Any]:
-            return self._pool.split(modules[number % len(modules)](*self._pool.join(first, count)), count)
+        def serve(instance: int, first: int, count: int) -> list[Any]:
+            return self._pool.split(modules[instance % len(modules)](*self._pool.join(first, count)), count)
 
-        return run_closed_loop([partial(serve, number) for number in range(split.instances)], batch, concurrency, seconds)
+        return run_closed_loop([partial(serve, instance) for instance in range(split.instances)], batch, concurrency, seconds)
 
     def describe_plan(self, split: Split, size: int) -> str:
         """Describe the engines of the plan for this batch size."""
@@ -405,13 +405,12 @@ class ModuleBench:
         return weights + self._count_modules(split, sizes) * private
 
     def transfer_plans(self, threads: int) -> None:
-        """Transfer the plans to the tuned module, if it has this thread budget."""
-        for number, size in list(self._placements):
-            if number == threads == self._module.threads:
+        """Give the module that is tuned the plans found for ``threads``, if this is its thread budget."""
+        for placed_threads, size in list(self._placements):
+            if placed_threads == threads == self._module.threads:
                 self._specialize(self._module, size)
 
     def close(self) -> None:
-        """Release the instances."""
         for module in chain.from_iterable(self._modules.values()):
             module.close()
         self._modules.clear()
