@@ -41,7 +41,7 @@ class Lower(Protocol):
 
     @property
     def ingredients(self) -> Ingredients | None:
-        """Entries that the error budget adds to the key of a stored decision; None if such a decision cannot be stored."""
+        """The entries that the error budget adds to the key of a stored decision; None if such a decision cannot be stored."""
 
     def lower(
         self, request: PlacementRequest, exact: TuningResult, cache: CompileCache, seconds: float, progress: ProgressCallback
@@ -54,10 +54,10 @@ FETCHED_NOTE = "placed as it is without the values that are fetched"
 
 @dataclass(frozen=True, slots=True)
 class OpenModel:
-    """A model with symbolic dims."""
+    """A model with symbolic dims, from which Functions with fixed sizes are built."""
 
     get_declared: Callable[[], Function]
-    """The model with its dims still symbolic."""
+    """Return the model with its dims still symbolic."""
     specialize: Callable[[Sizes], Function]
     """Build the Function with these sizes in place of the symbolic dims."""
 
@@ -85,7 +85,7 @@ class AutoPlacement:
     """Searches for plans of lower precision; None without an error budget."""
     clustering: ClusteringOptions
     budget: float
-    """Seconds for a search."""
+    """Seconds that a search may take."""
     memory_limit: int | None
     """Limit on a worker's address space, in bytes; None for no limit."""
     cuda_graph: bool
@@ -93,8 +93,9 @@ class AutoPlacement:
     shows_progress: bool
     clock: Clock = time.perf_counter
     model: OpenModel | None = None
+    """The module's model if it has symbolic dims, else None."""
     placed: SizedPlacement | None = None
-    """The placement of `model`, once it has been chosen."""
+    """The placement of `model`; None until it has been chosen."""
 
     def place(
         self,
@@ -319,13 +320,13 @@ def _list_ingredients(lower: Lower | None) -> Ingredients | None:
 
 
 def _find_open_input(function: Function) -> str | None:
-    """The name of the first input whose shape is not static, or None."""
+    """Find the name of the first input whose shape is not static; None if all are static."""
     types = ((value.name, value.type) for value in function.inputs)
     return next((name for name, type_ in types if not isinstance(type_, TensorType) or not type_.is_static), None)
 
 
 def find_next_best_plan(tuned: TuningResult, refused: Sequence[tuple[str, str, str]]) -> Plan | None:
-    """Find the best candidate that puts no node on an engine that refused it. ``refused`` has (node, engine, reason) triples."""
+    """Find the best candidate without a node on an engine that refused it; ``refused`` has (node, engine, reason) triples."""
     excluded = {(node, engine) for node, engine, _ in refused}
     return next((plan for plan in _list_sound_plans(tuned) if excluded.isdisjoint(map_nodes_to_engines(plan).items())), None)
 

@@ -196,7 +196,7 @@ def _run(search: Search) -> TuningResult:
             search.inquiry.close(search.began + search.request.budget - search.clock())
             for entrant in search.entrants:
                 entrant.close()
-    # The user is waiting: no plan is measured any more, and the best of those measured is used.
+    # The user is waiting, so no further plan is measured; the result is the best plan that was.
     except KeyboardInterrupt:
         # Costs of whole models count even if the race had not begun.
         tuned = search.make_result("interrupted")
@@ -376,7 +376,7 @@ class Search:
     # ------------------------------------------------------------------ candidates
 
     def get_candidates(self, *, started: bool = False) -> Candidates:
-        """The possible plans on the engines whose supported nodes are known and, with ``started``, whose workers are ready."""
+        """Collect the plans on the engines whose supported nodes are known and, with ``started``, whose workers are ready."""
         # Engines report their support while the search runs, so candidates are computed again whenever another one has.
         key = started, tuple(self.inquiry.pending if started else self.inquiry.unanswered)
         if key not in self._candidates:
@@ -415,13 +415,13 @@ class Search:
         return self.profiler.measure(regions, until, report)
 
     def list_fresh_wholes(self) -> list[ProfilingRequest]:
-        """Requests to measure the whole model, one for each ready engine that supports it and has not been measured."""
+        """List requests to measure the whole model, one for each ready engine that supports it and was not measured yet."""
         wholes = [plan for plan in self.get_candidates().wholes if len(plan.launches) == 1]
         regions = [ProfilingRequest.from_launch(plan.launches[0]) for plan in wholes]
         return [region for region in regions if region.spec in self.inquiry.runners and not self.profiler.is_known(region)]
 
     def list_measured_wholes(self, *, started: bool = False) -> list[tuple[Plan, MeasuredCost]]:
-        """The measured single-engine plans with their costs, fastest first; with ``started``, only of started workers."""
+        """List the measured single-engine plans with their costs, fastest first; with ``started``, only of ready workers."""
         costs = [(plan, get_single_cost(plan, self.table)) for plan in self.get_candidates(started=started).wholes]
         return sorted(((p, cost) for p, cost in costs if isinstance(cost, MeasuredCost)), key=lambda pair: pair[1].seconds)
 
@@ -433,8 +433,8 @@ class Search:
         # `low` and not the median: an engine is excluded only if its whole interval is above the limit.
         leading, measured = [], self.list_measured_wholes()
         for plan, cost in measured:
-            times = UNCERTAINTY ** (1 + (_make_cost_key(plan) in self.profiler.disturbed))
-            if cost.low <= times * measured[0][1].seconds:
+            factor = UNCERTAINTY ** (1 + (_make_cost_key(plan) in self.profiler.disturbed))
+            if cost.low <= factor * measured[0][1].seconds:
                 leading.append(plan)
             else:
                 self.exclude(plan, "measured alone, and not compared with the others", cost)
@@ -460,17 +460,18 @@ class Search:
 
     @property
     def has_measured(self) -> bool:
-        """Whether any plan that has run in this process without failure was measured, in the race or alone in a worker."""
+        """Whether a plan that ran in this process without failure was measured: in the race, or alone in a worker."""
         ran = [entrant for entrant in self.entrants if not entrant.failure]
         return any(entrant.rounds or isinstance(get_single_cost(entrant.plan, self.table), MeasuredCost) for entrant in ran)
 
     def find_best_alone(self) -> tuple[Plan, MeasuredCost] | None:
-        """Find the fastest measured single-engine plan that has not failed here, and its cost; late plans come last."""
+        """Find the fastest measured single-engine plan, with its cost; None if each failed here or was not measured."""
         sound = [pair for pair in self.list_measured_wholes() if make_partition_key(pair[0]) not in self.failed_plans]
+        # A plan that could not be compiled in time is the last choice.
         return min(sound, key=lambda pair: make_partition_key(pair[0]) in self.late_plans, default=None)
 
     def find_leader(self) -> Plan | None:
-        """Find the plan to beat: the ready plan with the lowest predicted time, else the fastest engine's, else None."""
+        """Find the plan to beat: the ready plan with the lowest predicted time, else that of the fastest engine, or None."""
         if self.entrants:
             return min(self.entrants, key=lambda entrant: entrant.expected).plan
         best = self.find_best_alone()
@@ -534,7 +535,7 @@ class Search:
         return seconds if math.isfinite(seconds) else best[1].seconds if best is not None else 0.0
 
     def compile(self, plan: Plan, seconds: float) -> None:
-        """Compile a plan here within ``seconds``, check its results and add it to the race; exclude it if that fails."""
+        """Compile a plan in this process within ``seconds``, check its results, and add it to the race or exclude it."""
         runners, reference, key = self.inquiry.runners, self.profiler.truth.reference, make_partition_key(plan)
         # The worker saves its executables for this process, or compiles again: its requests end with the time for this plan.
         for runner in runners.values():
@@ -652,14 +653,14 @@ class Search:
             engines, implicit = tuple(self.inquiry.list_engines()), self.request.implicit
 
         def renew(plan: Plan) -> Plan:
-            homes, groups, device = map_nodes_to_engines(plan), map_nodes_to_regions(plan), self.request.device_map
-            plan = plan_from_assignment(self.function, engines, homes, groups=groups, implicit=implicit, device=device)
+            assignment, groups, device = map_nodes_to_engines(plan), map_nodes_to_regions(plan), self.request.device_map
+            plan = plan_from_assignment(self.function, engines, assignment, groups=groups, implicit=implicit, device=device)
             return update_reasons(plan, unmeasured)
 
         return replace(race, contenders=tuple(replace(c, plan=renew(c.plan)) for c in race.contenders))
 
     def _list_unmeasured(self, race: CandidateComparison, late: str) -> dict[str, str]:
-        """Reasons why the whole model was not measured, by spec, for engines that are no candidate; ``late``: time was over."""
+        """Map each engine that is not a candidate to why the whole model was not measured on it: ``late`` if time was over."""
         compared = {c.plan.launches[0].engine for c in race.contenders if c.is_single and c.plan.launches}
         candidates = self.get_candidates()
         wholes = {plan.launches[0].engine: plan for plan in candidates.wholes if plan.launches}
@@ -681,12 +682,12 @@ class Search:
         node, reason = declined[0]
         if reason.startswith(NOT_MEASURED):
             return unready or reason.removeprefix(NOT_MEASURED)
-        of = format_count(len(nodes), "node")
-        return f"it does not take {len(declined)} of {of}, first {node.name!r} ({node.op}): {reason}"
+        total = format_count(len(nodes), "node")
+        return f"it does not take {len(declined)} of {total}, first {node.name!r} ({node.op}): {reason}"
 
 
 def _make_cost_key(plan: Plan) -> tuple[str, str]:
-    """The key of a single-region plan's cost in a CostTable: shape key and engine spec."""
+    """Make the key of a single-region plan's cost in a CostTable: (shape key, engine spec)."""
     return plan.launches[0].function.shape_key, plan.launches[0].engine
 
 

@@ -43,7 +43,7 @@ class EngineList:
     is_auto: bool = False
     """Whether nodes are placed by measurement."""
     left_out: tuple[str, ...] = ()
-    """A message for each engine that is not in the list although ``"auto"`` includes it, with the reason."""
+    """A message for each engine that ``"auto"`` would include but that cannot be used, with the reason."""
     devices: Mapping[str, str] = FrozenDict()
     """Devices by spec, for engines on another device than the module's."""
     lowered: tuple[GraphCompiler, ...] = ()
@@ -73,7 +73,7 @@ class EngineList:
         return PlacementRequest(function, context=self.context, **{**defaults, **fields})
 
     def on_host(self, launch: Launch) -> GraphCompiler | None:
-        """The engine of a launch if it runs on the CPU and is in the list, else None."""
+        """Return the engine of a launch if it is in the list and computes on the CPU, else None."""
         return self.by_spec.get(launch.engine) if self.homes.of(launch.engine) == "cpu" else None
 
     def why_not_dynamic(self, launch: Launch) -> str:
@@ -170,7 +170,7 @@ def list_available_engines(
 
 
 def _probe_engines(statuses: Mapping[str, EngineStatus], store: CostStore | None) -> Mapping[str, EngineStatus]:
-    """Return the status of each registered engine by name: as stored, or by probing all if one is not stored."""
+    """Return the status of each registered engine by name: the stored ones or, if one is not stored, from probing all engines."""
     names = registry.names()
     if set(names) <= set(statuses):
         return statuses

@@ -105,7 +105,7 @@ def capture_activations(
 
 
 def find_first_random_node(function: Function) -> str:
-    """Describe the first nondeterministic node, such as a random generator; returns an empty string if there is none."""
+    """Find the first nondeterministic node, such as a random generator; returns a phrase that names it, empty if none."""
     node = next((node for node in function.nodes if not is_deterministic(node, function)), None)
     return f"node {node.name!r} ({node.op}) is not deterministic" if node is not None else ""
 
@@ -133,7 +133,7 @@ class TrialLimits:
     total: float = math.inf
     """Seconds for the trial, including a restart of the worker."""
     inner: bool = False
-    """Whether to time it as a region inside a plan, which writes its results into existing memory."""
+    """Whether the Function is timed as a region inside a plan: it then writes its results into existing memory."""
 
 
 class NotStarted(EngineError):
@@ -157,7 +157,7 @@ class WorkerRunner(IsolatedEngine):
         return self
 
     def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> Trial:
-        """Compile, run and time a Function in the worker, which is restarted if it has ended. Raises EngineError."""
+        """Compile, run and time a Function in the worker, which is restarted if it has ended. Raises EngineError on failure."""
         end = perf_counter() + limits.total
         # An engine that hung or crashed lost its worker; the next part of the model may still work.
         if not self._home.has_worker:
@@ -256,7 +256,7 @@ class _QueriedEngine:
     device: str
     runner: Runner | None = None
     answers: dict[int, str | None] = field(default_factory=dict)
-    """By class of alike nodes: None if the engine supports them, else the reason why not."""
+    """By index of a class of alike nodes: None if the engine supports these nodes, else the reason."""
     has_begun: bool = False
     """Whether the engine is being queried or has been."""
     is_ready: bool = False
@@ -474,7 +474,7 @@ class RegionProfiler:
         return True
 
     def _measure(self, region: ProfilingRequest, until: float) -> RegionCost:
-        """Measure a region and check its results; return its cost or why it fails. Raises _NotMeasured if not measurable now."""
+        """Measure a region and check its results; return its cost, or why it fails. Raises _NotMeasured if this search cannot."""
         function = region.function  # with its updates in place, as in a plan
         captured = self.truth.values
         if any(value.name not in captured for value in (*function.inputs, *function.outputs)):

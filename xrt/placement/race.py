@@ -78,7 +78,7 @@ class Entrant:
     first_call: float = 0.0
     """Seconds of the first call, before any round."""
     expected: float = 0.0
-    """Seconds per call: predicted, later measured in the warm-up turn."""
+    """Seconds per call: as predicted until the warm-up turn, then as measured in it."""
     repeats: int = 1
     """Timed calls per turn."""
     rounds: list[float] = field(default_factory=list)
@@ -415,7 +415,7 @@ State: TypeAlias = Literal["held", "regressed", "undecided", "alone"]
 
 @dataclass(frozen=True, slots=True)
 class RegressionSetup:
-    """What is needed to time plans of one Function against each other."""
+    """The Function, engines and inputs of a comparison of plans, and its time limit."""
 
     request: PlacementRequest
     cache: CompileCache
@@ -479,7 +479,7 @@ def _take_turn(entrant: Entrant, repeats: int, clock: Clock) -> float:
 
 
 def find_runner_up(plan: Plan, race: CandidateComparison) -> CandidateResult | None:
-    """Find the plan to compare ``plan`` with: the baseline, else the best single-engine plan, else the best other plan."""
+    """Find the plan to compare ``plan`` with: the baseline, else the best single-engine one, else the best other one."""
     others = [
         contender
         for contender in race.contenders
@@ -512,7 +512,7 @@ class RegressionResult:
     limit: float
     """The allowed relative increase of the ratio, such as 0.05 for 5 %."""
     locked: Baseline | None = None
-    """The ratio in the lockfile; None, as `now` and `change`, if ``state`` is ``alone``."""
+    """The ratio in the lockfile. If ``state`` is ``alone``, this, `now` and `change` are None."""
     now: RatioInterval | None = None
     """The ratio measured now."""
     rounds: int = 0
@@ -573,6 +573,7 @@ def _divide_ratios(now: RatioInterval, baseline: Baseline) -> RatioInterval:
 
 
 def _choose_state(now: RatioInterval, baseline: Baseline, limit: float) -> State:
+    # The change must exceed the noise of the baseline, too: a wide interval in the lockfile cannot prove a regression.
     change = _divide_ratios(now, baseline)
     if change.low > 1 + limit and change.median > 1 + baseline.doubt:
         return "regressed"

@@ -116,7 +116,7 @@ _SHAPED = re.compile(r"\w+\[((?:\d{1,18}(?:,\d{1,18})*)?)\]", re.ASCII)
 
 
 def list_node_ranges(plan: Plan, function: Function) -> tuple[NodeRange, ...]:
-    """Convert a plan to node ranges. Each range is a run of consecutive nodes of one region."""
+    """Convert a plan to node ranges, each a run of consecutive nodes of ``function`` in one region."""
     assignment, groups, names = map_nodes_to_engines(plan), map_nodes_to_regions(plan), [node.name for node in function.nodes]
     ranges, first_node = [], 0
     for group, members in groupby(names, groups.__getitem__):
@@ -129,7 +129,7 @@ def list_node_ranges(plan: Plan, function: Function) -> tuple[NodeRange, ...]:
 
 
 def list_candidate_records(race: CandidateComparison, function: Function | None = None) -> tuple[CandidateRecord, ...]:
-    """Convert the candidates of a race to records, with their regions if ``function``, whose nodes they place, is passed."""
+    """Convert the candidates of a race to records. They include the regions if ``function``, the placed one, is passed."""
     return tuple(
         CandidateRecord(
             contender.title,
@@ -275,7 +275,7 @@ def make_decision_key(request: PlacementRequest, ingredients: Ingredients | None
 
 
 def _get_version(engine: GraphCompiler) -> str:
-    """The version of an engine, without importing the library of an unused engine."""
+    """Return the version of an engine. The library of an unused engine is not imported."""
     return engine.status.version if isinstance(engine, LazyEngine) else engine.version()
 
 
@@ -346,7 +346,7 @@ def make_decision(tuned: TuningResult, request: PlacementRequest) -> PlacementFi
 def request_form(
     request: PlacementRequest, precision: PrecisionRecord | None, lowered: Sequence[GraphCompiler]
 ) -> PlacementRequest:
-    """Change a request to place the quantized form for this precision, with the engines ``lowered`` added."""
+    """Return the request for the form of the model that is quantized to ``precision``, with the engines ``lowered`` added."""
     function = make_planned_function(request.function, precision)
     return replace(request, function=function, engines=(*lowered, *request.engines))
 

@@ -71,7 +71,7 @@ MEASURES = {"relative": "relative error", "cosine": "cosine distance", "top1": "
 MAX_EXACT_NODES = 16
 """Maximum nodes kept in float32 that the text lists for the chosen plan."""
 MAX_EXACT_NAMES = 4
-"""The same for any other plan, which is described in one line."""
+"""Maximum nodes kept in float32 that the line of any other plan lists."""
 
 
 def format_error(error: float | None, measure: str) -> str:
@@ -112,7 +112,6 @@ def describe_precision(record: PrecisionRecord) -> Iterator[str]:
 
 
 def _describe_lowered_plan(plan: LoweredPlanRecord, measure: str) -> str:
-    """Describe a plan of lower precision in one line."""
     outcome = "over the budget" if plan.outcome == "over" else plan.outcome
     parts = [f"{outcome}: {plan.precision} on {plan.plan}"]
     if plan.exact_count:

@@ -124,7 +124,7 @@ class CandidateComparison:
 
 @dataclass(frozen=True, slots=True)
 class TuningResult:
-    """A plan that was chosen by measurement. Prints as text."""
+    """The plan that a search, a lockfile or the priority order has chosen, with all candidates. Prints as text."""
 
     plan: Plan
     table: CostTable = CostTable()
@@ -155,7 +155,7 @@ class TuningResult:
 
     @property
     def short_remarks(self) -> tuple[str, ...]:
-        """Only the remarks that the result is provisional, and which engines were not measured in time."""
+        """The most important of `remarks`: that the result is provisional, and which engines were not measured in time."""
         return tuple(remark for remark in self.remarks if remark.startswith(("provisional", LATE_PREFIX)))
 
     @property
@@ -186,7 +186,6 @@ class TuningResult:
         return {"chosen": describe_plan(self.plan), **facts, **race, **precision}
 
     def _repr_html_(self) -> str:
-        """Render the search and the plan for a notebook."""
         from xrt.placement.report import render_tuning_result  # only for notebooks
 
         return render_tuning_result(self)

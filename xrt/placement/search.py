@@ -62,7 +62,7 @@ def iter_bits(mask: int) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class PlanningGraph:
-    """What planning needs besides costs: dependencies, engine support, value sizes and shape keys."""
+    """A Function prepared for planning: dependencies, engine support, value sizes and shape keys; costs are in `CostModel`."""
 
     function: Function
     engines: tuple[str, ...]
@@ -115,7 +115,7 @@ class PlanningGraph:
     @cached_property
     def _values(self) -> dict[str, int]:
         """The index of each value that a node defines."""
-        return {name: number for number, name in enumerate(n for node in self.function.nodes for n in node.defines)}
+        return {name: index for index, name in enumerate(n for node in self.function.nodes for n in node.defines)}
 
     @cached_property
     def defines(self) -> tuple[int, ...]:
@@ -146,7 +146,7 @@ class PlanningGraph:
         return seconds * values.bit_count() + per_byte * sum(self._bytes[value] for value in iter_bits(values))
 
     def find_inputs(self, mask: int) -> int:
-        """Find the values that a set of nodes reads from other nodes; node mask in, value mask out."""
+        """Find the values that the nodes of a mask read from other nodes; returns a mask of values."""
         nodes = list(iter_bits(mask))
         return union(self.reads[index] for index in nodes) & ~union(self.defines[index] for index in nodes)
 
@@ -191,7 +191,7 @@ class PlanningGraph:
 
     @cached_property
     def within_runs(self) -> int:
-        """The mask of the nodes that stand in a run of three or more nodes of one operator family."""
+        """The mask of all nodes in runs of three or more consecutive nodes of one operator family."""
         return union((1 << end) - (1 << first) for first, end in pairwise(self._runs) if end - first > 2)
 
     @cached_property
@@ -220,7 +220,7 @@ class PlanningGraph:
 
 
 def _select_longest(bounds: Iterable[tuple[int, int]], least: int = 2) -> list[int]:
-    """Return the masks of the longest stretches (start, end) that have at least ``least`` nodes."""
+    """Return the node masks of the longest (start, end) stretches: at most `MAX_ATOMS`, each with at least ``least`` nodes."""
     stretches = [pair for pair in bounds if pair[1] - pair[0] >= least]
     return [(1 << end) - (1 << first) for first, end in sorted(stretches, key=lambda pair: (pair[0] - pair[1], pair))[:MAX_ATOMS]]
 
@@ -308,15 +308,15 @@ def fit_node_seconds(graph: PlanningGraph, table: CostTable, keys: Mapping[int, 
     Returns an array over the nodes for each engine. Nodes with equal shape keys cost the same; nodes of one operator start from
     the same rate per unit of work. The fit only multiplies costs, so that they stay positive and close to the estimated work.
     """
-    number = {kind: index for index, kind in enumerate(dict.fromkeys(graph.kinds))}
-    kinds = np.array([number[kind] for kind in graph.kinds], np.intp)
+    kind_index = {kind: index for index, kind in enumerate(dict.fromkeys(graph.kinds))}
+    kinds = np.array([kind_index[kind] for kind in graph.kinds], np.intp)
     # Most nodes were not measured alone: those of one operator share a rate until a measurement tells them apart.
     operators = list(dict.fromkeys(node.op for node in graph.function.nodes))
-    work, operator = np.ones(len(number)), np.zeros(len(number), np.intp)
+    work, operator = np.ones(len(kind_index)), np.zeros(len(kind_index), np.intp)
     for kind, node in zip(kinds, graph.function.nodes, strict=True):
         work[kind], operator[kind] = _estimate_work(node, graph), operators.index(node.op)
     measured = [_list_measured(table, spec, keys) for spec in graph.engines]
-    counts = [[np.bincount(kinds[list(iter_bits(mask))], minlength=len(number)) for mask, _ in parts] for parts in measured]
+    counts = [[np.bincount(kinds[list(iter_bits(mask))], minlength=len(kind_index)) for mask, _ in parts] for parts in measured]
     rates = [
         median(seconds / float(row @ work) for row, (_, seconds) in zip(rows, parts, strict=True)) if parts else None
         for rows, parts in zip(counts, measured, strict=True)
@@ -423,7 +423,7 @@ def _cluster(graph: PlanningGraph, node_engines: Sequence[int]) -> Iterator[Part
 
 
 def find_best_stretches(costs: CostModel) -> Iterator[Partitioning]:
-    """Yield the cheapest division of the node order into stretches, each on one engine; nothing if a node has no engine.
+    """Yield the cheapest division of the node order into stretches, each on one engine, or nothing if a node has no engine.
 
     Found by dynamic programming over the atoms, in time quadratic in their number.
     """
@@ -477,9 +477,9 @@ def list_atoms(costs: CostModel) -> list[tuple[int, int]]:
     spread_cuts = cuts[:: -(-len(cuts) // free_cuts)] if free_cuts > 0 and cuts else []
     starts = sorted({0, *changes, *spread_cuts}) if nodes else []
     most, joined, common = max(-(-len(starts) // MAX_ATOMS), 1), [], (0, "")
-    for number, start in enumerate(starts):
+    for index, start in enumerate(starts):
         engines, device = support_and_device[start]
-        if number % most and device == common[1] and engines & common[0]:
+        if index % most and device == common[1] and engines & common[0]:
             common = engines & common[0], device
         else:
             joined.append(start)
@@ -531,8 +531,8 @@ def _make_plan(
     graph: PlanningGraph, partitioning: Partitioning, engines: Sequence[GraphCompiler], device: str | DeviceMap
 ) -> Plan:
     nodes = graph.function.nodes
-    groups = {nodes[index].name: number for number, (_, mask) in enumerate(partitioning) for index in iter_bits(mask)}
-    node_engines = {name: graph.engines[partitioning[number][0]] for name, number in groups.items()}
+    groups = {nodes[index].name: region for region, (_, mask) in enumerate(partitioning) for index in iter_bits(mask)}
+    node_engines = {name: graph.engines[partitioning[region][0]] for name, region in groups.items()}
     return plan_from_assignment(graph.function, engines, node_engines, groups=groups, device=device)
 
 
@@ -644,7 +644,7 @@ class RegionPrediction:
     predicted: float | None
     """Seconds, including the launch; None if the engine cannot run it."""
     source: Literal["measured", "estimated", "impossible"]
-    """Where the prediction is from; ``impossible``: the region failed, and `note` says why."""
+    """Where the predicted time is from. ``impossible``: there is none, because the region failed; `note` says why."""
     note: str = ""
     measured: float | None = None
     """Seconds in the race; None if it was not timed."""

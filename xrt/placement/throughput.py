@@ -45,7 +45,7 @@ def list_splits(threads: int, instances: Sequence[int] | int | None = None) -> t
     ['1 instance of 6 threads', '2 instances of 3 threads', '4 instances of 1 thread', '6 instances of 1 thread']
     """
     if instances is None:
-        powers = [1 << number for number in range(threads.bit_length()) if 1 << number <= threads]
+        powers = [1 << exponent for exponent in range(threads.bit_length()) if 1 << exponent <= threads]
         instances = sorted({*powers, threads})
     numbers = _parse_numbers("instances", instances)
     if numbers[-1] > threads:
@@ -116,7 +116,6 @@ class ThroughputResult:
         }
 
     def _repr_html_(self) -> str:
-        """Render the table for a notebook."""
         return views.render_cell("throughput.html", title="Throughput", **_describe_page(self))
 
     @property
@@ -212,7 +211,7 @@ def _check_batch_dim(name: str, inputs: Sequence[Value], outputs: Sequence[Value
 
 
 def _find_first_dim(value: Value) -> str | None:
-    """The name of a value's first dim if that is symbolic and named, else None."""
+    """Find the name of a value's first dim; None if there is no such dim, or it is an integer or unnamed."""
     shape = value.type.shape if isinstance(value.type, TensorType) else None
     return shape[0] if shape and isinstance(shape[0], str) else None
 
@@ -263,7 +262,7 @@ class ServingBench(Protocol):
         """Measure throughput and latency for ``seconds`` with ``concurrency`` requests in flight."""
 
     def describe_plan(self, split: Split, size: int) -> str:
-        """Return the title of the plan for calls of ``size`` requests. If there is no plan yet, it is chosen here."""
+        """Return the title of the plan for calls of ``size`` requests. The first call for a size chooses the plan."""
 
     def measure_memory(self, split: Split, sizes: Sequence[int]) -> int | None:
         """Measure the bytes of all instances for calls of these sizes; None if the engines do not report it."""
@@ -298,7 +297,7 @@ class ThroughputSweep:
         return ThroughputResult(configuration, ordered, bound, budget, spent, self.notes, is_interrupted)
 
     def _list_candidates(self) -> None:
-        """Fill in the points of the sweep. Their plans are chosen here, so that no search for a plan disturbs a measurement."""
+        """Add the points of the sweep. This chooses their plans, so that no search for a plan disturbs a measurement."""
         for split in self.request.splits:
             for batch in self.request.batches:
                 self.report(f"plan for calls of {batch}, {split}")
@@ -353,7 +352,7 @@ class ThroughputSweep:
         rates = {index: self._points[index].rate or 0.0 for index in within}
         # Smaller batches and fewer requests in flight have a lower latency, for the same rate.
         equal = [index for index in within if rates[index] >= (1 - EQUAL_RATE_SHARE) * max(rates.values())]
-        return min(equal, key=lambda n: (self._points[n].batch, self._points[n].concurrency, -rates[n]), default=None)
+        return min(equal, key=lambda i: (self._points[i].batch, self._points[i].concurrency, -rates[i]), default=None)
 
     def _configure(self, point: ServingCandidate) -> ServingConfiguration:
         sizes = self._list_sizes(point.batch)
