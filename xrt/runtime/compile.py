@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A launch that an engine refused or failed to compile, although it supports each node on its own."""
+    """A launch that its engine did not compile, although the engine supports each node in isolation."""
 
     launch: Launch
     nodes: tuple[str, ...]
@@ -61,13 +61,13 @@ def compile_plan(
     graph: bool = False,
     narrow: bool = False,
 ) -> Program | tuple[Refusal, ...]:
-    """Compile a plan to a Program, or return all refusals in plan order.
+    """Compile a plan to a Program. If engines refuse some of its launches, return these refusals in plan order instead.
 
     ``engines`` maps the engine specs in the plan to engines. Up to ``context.threads`` launches compile in parallel, except
     those of engines that compile one at a time. Equal signatures are compiled once and cached. ``progress`` is called from the
-    compiling threads, never concurrently. ``streams`` are the module's streams for a plan on devices, and ``graph`` requests
-    recording of its calls. With ``narrow``, a refused region is compiled in parts to find the nodes to blame, which the cache
-    stores. Raises DeviceError if a device is unavailable, OutOfDeviceMemory if its memory runs out.
+    compiling threads, never concurrently. For a plan on devices, ``streams`` are the module's streams, and with ``graph`` calls
+    are recorded as a device graph. With ``narrow``, parts of a refused region are compiled to find the nodes to blame, which the
+    cache stores. Raises DeviceError if a device is unavailable, OutOfDeviceMemory if its memory runs out.
     """
     regions = list_regions(plan, engines, context)
     outcomes = _Compilation(regions, context.threads, cache, progress, narrow).outcomes()
@@ -100,11 +100,11 @@ class RegionToCompile:
 
     @property
     def lane(self) -> object:
-        """Regions with the same lane compile one after the other: equal signatures, or an engine that compiles one at a time."""
+        """Key of the regions that compile one after the other: those with equal signatures, or of an engine that requires it."""
         return self.signature.key if self.engine.compiles_in_parallel else type(self.engine)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
-        """Compile the region or a part of it; an engine that compiles one at a time is locked for the whole process."""
+        """Compile ``function``, the region or a part of it. One compile runs at a time if the engine requires that."""
         if self.engine.compiles_in_parallel:
             return self.engine.compile(function, context)
         with _locks_lock:
@@ -143,16 +143,16 @@ class RegionToCompile:
                 raise shortage from error
             if isinstance(error, CompileFailed):
                 raise
-            shown = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+            first_line = f"{type(error).__name__}: {error}".strip().splitlines()[0]
             raise CompileFailed(
-                f"engine {launch.engine!r} failed to compile {launch.name} ({len(launch.nodes)} nodes): {shown}"
+                f"engine {launch.engine!r} failed to compile {launch.name} ({len(launch.nodes)} nodes): {first_line}"
             ) from error
         _unmap_constants(launch.function)
         _log.info("%s: compiled in %.3f s", launch.name, perf_counter() - began)
         return executable
 
     def _find_shortage(self, error: Exception) -> OutOfDeviceMemory | None:
-        """Convert an out-of-memory error of the device, which is not the engine's fault; return None for other errors."""
+        """Convert an error that means that the device is out of memory, for which no engine is to blame; else None."""
         if self.context.device == "cpu":
             return None
         from xrt.runtime.devices.interface import Device, find_root_cause, make_out_of_memory_error
@@ -211,7 +211,7 @@ class _Compilation:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def outcomes(self) -> list[Lease | Refusal]:
-        """Compile all regions; return a lease or refusal for each. If anything else is raised, all leases are released."""
+        """Compile all regions; return a lease or a refusal for each. Any other error is raised, after all leases are released."""
         lanes: dict[object, list[int]] = {}
         try:
             # Hash all functions in parallel first; `signature` and its key are cached.
@@ -228,7 +228,7 @@ class _Compilation:
         return [self.results[index] for index in range(len(self.regions))]
 
     def _run_parallel(self, work: Callable[[T], object], items: Sequence[T]) -> None:
-        """Run `work` for all items, in up to `threads` threads; raise the error of an item that failed.
+        """Call `work` with each item, in up to `threads` threads; if a call fails, stop and raise its error.
 
         Ctrl-C does not wait for compiles in progress, because they cannot be interrupted.
         """
@@ -260,7 +260,7 @@ class _Compilation:
             thread.result()
 
     def _compile(self, lane: Sequence[int]) -> None:
-        """Compile the regions of a lane in order. Equal regions hit the cache, but each has a Refusal with its node names."""
+        """Compile the regions with these indices in order. Equal regions are not merged: a Refusal has the names of its nodes."""
         for index in lane:
             if self.is_abandoned:
                 return
@@ -286,14 +286,14 @@ class _Compilation:
                 outcome.release()
 
     def _find_culprits(self, region: RegionToCompile, error: CompileRefused) -> tuple[str, ...]:
-        """Find the nodes to blame for a refusal by compiling parts of the region; the cache stores them with the refusal."""
+        """Find the names of the nodes to blame for a refusal by compiling parts of the region; store them in the cache."""
         from xrt.partition.fold import extract_subgraph
 
         function, key = region.launch.function, region.signature.key
 
-        def compiles(places: Sequence[int]) -> bool:
+        def compiles(indices: Sequence[int]) -> bool:
             try:
-                region.compile(extract_subgraph(function, places), region.context).close()
+                region.compile(extract_subgraph(function, indices), region.context).close()
             except Exception:  # noqa: BLE001  # engines may raise anything
                 return False
             return True
@@ -318,31 +318,31 @@ MAX_TRIALS = 16
 def find_culprits(
     patterns: Sequence[object], compiles: Callable[[Sequence[int]], bool], most: int = MAX_TRIALS
 ) -> tuple[int, ...]:
-    """Find the indices of the nodes to blame: without them the region, which is known to fail, compiles.
+    """Find the indices of the nodes to blame for a region that does not compile; the other nodes compile together.
 
     ``compiles`` tests a list of ascending node indices; it is called at most ``most`` times. A bisection finds the shortest
-    prefix that fails: its last node is to blame. If the other nodes still fail, all nodes with the same entry in ``patterns``
+    prefix that fails, whose last node is to blame. If the other nodes still fail, all nodes with the same entry in ``patterns``
     are blamed too, because equal blocks fail alike. When the trials run out, all nodes not known to compile are blamed.
     """
     remaining, trials = list(range(len(patterns))), 0
 
-    def fails(places: Sequence[int]) -> bool:
+    def fails(indices: Sequence[int]) -> bool:
         nonlocal trials
         trials += 1
-        return not compiles(places)
+        return not compiles(indices)
 
     def others(remaining: Sequence[int]) -> tuple[int, ...]:
         return tuple(sorted(set(range(len(patterns))).difference(remaining)))
 
     while True:
-        # remaining[:least] compiles, remaining[:enough] fails.
-        least, enough = 0, len(remaining)
-        while enough - least > 1 and trials < most:
-            middle = (least + enough) // 2
-            least, enough = (least, middle) if fails(remaining[:middle]) else (middle, enough)
-        if enough - least > 1 or trials >= most:
-            return others(remaining[:least])
-        culprit = remaining[enough - 1]
+        # Invariant of the bisection: remaining[:low] compiles, remaining[:high] fails.
+        low, high = 0, len(remaining)
+        while high - low > 1 and trials < most:
+            middle = (low + high) // 2
+            low, high = (low, middle) if fails(remaining[:middle]) else (middle, high)
+        if high - low > 1 or trials >= most:
+            return others(remaining[:low])
+        culprit = remaining[high - 1]
         alone = [index for index in remaining if index != culprit]
         # Equal blocks of a model usually fail alike.
         unlike = [index for index in remaining if patterns[index] != patterns[culprit]]
@@ -354,7 +354,7 @@ def find_culprits(
 
 
 def describe_patterns(function: Function) -> list[str]:
-    """Compute a key per node from its operator, types, small constants and neighbors; equal in equal blocks of the model."""
+    """Compute a key for each node from its operator, types, small constants and neighbors. Equal blocks have equal keys."""
     from xrt.partition.fold import extract_subgraph  # only after a failure
 
     positions, keys = {node.name: index for index, node in enumerate(function.nodes)}, []

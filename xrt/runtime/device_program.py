@@ -54,7 +54,7 @@ Place: TypeAlias = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
-    """A launch with its device, and the copies to make and values to release after it."""
+    """A launch with its index in the plan and its device, and the copies to make and values to release after it."""
 
     number: int
     step: Step
@@ -83,7 +83,7 @@ def plan_steps(plan: Plan, slots: ValueTable) -> tuple[DeviceStep, ...]:
 
 
 class DeviceCall:
-    """The state of one call. Methods only enqueue work, except `wait_for`, `settle`, and copies while profiling."""
+    """The state of one call. Methods only enqueue work; `wait_for`, `settle`, and copies while profiling also wait for it."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class DeviceCall:
         return sent.array
 
     def wait_for(self, slots: Sequence[int]) -> None:
-        """Wait for the copies of these slots to the host: once per device, for its latest copy."""
+        """Wait for the copies of these slots to the host. Copies of one device are in order, so wait for its latest one."""
         downloads = sorted(filter(None, (self._downloads.pop(slot, None) for slot in slots)), key=lambda arrival: arrival[0])
         for accelerator, event in {accelerator.name: (accelerator, event) for _, accelerator, event in downloads}.values():
             if not accelerator.is_done(event):
@@ -162,7 +162,7 @@ def _count_bytes(value: Any) -> int:
 
 
 class CapturedCall:
-    """A call recorded as a device graph on first use, or the reason why it cannot be. Replays run one after the other."""
+    """Records a call as a device graph on first use, and replays it afterwards, one replay at a time."""
 
     def __init__(self, program: MultiDeviceProgram, buffers: Sequence[Array] | None = None) -> None:
         """With ``buffers``, for a bound call: every call has the same inputs and writes its outputs to these buffers."""
@@ -199,7 +199,7 @@ class CapturedCall:
         return fresh if self._buffers is None else list(self._buffers)
 
     def _record(self, inputs: Sequence[Any]) -> bool:
-        """Record a call; return whether it succeeded. After a failure `run` always returns None, and `str` has the reason."""
+        """Record a call; return whether that succeeded. If not, `run` returns None from now on, and `str` has the reason."""
         program, call = self._program, self._program.call()
         device, stream = program.home(), call.streams[program.plan.device]
         alone = device.new_stream()  # excludes work that other threads enqueue on the module's stream
@@ -253,7 +253,7 @@ class CapturedCall:
 
 
 def why_not_capturable(program: MultiDeviceProgram) -> str:
-    """Explain why calls of the program cannot be recorded as a device graph; empty if they may be."""
+    """Explain why calls of the program cannot be recorded as a device graph; empty if recording may be tried."""
     plan = program.plan
     if plan.device == HOST:
         return "values come in and go out on the cpu"
@@ -308,7 +308,7 @@ class MultiDeviceProgram(Program):
 
     @property
     def graph_remark(self) -> str:
-        """Describes the device graph of the calls, or why there is none; empty if no graph was requested."""
+        """Describe the device graph of the calls, or why there is none; empty if no graph was requested."""
         return str(self._captured or "")
 
     # ------------------------------------------------------------------ calls
@@ -370,7 +370,7 @@ class MultiDeviceProgram(Program):
         return nullcontext() if name == HOST else self._devices[name].activate(call.streams[name])
 
     def _place_inputs(self, call: DeviceCall, inputs: Sequence[Any]) -> None:
-        """Copy each input to each device that reads it, and each constant that is an output to the plan's device."""
+        """Copy each input to the devices that read it, and the program's constants, which are outputs, to the plan's device."""
         home, names = self.plan.device, self._slots.names
         for place in self._input_places:
             slot, target = place
@@ -405,19 +405,19 @@ class MultiDeviceProgram(Program):
                 call.copy(call.values[place[0], entry.device], entry.device, place, self._slots.names[place[0]])
 
     def _launch(self, entry: DeviceStep, call: DeviceCall, options: RunOptions, inspection: OutputInspector | None) -> None:
-        where, step, values = entry.device, entry.step, call.values
-        if where == HOST:
+        name, step, values = entry.device, entry.step, call.values
+        if name == HOST:
             # A host engine reads the arrays at once; device work is ordered by its stream.
             call.wait_for(step.reads)
-        args = [values[slot, where] for slot in step.reads]
+        args = [values[slot, name] for slot in step.reads]
         before: Sequence[Any] = args
         if inspection is not None and inspection.needs_inputs:
-            with self._activate(where, call):
+            with self._activate(name, call):
                 before = copy_inputs(step, args)
-        began, accelerator, launch = perf_counter(), self._devices.get(where), step.launch
+        began, accelerator, launch = perf_counter(), self._devices.get(name), step.launch
         try:
-            with self._activate(where, call):
-                results = step.executable.run(args, *([] if accelerator is None else [RunOptions(stream=call.streams[where])]))
+            with self._activate(name, call):
+                results = step.executable.run(args, *([] if accelerator is None else [RunOptions(stream=call.streams[name])]))
             if len(results) != len(step.writes):
                 raise make_count_error(step, len(results))
         except Exception as error:  # noqa: BLE001  # converted below
@@ -426,11 +426,11 @@ class MultiDeviceProgram(Program):
             raise shortage or to_run_failed(launch, error)  # noqa: B904  # it has its cause
         if options.profile:
             if accelerator is not None:
-                call.settle(where)
+                call.settle(name)
             self._recorder.add(entry.number, began, perf_counter())
         if inspection is not None:
             self._inspect(entry, call, inspection, before, results)
-        values.update(zip(((slot, where) for slot in step.writes), results, strict=True))
+        values.update(zip(((slot, name) for slot in step.writes), results, strict=True))
         for place in entry.frees:
             del values[place]
 
@@ -496,7 +496,7 @@ class MultiDeviceProgram(Program):
             self.home().wait([streams[self.plan.device]])
 
     def hold(self, call: DeviceCall) -> None:
-        """Keep the arrays that a call's copies use alive until the copies are done; `_release_finished` releases them."""
+        """Keep the arrays that a call's copies use alive until the copies are done. Then `_release_finished` releases them."""
         for name, references in call.references.items():
             # A caller's stream needs an event even without copies: `close` waits for our own streams only.
             if references or call.streams[name] is not self._module_streams.on(name):
@@ -575,11 +575,11 @@ class MultiDeviceProgram(Program):
             super().close()
 
     def close_in_background(self) -> None:
-        """Do nothing: the finalizer waits for the device, then releases the executables."""
+        """Do nothing, because the program's finalizer waits for the device and then releases the executables."""
 
 
 def _wait_for_work(pending: deque[tuple[Device, Event, list[object]]], streams: Streams, devices: Sequence[Device]) -> None:
-    """Wait for pending work that uses memory about to be released: copies and executables."""
+    """Wait for pending copies and launches, because the memory that they use is released next."""
     while pending:
         accelerator, event, _ = pending.popleft()
         accelerator.wait_for(event)

@@ -34,7 +34,7 @@ def on_device(name: str, context: CompileContext) -> CompileContext:
 
 
 def adapt_to_host(executable: Executable, context: CompileContext) -> Executable:
-    """Wrap an executable that was compiled for an accelerator, so it accepts and returns host arrays; others are unchanged."""
+    """Wrap an executable of an accelerator, so that it accepts and returns host arrays; return other executables as is."""
     accelerator = context.accelerator
     return HostAdapter(executable, accelerator) if isinstance(accelerator, Device) else executable
 
@@ -61,7 +61,7 @@ def make_timed_call(
 
 
 def _list_updates(function: Function) -> list[tuple[int, int]]:
-    """List the index pairs (updated input, its output)."""
+    """List a pair of indices for each input that the Function updates: of the input, and of the output with its new value."""
     inputs, outputs = ({value.name: n for n, value in enumerate(values)} for values in (function.inputs, function.outputs))
     return [(inputs[before], outputs[after]) for before, after in function.aliases]
 

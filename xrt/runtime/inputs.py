@@ -18,7 +18,7 @@ Dims = dict[str, tuple[int, str]]
 
 
 def bind(inputs: Sequence[Value], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Order the arguments of a call like the inputs; raises InputError for missing, unknown or duplicate inputs."""
+    """Order the arguments of a call like ``inputs``; raises InputError if one of these is missing, unknown or passed twice."""
     names = [value.name for value in inputs]
     # One dict is a feed by name, as for ONNX Runtime's ``run``, unless it may be the value of a map input.
     feed = args[0] if len(args) == 1 and not kwargs and type(args[0]) is dict else {}
@@ -41,7 +41,7 @@ def bind(inputs: Sequence[Value], args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 def read(inputs: Sequence[Value], args: Sequence[Any], kwargs: Mapping[str, Any], home: str = "cpu") -> list[Any]:
-    """Order, convert and check the arguments of a call: `bind`, `normalize` for each, and `check`. ``home`` is the device."""
+    """Order (`bind`), convert (`normalize`) and check (`check`) the arguments of a call. ``home`` is the module's device."""
     values = [normalize(value, argument, home) for value, argument in zip(inputs, bind(inputs, args, kwargs), strict=True)]
     check(inputs, values)
     return values
@@ -186,7 +186,7 @@ def _check_shape(name: str, type_: TensorType, declared: Sequence[Any], shape: t
 
 
 def copy_values(value: Any) -> Any:
-    """Copy all arrays of a value, so that writing to the copy does not affect the original."""
+    """Copy all arrays of a value, which may be a list or a dict of them, so that writing to the copy is safe."""
     if isinstance(value, list):
         return [copy_values(item) for item in value]
     return value.copy() if hasattr(value, "dtype") or isinstance(value, dict) else value
@@ -201,7 +201,7 @@ def check_updated(name: str, array: Any) -> None:
 
 
 def infer_type(argument: Any) -> Type | None:
-    """The type of a converted value; None if it is a dict, an absent optional, or a list of mixed types."""
+    """Infer the type of a converted value; None for a dict, an absent optional, or a list with items of different types."""
     if isinstance(argument, np.ndarray):
         return TensorType(DType.of(argument), argument.shape)
     if hasattr(argument, "dtype") and hasattr(argument, "shape"):  # an array of another device

@@ -56,10 +56,10 @@ class UpdateCopy:
 
 
 def find_updates(table: ValueTable) -> tuple[Update, ...]:
-    """Decide for each alias whether its output is computed in the input's array.
+    """Decide for each alias whether its output is computed in the input's array, or copied to it at the end of a call.
 
-    That requires an engine that writes to given arrays, and no reader of the input after the step that writes the output. The
-    step itself may read the input if its engine supports that.
+    It is computed there if the engine can write to an array that it is passed, and if no later step reads the input. The step
+    that writes the output may read the input itself only if its engine supports that.
     """
     updates: list[Update] = []
     pairs: dict[int, frozenset[tuple[int, int]]] = {}
@@ -75,16 +75,16 @@ def find_updates(table: ValueTable) -> tuple[Update, ...]:
 
 
 def _why_copied(
-    table: ValueTable, source: int, target: int, number: int | None, pairs_by_step: dict[int, frozenset[tuple[int, int]]]
+    table: ValueTable, source: int, target: int, step_index: int | None, pairs_by_step: dict[int, frozenset[tuple[int, int]]]
 ) -> str:
-    """Explain why the alias of two slots, written by step ``number``, is copied; empty if it is updated in place."""
-    if number is None:
+    """Explain why output slot ``source`` is copied to input slot ``target``; empty if its step computes it in place."""
+    if step_index is None:
         return "no engine computes it"
     if target in table.outputs:
         return "the model returns the input too"
-    step, last = table.steps[number], table.last.get(target, -1)
-    if last > number or (target in step.reads and not step.executable.outputs_are_fresh):
-        return f"{table.steps[max(last, number)].launch.name} may read it after {step.launch.name} has written it"
+    step, last = table.steps[step_index], table.last.get(target, -1)
+    if last > step_index or (target in step.reads and not step.executable.outputs_are_fresh):
+        return f"{table.steps[max(last, step_index)].launch.name} may read it after {step.launch.name} has written it"
     position, engine = step.writes.index(source), step.launch.engine
     if target not in step.reads:
         # Whether the engine computes this output into a given array.
@@ -92,15 +92,15 @@ def _why_copied(
         nbytes = getattr(table.types.get(source), "nbytes", None)
         fills = min_bytes is not None and (nbytes is None or nbytes >= min_bytes)
         return "" if fills else f"engine {engine!r} writes {step.launch.name} elsewhere"
-    if number not in pairs_by_step:
-        pairs_by_step[number] = frozenset(step.executable.inplace_pairs())
-    if step.reads.count(target) == 1 and (step.reads.index(target), position) in pairs_by_step[number]:
+    if step_index not in pairs_by_step:
+        pairs_by_step[step_index] = frozenset(step.executable.inplace_pairs())
+    if step.reads.count(target) == 1 and (step.reads.index(target), position) in pairs_by_step[step_index]:
         return ""
     return f"engine {engine!r} cannot write it in place in {step.launch.name}"
 
 
 def may_overlap(targets: Iterable[int], inputs: Sequence[Any]) -> bool:
-    """Whether an updated input shares memory with another input or is not C-contiguous; ``targets`` are the updated indices."""
+    """Whether an input that is updated shares memory with another one or is not C-contiguous; ``targets`` are their indices."""
     updated = frozenset(targets)
     if any(not inputs[index].flags.c_contiguous for index in updated):
         return True
@@ -136,7 +136,7 @@ ONNX Runtime saves 1.3 us over a plain one.
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One launch, with its inputs and outputs as slots of a frame."""
+    """A launch with its executable. ``reads`` and ``writes`` are the slots of its inputs and outputs in a frame."""
 
     launch: Launch
     executable: Executable
@@ -152,57 +152,57 @@ class ValueTable:
     def __init__(self, plan: Plan, executables: Sequence[Executable]) -> None:
         function = plan.function
         self.names = tuple(dict.fromkeys(function.value_names()))
-        index = {name: i for i, name in enumerate(self.names)}
-        self.constants = {index[name]: constant.array for name, constant in function.constants.items()}
+        slot_of = {name: slot for slot, name in enumerate(self.names)}
+        self.constants = {slot_of[name]: constant.array for name, constant in function.constants.items()}
         self.inputs = range(len(function.inputs))
-        self.outputs = tuple(index[v.name] for v in function.outputs)
-        places = {v.name: i for i, v in reversed(list(enumerate(function.outputs)))}
+        self.outputs = tuple(slot_of[v.name] for v in function.outputs)
+        output_indices = {v.name: i for i, v in reversed(list(enumerate(function.outputs)))}  # the first of equal outputs
         inputs = {v.name: i for i, v in enumerate(function.inputs)}
-        self.aliases = tuple((places[after], inputs[before]) for before, after in function.aliases)
+        self.aliases = tuple((output_indices[after], inputs[before]) for before, after in function.aliases)
         self.steps = tuple(
             Step(
                 launch,
                 executable,
-                tuple(index[name] for name in launch.inputs),
-                tuple(index[name] for name in launch.outputs),
-                tuple((i, places[name]) for i, name in enumerate(launch.outputs) if name in places),
+                tuple(slot_of[name] for name in launch.inputs),
+                tuple(slot_of[name] for name in launch.outputs),
+                tuple((i, output_indices[name]) for i, name in enumerate(launch.outputs) if name in output_indices),
             )
             for launch, executable in zip(plan.launches, executables, strict=True)
         )
         # The regions have the most precise types.
         values = [*function.inputs, *(value for launch in plan.launches for value in launch.function.outputs)]
-        self.types = {index[value.name]: value.type for value in values}
-        self.writer = {slot: number for number, step in enumerate(self.steps) for slot in step.writes}
+        self.types = {slot_of[value.name]: value.type for value in values}
+        self.writer = {slot: step_index for step_index, step in enumerate(self.steps) for slot in step.writes}
         self.last = self._last_uses()
         self.updates = find_updates(self)
         self.inplace = {update.source: update.target for update in self.updates if not update.reason}
         """For each output slot that is computed in place, the input slot whose array it uses."""
 
     def _last_uses(self) -> dict[int, int]:
-        """Map each slot to the last step that uses it: the last of all steps for an input of which a result may be a view."""
+        """Map each slot to the last step that needs it. A slot of which a result may be a view is needed until the last step."""
         last: dict[int, int] = {}
-        for number, step in enumerate(self.steps):
+        for step_index, step in enumerate(self.steps):
             # A result that may be a view keeps the inputs of its step alive.
             shares = not step.executable.outputs_are_fresh
-            last.update(dict.fromkeys(step.writes, number))
-            last.update(dict.fromkeys(step.reads, len(self.steps) - 1 if shares else number))
+            last.update(dict.fromkeys(step.writes, step_index))
+            last.update(dict.fromkeys(step.reads, len(self.steps) - 1 if shares else step_index))
         return last
 
     def last_uses(self) -> list[tuple[int, ...]]:
-        """For each step, the slots whose values can be released after it. Outputs and constants are never released."""
+        """List for each step the slots whose values are released after it. Outputs and constants are never released."""
         permanent = {*self.outputs, *self.constants}
         last_step: dict[int, int] = {}
-        for number, step in enumerate(self.steps):
+        for step_index, step in enumerate(self.steps):
             written = (self.inplace[slot] for slot in step.writes if slot in self.inplace)
-            last_step.update(dict.fromkeys((*step.reads, *step.writes, *written), number))
+            last_step.update(dict.fromkeys((*step.reads, *step.writes, *written), step_index))
         freed: list[list[int]] = [[] for _ in self.steps]
-        for slot, number in last_step.items():
+        for slot, step_index in last_step.items():
             if slot not in permanent:
-                freed[number].append(slot)
+                freed[step_index].append(slot)
         return [tuple(slots) for slots in freed]
 
     def maybe_aliased(self) -> frozenset[int]:
-        """Indices of program outputs that may share memory: no launch allocates them freshly, or they are returned twice."""
+        """Indices of program outputs that may share memory with another value: not allocated by a launch, or returned twice."""
         fresh = {slot for step in self.steps if step.executable.outputs_are_fresh for slot in step.writes}
         return frozenset(i for i, slot in enumerate(self.outputs) if slot not in fresh or slot in self.outputs[:i])
 
@@ -224,7 +224,7 @@ class MemoryPlan:
 def plan_memory(
     slots: ValueTable, fixed: Mapping[int, object] | None = None, types: Mapping[int, Type | None] | None = None
 ) -> MemoryPlan:
-    """Plan the memory of a program. ``fixed`` maps slots to the caller's arrays of a bound call; ``types`` refines types."""
+    """Plan the memory of a program. For a bound call, ``fixed`` has the caller's arrays and ``types`` its types, both by slot."""
     return _MemoryPlanner(slots, fixed or {}, {**slots.types, **(types or {})}).layout()
 
 
@@ -240,18 +240,18 @@ class _MemoryPlanner:
         self.stored: set[int] = set()
         self.bound: set[int] = set()
         self.aimed: set[int] = set()
-        for number, step in enumerate(slots.steps):
-            self._plan_step(number, step)
+        for step_index, step in enumerate(slots.steps):
+            self._plan_step(step_index, step)
         # A copy pays off only if a bound launch reads it.
-        self.copied &= {slot for number in self.bound for slot in slots.steps[number].reads}
+        self.copied &= {slot for step_index in self.bound for slot in slots.steps[step_index].reads}
 
-    def _plan_step(self, number: int, step: Step) -> None:
+    def _plan_step(self, step_index: int, step: Step) -> None:
         can_bind = step.executable.supports_io_binding()
         if (can_bind or (step.writes and self.caller_arrays.keys() >= set(step.writes))) and all(map(self._may_fix, step.writes)):
             # Slots with the same address in every call of a frame.
             fixed = self.caller_arrays, self.copied, self.stored, self.slots.constants
             is_bound = all(any(slot in slots for slots in fixed) for slot in step.reads)
-            (self.bound if is_bound else self.aimed).add(number)
+            (self.bound if is_bound else self.aimed).add(step_index)
             self.stored.update(slot for slot in step.writes if slot not in self.caller_arrays)
             return
         inner = [slot for slot in step.writes if slot not in self.outputs]
@@ -262,7 +262,7 @@ class _MemoryPlanner:
             self.stored.update(slot for slot, least in pairs if least is not None and self._nbytes(slot) >= least)
 
     def _may_fix(self, slot: int) -> bool:
-        """Whether a launch may write the slot at a fixed address; an output only if small, because it is copied from there."""
+        """Whether a launch may write the slot at a fixed address. An output must be small, because it is copied from there."""
         if slot in self.caller_arrays or slot in self.slots.inplace:
             return slot in self.caller_arrays
         return slot in self.types and (slot not in self.outputs or self._is_small(slot))
@@ -310,7 +310,7 @@ class ArenaValue:
     """Its bytes and offset, and its lifetime: from the step that writes it to the last that reads it or a view of it."""
 
     def view(self, block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """View the bytes of an arena block that hold the value as an array."""
+        """View the part of an arena block where the value is stored as an array of its type."""
         start = self.span.offset
         array: np.ndarray[Any, Any] = block[start : start + self.span.nbytes].view(self.type.dtype.numpy).reshape(self.type.shape)
         return array
@@ -328,7 +328,7 @@ class Arena:
         return max((value.span.offset + value.span.nbytes for value in self.values), default=0)
 
     def views(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Allocate a block; return the arrays of its values, by name."""
+        """Allocate a block, and return a view of it for each value, by name."""
         block = make_aligned_block(self.nbytes)
         return {value.name: value.view(block) for value in self.values}
 

@@ -161,7 +161,7 @@ class Recorder:
         self._moments.append(Moment("call", "call", HOST, _current_thread(), began, ended))
 
     def add_update(self, number: int, nbytes: int) -> None:
-        """Record a copy from an output to the input that it updates; ``number`` is the index of the alias."""
+        """Record a copy of ``nbytes`` from an output to the input that it updates; ``number`` is the index of the alias."""
         with self._lock:
             calls, copied = self._copied[number]
             self._copied[number] = calls + 1, copied + nbytes

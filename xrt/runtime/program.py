@@ -60,7 +60,7 @@ class CallFrame:
 
 
 def make_frame(slots: ValueTable, layout: MemoryPlan, caller_arrays: Mapping[int, Any] | None = None) -> CallFrame:
-    """Create a frame with a new arena block. For a bound call, ``caller_arrays`` maps slots to the caller's fixed arrays."""
+    """Create a frame with a new arena block. For a bound call, ``caller_arrays`` has the caller's arrays by slot."""
     views, frees_by_step = layout.arena.views(), slots.last_uses()
     initial: list[Any] = [None] * (len(slots.names) + 2)
     fixed = {slot: views[name] for slot, name in layout.places.items()} | dict(caller_arrays or {})
@@ -68,7 +68,7 @@ def make_frame(slots: ValueTable, layout: MemoryPlan, caller_arrays: Mapping[int
         initial[slot] = array
     table = list(initial)
     entering = tuple((views[name], slot) for slot, name in layout.entering)
-    read = {**slots.constants, **fixed, **{slot: place for place, slot in entering}}
+    read = {**slots.constants, **fixed, **{slot: buffer for buffer, slot in entering}}
     prepare_functions = {**dict.fromkeys(layout.aimed, _prepare_aimed), **dict.fromkeys(layout.bound, _prepare_bound)}
     # A bound call has its in-place updates in `caller_arrays` already.
     inplace = {} if caller_arrays else slots.inplace
@@ -83,7 +83,7 @@ def make_frame(slots: ValueTable, layout: MemoryPlan, caller_arrays: Mapping[int
 
 @dataclass(frozen=True, slots=True)
 class LaunchArrays:
-    """The inputs and outputs of a launch in a frame: slots, and arrays with fixed addresses, by slot."""
+    """Where a launch reads its inputs and writes its outputs: the slots of its frame, and arrays with fixed addresses."""
 
     slots: list[Any]
     read: Mapping[int, Any]
@@ -101,12 +101,12 @@ class LaunchArrays:
 
 
 def _prepare_bound(step: Step, arrays: LaunchArrays) -> Action:
-    """Prepare a launch with inputs and outputs at fixed addresses: the action is the engine's bound call itself."""
+    """Create the action of a launch with inputs and outputs at fixed addresses, which is the engine's bound call."""
     return step.executable.bind([arrays.read[slot] for slot in step.reads], [arrays.fixed[slot] for slot in step.writes])
 
 
 def _prepare_aimed(step: Step, arrays: LaunchArrays) -> Action:
-    """Prepare a launch with inputs from the slots and outputs at fixed addresses."""
+    """Create the action of a launch that reads its inputs from the slots and writes its outputs at fixed addresses."""
     call, reads = step.executable.bind_outputs([arrays.fixed[slot] for slot in step.writes]), step.reads
     slots, to_clear = arrays.slots, arrays.to_clear
 
@@ -119,21 +119,21 @@ def _prepare_aimed(step: Step, arrays: LaunchArrays) -> Action:
 
 
 def _prepare_plain(step: Step, arrays: LaunchArrays) -> Action:
-    """Prepare a launch with inputs from the slots. An output with a fixed address is computed there, or copied to it."""
+    """Create the action of a launch that reads the slots. An output with a fixed address is computed there or copied there."""
     executable, slots, to_clear, reads, writes = step.executable, arrays.slots, arrays.to_clear, step.reads, step.writes
-    places = {slot: arrays.fixed[slot] for slot in writes if slot in arrays.fixed}
+    fixed = {slot: arrays.fixed[slot] for slot in writes if slot in arrays.fixed}
     updates = tuple((index, arrays.inplace[slot]) for index, slot in enumerate(writes) if slot in arrays.inplace)
-    least = {index: nbytes for index, nbytes in enumerate(executable.output_buffer_threshold()) if nbytes is not None}
+    min_bytes = {index: nbytes for index, nbytes in enumerate(executable.output_buffer_threshold()) if nbytes is not None}
     # Buffers that the engine computes into: at fixed addresses, and in a call with options also the caller's.
     buffers = {
-        i: places[slot] for i, slot in enumerate(writes) if slot in places and i in least and places[slot].nbytes >= least[i]
+        i: fixed[slot] for i, slot in enumerate(writes) if slot in fixed and i in min_bytes and fixed[slot].nbytes >= min_bytes[i]
     }
-    filled = [(place, least[index]) for index, place in step.returns if index in least]
+    fillable = [(output_index, min_bytes[index]) for index, output_index in step.returns if index in min_bytes]
     default_options = _make_options(step, DEFAULT, buffers)
 
     def fills_buffer(out: Sequence[Any] | None) -> bool:
         """Whether the engine can compute into one of the caller's buffers; XRT copies to all others at the end of the call."""
-        return out is not None and any(out[place] is not None and out[place].nbytes >= least for place, least in filled)
+        return out is not None and any(out[i] is not None and out[i].nbytes >= least for i, least in fillable)
 
     direct, run = executable.fast_call(), executable.run
 
@@ -151,12 +151,12 @@ def _prepare_plain(step: Step, arrays: LaunchArrays) -> Action:
         if len(results) != len(writes):
             raise make_count_error(step, len(results))
         for slot, result in zip(writes, results, strict=True):
-            place = places.get(slot)
-            if place is None:
+            buffer = fixed.get(slot)
+            if buffer is None:
                 slots[slot] = result
             # The engine did not use the buffer.
-            elif result is not place:
-                fill(place, result)
+            elif result is not buffer:
+                fill(buffer, result)
         for slot in to_clear:
             slots[slot] = None
 
@@ -193,7 +193,7 @@ OutputCheck: TypeAlias = Callable[[Launch, Sequence[Any], Sequence[Any]], str | 
 
 @dataclass(frozen=True, slots=True)
 class OutputInspector:
-    """A check to run after each launch of a call; the launch fails if it reports a problem."""
+    """A check that runs after each launch of a call. If it reports a problem, the launch fails with RunFailed."""
 
     check: OutputCheck
     needs_inputs: bool = False
@@ -206,7 +206,7 @@ class OutputInspector:
 
 
 def copy_inputs(step: Step, arguments: Sequence[Any]) -> list[Any]:
-    """Copy those inputs of a launch that the engine may overwrite; return all inputs."""
+    """Return the inputs of a launch, with copies in place of those that the engine may overwrite."""
     names = [value.name for value in step.launch.function.inputs]
     written = {names.index(before) for before, _ in step.launch.function.aliases}
     # The engine may reuse the memory of these inputs.
@@ -290,7 +290,7 @@ class Program:
 
     @property
     def arena(self) -> Arena:
-        """The memory block of the values between regions; empty if no engine can write to given buffers or sizes are unknown."""
+        """The layout of the memory for values between regions. It is empty if no engine can write there or no size is known."""
         return self._layout.arena
 
     @property
@@ -300,14 +300,14 @@ class Program:
 
     @property
     def updates(self) -> tuple[Update, ...]:
-        """The inputs that a call updates; each has a reason if it is not updated in place."""
+        """The inputs that a call updates. An Update has a reason if the input is updated by a copy."""
         return self._slots.updates
 
     # ------------------------------------------------------------------ calls
 
     @property
     def _recorder(self) -> Recorder:
-        """Records launch times and copies of updates; created on first use. Concurrent first uses may append several."""
+        """Records launch times and copies of updates. Created on first use; if threads create several, all use the first."""
         if not self._recorders:
             from xrt.runtime.profile import Recorder  # few programs are profiled
 
@@ -317,7 +317,7 @@ class Program:
 
     @cached_property
     def fast_call(self) -> Callable[..., Sequence[Any]] | None:
-        """A function from the program's inputs to its outputs if it is a single region without aliases; otherwise None."""
+        """A function from the program's inputs to its outputs. None unless the program is a single region without aliases."""
         steps = self._slots.steps
         if len(steps) != 1 or self._slots.aliases or self._suspects:
             return None
@@ -499,7 +499,7 @@ class Program:
         return call
 
     def _place_bound(self, inputs: Sequence[Any], buffers: Sequence[Any]) -> dict[int, Any]:
-        """Map slots to the arrays of a bound call: the caller's inputs and buffers, or a temporary where an output needs one."""
+        """Map slots to the arrays of a bound call: the caller's inputs and buffers, and a temporary for some updated inputs."""
         slots = self._slots
         arrays = dict(zip(slots.inputs, inputs, strict=True))
         if slots.inplace and not may_overlap(slots.inplace.values(), inputs):
@@ -523,7 +523,7 @@ class Program:
 
     @property
     def graph_remark(self) -> str:
-        """Describes the device graph of the calls; empty, because the CPU has none."""
+        """Describe the device graph of the calls; empty, because the CPU has none."""
         return ""
 
     def close(self) -> None:

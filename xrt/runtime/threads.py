@@ -30,7 +30,7 @@ def available_cores() -> int:
 
 @lru_cache(maxsize=1)
 def process_quotas() -> tuple[float, ...]:
-    """CPU quotas of this process, cached: reading them takes as long as a small model."""
+    """CPU quotas of this process, in cores. They are read once, because reading takes as long as a call of a small model."""
     return tuple(read_cpu_quotas())
 
 
@@ -40,7 +40,7 @@ def resolve_thread_budget(requested: int | None) -> int:
 
 
 def default_budget() -> int:
-    """The default budget: from `set_default_budget`, else `set_budget_source`, else the number of cores, which is the maximum."""
+    """The default budget: of `set_default_budget`, else of the `set_budget_source`, else all cores; at most all cores."""
     granted = _Process.budget if _Process.budget is not None else find_granted_threads()
     return available_cores() if granted is None else min(granted, available_cores())
 
@@ -80,7 +80,7 @@ def read_cpu_quotas(groups: Path = _CONTROL_GROUPS, memberships: Path = _MEMBERS
 
 
 def _list_limits(root: Path, path: str, quota: Callable[[Path], float | None]) -> Iterator[float]:
-    """Yield the limits of a control group and its ancestors; ``quota`` reads the limit of one. Invisible groups are skipped."""
+    """Yield the limits of a control group and its ancestors. ``quota`` reads a limit; None is skipped."""
     inner = PurePosixPath(path.lstrip("/"))
     for group in (inner, *inner.parents):
         # In a cgroup namespace the path may lead out of the visible tree.

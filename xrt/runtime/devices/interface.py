@@ -66,7 +66,7 @@ class Device(Accelerator):
 
     @abc.abstractmethod
     def shortage(self, error: BaseException) -> int | None:
-        """If the error means out of memory, the number of bytes requested, 0 if unknown; None for other errors."""
+        """The bytes requested if the error means that memory ran out, 0 if their number is unknown; None for other errors."""
 
     @abc.abstractmethod
     def owns(self, value: object) -> bool:
@@ -183,7 +183,7 @@ class TransferCounter:
 
 
 def make_out_of_memory_error(device: Device, error: BaseException, requester: str, nbytes: int = 0) -> OutOfDeviceMemory | None:
-    """Create the error for a lack of device memory, with the requester and the bytes requested; None for any other error."""
+    """Convert an error that means that the device is out of memory; None for others. The text has requester and bytes."""
     requested = device.shortage(error)
     if requested is None:
         return None

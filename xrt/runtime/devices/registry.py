@@ -26,7 +26,7 @@ _KINDS = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 13: "cuda
 
 
 def on_host(array: Any) -> bool:
-    """Whether the host can read another library's array; True if the array does not tell its device."""
+    """Whether the host can read another library's array. Also True if the array does not report its device."""
     device = getattr(array, "__dlpack_device__", None)
     return device is None or int(device()[0]) in HOST_KINDS
 
@@ -121,12 +121,12 @@ def use_array_device(value: Any) -> AbstractContextManager[object]:
 
 
 def list_device_factories() -> dict[str, str]:
-    """Map each kind with a replaced maker to the import path for `register_device` in worker processes."""
+    """List the device kinds whose maker was replaced, with the import path that worker processes pass to `register_device`."""
     return dict(_origins)
 
 
 def register_device(kind: str, origin: str) -> None:
-    """Replace the maker of a kind by the result of calling ``origin`` (``module:function``), for the rest of the process."""
+    """Open devices of a kind with the function that ``origin`` (``module:function``) returns, for the rest of the process."""
     with _lock:
         if _origins.get(kind) != origin:
             module, _, name = origin.partition(":")
