@@ -72,9 +72,9 @@ def load_libraries() -> None:
 
 
 def why_not_on_device(node: Node, function: Function, provider: str) -> str | None:
-    """Explain why a session on a device does not support the node, or return None. Does not access a device.
+    """Explain why a session on a device does not support the node although one on the CPU does; None if it does.
 
-    These reasons apply in addition to those of the CPU.
+    Does not access a device.
     """
     if reason := why_not_present(provider):
         return reason
@@ -228,7 +228,7 @@ class OrtOnDevice(Executable):
         return self._accelerator.xp.empty(value.type.shape, value.type.dtype.numpy)
 
     def _address(self, array: Any) -> int:
-        """The address of an array. Empty arrays have none; any non-zero value works."""
+        """The address of an array. For an empty array, which has none, any value but 0 works."""
         return self._accelerator.address(array) or 1
 
     def _copy_result(self, result: Any) -> Any:
@@ -246,7 +246,7 @@ class OrtOnDevice(Executable):
 
 
 def _close_session(opened: list[Any], accelerator: Accelerator, stream: Any, generation: int) -> None:
-    """Release the session and its owner once their work is done; the list is empty afterwards.
+    """Release the session and its owner, both in ``opened``, once their work is done; empty the list.
 
     A session whose run failed stays until the process ends, and so does a parent's in a forked child, which has no device.
     """
@@ -260,7 +260,7 @@ def _close_session(opened: list[Any], accelerator: Accelerator, stream: Any, gen
 
 
 def _prevent_release(session: InferenceSession) -> None:
-    """Add a reference that is never dropped, so that the destructor does not run."""
+    """Add a reference to the session that is never dropped, so that its destructor does not run."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
 

@@ -188,7 +188,7 @@ class Ort(GraphCompiler):
     def _open(
         self, function: Function, export: ExportedModel, options: SessionOptions, saved: SavedSession | None = None
     ) -> OrtExecutable:
-        """Open a session on an exported model. ``saved`` is the saved session it comes from, with its input and output names."""
+        """Open a session on an exported model. If it comes from a saved session, ``saved``, that has the names of its values."""
         if saved is None:
             from xrt.engines.toolkit.memory import find_inplace_outputs  # not needed for a start from the cache
 
@@ -206,7 +206,7 @@ class Ort(GraphCompiler):
         return executable
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
-        """Serialize the optimized model; optimizes the Function again unless `compile` kept it."""
+        """Serialize the optimized model of the executable; it is optimized again unless `compile` kept it."""
         if not isinstance(executable, OrtExecutable):
             raise CompileRefused("there is no session to save")
         # `optimize_model` optimizes for the CPU alone.
@@ -249,7 +249,7 @@ class Ort(GraphCompiler):
         return executable
 
     def can_load_with_threads(self, saved: int, threads: int) -> bool:
-        """Yes for any thread count: a session gets its threads when it is opened; the saved model does not depend on them."""
+        """Always True: a session gets its threads when it is opened, and the saved model does not depend on their number."""
         return True
 
     def lower_precision(self, precision: Precision) -> GraphCompiler | None:

@@ -28,9 +28,9 @@ _OPSET_OF_CASTS = 13
 
 
 def export_model(function: Function) -> ExportedModel:
-    """Export at the lowest opset and IR version with the same semantics.
+    """Export a Function at the lowest opset and IR version with the same semantics.
 
-    Raises ModelError if that is newer than the library and cannot be downgraded.
+    Raises ModelError if the library cannot read these versions, and the Function cannot be expressed in older ones.
     """
     function = externalize_weights(function)  # the library checks bodies separately and would look for a file
     arrays = external_weights(function)
@@ -55,7 +55,7 @@ def export_model(function: Function) -> ExportedModel:
 
 
 def rewrite_for_session(function: Function) -> Function:
-    """Rewrite so that a node computes each output, and so that some convolutions and sums are products, which are faster."""
+    """Compute each output by a node, replace some convolutions and sums by products, and unshare int8 constants."""
     function = write_convolutions_as_products(compute_outputs(function))
     return unshare_int8_constants(rewrite_nodes(function, _write_sum_as_product))
 
@@ -65,7 +65,7 @@ MIN_ROWS, MAX_ROWS = 16, 1 << 16
 
 
 def _write_sum_as_product(writer: NodeWriter) -> str | None:
-    """Write a ReduceSum over constant leading axes of static extents as a product with ones."""
+    """Replace a ReduceSum over constant leading axes of static extents by a product with ones, which is faster; else None."""
     if writer.node.op != "ReduceSum" or len(writer.node.inputs) != 2:
         return None
     axes, type_ = writer.function.constants.get(writer.node.inputs[1]), writer.find_type(writer.x)

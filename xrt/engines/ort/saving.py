@@ -56,7 +56,7 @@ class SavedSession:
         return cls(data, json.loads(bytes(data[-8 - length : -8])))
 
     def export(self, function: Function) -> ExportedModel:
-        """Make the model to open as a session, with the weights of ``function``, which equals the saved one."""
+        """Make the model to open as a session. It reads the constants of ``function``, which must equal the saved Function."""
         constants = {_name_constant(index): content for index, content in self._iter_constants(function)}
         size, inner_size = self.header["weights"], self.header.get("own", self.header["weights"])
         content = np.frombuffer(self.data[:inner_size], np.uint8)
@@ -65,9 +65,9 @@ class SavedSession:
         return ExportedModel(bytes(self.data[size : size + self.header["model"]]), files, copied, mapped)
 
     def place(self, function: Function) -> ExportedModel | None:
-        """Make the model to open as a session, whose plain and packed weights the library maps from this file.
+        """Make a model with which the library maps plain and packed weights from the file of this saved session.
 
-        None if there are no packed weights, if the Function's weights are in other files, or if the file may have been replaced.
+        None if the file has no packed weights or may have been replaced, or if weights of ``function`` are in other files.
         """
         if "mapped" not in self.header:
             return None
@@ -96,9 +96,9 @@ class SavedSession:
         return ExportedModel(model, mapped=size, mapping=mapping)
 
     def pack(self, function: Function, options: SessionOptions, folder: Path) -> memoryview:
-        """Append packed weights, through a file in ``folder``; return the data unchanged if the library packs none.
+        """Write the data with packed weights to a file in ``folder`` and map it; return `data` if the library packs none.
 
-        ``function`` equals the saved one, ``options`` are those of a later load. Errors of the library pass through.
+        ``function`` must equal the saved Function, ``options`` are those of a later load. Raises errors of the library.
         """
         size, model_size = self.header["weights"], self.header["model"]
         with (folder / "packed-session").open("w+b") as file:
@@ -112,7 +112,7 @@ class SavedSession:
             return _write_header(file, {**self.header, **changes})
 
     def _iter_constants(self, function: Function) -> Iterator[tuple[int, Bytes]]:
-        """Yield the constants that the model refers to, found by digest; the nodes are read only if one is not found."""
+        """Yield index and bytes of each constant that the model refers to. The nodes are read only if a digest is not found."""
         weights: list[Array] = []
         for index, digest in zip(self.header["constants"], self.header["digests"], strict=True):
             content = function.find_weight_bytes(bytes.fromhex(digest))
@@ -122,12 +122,12 @@ class SavedSession:
             yield index, content
 
     def rename(self, kind: Literal["inputs", "outputs"], values: Sequence[Value]) -> tuple[Value, ...]:
-        """Give inputs or outputs of an equal Function the names that the saved session uses."""
+        """Rename the inputs or outputs of an equal Function, ``values``, as the saved session names them."""
         return tuple(Value(name, value.type) for name, value in zip(self.header[kind], values, strict=True))
 
 
 def _list_weights(function: Function) -> dict[str, Array]:
-    """The large constants by name, those of bodies included, in order of first use, which is the same for equal Functions."""
+    """List the large constants by name, bodies included, in order of first use, which is equal in equal Functions."""
     from xrt.formats.onnx import external_weights, externalize_weights
     from xrt.operators import compute_outputs
 
@@ -149,10 +149,10 @@ def open_memory_file() -> BinaryIO:
 
 
 def optimize_model(function: Function, export: ExportedModel, options: SessionOptions, file: BinaryIO) -> memoryview:
-    """Write the optimized model to the new file, as `SavedSession` reads it, and map the file.
+    """Optimize the model ``export`` of a Function; write the result to ``file`` as `SavedSession` reads it, and map the file.
 
-    ``options`` are modified: nothing runs here, so one thread suffices, and more would spin for 30 ms when they start. Errors of
-    the library pass through.
+    Sets ``options`` to one thread: nothing runs here, and further threads would spin for 30 ms when they start. Raises errors of
+    the library.
     """
     from xrt.engines.toolkit.memory import find_inplace_outputs
 
@@ -163,7 +163,7 @@ def optimize_model(function: Function, export: ExportedModel, options: SessionOp
     weight_indices = {name: index for index, name in enumerate(weights)}
 
     def place(name: str, value: Any, info: object) -> OrtExternalInitializerInfo | None:
-        """Choose the location of a weight: a constant of the Function, the file, or the model (None)."""
+        """Choose where the library stores a weight: None for inside the model, else a constant of the Function or the file."""
         size = value.tensor_size_in_bytes()
         # Small weights stay inline; strings have no contiguous bytes.
         if size < MIN_STORED_BYTES or value.element_type() == _STRING_TYPE:
@@ -205,14 +205,14 @@ def _write_header(file: BinaryIO, header: Mapping[str, Any]) -> memoryview:
 
 
 def _get_address_and_size(array: Array) -> tuple[int, int]:
-    """Return the address and the size of an array, which identify its memory."""
+    """The address and size of an array's memory in bytes, as its identity."""
     return array.ctypes.data, array.nbytes
 
 
 def _is_same(memory: Any, array: Array) -> bool:
-    """Whether the library left a weight unchanged. Most are still at their address; others are compared.
+    """Whether a weight of the library has the bytes of a constant: because it is at its address, or by comparison.
 
-    Releases the pages of a mapped file after the comparison.
+    Afterwards the pages of a constant in a mapped file are released.
     """
     is_unchanged = ctypes.addressof(memory) == array.ctypes.data or np.array_equal(
         np.frombuffer(memory, np.uint8), get_tensor_bytes(array)
@@ -240,10 +240,10 @@ _FILE = "packed"
 
 
 def pack_weights(export: ExportedModel, options: SessionOptions, folder: Path, file: BinaryIO) -> bytes | None:
-    """Append packed weights to a file that begins with the plain ones; return the model with marks for both.
+    """Append packed weights to ``file``, which begins with the plain ones; return the model with marks for both.
 
-    ``options`` are those of a later load; ``folder`` is written to. None if the library packs nothing, or if other bytes of the
-    model look like a mark. Errors of the library pass through.
+    None if the library packs nothing, or if other bytes of the model look like a mark. ``options`` are those of a later load;
+    the library writes to ``folder``. Raises errors of the library.
     """
     from xrt.formats.onnx.messages import read_entries, write_entries
 
@@ -270,7 +270,7 @@ def pack_weights(export: ExportedModel, options: SessionOptions, folder: Path, f
 def _mark_entries(
     entry: Mapping[str, str], packed_forms: Sequence[str], source: BinaryIO, file: BinaryIO
 ) -> list[tuple[str, str]]:
-    """The external-data entries of one initializer with marks; copies its packed buffers from the library's file."""
+    """Append the packed buffers of an initializer to ``file``; return its external-data entries with marks for the positions."""
     # Packed buffers are appended to the file of the saved session, part 0; plain weights stay where they are.
     part = 0 if entry["location"] == _WEIGHTS else int(entry["location"].removeprefix(_name_constant(""))) + 1
     entries = [("location", _NAME), ("offset", _mark(part, int(entry.get("offset", "0")))), ("length", entry["length"])]

@@ -96,7 +96,7 @@ def _end_spinning(session: native.InferenceSession) -> None:
 
 
 def register_files(export: ExportedModel, options: SessionOptions) -> None:
-    """Register the model's external files in memory or on disk, to be read in place."""
+    """Add the model's external files, in memory or on disk, to the session options, so that they are read in place."""
     if export.mapping is not None and export.mapping.path is not None:
         folder = os.fspath(export.mapping.path.parent)
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
@@ -208,7 +208,7 @@ def summarize_error(error: BaseException, limit: int = 300) -> str:
 
 
 def report_memory(copied: int, mapped: int, growth: AllocationTracker) -> tuple[MemoryUse, ...]:
-    """The memory of an executable: converted constants, and the growth of the process while the session opened."""
+    """Describe the memory of an executable from the bytes of its constants and the process's growth while it was opened."""
     uses = [MemoryUse("copied weights", copied, _COPIED)] if copied else []
     uses += [MemoryUse("mapped weights", mapped, _MAPPED, shared=True)] if mapped else []
     return (*uses, MemoryUse("session", growth.nbytes, _SESSION), MemoryUse("workspace", None, _WORKSPACE, per_call=True))

@@ -46,10 +46,10 @@ def _why_not_operator(node: Node, function: Function) -> str | None:
 
 
 def check_conversion(node: Node, function: Function, providers: tuple[str, ...]) -> str | None:
-    """Explain why the library opens no session of the node alone; None if it does.
+    """Explain why the library cannot open a session for the node in isolation; None if it can, or if an input type is unknown.
 
-    Takes half a millisecond for the first node of a kind. The library's list of kernels does not decide: for a type without one,
-    it may expand the operator or insert a cast. If the type of an input is unknown, the compile decides.
+    Takes half a millisecond for the first node of a kind. The library's list of kernels is not enough to decide: for a type
+    without a kernel it may expand the operator or insert a cast.
     """
     if any(function.get_type(name) is None for name in node.uses):
         return None
@@ -80,9 +80,9 @@ def _name_type(operand: object) -> str:
 
 
 def _erase_extents(type_: Any) -> Any:
-    """The type with unknown extents, so that nodes of different sizes share an answer; constants and None unchanged.
+    """Replace the dims of a type by None, so that nodes that differ only in sizes share a result of `_answer`.
 
-    The extent of a vector stays: the library needs to know how many axes, scales or sizes there are.
+    Constants, None and the length of a vector are unchanged: the number of axes, scales or sizes may affect support.
     """
     if isinstance(type_, TensorType):
         return type_ if type_.shape is None or len(type_.shape) == 1 else type_.with_shape((None,) * len(type_.shape))

@@ -43,7 +43,7 @@ def may_reduce_no_booleans(node: Node, function: Function) -> bool:
 
 
 def may_reduce_empty_from_end(node: Node, function: Function) -> bool:
-    """Whether a dim is or may be 0 (symbolic dims count as sizes) and an axis is or may be negative."""
+    """Whether the input is or may be empty and an axis is or may be negative. Symbolic dims are assumed not to be 0."""
     shape = find_shape(node, 0, function)
     if shape is not None and 0 not in shape and not _is_sized_by_data(node, 0, function):
         return False
@@ -52,25 +52,25 @@ def may_reduce_empty_from_end(node: Node, function: Function) -> bool:
 
 
 def may_wrap_empty_tensor(node: Node, function: Function) -> bool:
-    """Whether a Pad with mode wrap may read a tensor without elements."""
+    """Whether the node is a Pad with mode=wrap of a tensor that is or may be empty."""
     shape = find_shape(node, 0, function)
     return node.attr("mode", "constant") == "wrap" and (shape is None or 0 in shape or _is_sized_by_data(node, 0, function))
 
 
 def is_fused_with_relu(node: Node, function: Function) -> bool:
-    """Whether a Clip follows a Relu with a type that their fusion lacks."""
+    """Whether a Clip reads the result of a Relu, and their fusion does not support the type."""
     source = function.producer(node.inputs[0])
     return source is not None and source.op_type == "Relu" and find_dtype(node, 0, function) not in (DType.FLOAT32, DType.FLOAT16)
 
 
 def _is_sized_by_data(node: Node, index: int, function: Function) -> bool:
-    """Whether the input comes from an operator whose output size depends on data and may be 0."""
+    """Whether the size of the input depends on data, so that it may be empty, such as the result of a NonZero."""
     source = function.producer(node.inputs[index])
     return source is not None and has_trait(source, Trait.SIZED_BY_DATA)
 
 
 def broadcasts_an_empty_product(node: Node, function: Function) -> bool:
-    """Whether a dim is or may be 0 and an operand is a vector or the batch dims differ."""
+    """Whether an operand of a MatMul is or may be empty, and one operand is a vector or their batch dims differ."""
     left, right = (find_shape(node, index, function) or () for index in (0, 1))
     sized_by_data = any(_is_sized_by_data(node, index, function) for index in (0, 1))
     if min(len(left), len(right)) == 1:
@@ -79,13 +79,13 @@ def broadcasts_an_empty_product(node: Node, function: Function) -> bool:
 
 
 def scales_bias_of_empty_product(node: Node, function: Function) -> bool:
-    """Whether a Gemm with an empty inner dim, whose product is zero, scales its bias."""
+    """Whether a Gemm scales its bias (beta) although its product is zero, because the inner dim is 0."""
     inner = (find_shape(node, 0, function) or (None, None))[0 if node.attr("transA", 0) else 1]
     return inner == 0 and has_input(node, 2) and node.attr("beta", 1.0) != 1.0
 
 
 def may_round_resized(node: Node, function: Function) -> bool:
-    """Whether coordinates depend on output sizes that may be fractional."""
+    """Whether a Resize by scales computes coordinates from an output size that may not be a whole number."""
     mode = node.attr("coordinate_transformation_mode")
     if mode not in ("align_corners", "pytorch_half_pixel") or not has_input(node, 2) or has_input(node, 3):
         return False
@@ -103,7 +103,7 @@ def is_resized_to_unknown_rank(node: Node, function: Function) -> bool:
 
 
 def _list_scaled_extents(node: Node, function: Function) -> list[tuple[Dim, float]] | None:
-    """Pairs of extent and scale of a Resize; None if unknown."""
+    """List a pair of dim and scale for each axis that a Resize scales; None if the scales or the shape are unknown."""
     scales, shape = find_input(node, 2, function), find_shape(node, 0, function)
     if scales is None or shape is None:
         return None
@@ -121,18 +121,18 @@ def _pads_to_same(node: Node) -> bool:
 
 
 def pads_dilated_to_same(node: Node, function: Function) -> bool:
-    """Whether dilated windows use SAME padding."""
+    """Whether the node has dilated windows and auto_pad=SAME."""
     return _pads_to_same(node) and any(dilation > 1 for dilation in node.attr("dilations", ()))
 
 
 def may_pad_negatively(node: Node, function: Function) -> bool:
-    """Whether SAME padding may be negative because a stride is longer than the kernel."""
+    """Whether the padding for auto_pad=SAME may be negative, because a stride is longer than the kernel."""
     kernel = node.attr("kernel_shape", ())
     return _pads_to_same(node) and any(k < stride for k, stride in zip(kernel, node.attr("strides", ()), strict=False))
 
 
 def leaves_gaps_between_windows(node: Node, function: Function) -> bool:
-    """Whether a SAME ConvTranspose leaves gaps between windows."""
+    """Whether a ConvTranspose with auto_pad=SAME has or may have a stride longer than the window, so that gaps remain."""
     weights = find_shape(node, 1, function)
     kernel = node.attr("kernel_shape") or (weights[2:] if weights else ())
     count = len(kernel)
@@ -142,22 +142,22 @@ def leaves_gaps_between_windows(node: Node, function: Function) -> bool:
 
 
 def returns_capped_scores(node: Node, function: Function) -> bool:
-    """Whether an Attention returns its raw scores although it has a softcap: ONNX Runtime returns the capped ones."""
+    """Whether an Attention with a softcap also returns its scores before the softcap (ONNX Runtime returns those after it)."""
     has_scores = len(node.outputs) > 3 and bool(node.outputs[3])
     return has_scores and node.attr("qk_matmul_output_mode", 0) == 0 and node.attr("softcap", 0.0) != 0.0
 
 
 def has_mismatched_mask(node: Node, function: Function) -> bool:
-    """Whether the last two dims of the mask differ from those of the scores (queries by keys, past included), if known."""
-    mask, queries, keys = (find_shape(node, index, function) for index in (3, 0, 1))
+    """Whether the last two dims of an attention mask are known to differ from those of the scores: queries, past + keys."""
+    mask, queries, keys = (find_shape(node, index, function) for index in (3, 0, 1))  # attn_mask, Q, K
     if not mask or len(mask) < 2 or not queries or not keys:
         return False
-    past = (find_shape(node, 4, function) or (None, None)) if has_input(node, 4) else (0, 0)
+    past = (find_shape(node, 4, function) or (None, None)) if has_input(node, 4) else (0, 0)  # past_key
     return _differ(mask[-2], queries[-2]) or _differ(mask[-1], _sum(keys[-2], past[-2]))
 
 
 def _differ(first: Dim, second: Dim) -> bool:
-    """Whether two dims differ: two numbers, or two names without a known relation."""
+    """Whether two dims are known to differ. Two different names count as different; a number and a name do not."""
     return type(first) is type(second) and first is not None and first != second
 
 
@@ -390,7 +390,7 @@ ISSUES: tuple[KnownIssue, ...] = (
 
 
 def find_known_issue(node: Node, function: Function) -> str | None:
-    """The reason of the first matching issue; None if none matches."""
+    """Explain the first issue of ISSUES that affects the node; None if none does."""
     reason = match_known_issue(ISSUES, node, function)
     return reason and f"{LIBRARY} {reason}"
 
@@ -405,10 +405,10 @@ SMALLEST_BLOCK = 16
 
 
 def is_fused(node: Node, function: Function) -> bool:
-    """Whether the library fuses a DequantizeLinear of constants with all its readers.
+    """Whether the library fuses a DequantizeLinear of constants with all its readers, so that its result is not computed.
 
-    It does for 8-bit weights and biases if the other operand is quantized too, for operands of Add and Mul if the result is
-    quantized again, and for 4-bit block-quantized weights of a MatMul.
+    It fuses 8-bit weights and biases if the other operand is quantized too, operands of Add and Mul if the result is quantized
+    again, and 4-bit block-quantized weights of a MatMul.
     """
     if not node.attr("block_size", 0):
         return has_quantized_readers(node, function, quantizing=QUANTIZING)
@@ -427,9 +427,9 @@ def _has_blocks(node: Node, function: Function) -> bool:
 
 
 def has_vector_products(function: Function) -> bool:
-    """Whether a computed tensor is multiplied by a vector, bodies included.
+    """Whether a MatMul of the Function or its bodies multiplies a tensor by a vector from the right.
 
-    MatmulTransposeFusion of ONNX Runtime 1.31 ignores a transpose if the other operand is a vector.
+    Then MatmulTransposeFusion must be disabled: in ONNX Runtime 1.31 it ignores a transpose if the other operand is a vector.
     """
     ranks = (
         [type_.rank if isinstance(type_ := holder.get_type(name), TensorType) else None for name in node.inputs]
@@ -443,9 +443,9 @@ _REQUANTIZED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 def has_exact_weights(function: Function) -> bool:
-    """Whether a product reads a dequantized value and weights in floating point, bodies included.
+    """Whether a product of the Function or its bodies reads a dequantized value and weights in floating point.
 
-    WeightBiasQuantization of ONNX Runtime 1.31 would quantize these weights.
+    Then WeightBiasQuantization must be disabled: in ONNX Runtime 1.31 it would quantize these weights.
     """
 
     def is_dequantized(name: str, holder: Function) -> bool:
