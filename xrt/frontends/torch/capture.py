@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
-    """Run torch.export, and register dataclasses that the module returns. Raises the errors of PyTorch."""
+    """Run torch.export; dataclasses that the module returns are registered as pytrees first. Raises PyTorch's errors."""
     try:
         return _export(module, args, kwargs, dynamic_shapes)
     except Exception as error:
@@ -50,7 +50,7 @@ def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
-    """Suppress PyTorch's dump of the failed graph: the error has the reason, and another capture may follow."""
+    """Run torch.export without printing a failed graph: the error has the reason, and another attempt may succeed."""
     # PyTorch prints the graph with the builtin; a global of that name hides it in PyTorch's module only.
     scope = vars(_trace)
     scope["print"] = lambda *_, **__: None
@@ -63,7 +63,7 @@ def _export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 @contextmanager
 def drop_warnings(*loggers: str) -> Iterator[None]:
-    """Context manager: drop warnings and errors of these PyTorch loggers; explicitly enabled lower levels pass."""
+    """Context manager: drop messages of these loggers from level WARNING up. Lower levels, if the user enabled them, pass."""
     targets = [logging.getLogger(name) for name in loggers]
     for logger in targets:
         logger.addFilter(_is_below_warning)
@@ -111,7 +111,7 @@ class ModuleState:
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> ModuleState:
-        """The current state; raises ModelError for tensors without a version counter."""
+        """Read the state of a module; raises ModelError for tensors without a version counter."""
         layout: list[Any] = []
         flags: list[bool] = []
         tensors: list[Any] = []
@@ -140,7 +140,7 @@ class ModuleState:
         return cls(layout, tuple(flags), tensors, marks)
 
     def is_like(self, other: ModuleState, updated: Sequence[int]) -> bool:
-        """Whether a capture is valid in the other state; tensors in `updated` may change their content."""
+        """Whether a capture made in this state is valid in the other. Tensors at indices ``updated`` may differ in content."""
         if self.layout != other.layout:
             return False
         # Most calls: nothing has changed.
@@ -154,7 +154,7 @@ class ModuleState:
 
 
 def list_tensor_names(model: torch.nn.Module) -> list[str]:
-    """Names of parameters and buffers in the order of `ModuleState.tensors`."""
+    """List the names of parameters and buffers in the order of `ModuleState.tensors`."""
     names = []
     stack = [("", model)]
     while stack:
@@ -179,11 +179,11 @@ def check_module(model: torch.nn.Module) -> None:
 
 
 _XRT_KEYWORDS = {"fetch", "out", "options"}
-"""Keywords that calls of other XRTModules accept, but not those of a PyTorch module."""
+"""Keywords of XRTModule calls that are not supported for a PyTorch module."""
 
 
 def check_keywords(model: torch.nn.Module, keywords: Mapping[str, Any]) -> None:
-    """Raise InputError for a keyword of other XRTModules that the module's forward does not accept."""
+    """Raise InputError for a keyword in `_XRT_KEYWORDS`, unless the module's forward accepts it."""
     for name in _XRT_KEYWORDS & keywords.keys():
         parameters = inspect.signature(model.forward).parameters
         if name not in parameters and all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
@@ -216,7 +216,7 @@ class Leaf:
     """Whether the module returns this output as a Python number."""
 
     def pick(self, outputs: Sequence[torch.Tensor], inputs: Sequence[Any]) -> Any:
-        """The leaf's value in a call, from the outputs of the Function and the inputs of the module."""
+        """Select the leaf's value in a call from the Function's outputs and the module's flattened inputs."""
         if self.kind == "value":
             return self.value
         if self.kind == "input":
@@ -235,10 +235,10 @@ class Capture:
     inputs: tuple[int, ...]
     """For each input of the Function, the index of the flattened input leaf."""
     buffers: tuple[str, ...]
-    """Module buffers that are the remaining inputs; each is updated through an alias."""
+    """Names of the buffers that the module updates: the last inputs of the Function, each aliased to its next value."""
     leaves: tuple[Leaf, ...]
     declined: Mapping[str, str]
-    """Reasons for opaque nodes, by operator."""
+    """Maps each operator that became an opaque node to the reason."""
     updated: tuple[int, ...] = ()
     """Indices of flattened input leaves that the module updates in place."""
     guards: Callable[..., object] | None = None
@@ -255,8 +255,8 @@ def capture(
 ) -> Capture:
     """Capture a module with example inputs.
 
-    Raises ModelError if PyTorch cannot export it or, unless ``allow_guards``, constrains dynamic sizes; DataDependentError if
-    its code depends on values.
+    Raises ModelError if PyTorch cannot export it, or if the capture covers only some of the dynamic sizes and ``allow_guards``
+    is false; DataDependentError if the module's code depends on values.
     """
     if isinstance(module, torch.nn.Module):
         check_module(module)
@@ -268,7 +268,7 @@ def capture(
 
 
 def _capture(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, allow_guards: bool) -> Capture:
-    """Export, make functional and lower a module; translates the errors of PyTorch."""
+    """Export, functionalize and lower a module; PyTorch's errors are raised as XRT's."""
     if shapes:  # PyTorch marks tensors with dynamic sizes; pass detached views, not the tensors of the user
         args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
     try:
@@ -358,9 +358,9 @@ def _functionalize(program: ExportedProgram) -> ExportedProgram:
 # ---------------------------------------------------------------------- from the program to the Function
 
 
-def _lower(program: ExportedProgram, names: Mapping[str, str], title: str) -> Capture:
-    """Lower a functional program to a Function, with the mapping of its inputs and outputs."""
-    builder = Builder(title)
+def _lower(program: ExportedProgram, names: Mapping[str, str], function_name: str) -> Capture:
+    """Lower a functional program to a Capture. ``names`` maps PyTorch's symbols to the user's names."""
+    builder = Builder(function_name)
     lowering = Lowering(builder, Symbols(names))
     with builder:
         inputs, buffers = _add_inputs(lowering, program)
@@ -377,7 +377,7 @@ def _lower(program: ExportedProgram, names: Mapping[str, str], title: str) -> Ca
 
 
 def _add_inputs(lowering: Lowering, program: ExportedProgram) -> tuple[list[int], dict[str, Tensor]]:
-    """Assign values to all placeholders: user inputs, then updated buffers, then constants."""
+    """Add an input or constant for each placeholder; return the leaf indices of the user inputs, and the updated buffers."""
     signature = program.graph_signature
     calls = {call.name: call for call in program.graph.nodes if call.op == "placeholder"}
     updated = set(signature.buffers_to_mutate.values())
@@ -413,7 +413,7 @@ def _find_tensor(program: ExportedProgram, spec: Any) -> torch.Tensor:
 
 
 def _add_outputs(lowering: Lowering, program: ExportedProgram, buffers: Mapping[str, Tensor]) -> list[Leaf]:
-    """Add the outputs of the module, then the updates of inputs and buffers."""
+    """Add the module's outputs, then the updates of inputs and buffers; return the leaves of the module's result."""
     signature = program.graph_signature
     users = [spec.arg.name for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
     calls = {call.name: call for call in program.graph.nodes}
@@ -455,7 +455,7 @@ def _name_outputs(spec: Any) -> Iterator[str]:
 
 
 def _replace_names(shapes: Any) -> Any:
-    """Convert dynamic shapes for PyTorch: a string becomes Dim.DYNAMIC."""
+    """Convert the user's dynamic shapes for PyTorch: a string, which names a dim, becomes Dim.DYNAMIC."""
     if isinstance(shapes, str):
         return torch.export.Dim.DYNAMIC
     if isinstance(shapes, Mapping):
@@ -486,7 +486,7 @@ def _name_symbols(
 
 
 def _find_spec(spec: Any, path: Sequence[Any]) -> Any:
-    """The dynamic shape of a leaf; None if the user gave none."""
+    """Look up the dynamic shape of the leaf at a pytree path; None if the user specified none."""
     for key in path:
         part: Any = getattr(key, "key", getattr(key, "idx", None))
         if isinstance(spec, Mapping):

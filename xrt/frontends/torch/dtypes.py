@@ -23,8 +23,8 @@ _TO_TORCH: dict[DType, torch.dtype] = {
 }
 _FROM_TORCH = {other: dtype for dtype, other in _TO_TORCH.items()}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_BITS = {1: torch.uint8, 2: torch.uint16}
-"""Unsigned types by item size, to reinterpret types that NumPy lacks."""
+_UNSIGNED_TYPES = {1: torch.uint8, 2: torch.uint16}
+"""Unsigned types by item size in bytes. Types that NumPy lacks, such as bfloat16, are viewed as these and back."""
 
 
 def from_torch_dtype(dtype: torch.dtype) -> DType:
@@ -44,7 +44,7 @@ def to_torch_dtype(dtype: DType) -> torch.dtype:
 
 
 def share_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """View a tensor as an array; copy only lazily conjugated or negated tensors.
+    """Convert a tensor to an array that shares its memory; only lazily conjugated or negated tensors are copied.
 
     Raises InputError for a tensor that is not dense or not on the CPU.
     """
@@ -73,18 +73,18 @@ def _share_uncommon(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     dtype = from_torch_dtype(tensor.dtype)
     if dtype.numpy.isbuiltin == 1:
         return tensor.numpy()  # type: ignore[no-any-return]  # untyped here
-    return tensor.view(_BITS[dtype.numpy.itemsize]).numpy().view(dtype.numpy)  # type: ignore[no-any-return]  # untyped here
+    return tensor.view(_UNSIGNED_TYPES[dtype.numpy.itemsize]).numpy().view(dtype.numpy)  # type: ignore[no-any-return]  # untyped here
 
 
 def is_shared(value: Any) -> bool:
-    """Whether the value is shared with PyTorch without a copy, so that updates in place are visible."""
+    """Whether `share_array` or `share_tensor` shares the memory of this value, so that updates in place reach the caller."""
     if isinstance(value, torch.Tensor):
         return not value.is_neg() and not value.is_conj()
     return bool(value.flags.writeable) and all(stride >= 0 for stride in value.strides)
 
 
 def share_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """View an array as a tensor; read-only arrays and negative strides are copied."""
+    """Convert an array to a tensor that shares its memory; arrays that are read-only or have negative strides are copied."""
     if type(array) is np.ndarray and array.flags.writeable:
         try:
             return torch.from_numpy(array)

@@ -22,7 +22,7 @@ from xrt.graph.constants import Constant, is_mapped
 from xrt.module.module import XRTModule
 
 _MODULES: weakref.WeakValueDictionary[int, FunctionModule] = weakref.WeakValueDictionary()
-"""Live modules by number. A captured call contains the number, since a graph of PyTorch cannot hold the module."""
+"""Live modules by id. A captured call contains the id, because a graph of PyTorch cannot hold the module."""
 _NUMBERS = itertools.count()
 
 
@@ -56,7 +56,7 @@ class FunctionModule(nn.Module):  # type: ignore[misc]  # PyTorch is not seen by
         return tuple(map(share_tensor, results)) if isinstance(results, tuple) else share_tensor(results)
 
     def load_state_dict(self, *_: Any, **__: Any) -> Any:
-        """Refused: a Function is immutable."""
+        """Not supported: a Function is immutable."""
         raise ModelError("the constants of a Function do not change; load them into the module that it was made of")
 
 

@@ -1,4 +1,4 @@
-"""Lower a captured FX graph: each call becomes nodes by its rule, a body of control flow, or one opaque node."""
+"""Lower a captured FX graph: each call becomes nodes by its rule, by a decomposition, or else one opaque node."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ CHECKS = frozenset(
         "aten._linalg_check_errors.default",
     }
 )
-"""Operators that only check values. They are dropped."""
+"""Operators that only check values. The lowering drops them."""
 
 
 def record_opaque(
     operator: str, args: Sequence[Any], kwargs: dict[str, Any], types: Sequence[Type | None], reason: str
 ) -> tuple[Tensor | None, ...]:
-    """Record a call as an opaque node and return its results; those of type None are omitted."""
+    """Record a call as an opaque node, which PyTorch runs. Return one result per type; None where the type is None."""
     builder = current(operator)
     inputs: list[Symbol] = []
     call = OpaqueCall(
@@ -78,7 +78,7 @@ def record_opaque(
 
 
 def _encode(value: Any, inputs: list[Symbol]) -> Any:
-    """Encode an argument for the node; tensors and symbolic numbers become inputs."""
+    """Encode an argument of an opaque call. Append tensors and symbolic numbers to ``inputs``, and encode their indices."""
     if isinstance(value, Symbol):
         inputs.append(value)
         return Tagged("tensor", len(inputs) - 1)
@@ -99,7 +99,7 @@ def _encode(value: Any, inputs: list[Symbol]) -> Any:
 def lower_control_flow(lowering: Lowering, name: str, args: list[Any], fakes: Any) -> list[Any]:
     """Lower a higher-order operator and return its results.
 
-    ``fakes`` are the captured results. Raises ModelError for an unsupported operator.
+    ``fakes`` are the fake tensors that the capture stored as results. Raises ModelError for an unsupported operator.
     """
     rule = _RULES.get(name)
     if rule is None:
@@ -111,7 +111,7 @@ def lower_control_flow(lowering: Lowering, name: str, args: list[Any], fakes: An
 
 
 def _inline(lowering: Lowering, *args: Any) -> Any:
-    """Lower a higher-order operator that only wraps a subgraph, by inlining the subgraph."""
+    """Inline the subgraph of a higher-order operator that only wraps it, such as `wrap_with_autocast`."""
     # Wrappers differ in the options before the subgraph; the operands follow it.
     index = next(i for i, arg in enumerate(args) if isinstance(arg, torch.fx.GraphModule))
     part, operands = args[index], list(args[index + 1 :])
@@ -127,11 +127,11 @@ def _cond(lowering: Lowering, condition: Any, then: GraphModule, other: GraphMod
     if isinstance(condition, bool):
         return lowering.inline(then if condition else other, operands)  # type: ignore[no-any-return]  # a list
     bodies = {"then_branch": _make_body(lowering, then, operands), "else_branch": _make_body(lowering, other, operands)}
-    return _merge(apply("If", [_as_condition(condition)], bodies), then)
+    return _insert_nones(apply("If", [_as_condition(condition)], bodies), then)
 
 
 def _while_loop(lowering: Lowering, condition: GraphModule, body: GraphModule, carried: Any, others: Any) -> Sequence[Any]:
-    """Lower torch.while_loop to a Loop without a trip count."""
+    """Lower torch.while_loop to a Loop without a trip count; ``others`` are values that both subgraphs capture."""
     lowering.read_constants(condition, body)
     carried = [as_tensor(value) for value in carried]
 
@@ -149,14 +149,14 @@ def _while_loop(lowering: Lowering, condition: GraphModule, body: GraphModule, c
 
 
 def _scan(lowering: Lowering, body: GraphModule, states: Any, rows: Any, others: Any) -> Sequence[Any]:
-    """Lower torch.scan to a Scan over the first axis of ``rows``; ``others`` are values that the body captures."""
+    """Lower torch.scan to a Scan over axis 0 of ``rows`` from initial ``states``; the body captures the values ``others``."""
     inputs = [as_tensor(value) for value in (*states, *rows)]
     attributes = {"body": _make_body(lowering, body, others), "num_scan_inputs": len(rows)}
-    return _merge(apply("Scan", inputs, attributes), body)
+    return _insert_nones(apply("Scan", inputs, attributes), body)
 
 
 def _with_effects(_: Lowering, token: Any, operator: Any, *__: Any) -> Sequence[Any]:
-    """Drop an ordered check with its effect token."""
+    """Drop an operator with an effect token if it only checks values; raises ModelError for others. The new token is None."""
     if str(operator) not in CHECKS:
         raise ModelError(f"the module calls {operator}, whose effects no Function has; run it without XRT")
     return [None]
@@ -177,7 +177,7 @@ _RULES: dict[str, Callable[..., Any]] = {
 
 
 def _make_body(lowering: Lowering, part: GraphModule, others: Sequence[Any]) -> Callable[..., list[Tensor]]:
-    """A body that lowers a subgraph on its inputs and the captured ``others``."""
+    """Make the function that traces a body: it inlines the subgraph on the body's inputs and the captured values ``others``."""
     lowering.read_constants(part)
 
     def run(*operands: Tensor) -> list[Tensor]:
@@ -187,8 +187,8 @@ def _make_body(lowering: Lowering, part: GraphModule, others: Sequence[Any]) -> 
     return run
 
 
-def _merge(results: Any, part: GraphModule) -> list[Any]:
-    """Insert None among the results of a body where the subgraph returns None, for which the body has no output."""
+def _insert_nones(results: Any, part: GraphModule) -> list[Any]:
+    """Restore the None results of a subgraph, for which its body has no outputs: insert None at their indices."""
     (output,) = [call for call in part.graph.nodes if call.op == "output"]
     values = iter(_as_sequence(results))
     return [None if call is None else next(values) for call in output.args[0]]
@@ -199,7 +199,7 @@ def _as_sequence(results: Any) -> Sequence[Any]:
 
 
 def _as_condition(value: Any) -> Tensor:
-    """Convert a condition, a number or a tensor of one element, to a 0-d bool tensor."""
+    """Convert a number or a tensor of one element to a 0-d bool tensor."""
     tensor = as_tensor(value)
     if tensor.dtype is not DType.BOOL:
         tensor = emit("Cast", tensor, to=DType.BOOL)
@@ -213,14 +213,14 @@ def _as_condition(value: Any) -> Tensor:
 
 
 def trace_decomposition(call: Call, read: Sequence[int]) -> GraphModule | None:
-    """Trace the decomposition of a captured call on its nodes as inputs; None if there is none.
+    """Trace the decomposition of a captured call; the nodes among its arguments become the inputs of the traced graph.
 
-    For an operator with several results, only those in ``read`` are computed.
+    ``read`` has the indices of the results to compute. Return None if there is no decomposition that can be lowered.
     """
     decompose = _find_decomposition(call.target)
     leaves, structure = pytree.tree_flatten((call.args, call.kwargs))
-    places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.fx.Node)]
-    fakes = [leaves[index].meta.get("val") for index in places]
+    node_indices = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.fx.Node)]
+    fakes = [leaves[index].meta.get("val") for index in node_indices]
     tensors = [*fakes, *pytree.tree_leaves(call.meta.get("val"))]
     mode = next((fake.fake_mode for fake in tensors if isinstance(fake, torch._subclasses.FakeTensor)), None)
     if decompose is None or mode is None:
@@ -228,7 +228,7 @@ def trace_decomposition(call: Call, read: Sequence[int]) -> GraphModule | None:
 
     def run(*values: Any) -> Any:
         arguments = list(leaves)
-        for index, value in zip(places, values, strict=True):
+        for index, value in zip(node_indices, values, strict=True):
             arguments[index] = value
         args, kwargs = pytree.tree_unflatten(arguments, structure)
         results = call.target(*args, **kwargs)
@@ -245,13 +245,13 @@ def trace_decomposition(call: Call, read: Sequence[int]) -> GraphModule | None:
             continue
         part.graph.eliminate_dead_code()
         called = {node.target for node in part.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
-        if not any(target is call.target or _is_final(target) for target in called):
+        if not any(target is call.target or _is_unsupported(target) for target in called):
             return part
     return None
 
 
-def _is_final(operator: Any) -> bool:
-    """Whether an operator makes a decomposition useless: no rule lowers PyTorch's primitives, updates, and reads of strides."""
+def _is_unsupported(operator: Any) -> bool:
+    """Whether no rule can lower the operator: a primitive of PyTorch, an update in place, or a read by strides."""
     return operator.namespace == "prims" or operator._schema.is_mutable or operator is torch.ops.aten.as_strided.default
 
 
@@ -268,13 +268,13 @@ def _list_decompositions() -> dict[Any, Callable[..., Any]]:
 _SPECIAL_DROPOUTS = frozenset(
     {"aten.alpha_dropout.default", "aten.feature_dropout.default", "aten.feature_alpha_dropout.default"}
 )
-"""The only random operators that are decomposed: into arithmetic and one draw, which has a rule."""
+"""The only random operators that are decomposed: they become arithmetic and one random draw, for which there is a rule."""
 
 
 def _find_decomposition(operator: Any) -> Callable[..., Any] | None:
     if str(operator) in _SPECIAL_DROPOUTS:
         return operator.decompose  # type: ignore[no-any-return]  # untyped there
-    # Recurrent layers count as random, for their dropout, and PyTorch would unroll them over time.
+    # PyTorch tags recurrent layers as random because of their dropout. Its decomposition would unroll them over time.
     if torch.Tag.nondeterministic_seeded in operator.tags:
         return None
     decomposition = _list_decompositions().get(operator)
@@ -286,11 +286,11 @@ def _decompose_max_unpool2d(x: torch.Tensor, indices: torch.Tensor, output_size:
 
 
 BEFORE_LOWERING = {torch.ops.aten.max_unpool2d.default: _decompose_max_unpool2d}
-"""Decompositions for AOTAutograd's trace, where PyTorch's fake kernel loses the memory format that the real one keeps."""
+"""Decompositions for AOTAutograd to apply: PyTorch's fake kernels of these operators lose the memory format of the result."""
 
 
 def _decompose_encoder_layer(*args: Any, **kwargs: Any) -> Any:
-    """Decompose the fused inference form of `nn.TransformerEncoderLayer`."""
+    """Decompose the fused inference form of `nn.TransformerEncoderLayer`; NotImplemented with a mask or a nested tensor."""
     a = bind_arguments(torch.ops.aten._transformer_encoder_layer_fwd.default, args, kwargs)
     if a.mask is not None or a.src.is_nested:
         return NotImplemented
@@ -322,10 +322,10 @@ _NUMBERS = {torch.SymInt: DType.INT64, torch.SymFloat: DType.FLOAT64, torch.SymB
 
 
 class Lowering:
-    """Lowers a captured graph into an active builder.
+    """Lowers a captured graph into the active builder.
 
-    ``declined`` collects the reasons for opaque nodes by operator. With ``uses_torch_generator``, random operators become opaque,
-    too, to draw from PyTorch's generator.
+    ``declined`` maps each operator that became an opaque node to the reason. If ``uses_torch_generator``, random operators become
+    opaque nodes too, so that they draw from PyTorch's generator.
     """
 
     def __init__(self, builder: Builder, symbols: Symbols, *, uses_torch_generator: bool = False) -> None:
@@ -344,7 +344,7 @@ class Lowering:
     # ------------------------------------------------------------------ inputs and constants
 
     def add_input(self, name: str, fake: Any) -> Tensor:
-        """Add an input for a captured tensor or symbolic number."""
+        """Add an input with the type of ``fake``, a captured fake tensor or symbolic number."""
         if not isinstance(fake, torch.Tensor):
             tensor = self.builder.input(name, TensorType(_NUMBERS[type(fake)], ()))
             self.symbols.record_value(fake.node.expr, tensor)
@@ -354,7 +354,7 @@ class Lowering:
         return tensor
 
     def add_constant(self, name: str, tensor: torch.Tensor) -> Tensor:
-        """Add a tensor as a constant that shares its memory; tensors of equal memory share the constant."""
+        """Add a tensor as a constant that shares its memory. Tensors of equal address, shape and strides share a constant."""
         # Empty tensors have no distinct address.
         key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype) if tensor.numel() else name
         if key not in self._constants:
@@ -365,7 +365,7 @@ class Lowering:
         return self._constants[key]
 
     def get_type(self, fake: torch.Tensor) -> TensorType:
-        """The type of a captured tensor; raises ModelError if it is not dense."""
+        """Convert a fake tensor to its TensorType; raises ModelError if it is not dense."""
         if fake.layout is not torch.strided:
             raise ModelError(f"the module computes with a tensor of layout {fake.layout}; only dense tensors are lowered")
         return TensorType(from_torch_dtype(fake.dtype), self.symbols.name_shape(fake.shape))
@@ -373,7 +373,7 @@ class Lowering:
     # ------------------------------------------------------------------ calls and arguments
 
     def run(self, graph: Graph, owner: GraphModule) -> Any:
-        """Lower all calls of a graph with assigned placeholders; return the outputs."""
+        """Lower all calls of a graph and return its outputs. `values` must already have its placeholders."""
         for call in graph.nodes:
             if call.op == "output":
                 return self.argument(call.args[0])
@@ -386,7 +386,7 @@ class Lowering:
         return None
 
     def argument(self, value: Any) -> Any:
-        """Replace the calls in an argument by their lowered values, and constant symbolic numbers by Python numbers."""
+        """Replace the FX nodes in an argument by their lowered values, and constant symbolic numbers by Python numbers."""
         if isinstance(value, torch.fx.Node):
             return self.values[value]
         if isinstance(value, list | tuple):
@@ -416,9 +416,9 @@ class Lowering:
             return self._lower_other(call, args, fake)
 
     def _lower_number(self, call: Call, fake: Any, name: str) -> Any:
-        """Convert a call that returns a number; for one read from a tensor by ``item``, record the tensor as its source."""
+        """Lower a call that returns a symbolic number. If `item` reads it from a tensor, record the tensor as its value."""
         if name in ("aten.item.default", "aten._local_scalar_dense.default") and not fake.node.expr.is_number:
-            scalar = emit("Reshape", self.argument(call.args[0]), _NO_AXES)
+            scalar = emit("Reshape", self.argument(call.args[0]), _SCALAR_SHAPE)
             dtype = _NUMBERS[type(fake)]
             self.symbols.record_value(fake.node.expr, scalar if scalar.dtype is dtype else emit("Cast", scalar, to=dtype))
         return self.symbols.number(fake)
@@ -437,7 +437,7 @@ class Lowering:
     # ------------------------------------------------------------------ graphs inside the graph
 
     def inline(self, part: GraphModule, args: Sequence[Any]) -> Any:
-        """Lower a subgraph on these values."""
+        """Lower a subgraph with ``args`` as its inputs, and return its outputs."""
         placeholders = [call for call in part.graph.nodes if call.op == "placeholder"]
         for call, value in zip(placeholders, args, strict=True):
             self.values[call] = self.record_result(value, call.meta.get("val")) if isinstance(value, Tensor) else value
@@ -445,7 +445,7 @@ class Lowering:
 
     @contextmanager
     def enter(self) -> Iterator[None]:
-        """Record into the body that is being traced."""
+        """Context manager: record into the body that is being traced, not into the enclosing graph."""
         before, self.builder = self.builder, current("a body")
         try:
             with self.symbols.enter():
@@ -454,14 +454,14 @@ class Lowering:
             self.builder = before
 
     def read_constants(self, *parts: GraphModule) -> None:
-        """Make tensors of subgraphs constants of the root, so that a body may be traced twice."""
+        """Add the tensors that subgraphs read as constants of the root graph, before a body that reads them is traced."""
         for part in parts:
             for call in part.graph.nodes:
                 if call.op == "get_attr":
                     self._read_attribute(call, part)
 
     def record_result(self, value: Any, fake: Any) -> Any:
-        """Record which symbolic sizes a result defines: those in the shape of a tensor, or a number. Return its value."""
+        """Record the symbolic sizes that a result defines: those in a tensor's shape, or the number itself. Return the result."""
         if isinstance(fake, _SYMBOLIC):
             if isinstance(value, Tensor) and not fake.node.expr.is_number:
                 self.symbols.record_value(fake.node.expr, value)
@@ -473,7 +473,7 @@ class Lowering:
     # ------------------------------------------------------------------ one operator
 
     def _lower_operator(self, call: Call, name: str, args: Any, kwargs: Any, fake: Any) -> Any:
-        """Lower a call by its rule, else by PyTorch's decomposition, else as an opaque node."""
+        """Lower a call by its rule, else by its decomposition, else as an opaque node."""
         rule = RULES.get(name)
         # Before the rules: an opaque node would be wrong, too, since engines pass it contiguous arrays.
         _check_memory(call)
@@ -484,7 +484,7 @@ class Lowering:
                 raise Unsupported("the operator has no ONNX form here")
             if self._uses_torch_generator and name in _RANDOM_RULES:
                 raise Unsupported("the operator draws from PyTorch's generator")
-            _check_types(fake, call)
+            _check_not_complex(fake, call)
             return self._add_types(rule(self._get_types(call, fake), *args, **kwargs), fake)
         except (Unsupported, ModelError) as error:
             reason = str(error)
@@ -502,7 +502,7 @@ class Lowering:
         if call.target in self._decomposing:
             return None
         leaves, structure = pytree.tree_flatten((call.args, call.kwargs))
-        read = _list_read(call, fake)
+        read = _list_read_results(call, fake)
         key = (call.target, structure, read, *map(_describe, leaves))
         part = self._parts[key] if key in self._parts else trace_decomposition(call, read)
         # An unbacked symbol stands for the value of this one call, so that a trace with one cannot be shared.
@@ -519,7 +519,7 @@ class Lowering:
             self._decomposing.pop()
 
     def _check_one_type(self, name: str, args: Any) -> None:
-        """Raise InputError, with the input's name, for mixed element types that PyTorch refuses only at run time."""
+        """Raise InputError if the operands have different element types, which fails at run time but not in torch.export."""
         operands = [operand for operand in args if isinstance(operand, Tensor)]
         other = next((operand for operand in operands if operand.dtype is not operands[-1].dtype), None)
         if other is None:
@@ -547,16 +547,16 @@ class Lowering:
         return list(results) if several else results[0]
 
     def _get_types(self, call: Call, fake: Any) -> Any:
-        """The type of the result or None; for several results a tuple, with None for unused ones."""
+        """The type of the result, or None if it is not a tensor. For several results: a tuple, with None for unused ones."""
         if not isinstance(fake, list | tuple):
             return self.get_type(fake) if isinstance(fake, torch.Tensor) else None
-        read = _list_read(call, fake)
+        read = _list_read_results(call, fake)
         return tuple(
             self.get_type(item) if isinstance(item, torch.Tensor) and index in read else None for index, item in enumerate(fake)
         )
 
     def _add_types(self, result: Any, fake: Any) -> Any:
-        """Set the captured types of the results of a rule; raises Unsupported if a shape contradicts PyTorch's."""
+        """Give a rule's results the captured types, with a Cast if needed; raises Unsupported if shapes contradict PyTorch's."""
         if isinstance(fake, list | tuple):
             return [self._add_types(item, captured) for item, captured in zip(result, fake, strict=True)]
         if not isinstance(fake, torch.Tensor) or result is None:
@@ -580,14 +580,14 @@ _SAME_DTYPE = frozenset(
 )
 """Operators that torch.export captures with mixed element types although they fail at run time."""
 _RANDOM_RULES = frozenset({"aten.native_dropout.default", "aten.bernoulli.p"})
-"""Random operators with a rule."""
-_NO_AXES = np.zeros(0, np.int64)
+"""Random operators that have a rule."""
+_SCALAR_SHAPE = np.zeros(0, np.int64)
 _PYTHON = frozenset({"getitem"})
-"""Python functions on results of operators; others operate on known numbers."""
+"""Python functions that are called on lowered values. Others compute numbers that the capture already knows."""
 
 
-def _list_read(call: Call, fake: Any) -> tuple[int, ...]:
-    """For a call with several results, the indices of those that other calls read."""
+def _list_read_results(call: Call, fake: Any) -> tuple[int, ...]:
+    """List the indices of the results that other calls read; empty for a call with a single result."""
     if not isinstance(fake, list | tuple):
         return ()
     if any(getattr(user.target, "__name__", "") != "getitem" for user in call.users):
@@ -596,14 +596,14 @@ def _list_read(call: Call, fake: Any) -> tuple[int, ...]:
 
 
 def _describe(leaf: Any) -> object:
-    """The properties of an argument that a decomposition depends on, as a key."""
+    """Dict key of an argument: the properties that its decomposition depends on."""
     fake = leaf.meta.get("val") if isinstance(leaf, torch.fx.Node) else None
     if isinstance(fake, torch.Tensor):
         return fake.dtype, str(tuple(fake.shape))
     return type(leaf), str(leaf if fake is None else fake)
 
 
-def _check_types(fake: Any, call: Call) -> None:
+def _check_not_complex(fake: Any, call: Call) -> None:
     """Raise Unsupported for complex inputs or results."""
     read = [node.meta.get("val") for node in call.all_input_nodes]
     for value in [*read, *(fake if isinstance(fake, list | tuple) else [fake])]:
@@ -616,9 +616,9 @@ _LAYOUT_DEPENDENT = frozenset({"aten._linalg_det.default", "aten._linalg_slogdet
 
 
 def _check_memory(call: Call) -> None:
-    """Raise ModelError for operators whose result depends on the memory layout of the input; engines return contiguous arrays.
+    """Raise ModelError if the result depends on the memory layout of the input, since engines return contiguous arrays.
 
-    Determinants keep LU factors of the matrix or its transpose, and the backward graph is traced for one of the two.
+    PyTorch saves the LU factors of a matrix or of its transpose, by layout, and the backward graph expects the traced one.
     """
     if (target := str(call.target)) != _STRIDED and target not in _LAYOUT_DEPENDENT:
         return
@@ -633,9 +633,9 @@ _PATH = re.compile(r"^[LG]\[['\"]\w+['\"]\]\.?|_modules\[['\"]?|['\"]\]|^L__self
 
 
 def _find_path(call: Call) -> str:
-    """The submodule of a call by qualified name: ``encoder.layer.3.output``.
+    """The qualified name of the submodule that makes the call, such as ``encoder.layer.3.output``; empty if unknown.
 
-    Dynamo's prefix, the Python variable of the root module, is stripped.
+    Dynamo's prefix for the root module, such as ``L['self']``, is removed.
     """
     stack: Iterable[Any] = (call.meta.get("nn_module_stack") or {}).values()
     path = ""

@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 
 
 def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any, list[Any]]:
-    """Flatten the inputs of a call; return the leaves with arrays as tensors, the structure, and the original leaves.
+    """Flatten the inputs of a call; return the leaves with arrays converted to tensors, the structure, and the original leaves.
 
-    Without nesting, the structure is the number of positional inputs and the names of the others, which is faster than a pytree.
+    Without nesting, the structure is (number of positional inputs, *keyword names), which is faster than a pytree's.
     Raises InputError for a tensor that requires a gradient.
     """
     leaves = [*args, *kwargs.values()]
@@ -77,7 +77,7 @@ _FLAT = {torch.Tensor, np.ndarray}
 
 
 def unflatten(leaves: Sequence[Any], structure: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Restore positional and named inputs."""
+    """Restore the positional and keyword inputs from the leaves and the structure of `flatten`."""
     if not isinstance(structure, tuple):
         return pytree.tree_unflatten(leaves, structure)  # type: ignore[no-any-return]  # untyped there
     count, *names = structure
@@ -85,7 +85,7 @@ def unflatten(leaves: Sequence[Any], structure: Any) -> tuple[tuple[Any, ...], d
 
 
 def are_arrays(leaves: list[Any]) -> bool:
-    """Whether all tensors among the inputs are arrays of NumPy, so that the call returns arrays."""
+    """Whether the inputs include NumPy arrays and no tensors, so that the call must return arrays."""
     return any(isinstance(leaf, np.ndarray) for leaf in leaves) and not any(isinstance(leaf, torch.Tensor) for leaf in leaves)
 
 
@@ -95,7 +95,7 @@ def list_shapes(leaves: Sequence[Any]) -> tuple[tuple[int, ...] | None, ...]:
 
 
 def describe(leaf: Any) -> object:
-    """The properties of a leaf that a capture depends on, sizes excluded."""
+    """Dict key of an input leaf: the properties that a capture depends on, without sizes."""
     if isinstance(leaf, torch.Tensor):
         return leaf.dtype, leaf.ndim
     if isinstance(leaf, float | complex):
@@ -122,7 +122,7 @@ class _ByIdentity:
 
 
 def collect_arrays(capture: Capture, leaves: list[Any], buffers: list[torch.Tensor]) -> list[Any]:
-    """The arrays that the Function of a capture is called with: user inputs, then updated buffers."""
+    """Collect the arrays to call the Function of a capture with: the user's inputs, then the updated buffers."""
     inputs = [leaves[index] for index in capture.inputs]
     arrays = [share_array(value) if isinstance(value, torch.Tensor) else np.asarray(value) for value in inputs]
     return arrays + [share_array(buffer) for buffer in buffers]
@@ -132,14 +132,14 @@ def collect_arrays(capture: Capture, leaves: list[Any], buffers: list[torch.Tens
 
 
 def find_shared_memory(tensors: Sequence[torch.Tensor | None], written: Collection[int]) -> tuple[int, int] | None:
-    """Indices of two tensors that share an element, at least one of them in `written`; None if there are none.
+    """Find two tensors that share memory and of which `written` has at least one; return their indices, or None.
 
-    Tensors that are not dense numbers in memory (sparse, quantized, on ``meta``) are left out.
+    `written` has indices, too. Tensors that are not dense numbers in memory (sparse, quantized, on ``meta``) are skipped.
     """
     arrays = {index: share_array(tensor) for index, tensor in enumerate(tensors) if tensor is not None and _is_in_memory(tensor)}
     written = frozenset(written)
     # A sweep by address compares few pairs of hundreds of tensors: it runs in each call that updates a buffer.
-    # `reaching` has the end address and index of the arrays that reach behind the start of the current one.
+    # `reaching` has (end address, index) of the earlier arrays that end after the start of the current one.
     reaching: list[tuple[int, int]] = []
     for low, high, index in sorted((*np.lib.array_utils.byte_bounds(array), index) for index, array in arrays.items()):
         reaching = [span for span in reaching if span[0] > low]
@@ -159,7 +159,7 @@ def _have_common_element(array: Any, other: Any) -> bool:
     try:
         return np.shares_memory(array, other, max_work=100_000)  # type: ignore[arg-type]  # any number
     except np.exceptions.TooHardError:
-        # Not decided within max_work: wrong results are worse than a refused call.
+        # Undecided within max_work: assume that they overlap, because an error is better than wrong results.
         return True
 
 
@@ -167,7 +167,7 @@ def _have_common_element(array: Any, other: Any) -> bool:
 
 
 def find_varying_axes(capture: Capture, shapes: Sequence[tuple[int, ...] | None]) -> dict[int, set[int]] | None:
-    """Axes, by leaf, that differ from the capture or are symbolic in it; None if one has a size below 2."""
+    """Find the axes, by leaf, whose size is symbolic in the capture or differs from it; None if such a size is below 2."""
     varying: dict[int, set[int]] = {}
     for index, value in zip(capture.inputs, capture.function.inputs, strict=False):
         declared, shape = cast("Any", value.type).shape, shapes[index] or ()
@@ -204,7 +204,7 @@ class SplitModule:
         return tuple(self._modules)
 
     def run(self, leaves: list[Any], structure: Any, originals: list[Any]) -> Any:
-        """Run on flattened inputs; return arrays if all inputs are arrays."""
+        """Run on inputs flattened by `flatten`; return arrays if all inputs are arrays."""
         args, kwargs = unflatten(leaves, structure)
         with torch.no_grad(), drop_warnings("torch._dynamo.variables.tensor"):  # warnings about intended graph breaks
             result = self._compiled(*args, **kwargs)
@@ -222,7 +222,7 @@ class SplitModule:
 
 
 def split(model: torch.nn.Module, arguments: Mapping[str, Any], error: ModelError | PlanError) -> SplitModule:
-    """Split the module, with a FallbackWarning; raises the error if the arguments are ``strict``."""
+    """Split the module and warn that it runs in parts because of ``error``; if ``arguments`` has ``strict``, raise ``error``."""
     if arguments.get("strict"):
         raise error
     reason = f"has operators that no engine supports ({error})" if isinstance(error, PlanError) else "branches on data"
@@ -246,21 +246,21 @@ class _CapturedModule:
     state: ModuleState
     """The module state at the time of the capture."""
     buffers: tuple[int, ...]
-    """Tensors of the state that the capture updates."""
+    """Indices in `ModuleState.tensors` of the buffers that the capture updates."""
     used: int = 0
-    """Number of the last call that used it."""
+    """Value of the call counter when it was last used."""
     accepted_sizes: set[object] = field(default_factory=set)
-    """Sizes that passed the guards."""
+    """Results of `list_shapes` that passed the guards."""
 
     def accepts(self, leaves: Sequence[Any]) -> bool:
-        """Whether the capture covers these sizes; a symbolic extent is at least 2."""
+        """Whether the capture is valid for the sizes of these leaves."""
         shapes = list_shapes(leaves)
         if shapes in self.accepted_sizes:
             return True
         for index, value in zip(self.capture.inputs, self.capture.function.inputs, strict=False):
             shape, declared = shapes[index] or (), cast("Any", value.type).shape
             pairs = zip(shape, declared, strict=False)
-            # Symbolic extents exclude 0 and 1, which torch.export specializes.
+            # Symbolic sizes are at least 2: torch.export specializes 0 and 1.
             if len(shape) != len(declared) or any(have != want if isinstance(want, int) else have < 2 for have, want in pairs):
                 return False
         if self.capture.guards is not None:
@@ -275,7 +275,7 @@ class _CapturedModule:
 
 def _add_shared_memory(error: ModelError, model: torch.nn.Module, state: ModuleState) -> ModelError:
     """Extend an error of PyTorch with the names of tensors that share memory."""
-    # Tied parameters are one tensor with several names, which is no error.
+    # Tied parameters are one tensor with several names: not an error.
     by_identity = {id(tensor): (name, tensor) for name, tensor in zip(list_tensor_names(model), state.tensors, strict=True)}
     names, tensors = zip(*by_identity.values(), strict=True) if by_identity else ((), ())
     if (shared := find_shared_memory(tensors, range(len(tensors)))) is None:
@@ -288,7 +288,7 @@ def _add_shared_memory(error: ModelError, model: torch.nn.Module, state: ModuleS
 
 
 MOST_SIZES = 1024
-"""Limit on remembered sizes per capture; others are checked in each call."""
+"""Maximum length of `accepted_sizes`; sizes beyond it are checked by the guards in each call."""
 
 
 def _read_last(name: str, doc: str) -> Any:
@@ -308,7 +308,7 @@ class TorchModule:
     was replaced or written to is captured again on the next call. PyTorch does not count writes through ``.data`` or NumPy, and
     Python attributes are not checked: call `recapture` after these. All captures together hold at most the
     ``max_bytes`` of the cache. Do not run the module elsewhere while a call captures it. A module that branches on data, or
-    has an operator that no engine supports, runs in `parts` with a FallbackWarning; ``strict`` refuses it.
+    has an operator that no engine supports, runs in `parts` with a FallbackWarning; with ``strict`` it raises an error.
 
     Raises InputError for tensors on another device or that require a gradient, ModelError if PyTorch cannot export the module.
     """
@@ -366,7 +366,7 @@ class TorchModule:
         return pytree.tree_unflatten(outputs, compiled.capture.out_spec)
 
     def _run(self, leaves: list[Any], structure: Any, originals: list[Any]) -> tuple[_CapturedModule, list[Any], Any]:
-        """Find or make a capture and run it; return the capture, the buffers that it updated, and the results."""
+        """Find or make the capture for these inputs and run it; return the capture, the updated buffers, and the results."""
         while True:
             compiled, buffers = self._find(leaves, structure)
             for index in compiled.capture.updated:
@@ -380,7 +380,7 @@ class TorchModule:
             try:
                 return compiled, buffers, compiled.module(*collect_arrays(compiled.capture, leaves, buffers))
             except InputError:
-                # Another thread may have dropped the capture since: then look for one again.
+                # Another thread may have closed the capture in between: then find or make one again.
                 if self._is_closed or not compiled.module.dispatcher.is_closed:
                     raise
 
@@ -406,7 +406,7 @@ class TorchModule:
             )
 
     def _find(self, leaves: list[Any], structure: Any) -> tuple[_CapturedModule, list[Any]]:
-        """Find the capture for these inputs, or make it; also return the buffers that it updates."""
+        """Find or make the capture for these inputs; return it and the buffers that it updates."""
         autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
         with self._guard:
             if self._is_closed:
@@ -414,7 +414,7 @@ class TorchModule:
             state = ModuleState.of(self.model)
             key = (structure, state.training, autocast, tuple(map(describe, leaves)))
             candidates = self._captures.get(key, [])
-            # One stale capture makes all stale: they were made of the same parameters.
+            # If one capture is stale, all are: they were made from the same parameters.
             if any(not candidate.state.is_like(state, candidate.buffers) for candidate in candidates):
                 self.recapture()
                 candidates = []
@@ -430,7 +430,7 @@ class TorchModule:
             return compiled, [state.tensors[index] for index in compiled.buffers]
 
     def _evict(self) -> None:
-        """Drop the least recently used captures that exceed the limit of the cache together; never the last one."""
+        """Drop the least recently used captures while all together exceed the cache's limit; keep the most recently used one."""
         entries = sorted(
             ((key, item) for key, captures in self._captures.items() for item in captures), key=lambda entry: entry[1].used
         )
@@ -505,7 +505,7 @@ class TorchModule:
 
     @property
     def opaque(self) -> Mapping[str, str]:
-        """Operators without ONNX form in the Function of the last call, with reasons."""
+        """Maps each operator that became an opaque node in the last call's Function to the reason."""
         return self._require().capture.declined
 
     def _require(self) -> _CapturedModule:
@@ -528,7 +528,7 @@ class TorchModule:
         return compiled.module.plan_for(*feed)
 
     def save(self, path: str | os.PathLike[str], *examples: Any, example: bool = True, **kwargs: Any) -> None:
-        """Write a bundle for these inputs, or for the last call; its inputs are the tensors by name."""
+        """Write a bundle for these inputs, or for those of the last call. The bundle's inputs are their tensors, by name."""
         compiled, feed = self._prepare(examples, kwargs) if examples or kwargs else (self._require(), [])
         compiled.module.save(path, *feed, example=example)
 
@@ -571,15 +571,15 @@ class TorchModule:
     explain = _read_last("explain", "Regions of the last call's plan, and the reason for each node's placement.")
 
     def calibrate(self, *_: Any, **__: Any) -> Any:
-        """Refused: calibrate ``XRTModule(xrt.from_torch(...))``, whose values have names."""
+        """Not supported: calibrate ``XRTModule(xrt.from_torch(...))`` instead, whose values have names."""
         raise OptionError("a module of PyTorch is calibrated as xrt.XRTModule(xrt.from_torch(module, args))")
 
     def bind(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: bind arrays of ``XRTModule(xrt.from_torch(...))``, whose inputs are a flat list."""
+        """Not supported: bind arrays of ``XRTModule(xrt.from_torch(...))`` instead, whose inputs are a flat list."""
         raise InputError("bind() needs a flat list of arrays; bind those of xrt.XRTModule(xrt.from_torch(module, args))")
 
     def new_session(self, sizes: Mapping[str, int] | None = None) -> Any:
-        """Refused: use ``XRTModule(xrt.stateful(xrt.from_torch(...), pairs))``, whose state has names."""
+        """Not supported: use ``XRTModule(xrt.stateful(xrt.from_torch(...), pairs))`` instead, whose state has names."""
         raise InputError(
             "a session needs named state; make it of xrt.XRTModule(xrt.stateful(xrt.from_torch(module, args), pairs))"
         )

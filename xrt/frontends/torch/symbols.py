@@ -30,7 +30,7 @@ class SymbolicNumber:
 
     @property
     def row(self) -> Tensor:
-        """The number as a tensor of one element: int64, float64, or bool for comparisons."""
+        """The number as a tensor of shape (1,): int64, float64, or bool for comparisons."""
         return self.symbols.make_row(self.expression)
 
     @property
@@ -44,10 +44,10 @@ Size: TypeAlias = int | SymbolicNumber
 
 @dataclass(slots=True)
 class Symbols:
-    """The symbolic sizes of a captured graph, and the tensors that hold them.
+    """The symbolic sizes of a captured graph, and the tensors that hold them at run time.
 
-    ``names`` maps symbols to the user's names, ``sources`` maps expressions to a tensor and the axis that has this extent.
-    ``rows`` and ``scalars`` have the expressions that were emitted, as tensors of one element and 0-d tensors.
+    ``names`` maps PyTorch's symbols to the user's names. ``sources`` maps an expression to a tensor and its axis of that size.
+    ``rows`` and ``scalars`` map the expressions emitted so far to tensors of shape (1,) and to 0-d tensors.
     """
 
     names: Mapping[str, str]
@@ -57,7 +57,7 @@ class Symbols:
 
     @contextmanager
     def enter(self) -> Iterator[None]:
-        """Scope for a body: values computed inside are not visible outside."""
+        """Context manager for a body: forget values computed inside at its end, because the outer graph cannot read them."""
         tables: tuple[dict[Any, Any], ...] = (self.rows, self.scalars, self.sources)
         before = [dict(table) for table in tables]
         try:
@@ -68,18 +68,18 @@ class Symbols:
                 table.update(old)
 
     def record_shape(self, tensor: Tensor, shape: Sequence[Any]) -> None:
-        """Record the shape of a tensor, from which its symbolic extents can be read."""
+        """Record that the symbolic sizes in ``shape`` can be read from the shape of ``tensor``."""
         for axis, size in enumerate(shape):
             if not isinstance(size, int):
                 self.sources.setdefault(size.node.expr, (tensor, axis))
 
     def record_value(self, expression: Any, scalar: Tensor) -> None:
-        """Record that a 0-d tensor holds the expression."""
+        """Record that ``scalar``, a 0-d tensor, holds the value of an expression."""
         self.scalars[expression] = scalar
         self.rows[expression] = emit("Reshape", scalar, np.array([1], np.int64))
 
     def name(self, size: Any) -> Dim:
-        """Convert a size to an extent of a type: a number, or the expression as text with the user's names."""
+        """Convert a size to a dim: an int, or the expression as a string with the user's names."""
         if isinstance(size, int):
             return size
         expression = size.node.expr
@@ -91,7 +91,7 @@ class Symbols:
         return str(expression.xreplace({symbol: type(symbol)(name, integer=True) for symbol, name in renamed.items()}))
 
     def name_shape(self, shape: Sequence[Any]) -> Shape:
-        """Convert sizes to the shape of a type."""
+        """Convert sizes to a Shape, see `name`."""
         return tuple(map(self.name, shape))
 
     def number(self, value: Any) -> Any:
@@ -110,13 +110,13 @@ class Symbols:
         return self.scalars[expression]
 
     def make_row(self, expression: Any) -> Tensor:
-        """Emit the expression as a tensor of one element; raises ModelError if it cannot be computed."""
+        """Emit the expression as a tensor of shape (1,); raises ModelError if it cannot be computed."""
         if expression not in self.rows:
             self.rows[expression] = set_shape(self._compute(expression), (1,))
         return self.rows[expression]
 
     def _compute(self, expression: Any) -> Tensor:
-        """Emit an expression from the shapes of tensors or from its arguments, as a tensor of one element."""
+        """Emit an expression as a tensor of shape (1,): read it from a tensor's shape, or apply a rule to its arguments."""
         if expression in self.sources:
             tensor, axis = self.sources[expression]
             return emit("Shape", tensor, start=axis, end=axis + 1)
@@ -141,11 +141,11 @@ def set_shape(tensor: Tensor, shape: Shape) -> Tensor:
 
 
 MOST_FACTORS = 8
-"""Powers up to this exponent become products: not every engine supports integer Pow."""
+"""Powers with exponents up to this are emitted as products, because not every engine supports integer Pow."""
 
 
 def _fold(combine: Callable[[Tensor, Tensor], Tensor]) -> Callable[[list[Tensor]], Tensor]:
-    """Make a rule that combines the operands from left to right. The operators of tensors promote int64 and float64."""
+    """Make a rule that combines operands from left to right. ``combine`` promotes mixed int64 and float64 operands."""
     return lambda rows: reduce(combine, rows)
 
 
@@ -187,11 +187,11 @@ _RULES: dict[str, Callable[[list[Tensor]], Tensor]] = {
     "Or": _fold(operator.or_),
     "OpaqueUnaryFn_sqrt": lambda rows: emit("Sqrt", _to_float(rows[0])),
 }
-"""Rules by the name of a function of SymPy, or of PyTorch's extensions of it: they combine the emitted arguments."""
+"""Maps the name of a function of SymPy, or of PyTorch's extension of SymPy, to a rule that combines the emitted arguments."""
 
 
 def make_shape(sizes: Sequence[Any]) -> Any:
-    """Combine sizes to one operand: an array if all are numbers, else an int64 tensor."""
+    """Combine ints, symbolic numbers and one-element tensors into an int64 vector: an array if all are ints, else a tensor."""
     if all(isinstance(size, int) for size in sizes):
         return np.array(sizes, np.int64)
     parts: list[Any] = []

@@ -55,7 +55,7 @@ def trunc(result: TensorType, x: Tensor) -> Tensor:
 
 @rule("log1p")
 def log1p(result: TensorType, x: Tensor) -> Tensor:
-    """Precise for small x: log(u) * x / (u - 1) with u = fl(1 + x)."""
+    """Emit log(u) * x / (u - 1), where u is 1 + x rounded: precise for small x."""
     y, one = cast(x, result.dtype), scalar(1, result.dtype)
     u = y + one
     # x disappears in the sum, and u - 1 is 0: log(1 + x) is x.
@@ -67,7 +67,7 @@ def log1p(result: TensorType, x: Tensor) -> Tensor:
 
 @rule("expm1")
 def expm1(result: TensorType, x: Tensor) -> Tensor:
-    """Precise for small x: e**x - 1 = 2 * sinh(x / 2) * e**(x / 2)."""
+    """Emit 2 * sinh(x / 2) * e**(x / 2), which equals e**x - 1 and is precise for small x."""
     y = cast(x, result.dtype)
     is_near = emit("Abs", y) < 2.0
     # Far from 0 the product may be infinity times zero: its gradient would be NaN, though the result is not selected.
@@ -122,7 +122,7 @@ _BINARY: dict[tuple[str, ...], Callable[..., Tensor]] = {
         "__rshift__.Tensor",
     ): operator.rshift,
 }
-"""Functions of two operands in the element type of the result. Python's operators are logical ones on booleans."""
+"""Functions that combine two operands in the element type of the result. On booleans, Python's ``&`` and ``|`` are logical."""
 for _names, _function in _BINARY.items():
     rule(*_names)(partial(_combine, _function))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
@@ -241,7 +241,7 @@ rule("log_softmax.int", "_log_softmax")(partial(_softmax, "LogSoftmax"))
 
 
 def drop(x: Tensor, p: float) -> Tensor:
-    """Dropout in training mode: zero elements with probability ``p``, and divide the others by 1 - p."""
+    """Emit Dropout in training mode: zero elements with probability ``p``, and divide the others by 1 - p."""
     # ONNX's Dropout has no ratio of 1, where it would divide by zero. A product, so that NaN remains as in PyTorch.
     return x * 0.0 if p >= 1 else emit("Dropout", x, scalar(p, DType.FLOAT32), scalar(True, DType.BOOL))
 
@@ -254,7 +254,7 @@ def dropout(result: TensorType, x: Tensor, p: float, train: bool) -> Tensor:
 @rule("native_dropout")
 def native_dropout(result: Any, x: Tensor, p: float, train: bool | None) -> Any:
     if train is not False and p > 0:
-        return _draw(x, p)
+        return _drop_with_mask(x, p)
     return x, emit("Expand", constant(True, DType.BOOL), emit("Shape", x))
 
 
@@ -263,12 +263,12 @@ def bernoulli(result: TensorType, x: Tensor, p: float = 0.5, generator: Any = No
     if generator is not None:
         raise Unsupported("numbers of a generator of its own")
     # Through the mask of a Dropout, so that all draws of a Function come from one operator.
-    _, mask = _draw(emit("Expand", scalar(1, x.dtype), emit("Shape", x)), 1 - p)
+    _, mask = _drop_with_mask(emit("Expand", scalar(1, x.dtype), emit("Shape", x)), 1 - p)
     return cast(mask, result.dtype)
 
 
-def _draw(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Dropout in training mode; return the result and the mask, true where elements were not dropped."""
+def _drop_with_mask(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """Emit Dropout in training mode; return the result and the mask, true where elements were not dropped."""
     if p >= 1:
         return drop(x, p), emit("Expand", constant(False, DType.BOOL), emit("Shape", x))
     y, mask = apply("Dropout", (x, scalar(p, DType.FLOAT32), scalar(True, DType.BOOL)), {}, outputs=2)
@@ -279,7 +279,7 @@ def _draw(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
 
 
 def reduce_by(op_type: str, x: Tensor, axes: list[int], keepdim: bool) -> Tensor:
-    """Reduce over axes; a 0-d tensor is returned unchanged."""
+    """Reduce over axes; without axes, as for a 0-d tensor, return ``x`` unchanged."""
     return emit(op_type, x, ints(*axes), keepdims=int(keepdim)) if axes else x
 
 
@@ -294,7 +294,7 @@ rule("logsumexp")(partial(_reduce, "ReduceLogSumExp"))
 
 
 def _register_reduced_extreme(op_type: str, index: str, *names: str) -> None:
-    """Register the rules of ``max`` or ``min``: over axes, over one axis with indices, and indices only."""
+    """Register the rules of ``max`` or ``min``: values, values with indices, and indices. ``index`` is ArgMax or ArgMin."""
 
     def extreme(result: TensorType, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
         if x.dtype is DType.BOOL:
@@ -337,7 +337,7 @@ for _name, _op_type in {"any": "ReduceMax", "all": "ReduceMin"}.items():
 
 
 def _count_elements(x: Tensor, axes: list[int], dtype: DType) -> Any:
-    """Number of reduced elements: a number, or a 0-d tensor for symbolic extents."""
+    """Count the reduced elements: an int, or a 0-d tensor of ``dtype`` if a size is symbolic."""
     sizes = [x.shape[axis] for axis in axes]
     if all(isinstance(size, int) for size in sizes):
         return math.prod(sizes)
@@ -346,7 +346,7 @@ def _count_elements(x: Tensor, axes: list[int], dtype: DType) -> Any:
 
 
 def variance(x: Tensor, axes: list[int], correction: float, keepdim: bool) -> Tensor:
-    """Variance over axes with Bessel's correction."""
+    """Emit the variance over axes: the sum of squares is divided by the number of elements minus ``correction``."""
     centered = emit("Sub", x, reduce_by("ReduceMean", x, axes, True))
     squares = emit("Mul", centered, centered)
     if correction == 0:

@@ -63,7 +63,7 @@ def _convolve(a: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
 
 
 def _fill_affine(a: Any, size: Any, dtype: DType) -> tuple[Tensor, Tensor]:
-    """Scale and shift; ones and zeros by default."""
+    """The scale and the shift of a normalization; where the call has none, ones and zeros of this size."""
     scale = constant(np.ones(size), dtype) if a.weight is None else a.weight
     return scale, constant(np.zeros(size), dtype) if a.bias is None else a.bias
 
@@ -199,7 +199,7 @@ def instance_norm(result: TensorType, a: Any) -> Tensor:
 
 @rule("im2col")
 def im2col(result: TensorType, x: Tensor, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
-    """Two gathers with constant positions along each axis."""
+    """Emit two Gathers, one per spatial axis, at constant positions."""
     y = emit("Pad", x, ints(0, 0, *padding, 0, 0, *padding), scalar(0, x.dtype)) if any(padding) else x
     counts = []
     for axis in (0, 1):
@@ -219,7 +219,7 @@ def im2col(result: TensorType, x: Tensor, kernel: Any, dilation: Any, padding: A
 
 
 def _pool(op_type: str, count: int, a: Any, **attributes: Any) -> Tensor:
-    """Pool the last ``count`` axes; the default stride is the kernel size."""
+    """Emit a pool over the last ``count`` axes; the default stride is the kernel size."""
     y, is_single = add_batch(a.self, count)
     sizes = each(a.kernel_size, count)
     strides = sizes if a.stride in ((), [], None) else each(a.stride, count)
@@ -239,7 +239,7 @@ def _average_pool(count: int, result: TensorType, a: Any) -> Tensor:
 
 
 def _max_pool_with_indices(count: int, result: Any, a: Any) -> Any:
-    """Convert the indices: ONNX counts over the whole tensor, PyTorch per plane."""
+    """Emit MaxPool with indices, and convert these: ONNX counts over the whole tensor, PyTorch within each plane."""
     y, x = _max_pool(count, result[0], a), a.self
     if result[1] is None:
         return y, None
@@ -308,7 +308,7 @@ for _count in (1, 2, 3):
 
 
 def _resize(result: TensorType, x: Tensor, size: Any, factors: Any, **attributes: Any) -> Tensor:
-    """Resize the axes from the third on to a size; given factors determine the sample positions."""
+    """Emit a Resize of the spatial axes to ``size``; if ``factors`` are given, they determine the sample positions."""
     axes = list(range(2, x.ndim))
     if factors is not None:
         scales = np.array([float(factor) for factor in factors], np.float32)
@@ -323,7 +323,7 @@ def _resize(result: TensorType, x: Tensor, size: Any, factors: Any, **attributes
 
 
 def _upsample(mode: str, is_vector: bool, result: TensorType, x: Tensor, size: Any, *rest: Any) -> Tensor:
-    """Nearest-neighbor operators have no ``align_corners``; the others have one before the factors."""
+    """Emit a Resize. ``rest`` is ``align_corners``, except for mode nearest, then the factors: a list if ``is_vector``."""
     corners, *scales = (False, *rest) if mode == "nearest" else rest
     factors = scales[0] if is_vector else None if not scales or None in scales else scales
     if mode == "nearest":
@@ -351,7 +351,7 @@ def grid_sampler(result: TensorType, x: Tensor, grid: Tensor, mode: int, padding
 
 
 _LSTM = 2
-"""PyTorch's code for LSTM among recurrent layers."""
+"""The ``mode`` of an LSTM in PyTorch's operators for recurrent layers."""
 _LSTM_GATES = [0, 3, 1, 2]
 """PyTorch's index of each gate, in ONNX's order: input, output, forget, cell."""
 
@@ -399,7 +399,7 @@ def _apply_layers(
 
 
 def _stack_weights(layer_params: list[Any], order: list[int], has_biases: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Input weights, recurrent weights and biases of all directions of a layer."""
+    """Stack the parameters of a layer's directions; return input weights, recurrent weights and biases (None without biases)."""
     hidden = fixed_size(layer_params[0][1], 1)
     w, r = (emit("Concat", *[_add_direction_axis(params[i], order, hidden) for params in layer_params], axis=0) for i in (0, 1))
     if not has_biases:

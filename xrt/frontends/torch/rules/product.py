@@ -47,20 +47,20 @@ def linear(result: TensorType, x: Tensor, weight: Tensor, bias: Tensor | None = 
 
 @rule("matmul", "mm", "bmm", "mv", "dot", "vdot")
 def matmul(result: TensorType, a: Tensor, b: Tensor) -> Tensor:
-    # ONNX's MatMul has no small integers.
-    if result.dtype.is_integer and result.dtype not in _INTEGERS:
+    # ONNX's MatMul does not support integers of 8 and 16 bits: compute in int32.
+    if result.dtype.is_integer and result.dtype not in _MATMUL_INTEGERS:
         wide = emit("MatMul", cast(a, DType.INT32), cast(b, DType.INT32))
         return cast(wide, result.dtype)
     return emit("MatMul", a, b)
 
 
-_INTEGERS = frozenset({DType.INT32, DType.INT64, DType.UINT32, DType.UINT64})
+_MATMUL_INTEGERS = frozenset({DType.INT32, DType.INT64, DType.UINT32, DType.UINT64})
 
 
 def _add_scaled(result: TensorType, x: Any, product: Tensor, beta: Any, alpha: Any) -> Tensor:
     """``beta * x + alpha * product``."""
     y = product if alpha == 1 else emit("Mul", product, cast(alpha, result.dtype))
-    # PyTorch does not read x then: its NaN must not reach the result.
+    # With beta 0 PyTorch ignores x, so that a NaN in it does not reach the result.
     if beta == 0:
         return y
     return emit("Add", y, x if beta == 1 else emit("Mul", x, cast(beta, result.dtype)))
@@ -69,13 +69,13 @@ def _add_scaled(result: TensorType, x: Any, product: Tensor, beta: Any, alpha: A
 def _find_untransposed(x: Tensor) -> tuple[Tensor, int]:
     """Look through a recent Transpose: return (untransposed matrix, 1), or (matrix, 0) if there is none."""
     builder = current("a product")
-    for node in builder.nodes[-_NEAR:]:
+    for node in builder.nodes[-_MAX_SEARCHED_NODES:]:
         if node.outputs[0] == x.name and node.op == "Transpose" and len(node.attr("perm") or ()) == 2:
             return builder.tensor(node.inputs[0], x.type), 1
     return x, 0
 
 
-_NEAR = 8
+_MAX_SEARCHED_NODES = 8
 """Number of recent nodes to search for a Transpose: AOTAutograd emits it just before the product."""
 
 
@@ -111,7 +111,7 @@ def cdist(result: TensorType, a: Tensor, b: Tensor, p: float = 2.0, compute_mode
 
 
 def _shares_heads(a: Tensor, b: Tensor) -> bool:
-    """Whether heads of ``b`` serve several heads of ``a`` each. A single head is broadcast by MatMul."""
+    """Whether each head (axis -3) of ``b`` serves several heads of ``a``. False for a single head, which MatMul broadcasts."""
     if a.ndim < 3 or b.ndim != a.ndim:
         return False
     wide, narrow = a.shape[-3], b.shape[-3]
@@ -121,7 +121,7 @@ def _shares_heads(a: Tensor, b: Tensor) -> bool:
 
 
 def _regroup(x: Tensor, like: Tensor) -> Tensor:
-    """Reshape to the head count of another tensor, so that the heads of a group become rows of one head."""
+    """Reshape ``x`` to the number of heads of ``like``: the rows of several heads become rows of one head, or the reverse."""
     heads, lead = like.shape[-3], x.ndim - 3
     before, rows = x.shape[-3:-1]
     extent = before * rows // heads if isinstance(before, int) and isinstance(rows, int) and isinstance(heads, int) else None
@@ -151,7 +151,7 @@ def _broadcast(size: Dim, other: Dim) -> Dim:
 
 
 def _multiply_transposed(a: Tensor, b: Tensor, like: Tensor) -> Tensor:
-    """The gradient of the second factor ``like``: transposed product, summed over each head group."""
+    """Emit the gradient of a product's second factor ``like``: transposed ``a`` times ``b``, summed over each group of heads."""
     if _shares_heads(a, like):
         a, b = _regroup(a, like), _regroup(b, like)
     return emit("MatMul", _transpose_last(a), b)
@@ -171,7 +171,7 @@ def _widen(x: Tensor) -> Tensor:
 
 
 def _find_scale(query: Tensor, scale: Any, dtype: DType) -> Tensor:
-    """The scale of the scores; the default is 1 / sqrt(head width)."""
+    """The scale of the attention scores, by default 1 / sqrt(head width)."""
     if scale is not None:
         return cast(scale, dtype)
     width = query.shape[-1]
@@ -182,7 +182,7 @@ def _find_scale(query: Tensor, scale: Any, dtype: DType) -> Tensor:
 
 
 def _score(a: Any) -> Tensor:
-    """Scaled scores; ``is_causal`` masks those above the diagonal with the lowest number."""
+    """Emit the scaled products of queries and keys. If ``a.is_causal``, those above the diagonal are the lowest number."""
     wide = _widen(a.query)
     scaled = set_shape(emit("Mul", wide, _find_scale(a.query, a.scale, wide.dtype)), a.query.shape)
     scores = _multiply(scaled, _transpose_last(_widen(a.key)))
@@ -197,7 +197,7 @@ def _get_mask(a: Any) -> Tensor | None:
 
 
 def _make_causal_mask(query: Tensor, key: Tensor) -> Tensor:
-    """Lower triangular mask from the first element on. Each row has at least one key."""
+    """Emit a lower triangular mask that starts at the first row and key, so that each row has at least one key."""
     rows, columns = query.shape[-2], key.shape[-2]
     if isinstance(rows, int) and isinstance(columns, int):
         return constant(np.tri(rows, columns, dtype=np.bool_), DType.BOOL)
@@ -207,7 +207,7 @@ def _make_causal_mask(query: Tensor, key: Tensor) -> Tensor:
 
 
 def _apply_mask(scores: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Masked scores, and whether each row has any key."""
+    """Apply a boolean or additive mask; return the masked scores, and for each row whether any key remains."""
     if mask.dtype is DType.BOOL:
         masked = emit("Where", mask, scores, scalar(float(lowest(scores.dtype)), scores.dtype))
         # ReduceMax on float32, because not all engines have an integer kernel.
@@ -218,7 +218,7 @@ def _apply_mask(scores: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _attend(a: Any) -> tuple[Tensor, Tensor]:
-    """Attended values, in float32 for half precision, and weights; zero for rows without keys."""
+    """Emit attention; return the result and the weights, both in float32 for half precision and zero in rows without keys."""
     scores, has_keys = _score(a), None
     shape = scores.shape
     if (mask := _get_mask(a)) is not None:
@@ -237,7 +237,7 @@ def _add_mask(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _attend_with_logs(a: Any) -> tuple[Tensor, Tensor]:
-    """Attended values and log-sum-exp per row, from which a backward graph recomputes the weights."""
+    """Emit attention; return the result and each row's log-sum-exp, from which a backward graph recomputes the weights."""
     scores = _score(a)
     shape = scores.shape
     scores = _add_mask(scores, _get_mask(a))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from xrt.graph import Shape
 
 LAST = 2**63 - 1
-"""The end of a slice without one: PyTorch's and ONNX's largest int64."""
+"""The end of a slice that has no end: the largest int64, in PyTorch and in ONNX."""
 
 
 @rule("to.dtype", "to.device", "to.dtype_layout", "to.other", "_to_copy")
@@ -218,7 +218,7 @@ def unfold(result: TensorType, x: Tensor, dimension: int, size: int, step: int) 
 
 
 def _fill(value: Any, sizes: Any, dtype: DType) -> Tensor:
-    """A tensor of these sizes, which may be symbolic, filled with a number."""
+    """Emit a tensor of these sizes, which may be symbolic, filled with a number."""
     shape = make_shape(sizes)
     element = cast(value, dtype)
     return emit("Expand", element, shape) if len(sizes) else element
@@ -239,7 +239,7 @@ def empty(result: TensorType, *args: Any, **_: Any) -> Tensor:
 
 @rule("arange.start_step")
 def arange_step(result: TensorType, start: Any, end: Any, step: Any = 1, **_: Any) -> Tensor:
-    """Known numbers become a constant, which avoids rounding in Range."""
+    """Emit a constant if all arguments are numbers, which avoids rounding in Range; else emit a Range."""
     if all(isinstance(number, int | float) for number in (start, end, step)):
         count = math.ceil((end - start) / step)
         is_whole = all(isinstance(number, int) for number in (start, end, step))
@@ -276,7 +276,7 @@ def index_put(result: TensorType, x: Tensor, indices: Any, values: Tensor, accum
     if any(indices[i].dtype is DType.BOOL for i in used):
         raise Unsupported("a write by mask and numbers")
     if used != list(range(len(used))):
-        return _put_behind(x, indices, used, values, accumulate)
+        return _put_at_inner_axes(x, indices, used, values, accumulate)
     return _put_at(x, stack_indices([indices[i] for i in used])[0], len(used), values, accumulate)
 
 
@@ -289,8 +289,8 @@ def _put_at(x: Tensor, where: Tensor, depth: int, values: Tensor, accumulate: bo
     return emit("ScatterND", x, where, updates, reduction="add" if accumulate else "none")
 
 
-def _put_behind(x: Tensor, indices: Any, used: list[int], values: Tensor, accumulate: bool) -> Tensor:
-    """Write by indices of adjacent inner axes: transpose these to the front, write, and transpose back."""
+def _put_at_inner_axes(x: Tensor, indices: Any, used: list[int], values: Tensor, accumulate: bool) -> Tensor:
+    """Write ``values`` at indices of adjacent inner axes ``used``: transpose these to the front, write, and transpose back."""
     if used != list(range(used[0], used[0] + len(used))):
         raise Unsupported("a write by index of axes that are no neighbors")
     lead, wide = used[0], max(indices[i].ndim for i in used)
@@ -393,14 +393,14 @@ def masked_scatter(result: TensorType, x: Tensor, mask: Tensor, source: Tensor) 
     shape = _broadcast_shape(x, mask)
     flags = reshape(emit("Expand", mask, shape), -1)
     # The n-th true element of the mask reads element n of the source. Before the first one the index would be -1: read 0.
-    place = emit("Sub", emit("CumSum", cast(flags, DType.INT64), scalar(0, DType.INT64)), scalar(1, DType.INT64))
-    picked = emit("Gather", reshape(source, -1), emit("Max", place, scalar(0, DType.INT64)))
+    source_index = emit("Sub", emit("CumSum", cast(flags, DType.INT64), scalar(0, DType.INT64)), scalar(1, DType.INT64))
+    picked = emit("Gather", reshape(source, -1), emit("Max", source_index, scalar(0, DType.INT64)))
     flat = reshape(emit("Expand", x, shape), -1)
     return emit("Reshape", emit("Where", flags, cast(picked, x.dtype), flat), shape)
 
 
 def _broadcast_shape(x: Tensor, mask: Tensor) -> Any:
-    """The broadcast shape of a tensor and a mask."""
+    """The shape to which a tensor and a mask broadcast, as an operand."""
     if x.shape == mask.shape and None not in x.shape:
         return emit("Shape", x)
     return emit("Shape", emit("Or", mask, emit("Equal", cast(x, DType.BOOL), cast(x, DType.BOOL))))

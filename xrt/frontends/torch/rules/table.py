@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 Rule: TypeAlias = Callable[..., Any]
-"""Receives the result type (a tuple for several results) and the operator's arguments; emits the nodes."""
+"""Emits the nodes of a call and returns its results. Receives the result type, or a tuple of types, and the arguments."""
 
 RULES: dict[str, Rule] = {}
-"""Rules by qualified overload: ``aten.add.Tensor``."""
+"""Rules by the qualified name of an overload, such as ``aten.add.Tensor``."""
 
 
 class Unsupported(Exception):
@@ -35,7 +35,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def rule(*names: str) -> Callable[[_Function], _Function]:
-    """Decorator: register the rule of ``aten`` overloads, such as ``add.Tensor``."""
+    """Decorator: register a function as the rule of the named ``aten`` overloads, such as ``add.Tensor``."""
 
     def register(function: _Function) -> _Function:
         for name in names:
@@ -50,7 +50,7 @@ def rule(*names: str) -> Callable[[_Function], _Function]:
 
 
 def rule_by_name(*names: str) -> Callable[[_Function], _Function]:
-    """Decorator: register a rule that receives the result type and the arguments as attributes, see `bind_arguments`."""
+    """Decorator: register a rule that receives the result type, and the arguments as one object, see `bind_arguments`."""
 
     def register(function: _Function) -> _Function:
         for name in names:
@@ -66,7 +66,7 @@ def _run_by_name(function: Callable[..., Any], operator: Any, result: Any, *args
 
 
 def bind_arguments(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The arguments of a call as attributes, with the names and defaults of PyTorch's schema."""
+    """Return an object whose attributes are the arguments of a call, with the names and defaults of PyTorch's schema."""
     schema = operator._schema.arguments
     defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
     return SimpleNamespace(**{**defaults, **dict(zip((argument.name for argument in schema), args, strict=False)), **kwargs})
@@ -85,12 +85,12 @@ def cast(x: Any, dtype: DType) -> Tensor:
 
 
 def constant(value: Any, dtype: DType) -> Tensor:
-    """A constant of an element type."""
+    """Add a constant of an element type."""
     return current("a constant").constant(np.asarray(value).astype(dtype.numpy))
 
 
 def scalar(value: Any, dtype: DType) -> Tensor:
-    """A 0-d constant; floats are truncated for integer types, as in PyTorch."""
+    """Add a 0-d constant; floats are truncated for integer types, as in PyTorch."""
     if dtype.is_integer and isinstance(value, float) and not math.isfinite(value):
         raise Unsupported(f"{value} is no {dtype}")
     # Negative numbers wrap around in unsigned types, as in PyTorch.
@@ -105,7 +105,7 @@ def ints(*values: int) -> np.ndarray[Any, Any]:
 
 
 def as_tensor(x: Any) -> Tensor:
-    """Convert a value to a tensor of PyTorch's default type for it."""
+    """Convert a Python number to a 0-d tensor of PyTorch's default type for it; tensors are returned unchanged."""
     if isinstance(x, bool):
         return scalar(x, DType.BOOL)
     if isinstance(x, int):
@@ -116,9 +116,9 @@ def as_tensor(x: Any) -> Tensor:
 
 
 def reshape(x: Tensor, *sizes: int) -> Tensor:
-    """Reshape; 0 copies an extent, -1 is inferred.
+    """Reshape; 0 copies the size of the same axis, -1 is inferred.
 
-    For empty tensors ONNX cannot infer -1 or copy 0 next to it, so all extents are computed.
+    For a tensor without elements ONNX cannot infer -1, or copy 0 next to it, so all sizes are computed here.
     """
     shape = x.tensor_type.shape
     if shape is None or 0 not in shape:
@@ -132,7 +132,7 @@ def reshape(x: Tensor, *sizes: int) -> Tensor:
 
 
 def reshape_exactly(x: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Reshape to known extents, including zero."""
+    """Reshape to static sizes, which may be zero."""
     return emit("Reshape", x, ints(*sizes), allowzero=1) if 0 in sizes else emit("Reshape", x, ints(*sizes))
 
 
@@ -166,7 +166,7 @@ def _make_proxy(value: Any) -> Any:
 
 
 def lowest(dtype: DType) -> Any:
-    """The lowest number of a type."""
+    """The lowest finite number of a type."""
     if dtype.is_float:
         import ml_dtypes
 
@@ -178,7 +178,7 @@ def lowest(dtype: DType) -> Any:
 
 
 def normalize_axis(x: Tensor, axis: int, extra: int = 0) -> int:
-    """Make an axis non-negative; 0-d tensors accept 0 and -1, as in PyTorch."""
+    """Make an axis non-negative; ``extra`` counts axes that the call adds. 0-d tensors accept 0 and -1, as in PyTorch."""
     count = max(x.ndim, 1) + extra
     return axis % count
 
@@ -191,7 +191,7 @@ def normalize_axes(x: Tensor, axes: Any) -> list[int]:
 
 
 def fixed_size(x: Tensor, axis: int) -> int:
-    """A static extent; raises Unsupported if symbolic."""
+    """The size of an axis; raises Unsupported if it is symbolic."""
     size = x.shape[axis]
     if not isinstance(size, int):
         raise Unsupported("a kernel of symbolic size")
@@ -199,13 +199,13 @@ def fixed_size(x: Tensor, axis: int) -> int:
 
 
 def each(value: Any, count: int) -> list[int]:
-    """Expand a number or a one-element list to one number per spatial axis."""
+    """Expand a number or a one-element list to ``count`` numbers, one per spatial axis."""
     values = list(value) if isinstance(value, list | tuple) else [value]
     return values * count if len(values) == 1 else values
 
 
 def add_batch(x: Tensor, count: int) -> tuple[Tensor, bool]:
-    """Add a batch axis if it is missing; return whether it was."""
+    """Add a batch axis if ``x`` only has a channel axis and ``count`` spatial axes; also return whether it was added."""
     is_single = x.ndim == count + 1
     return (emit("Unsqueeze", x, ints(0)) if is_single else x), is_single
 
