@@ -34,12 +34,12 @@ How: TypeAlias = Literal[
 ]
 
 # These corrupt the results of `run`, so they have no meaning in another method.
-_RESULTS: tuple[How, ...] = ("dtype", "shape", "nan", "value", "missing", "scalar", "write_input")
-_POSSIBLE: dict[How, tuple[Where, ...]] = {
+_RESULT_FAULTS: tuple[How, ...] = ("dtype", "shape", "nan", "value", "missing", "scalar", "write_input")
+_METHODS_BY_FAULT: dict[How, tuple[Where, ...]] = {
     "raise": get_args(Where),
     "refuse": ("why_not", "compile"),
     **dict.fromkeys(("hang", "kill", "memory"), ("compile", "prepare", "run", "close")),
-    **dict.fromkeys(_RESULTS, ("run",)),
+    **dict.fromkeys(_RESULT_FAULTS, ("run",)),
 }
 
 
@@ -165,9 +165,9 @@ class FaultyEngine(RecordingEngine):
     """The call that misbehaves, counted from 1; 0 means every call."""
 
     def __post_init__(self) -> None:
-        if self.where not in _POSSIBLE[self.how]:
+        if self.where not in _METHODS_BY_FAULT[self.how]:
             raise OptionError(
-                f"{self.where!r} cannot misbehave by {self.how!r}, only {', '.join(map(repr, _POSSIBLE[self.how]))} can"
+                f"{self.where!r} cannot misbehave by {self.how!r}, only {', '.join(map(repr, _METHODS_BY_FAULT[self.how]))} can"
             )
 
     def due(self, where: Where, count: int) -> bool:
@@ -177,8 +177,8 @@ class FaultyEngine(RecordingEngine):
     def count_call(self, where: Where) -> int:
         """Count a call and return its number; raises, hangs or kills the process if that is due."""
         count = self.journal.note(where)
-        if self.due(where, count) and self.how in _DRASTIC:
-            _DRASTIC[self.how](where)
+        if self.due(where, count) and self.how in _FAULT_ACTIONS:
+            _FAULT_ACTIONS[self.how](where)
         return count
 
     def why_not(self, node: Node, function: Function) -> str | None:
@@ -212,8 +212,8 @@ class _FailingExecutable(Executable):
         count = self.engine.count_call("run")
         # Counted before the inner run, so that ``raise``, ``hang`` and ``kill`` leave no results.
         results = list(self.inner.run(inputs, options))
-        if self.engine.due("run", count) and self.engine.how in _RESULTS:
-            _spoil(self.engine.how, results, inputs)
+        if self.engine.due("run", count) and self.engine.how in _RESULT_FAULTS:
+            _corrupt_results(self.engine.how, results, inputs)
         return results
 
     def memory(self) -> Sequence[MemoryUse] | None:
@@ -237,7 +237,7 @@ def _exhaust(where: Where) -> None:
     raise MemoryError(f"the faulty engine is set to ask for {len(blocks)} GiB in {where}")
 
 
-_DRASTIC: dict[How, Callable[[Where], object]] = {
+_FAULT_ACTIONS: dict[How, Callable[[Where], object]] = {
     "raise": _raise,
     "hang": lambda where: time.sleep(3600),
     "kill": lambda where: os.kill(os.getpid(), signal.SIGKILL),
@@ -245,17 +245,17 @@ _DRASTIC: dict[How, Callable[[Where], object]] = {
 }
 
 
-def _spoil(how: How, results: list[Any], inputs: Sequence[Any]) -> None:
-    """Corrupt the results, or write to the first input."""
+def _corrupt_results(how: How, results: list[Any], inputs: Sequence[Any]) -> None:
+    """Corrupt ``results`` in place, or write to the first input, as ``how`` requests."""
     if how == "write_input":
         inputs[0].reshape(-1)[:1] = 0
     elif how == "missing":
         results.pop()
     else:
-        results[0] = _SPOILT[how](results[0].copy())  # a copy, since a result may be an input or a constant
+        results[0] = _CORRUPTIONS[how](results[0].copy())  # a copy, since a result may be an input or a constant
 
 
-_SPOILT: dict[How, Any] = {
+_CORRUPTIONS: dict[How, Any] = {
     "dtype": lambda array: array.astype(np.float64 if array.dtype != np.float64 else np.float32),
     "shape": lambda array: array[np.newaxis],
     "nan": lambda array: array * array.dtype.type(np.nan) if array.dtype.kind == "f" else ~array,

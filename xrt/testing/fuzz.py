@@ -42,7 +42,7 @@ from xrt.verify.regions import bisect_difference
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """A graph with inputs to call it with."""
+    """A graph and inputs to call it with."""
 
     function: Function
     inputs: tuple[Any, ...]
@@ -64,7 +64,7 @@ class ExecutionMode:
 
     @property
     def title(self) -> str:
-        """The key in `Fuzzer.counts`."""
+        """The kind and the engines as text, which is the key in `Fuzzer.counts`."""
         names = ",".join(engine.name for engine in self.engines)
         titles = {"alone": f"{names} alone", "mixed": f"mixture of {names}", "alternating": f"alternating {names}"}
         return titles.get(self.kind, names)
@@ -76,7 +76,7 @@ class ExecutionMode:
         """Run the function and return its outputs. Raises CompileRefused if it cannot run in this mode."""
         match self.kind:
             case "alone":
-                # Updating inputs in place is the work of a module, which an engine alone does not do.
+                # A module updates inputs in place; an engine alone does not, so aliases are dropped.
                 return run_alone(self.engines[0], function.replace(aliases=()), inputs)
             case "listed":
                 return _run_module(function, self.engines, (), inputs)
@@ -89,16 +89,16 @@ class ExecutionMode:
 
     def _run_mixture(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
         """Pin each node to one of the engines that support it, chosen by seed and node name, and run the module."""
-        homes: dict[str, int] = {}
+        engine_indices: dict[str, int] = {}
         for node in function.nodes:
-            numbers = range(len(self.engines))
-            supporting = [i for i in numbers if self.engines[i].why_not(node, function) is None] or [numbers[-1]]
+            indices = range(len(self.engines))
+            supporting = [i for i in indices if self.engines[i].why_not(node, function) is None] or [indices[-1]]
             # Hash the node's name, so that a reduction of the graph does not move other nodes.
-            homes[node.name] = supporting[zlib.crc32(f"{self.seed}/{node.name}".encode()) % len(supporting)]
+            engine_indices[node.name] = supporting[zlib.crc32(f"{self.seed}/{node.name}".encode()) % len(supporting)]
         try:
-            return _run_module(function, self.engines, pin_nodes(self.engines, homes), inputs)
+            return _run_module(function, self.engines, pin_nodes(self.engines, engine_indices), inputs)
         except PlanError as error:
-            # A pinned region has no fallback if its engine refuses it as a whole; but a failure of a library is a finding.
+            # A pinned region has no fallback, so its engine may refuse it as a whole. A failure of a library is a finding.
             if "failed to compile" in str(error):
                 raise
             raise CompileRefused(str(error)) from error
@@ -117,9 +117,9 @@ WIDE = Form(
     rank=6,
     max_nodes=12,
 )
-"""All recipes and types."""
+"""Form for even seeds: all recipes and types."""
 COMMON = replace(WIDE, dtypes=WIDE.dtypes[:3], max_nodes=6)
-"""Small graphs of types that every engine has, which a single engine often supports entirely."""
+"""Form for odd seeds: small graphs of common types, which a single engine often supports entirely."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class Fuzzer:
         self._opened = isolate_engines(engines) if self.isolate else list(engines)
 
     def run(self, seeds: Sequence[int], progress: Callable[[int, Finding | None], None] = lambda done, finding: None) -> None:
-        """Run the graphs of the seeds. Calls ``progress`` with the number done, for each finding and after each graph."""
+        """Run the graphs of the seeds. Call ``progress`` with the number of graphs run, for each finding and after each graph."""
         for done, seed in enumerate(seeds, 1):
             # ``progress`` is called for the finding as well, so that it is shown at once.
             if (finding := self.try_seed(seed)) is not None:
@@ -167,7 +167,7 @@ class Fuzzer:
             progress(done, None)
 
     def try_seed(self, seed: int) -> Finding | None:
-        """Run one graph in its modes until one disagrees: other modes usually fail for the same reason."""
+        """Run one graph in its modes up to the first finding: other modes usually fail for the same reason. None if all agree."""
         sample = make_sample(seed)
         try:
             expected = self.truth(sample.function, sample.inputs)
@@ -190,7 +190,7 @@ class Fuzzer:
         return [mode for mode in modes if mode.kind in self.kinds]
 
     def truth(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
-        """Compute the expected outputs on the reference engine; inputs are not written to."""
+        """Compute the expected outputs on the reference engine; inputs are never updated in place."""
         with np.errstate(all="ignore"):
             return run_alone(self.reference, function.replace(aliases=()), inputs)
 
@@ -223,7 +223,7 @@ class Fuzzer:
             # Only for a difference: inner values show whether a special value reached a node with a declared deviation.
             exposed = expose_all_values(sample.function)
             inner = {value.name: array for value, array in zip(exposed.outputs, self.truth(exposed, sample.inputs), strict=True)}
-            engines = [engine for engine in mode.engines if _has_a_node(engine, sample.function)]
+            engines = [engine for engine in mode.engines if _supports_any_node(engine, sample.function)]
             explained = overlook_deviations(results, sample.function, sample.inputs, expected, engines, inner)
             if judge_outputs(sample.function, sample.inputs, explained, expected, self.truth).verdict is Verdict.DISAGREES:
                 return check
@@ -251,7 +251,7 @@ def make_sample(seed: int) -> Sample:
     return Sample(function, tuple(make_random_inputs(function, seed)))
 
 
-def _has_a_node(engine: GraphCompiler, function: Function) -> bool:
+def _supports_any_node(engine: GraphCompiler, function: Function) -> bool:
     """Whether the engine supports any node of the Function, so that it may have run some."""
     typed = infer_shapes(function)
     return any(engine.why_not(node, typed) is None for node in typed.nodes)
@@ -262,7 +262,7 @@ def _summarize(error: Exception) -> str:
 
 
 def _classify(message: str) -> str:
-    """The kind of a disagreement, which a reduction must keep: the type of an exception, or wrong shape, type, count or value."""
+    """Classify a disagreement by its message: the type of an exception, or wrong shape, type, count or value."""
     # A message of `_summarize` begins with the type of an exception.
     head = message.partition(":")[0]
     if head.isidentifier():

@@ -67,13 +67,13 @@ class Form:
 
     @property
     def recipes(self) -> tuple[Recipe, ...]:
-        """The recipes of the families of which `takes` accepts at least one of `TRIES` samples; may be empty."""
+        """The usable recipes of the families: `takes` accepts at least one of `TRIES` samples of each. May be empty."""
         return _list_recipes(self)
 
 
 EVERYTHING = Form()
 TRIES = 100
-"""Samples per recipe: after this many rejected ones the recipe is dropped. Some recipes choose among many operators."""
+"""A recipe is dropped if this many samples were rejected: not fewer, since some recipes choose among many operators."""
 
 
 # Cached, because asking an engine about a hundred samples of each recipe takes seconds.
@@ -95,7 +95,7 @@ def _draft(choose: Chooser, form: Form) -> GraphDraft:
 
 
 def _grow(draft: GraphDraft, recipe: Recipe, form: Form) -> bool:
-    """Apply the recipe and return True, or undo it and return False if the form does not accept the result."""
+    """Apply the recipe and return True; if the form does not accept the result, undo it and return False."""
     before = draft.mark()
     recipe(draft)
     if form.takes is None or form.takes(draft.function(_list_computed(draft))):

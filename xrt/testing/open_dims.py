@@ -90,8 +90,8 @@ def open_dims(function: Function, inputs: Sequence[Any], opening: Opening) -> Fu
     """
     if any(isinstance(array, np.ndarray) and not array.size for array in inputs):
         raise CompileRefused("an input has no elements, which an executable for all sizes may refuse when it runs")
-    # Extents declared in a body would contradict other sizes of the values that it captures.
-    if any(_has_extents(body) for node in function.nodes for body in node.bodies):
+    # Sizes declared in a body would contradict other sizes of the values that it captures.
+    if any(_declares_sizes(body) for node in function.nodes for body in node.bodies):
         raise CompileRefused("a body declares the extents of its values")
     computes = any(node.op not in ELEMENTWISE for node in function.nodes)  # then 1-d integers may be a shape or axes
     opened = tuple(
@@ -128,7 +128,7 @@ def _open(value: Value, array: Any, opening: Opening) -> Value:
     return Value(value.name, value.type.with_shape(tuple(dims)))
 
 
-def _has_extents(body: Function) -> bool:
+def _declares_sizes(body: Function) -> bool:
     types = [*(value.type for value in (*body.inputs, *body.outputs)), *body.types.values()]
     return any(isinstance(type_, TensorType) and type_.shape for type_ in types)
 
@@ -149,13 +149,13 @@ UNJUDGED = frozenset({"AffineGrid", "Attention", "DynamicQuantizeLinear", "MeanV
 """Operators that are not tested at other sizes: the reference accepts sizes that do not match, or a size of 1 is degenerate."""
 
 _CHANGES: tuple[Callable[[int], int], ...] = (lambda size: 2 * size, lambda size: 1)
-"""Map a size to a size to test."""
+"""Functions that map the original size to another one to test."""
 
 
 def list_other_sizes(function: Function, inputs: Sequence[Any]) -> list[SizedInputs]:
     """List inputs with doubled sizes, and inputs with sizes of 1, if the reference engine accepts such.
 
-    Each choice changes the most dims that it accepts: all symbolic ones, those of the first one's size, or the first alone.
+    Each changes as many symbolic dims as the reference engine accepts: all, those of the same size as the first, or the first.
     """
     if any(node.op in UNJUDGED for node in function.nodes):
         return []
@@ -167,14 +167,14 @@ def list_other_sizes(function: Function, inputs: Sequence[Any]) -> list[SizedInp
     for change in _CHANGES:
         for changing in dict.fromkeys((tuple(names), tuple(equal), tuple(names[:1]))):
             changed = {**sizes, **{name: change(sizes[name]) for name in changing}}
-            if changed != sizes and (sized := _compute(function, resize_values(function.inputs, inputs, changed))) is not None:
+            if changed != sizes and (sized := _evaluate(function, resize_values(function.inputs, inputs, changed))) is not None:
                 samples.append(sized)
                 break  # one valid choice per change is enough
     return samples
 
 
-def _compute(function: Function, values: list[Any]) -> SizedInputs | None:
-    """Compute the expected outputs on the reference engine; None if it cannot run these sizes."""
+def _evaluate(function: Function, values: list[Any]) -> SizedInputs | None:
+    """Compute the expected outputs of these values on the reference engine; None if it cannot run their sizes."""
     shapes = {v.name: x.shape for v, x in zip(function.inputs, values, strict=True) if isinstance(x, np.ndarray)}
     try:
         fixed = passes.specialize(function, shapes)

@@ -1,10 +1,10 @@
 """Run Functions on engines for tests: in a strict module, or alternating between engines; and account for declared deviations.
 
 In an alternating program, every node is a separate region, and neighbours run on different engines: the hardest mixture. Nodes
-are assigned in topological order. A node goes to the engine that follows, cyclically, the engine of its first producer (the node
-that computes the first of its inputs that is computed by a node); a node without producers goes to the engine `first`. If that
-engine declines the node or refuses it at compile, the next one in the list gets it. So along a chain of nodes that all engines
-support, every value crosses from one engine to another.
+are assigned in topological order. If a node reads a computed value, it is assigned to the next engine in the list after that of
+the node that computes the first such value; otherwise to the engine `first`. After the last engine comes the first. If the engine
+declines the node or refuses it at compile, the next one is tried. So along a chain of nodes that all engines support, every value
+crosses from one engine to another.
 
 Special values (NaN, infinity and others) for declared deviations are looked up in inputs, constants and expected results, never
 in the results under test: NaN for ordinary numbers is wrong, whatever the engine declares. Types and shapes must always match.
@@ -98,38 +98,38 @@ def alternate_engines(
     nodes that no other engine supports. ``refused`` has the reasons of refusals at compile by node and engine. Raises
     CompileRefused for a node that no engine supports.
     """
-    # Engines below ``count`` take turns; those above are asked only when these decline.
+    # Engines with index below ``count`` alternate; the last resort, if any, is tried only when these decline.
     count = len(engines) - int(last_resort)
-    homes: dict[str, int] = {}
+    engine_indices: dict[str, int] = {}
     for node in function.nodes:
         producers = (function.producer(name) for name in node.uses)
         producer = next((producer for producer in producers if producer is not None), None)
-        turn = first if producer is None else homes[producer.name] + 1
-        if turn >= count:
-            turn = 0  # after the last engine, and after a node on the last resort, which has no turn
+        start = first if producer is None else engine_indices[producer.name] + 1
+        if start >= count:
+            start = 0  # after the last engine that alternates, or after the last resort
         reasons = []
-        for number in [*range(turn, count), *range(turn), *range(count, len(engines))]:
-            engine = engines[number]
+        for index in [*range(start, count), *range(start), *range(count, len(engines))]:
+            engine = engines[index]
             reason = refused.get((node.name, engine.spec)) or engine.why_not(node, function)
             if reason is None:
-                homes[node.name] = number
+                engine_indices[node.name] = index
                 break
             reasons.append(f"{engine.spec}: {reason}")
         else:
             raise CompileRefused(f"{node.op}: {'; '.join(reasons)}")
-    return partition(function, engines, ClusteringOptions(maximum_nodes=1, pins=pin_nodes(engines, homes)), strict=True)
+    return partition(function, engines, ClusteringOptions(maximum_nodes=1, pins=pin_nodes(engines, engine_indices)), strict=True)
 
 
-def pin_nodes(engines: Sequence[GraphCompiler], homes: Mapping[str, int]) -> tuple[Pin, ...]:
-    """Pins that assign nodes to engines; ``homes`` maps node names to indices of ``engines``."""
-    nodes = [tuple(name for name, home in homes.items() if home == number) for number in range(len(engines))]
+def pin_nodes(engines: Sequence[GraphCompiler], engine_indices: Mapping[str, int]) -> tuple[Pin, ...]:
+    """Make pins that assign nodes to engines; ``engine_indices`` maps node names to indices of ``engines``."""
+    nodes = [tuple(name for name, assigned in engine_indices.items() if assigned == index) for index in range(len(engines))]
     return tuple(Pin(names, engine.spec, "name") for names, engine in zip(nodes, engines, strict=True) if names)
 
 
 def make_alternating_program(
     function: Function, inputs: Sequence[Any], engines: Sequence[GraphCompiler], first: int = 0, *, last_resort: bool = False
 ) -> Program:
-    """Compile the plan of `alternate_engines`, without the nodes that an engine refuses at compile.
+    """Compile the plan of `alternate_engines`; while an engine refuses a node at compile, plan again without that pair.
 
     Raises CompileRefused for a node that no engine supports, CompileFailed if an engine's library fails.
     """
@@ -156,11 +156,11 @@ def overlook_deviations(
     engines: Iterable[GraphCompiler],
     inner: Mapping[str, Any] | None = None,
 ) -> list[Any]:
-    """Replace each result element that a declared deviation of the engines explains by the expected one.
+    """Return the results, with expected values in place of the elements that a declared deviation of the engines explains.
 
     If a special value reaches a node with a declared deviation for it, all values that depend on the node are explained. Else an
-    element is explained if its expected value is special and a node that it depends on declares that kind. ``inner`` maps names
-    to inner values (None: compute them on the reference engine). A result of the wrong type or shape is returned unchanged.
+    element is explained if its expected value is special and a node that it depends on has a deviation for it. ``inner`` maps
+    names to inner values (None: compute them on the reference engine). Results of a wrong type or shape are returned unchanged.
     """
     function = infer_shapes(function)
     declared = [deviation for engine in engines for deviation in list_deviations(engine.implementation, function)]
@@ -196,8 +196,8 @@ def name_cause(engines: Iterable[GraphCompiler], function: Function, values: Ite
 def _trace_deviations(
     function: Function, values: Mapping[str, Any], declared: Sequence[Deviation]
 ) -> tuple[set[str], Mapping[str, set[DeviationKind]]]:
-    """Find the values that depend on a special value through a node with a deviation for it; and for each value, the deviation
-    kinds that the nodes before it declare.
+    """Return the names of the values that depend on a special value through a node with a deviation for it; and, by value, the
+    kinds of deviations of the nodes that it depends on.
     """
     special = {name: _find_kinds([value]) for name, value in values.items()}
     reached: set[str] = set()

@@ -107,7 +107,7 @@ def compile_or_skip(engine: GraphCompiler, function: Function, inputs: Sequence[
 
 
 def _make_every_origin(size: int) -> Function:
-    """A Function of ``x`` whose outputs are an input, a constant, computed, copied, reshaped and repeated values."""
+    """Make a Function of ``x`` whose outputs are an input, a constant, computed, copied, reshaped and repeated values."""
     flat, folded = (TensorType(DType.FLOAT32, shape) for shape in ((size,), (2, size // 2)))
     types = dict.fromkeys(("x", "passed", "y", "again", "c", "copied"), flat) | {"bent": folded, "turned": folded}
     nodes = [Node("Neg", ("x",), ("y",))]
@@ -161,14 +161,14 @@ def _make_strided(value: Any) -> Any:
 
 
 def _alternate_pins(function: Function, engines: list[GraphCompiler], start: int) -> tuple[Pin, ...]:
-    """Pin every other node that the first engine supports to it, all others to the second; empty if no node goes to the first."""
+    """Pin every second node that engine 0 supports to it, all others to engine 1; empty if engine 0 gets no node."""
     supported = [node.name for node in function.nodes if engines[0].why_not(node, function) is None][start::2]
-    homes = {node.name: 0 if node.name in supported else 1 for node in function.nodes}
-    return pin_nodes(engines, homes) if supported else ()
+    engine_indices = {node.name: 0 if node.name in supported else 1 for node in function.nodes}
+    return pin_nodes(engines, engine_indices) if supported else ()
 
 
 def _flip_options(engine: GraphCompiler) -> list[GraphCompiler]:
-    """Variants of the engine, each with one boolean option inverted."""
+    """Make variants of the engine, each with one boolean option inverted."""
     switches = [f.name for f in fields(engine) if isinstance(getattr(engine, f.name), bool)]  # type: ignore[arg-type]  # engines are dataclasses
     return [replace(engine, **{name: not getattr(engine, name)}) for name in switches]  # type: ignore[type-var]
 
@@ -180,9 +180,9 @@ class EngineSuite:
     engine: ClassVar[str | GraphCompiler]
     """The engine under test, as a name, spec or instance. Required."""
     gaps: ClassVar[tuple[KnownFailure, ...]] = ()
-    """Known failures in the corpus. An entry that passes again is a failure."""
+    """Known failures in the corpus. If a listed entry passes, the test fails."""
     conformance_gaps: ClassVar[tuple[KnownFailure, ...]] = ()
-    """Known failures among the conformance cases. An entry that passes again is a failure."""
+    """Known failures among the conformance cases. If a listed case passes, the test fails."""
     form: ClassVar[Form] = FORM
     """The generated Functions. Narrow it to avoid known defects of the engine's library."""
     tolerance: ClassVar[Tolerance] = tolerance_for("float32", "network")
@@ -318,9 +318,9 @@ class EngineSuite:
             return
         self.check(self.judge(results, entry), entry)
         for before, after in entry.function.aliases:
-            place = [v.name for v in entry.function.inputs].index(before)
+            input_index = [v.name for v in entry.function.inputs].index(before)
             result = entry.expected[[v.name for v in entry.function.outputs].index(after)]
-            assert compare_all([inputs[place]], [result]), f"input {before!r} does not hold {after!r} after the call"
+            assert compare_all([inputs[input_index]], [result]), f"input {before!r} does not hold {after!r} after the call"
 
     # ------------------------------------------------------------------ executables
 
@@ -372,7 +372,7 @@ class EngineSuite:
         for results in runs:
             self.same(results, function, 1, "outputs of every origin")
         arrays = [*inputs, *(constant.array for constant in function.constants.values()), *runs[0], *runs[1]]
-        is_fresh = not any(_shares_memory(array, other) for place, array in enumerate(arrays) for other in arrays[:place])
+        is_fresh = not any(_shares_memory(array, other) for index, array in enumerate(arrays) for other in arrays[:index])
         assert is_fresh or not executable.outputs_are_fresh, "outputs_are_fresh is True, and two results share memory"
         for result in (result for result in runs[1] if executable.outputs_are_fresh and result.flags.writeable):
             result[...] = 7
@@ -537,7 +537,7 @@ class EngineSuite:
     @bounded
     @given(data=st.data())
     def test_round_trip_law(self, data: st.DataObject) -> None:
-        """Law 6: `why_not` gives the same answers after a round trip through ONNX or text."""
+        """Law 6: `why_not` returns the same reasons after a round trip through ONNX or text."""
         function = infer_shapes(data.draw(functions(self.form)))
         engine = self.create()
         reasons = [engine.why_not(node, function) for node in function.nodes]
@@ -555,8 +555,8 @@ class EngineSuite:
         expected = make_signature(function, engine, context)
         assert make_signature(function, self.create(), context).key == expected.key, "the engine made again has another signature"
         others = [(engine, replace(context, threads=context.threads + 1)), *((other, context) for other in _flip_options(engine))]
-        for other, around in others:
-            assert make_signature(function, other, around).key != expected.key, f"{other!r} has the signature of {engine!r}"
+        for other, new_context in others:
+            assert make_signature(function, other, new_context).key != expected.key, f"{other!r} has the signature of {engine!r}"
 
     # ------------------------------------------------------------------ symbolic dims
 

@@ -98,7 +98,7 @@ def node(
     op: str, inputs: str, outputs: str, *, name: str = "", control: tuple[str, ...] = (), domain: str = "", **attributes: Any
 ) -> Node:
     """Make a node from space-separated names of inputs and outputs; ``-`` is an absent optional one."""
-    read, written = (tuple("" if word == "-" else word for word in text.split()) for text in (inputs, outputs))
+    read, written = (tuple("" if part == "-" else part for part in text.split()) for text in (inputs, outputs))
     return Node(op, read, written, read_attributes(attributes), domain, name, control)
 
 
@@ -159,7 +159,7 @@ def read_entry(path: Path) -> CorpusEntry:
     except UnicodeDecodeError as error:
         raise ModelError(f"{path.name} is no entry of the corpus: it is not UTF-8 text: {error}") from None
     why, _, rest = text.partition("\n")
-    # The rest of each separator's line is its title, for readers only.
+    # The rest of each separator's line is a label for readers only.
     parts = [part.partition("\n")[2] for part in f"\n{rest}".split("%% ")]
     if not why.startswith(_WHY) or len(parts) != 3:
         raise ModelError(f"{path.name} is no entry of the corpus; it must begin with {_WHY!r} and have two more parts after it")

@@ -9,8 +9,8 @@ import numpy as np
 from xrt.graph import DType, MapType, SequenceType, TensorType
 from xrt.testing.corpus.entry import CorpusEntry, f32, graph, i64, node as any_node
 
-_OF_NUMBERS = MapType(DType.INT64, TensorType(DType.FLOAT32, ()))
-_OF_TEXTS = MapType(DType.STRING, TensorType(DType.FLOAT32, ()))
+_INTEGER_MAP = MapType(DType.INT64, TensorType(DType.FLOAT32, ()))
+_STRING_MAP = MapType(DType.STRING, TensorType(DType.FLOAT32, ()))
 
 
 def node(op: str, inputs: str, outputs: str, **attributes: Any) -> Any:
@@ -22,7 +22,7 @@ ENTRIES: tuple[CorpusEntry, ...] = (
         "zip_map_of_integers",
         "what a classifier of scikit-learn gives by default: a list with a dictionary for each row",
         graph(
-            {"x": "float32[N,2]"}, {"y": SequenceType(_OF_NUMBERS)}, node("ZipMap", "x", "y", classlabels_int64s=[7, -1]), ml=1
+            {"x": "float32[N,2]"}, {"y": SequenceType(_INTEGER_MAP)}, node("ZipMap", "x", "y", classlabels_int64s=[7, -1]), ml=1
         ),
         (f32([[0.25, 0.75], [1, 0]]),),
         ([{7: 0.25, -1: 0.75}, {7: 1.0, -1: 0.0}],),
@@ -32,7 +32,7 @@ ENTRIES: tuple[CorpusEntry, ...] = (
         "labels that are texts are keys as they are, and what is computed before the map may be in another region",
         graph(
             {"x": "float32[1,2]"},
-            {"y": SequenceType(_OF_TEXTS), "s": "float32[1,2]"},
+            {"y": SequenceType(_STRING_MAP), "s": "float32[1,2]"},
             any_node("Mul", "x x", "s"),
             node("ZipMap", "s", "y", classlabels_strings=["no", "yes"]),
             ml=1,
@@ -44,7 +44,7 @@ ENTRIES: tuple[CorpusEntry, ...] = (
         "map_to_row",
         "a dictionary as an input: a key of the vocabulary that it lacks is zero",
         graph(
-            {"x": _OF_TEXTS},
+            {"x": _STRING_MAP},
             {"y": "float32[1,3]"},
             node("DictVectorizer", "x", "v", string_vocabulary=["a", "b", "c"]),
             any_node("Add", "v v", "y"),
@@ -57,7 +57,7 @@ ENTRIES: tuple[CorpusEntry, ...] = (
         "map_to_values",
         "the values of a dictionary go in the order of their keys; sparse, into the columns that the keys name",
         graph(
-            {"x": _OF_NUMBERS},
+            {"x": _INTEGER_MAP},
             {"dense": "float32[1,2]", "sparse": "int64[1,5]"},
             node("CastMap", "x", "dense"),
             node("CastMap", "x", "sparse", map_form="SPARSE", cast_to="TO_INT64", max_map=5),

@@ -32,7 +32,7 @@ def is_supported(dtype: np.dtype[Any]) -> bool:
 
 
 class Block:
-    """Allocates device memory, and frees it when no array refers to it any more."""
+    """A block of device memory, which is freed when no array refers to it any more."""
 
     def __init__(self, device: SimulatedDevice, nbytes: int) -> None:
         device.machine.take(device.name, nbytes)
@@ -43,7 +43,7 @@ class Block:
 
 
 class SimulatedArray(NDArrayOperatorsMixin):
-    """An array like CuPy's: the host must copy it to read it."""
+    """An array like CuPy's: the host can read it only by copying it."""
 
     __hash__ = object.__hash__
     __slots__ = ("__weakref__", "_view", "base", "block")
@@ -139,21 +139,21 @@ class SimulatedArray(NDArrayOperatorsMixin):
         return out[0]
 
     def __getitem__(self, key: Any) -> SimulatedArray:
-        return apply("getitem", lambda array, *places: array[_fill(key, places)], (self, *_arrays(key)), waits=_has_mask(key))  # type: ignore[no-any-return]
+        return apply("getitem", lambda array, *parts: array[_fill(key, parts)], (self, *_find_in_key(key)), waits=_has_mask(key))  # type: ignore[no-any-return]
 
     def __setitem__(self, key: Any, value: Any) -> None:
         def put(target: np.ndarray[Any, Any], *args: Any) -> None:
             count = len(args) - 1
             target[_fill(key, args[:count])] = args[count]
 
-        mark_written("setitem", put, self, (*_arrays(key), value))
+        mark_written("setitem", put, self, (*_find_in_key(key), value))
 
     def reshape(self, *shape: Any, **options: Any) -> SimulatedArray:
         """Reshape, as a view if possible."""
         return apply("reshape", lambda array: array.reshape(*shape, **options), (self,))  # type: ignore[no-any-return]
 
 
-def _arrays(key: Any) -> list[Any]:
+def _find_in_key(key: Any) -> list[Any]:
     parts = key if isinstance(key, tuple) else (key,)
     if any(isinstance(part, np.ndarray) for part in parts):
         raise TypeError("Unsupported type <class 'numpy.ndarray'>")
@@ -168,13 +168,13 @@ def _fill(key: Any, contents: Sequence[Any]) -> Any:
 
 
 def _has_mask(key: Any) -> bool:
-    return any(array.dtype == np.bool_ for array in _arrays(key))
+    return any(array.dtype == np.bool_ for array in _find_in_key(key))
 
 
 # ---------------------------------------------------------------------- enqueuing work
 
 
-def _device_of(arrays: Sequence[SimulatedArray]) -> SimulatedDevice:
+def _check_device(arrays: Sequence[SimulatedArray]) -> SimulatedDevice:
     device = arrays[0].device
     current = device.world.current()
     # CuPy would start the kernel on the current device, which could not read the memory of another one.
@@ -210,7 +210,7 @@ def apply(
     """
     options = options or {}
     arrays = [*_find_arrays(args), *_find_arrays(tuple(options.values()))]
-    device = _device_of(arrays)
+    device = _check_device(arrays)
     if waits:
         device.wait([device.current_stream()])
     stand_ins = {id(a): a._view if waits else _make_stand_in(a._view) for a in arrays}
@@ -222,16 +222,16 @@ def apply(
         return next(a for a in arrays if stand_ins[id(a)] is example)  # the function returns its argument itself
     if all(source is not None for source in sources):
         # Views share memory with their base, so that nothing is enqueued.
-        views = _quiet(function, _contents(args, _view_of), _contents_of(options, _view_of))
+        views = _quiet(function, _contents(args, _get_view), _contents_of(options, _get_view))
         views = list(views) if isinstance(views, list | tuple) else [views]
         results = [SimulatedArray(s.block, v, s) for s, v in zip(sources, views, strict=True) if s is not None]
     else:
         results = [SimulatedArray.empty(device, np.shape(output), np.asarray(output).dtype) for output in outputs]
-        _put(device, name, function, (args, options), results)
+        _issue(device, name, function, (args, options), results)
     return type(example)(results) if isinstance(example, list | tuple) else results[0]
 
 
-def _view_of(array: SimulatedArray) -> np.ndarray[Any, Any]:
+def _get_view(array: SimulatedArray) -> np.ndarray[Any, Any]:
     return array._view
 
 
@@ -248,7 +248,7 @@ def _make_stand_in(view: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _find_base(output: Any, arrays: Sequence[SimulatedArray], stand_ins: dict[int, Any]) -> SimulatedArray | None:
-    """The array of which an output is a view, or None."""
+    """Find the array of which an output is a view; None if there is none. ``stand_ins`` maps ids of arrays to stand-ins."""
     if not isinstance(output, np.ndarray) or not output.size:
         return None  # empty arrays overlap nothing
     return next((a for a in arrays if np.may_share_memory(output, stand_ins[id(a)])), None)
@@ -260,9 +260,9 @@ def _quiet(function: Callable[..., Any], args: Any, options: dict[str, Any]) -> 
         return function(*args, **options)
 
 
-def _put(device: SimulatedDevice, name: str, function: Callable[..., Any], call: Any, arrays: Sequence[SimulatedArray]) -> None:
+def _issue(device: SimulatedDevice, name: str, function: Callable[..., Any], call: Any, arrays: Sequence[SimulatedArray]) -> None:
     """Enqueue a function whose results are copied to ``arrays``; ``call`` is its arguments and options."""
-    args, options = _contents(call[0], _view_of), _contents_of(call[1], _view_of)
+    args, options = _contents(call[0], _get_view), _contents_of(call[1], _get_view)
     targets = [array._view for array in arrays]
 
     def work() -> None:
@@ -278,8 +278,8 @@ def _put(device: SimulatedDevice, name: str, function: Callable[..., Any], call:
 def mark_written(name: str, function: Callable[..., None], target: SimulatedArray, args: tuple[Any, ...]) -> None:
     """Enqueue a function that writes to ``target`` on the current stream; it gets NumPy views of ``target`` and ``args``."""
     arrays = [target, *_find_arrays(args)]
-    device = _device_of(arrays)
-    view, contents = target._view, _contents(args, _view_of)
+    device = _check_device(arrays)
+    view, contents = target._view, _contents(args, _get_view)
     if contents and isinstance(contents[-1], np.ndarray):
         np.broadcast_shapes(contents[-1].shape)
     reads = tuple({a.block.state: None for a in arrays})
@@ -290,7 +290,7 @@ def mark_written(name: str, function: Callable[..., None], target: SimulatedArra
 
 
 Clock: TypeAlias = dict[int, int]
-"""A vector clock: for each stream number, the last work item that is known to be complete before."""
+"""A vector clock: maps a stream's number to the number of its last work item that is certain to be complete."""
 Order: TypeAlias = Literal["eager", "late", "random"]
 POISON = 0xFF
 """The byte in uninitialized and freed memory: NaN as a float, -1 as an integer."""
@@ -387,20 +387,20 @@ class SimulatedMachine:
             self._advance()
 
     def _check(self, stream: SimulatedStream, item: WorkItem) -> None:
-        """Log races of the item with earlier accesses, and record its own; judged by clocks, so in any order of execution."""
+        """Log races of the item with earlier accesses, then record its own. Clocks decide, not the order of execution."""
         for state in item.reads:
-            self._expect(state.writes, stream, f"{item.name} reads what is written")
+            self._check_ordered(state.writes, stream, f"{item.name} reads what is written")
             state.reads[stream.number] = stream.issued
         for state in item.writes:
-            self._expect(state.writes, stream, f"{item.name} writes what is written")
-            # Its own reads were recorded above and are no race.
-            self._expect(state.reads, stream, f"{item.name} writes what is read", besides=stream.number)
+            self._check_ordered(state.writes, stream, f"{item.name} writes what is written")
+            # The item's reads were recorded above and are not a race with its writes.
+            self._check_ordered(state.reads, stream, f"{item.name} writes what is read", besides=stream.number)
             state.writes, state.reads = {stream.number: stream.issued}, {}
 
-    def _expect(self, accesses: Clock, stream: SimulatedStream, access: str, besides: int = -1) -> None:
+    def _check_ordered(self, accesses: Clock, stream: SimulatedStream, access: str, besides: int = -1) -> None:
         """Log a race unless the stream's clock is at or after all ``accesses``, except those of the stream ``besides``."""
-        for number, place in accesses.items():
-            if number != besides and stream.clock.get(number, 0) < place:
+        for number, item in accesses.items():
+            if number != besides and stream.clock.get(number, 0) < item:
                 self.races.append(f"{access} on stream {number}, and nothing orders stream {stream.number} after that")
 
     def event(self, stream: SimulatedStream) -> Event:
@@ -422,8 +422,8 @@ class SimulatedMachine:
 
     @staticmethod
     def _join(clock: Clock, other: Clock) -> None:
-        for number, place in other.items():
-            clock[number] = max(clock.get(number, 0), place)
+        for number, item in other.items():
+            clock[number] = max(clock.get(number, 0), item)
 
     # ------------------------------------------------------------------ execution
 
@@ -468,7 +468,7 @@ class SimulatedMachine:
             self._join(self._host, event.clock)
 
     def _find_blocking(self, event: Event) -> list[SimulatedStream]:
-        """The stream whose next item the event depends on, as a list; empty if there is none."""
+        """List the one stream whose next item must be executed for the event; empty if there is none."""
         stream = event.stream
         while stream.queue and not self._may_begin(stream):
             blocking = stream.queue[0][2]

@@ -271,7 +271,7 @@ def simulate_devices(devices: int = 2, order: Order = "late", seed: int = 0, lim
 
 
 SIZED_BY_CONTENT = frozenset({"compress", "extract", "flatnonzero", "nonzero", "unique", "argwhere"})
-"""Functions whose result size depends on the content, so that the host has to wait."""
+"""Functions whose result size depends on the content of an array, so that the host must wait for it."""
 CREATING = frozenset({"arange", "empty", "eye", "full", "identity", "indices", "linspace", "ones", "tri", "zeros"})
 """Functions that create arrays from numbers on the host."""
 PLAIN = frozenset({"newaxis", "pi", "e", "inf", "nan", "finfo", "iinfo", "dtype", "result_type", "promote_types", "can_cast"})
@@ -279,7 +279,7 @@ TYPES = ("bool_", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"
 
 
 class SimulatedModule:
-    """`Accelerator.xp` for a simulated device. It has only names and keyword arguments that CuPy has too."""
+    """The array module (`xp`) of a simulated device. It has only names and keyword arguments that CuPy has, too."""
 
     ndarray = SimulatedArray
 
@@ -353,13 +353,13 @@ class SimulatedModule:
         return self._device.download(value)
 
     def copyto(self, target: SimulatedArray, source: Any, where: Any = True) -> None:
-        """Enqueue a copy of ``source`` to ``target``, where the mask is true."""
+        """Enqueue a copy of ``source`` to ``target`` where the mask ``where`` is true."""
         args = (source, where) if isinstance(where, SimulatedArray) else (source,)
         mark_written("copyto", lambda t, s, *w: np.copyto(t, s, where=w[0] if w else True), target, args)
 
-    def put_along_axis(self, target: SimulatedArray, places: Any, values: Any, axis: int) -> None:
+    def put_along_axis(self, target: SimulatedArray, indices: Any, values: Any, axis: int) -> None:
         """Enqueue a write of values at indices along an axis."""
-        mark_written("put_along_axis", lambda t, p, v: np.put_along_axis(t, p, v, axis), target, (places, values))
+        mark_written("put_along_axis", lambda t, i, v: np.put_along_axis(t, i, v, axis), target, (indices, values))
 
     def shape(self, value: Any) -> tuple[int, ...]:
         """The shape of an array or a nested list, without waiting for its content."""
@@ -374,13 +374,13 @@ def _update_at(name: str, function: np.ufunc, target: SimulatedArray, args: tupl
     """Enqueue ``function.at``, which applies a ufunc at indices that may repeat."""
     if name not in UFUNCS_WITH_AT:
         raise NotImplementedError(f"{name}.at is not there: CuPy has none")
-    places, values = args
-    is_tuple = isinstance(places, tuple)
+    indices, values = args
+    is_tuple = isinstance(indices, tuple)
 
     def at(view: np.ndarray[Any, Any], *parts: Any) -> None:
         function.at(view, parts[:-1] if is_tuple else parts[0], parts[-1])
 
-    mark_written(f"{name}.at", at, target, (*(places if is_tuple else (places,)), values))
+    mark_written(f"{name}.at", at, target, (*(indices if is_tuple else (indices,)), values))
 
 
 def _has_arrays(value: Any) -> bool:
@@ -530,4 +530,4 @@ def _parse_others() -> dict[str, tuple[str, ...] | None]:
 
 
 FUNCTIONS = {**dict.fromkeys(_UFUNCS.split(), ("out", "dtype", "casting", "where")), **_parse_others()}
-"""Maps a name to its keyword arguments; None if it accepts any."""
+"""Maps the name of a function to its keyword arguments; None if it accepts any."""
