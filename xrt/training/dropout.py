@@ -2,8 +2,8 @@
 
 The mask of an element is a hash of the seed, the call number, the Dropout and the element's position. There is no generator
 state, so a restored session continues with the same masks. The hash is `lowbias32` from Chris Wellons's hash prospector, a
-permutation of 32 bits, keyed by the call and the Dropout. Large unsigned integers are only hashed, never moved, because some
-engines move integers in 31 bits.
+permutation of 32 bits, keyed by the call and the Dropout. Hashes pass through arithmetic only, never through operators that
+move data, because some engines move integers in 31 bits.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 SEED, CALLS = "dropout.seed", "dropout.calls"
-"""Names of the states: the user's seed, and the number of calls so far."""
+"""Names of the two states: the user's seed, and the number of calls so far."""
 
 BITS = 23
-"""Bits of a hash that are compared with the ratio; few enough to be exact in float32."""
+"""Number of leading bits of a hash that are compared with the ratio; few enough to be exact in float32."""
 
 ROW = 4096
-"""Consecutive positions that share the column-independent part of the hash."""
+"""Length of the rows into which elements are numbered: position = row * ROW + column."""
 
 _UINT32 = TensorType(DType.UINT32, ())
 
@@ -60,14 +60,14 @@ def write_dropout(function: Function, seed: int) -> tuple[Function, list[State]]
     function = infer_shapes(upgrade_opset(infer_shapes(function), OPSET))
     builder, tensors = continue_function(function)
     builder.nodes = []
-    numbers = itertools.count()
+    dropout_indices = itertools.count()
     with builder:
         start, calls = builder.input(SEED, _UINT32), builder.input(CALLS, _UINT32)
         with builder.scope("dropout"):
             call = _hash(emit("BitwiseXor", _hash(emit("BitwiseXor", start, _make_vector(0))), calls))
         for node in function.nodes:
             if _drops(node, function, {}):
-                _record_mask(builder, node, tensors, call, next(numbers))
+                _record_mask(builder, node, tensors, call, next(dropout_indices))
             else:
                 builder.nodes.append(node)
         for value in function.outputs:
@@ -79,7 +79,7 @@ def write_dropout(function: Function, seed: int) -> tuple[Function, list[State]]
 
 
 def _holds_dropout(function: Function, outer: Mapping[str, Constant]) -> bool:
-    """Whether a Function or its bodies contain a Dropout in training mode; ``outer`` has captured constants."""
+    """Whether a Function or its bodies contain a Dropout in training mode; ``outer`` has constants of enclosing Functions."""
     constants = {**outer, **function.constants}
     return any(_drops(n, function, outer) or any(_holds_dropout(body, constants) for body in n.bodies) for n in function.nodes)
 
@@ -95,12 +95,12 @@ def _drops(node: Node, function: Function, outer: Mapping[str, Constant]) -> boo
 
 
 def _make_vector(value: int) -> np.ndarray[Any, Any]:
-    """A vector of one integer: NumPy warns about overflow of scalars, but not of arrays."""
+    """Make a uint32 array of one element: NumPy warns when scalars overflow, but not when arrays do."""
     return np.array([value], np.uint32)
 
 
 def _hash(x: Tensor, key: Tensor | None = None) -> Tensor:
-    """The lowbias32 hash of uint32 numbers."""
+    """Emit the lowbias32 hash of uint32 numbers; ``key`` is mixed in between its two rounds."""
     x = emit("Mul", _mix(x, 16), _make_vector(0x7FEB352D))
     if key is not None:
         x = emit("BitwiseXor", x, key)
@@ -111,15 +111,15 @@ def _mix(x: Tensor, count: int) -> Tensor:
     return emit("BitwiseXor", x, emit("BitShift", x, _make_vector(count), direction="RIGHT"))
 
 
-def _record_mask(builder: Builder, node: Node, tensors: Mapping[str, Tensor], call: Tensor, number: int) -> None:
-    """Record x * m for a Dropout, where m is 0 for dropped elements and 1 / (1 - ratio) for others; and its mask."""
+def _record_mask(builder: Builder, node: Node, tensors: Mapping[str, Tensor], call: Tensor, dropout_index: int) -> None:
+    """Record a Dropout as x * m, where m is 0 for dropped elements and 1 / (1 - ratio) for others."""
     x = tensors[node.inputs[0]]
     with builder.scope(f"{node.name}/mask"), builder.device(node.device):
         # A constant flag is true here: a Dropout in inference mode is not recorded.
         flag = None if node.inputs[2] in builder.constants else tensors[node.inputs[2]]
         limit, scale = _read_ratio(builder, node, tensors, x.dtype)
-        key = _hash(emit("BitwiseXor", call, _make_vector(number)))
-        keep = _compare_places(x, key, call, limit)
+        key = _hash(emit("BitwiseXor", call, _make_vector(dropout_index)))
+        keep = _make_keep_mask(x, key, call, limit)
         if flag is not None:  # known only at run time
             keep = emit("Or", keep, emit("Not", flag))
             scale = emit("Where", flag, scale, np.array(1, x.dtype.numpy))
@@ -131,23 +131,23 @@ def _record_mask(builder: Builder, node: Node, tensors: Mapping[str, Tensor], ca
 
 
 def _read_ratio(builder: Builder, node: Node, tensors: Mapping[str, Tensor], dtype: DType) -> tuple[Tensor, Tensor]:
-    """Emit the dropout ratio as a threshold, uint32 (elements with a smaller hash are dropped), and the scale 1 / (1 - ratio)."""
+    """Emit the uint32 threshold of the ratio (elements with a smaller hash are dropped), and the scale 1 / (1 - ratio)."""
     name = node.inputs[1]
     constant = builder.constants.get(name)
     if name and constant is None:
         ratio = tensors[name].astype(DType.FLOAT64)
         return emit("Floor", ratio * float(1 << BITS)).astype(DType.UINT32), (1 / (1 - ratio)).astype(dtype)
-    share = 0.5 if constant is None else float(constant.array)
-    least = np.array(min(math.floor(share * (1 << BITS)), 1 << BITS), np.uint32)
+    static_ratio = 0.5 if constant is None else float(constant.array)
+    threshold = np.array(min(math.floor(static_ratio * (1 << BITS)), 1 << BITS), np.uint32)
     # At ratio 1 everything is dropped; avoid a division by zero.
-    scale = 0 if share >= 1 else 1 / (1 - share)
-    return builder.constant(least), builder.constant(np.array(scale, dtype.numpy))
+    scale = 0 if static_ratio >= 1 else 1 / (1 - static_ratio)
+    return builder.constant(threshold), builder.constant(np.array(scale, dtype.numpy))
 
 
-def _compare_places(x: Tensor, key: Tensor, call: Tensor, limit: Tensor) -> Tensor:
-    """The mask of ``x``: whether the hash of each element's position reaches the threshold ``limit``.
+def _make_keep_mask(x: Tensor, key: Tensor, call: Tensor, limit: Tensor) -> Tensor:
+    """Emit the mask of ``x``: true, so that the element is kept, if the hash of its position reaches the threshold ``limit``.
 
-    A position is the sum of a row and a column number, so that the constants have `ROW` elements instead of one per element.
+    A position is the sum of a row's start and a column, so the constants have `ROW` elements instead of one per element.
     """
     shape = x.tensor_type.shape
     sizes = None if shape is None else [dim for dim in shape if isinstance(dim, int)]
@@ -156,19 +156,19 @@ def _compare_places(x: Tensor, key: Tensor, call: Tensor, limit: Tensor) -> Tens
         elements = emit("Size", x)
         numbers = emit("Range", np.array(0), emit("Div", elements + (ROW - 1), np.array(ROW)), np.array(1)).astype(DType.UINT32)
         rows = emit("Mul", emit("Unsqueeze", numbers, np.array([1])), _make_vector(ROW))
-        mask = _compare(emit("BitwiseXor", rows, key), ROW, call, limit)
+        mask = _compare_hashes(emit("BitwiseXor", rows, key), ROW, call, limit)
         flat = emit("Slice", emit("Reshape", mask, np.array([-1])), np.array([0]), emit("Reshape", elements, np.array([1])))
         return emit("Reshape", flat, emit("Shape", x))
     size = math.prod(sizes)
     if not size:
         return x.builder.constant(np.zeros(sizes, np.bool_))
     first = np.arange(-(-size // ROW), dtype=np.uint32)[:, None] * np.uint32(ROW)
-    mask = _compare(emit("BitwiseXor", key, first), min(size, ROW), call, limit)
+    mask = _compare_hashes(emit("BitwiseXor", key, first), min(size, ROW), call, limit)
     if size % ROW and size > ROW:
         mask = emit("Slice", emit("Reshape", mask, np.array([-1])), np.array([0]), np.array([size]))
     return emit("Reshape", mask, np.array(sizes, np.int64))
 
 
-def _compare(rows: Tensor, columns: int, call: Tensor, limit: Tensor) -> Tensor:
+def _compare_hashes(rows: Tensor, columns: int, call: Tensor, limit: Tensor) -> Tensor:
     hashes = _hash(emit("BitwiseXor", rows, np.arange(columns, dtype=np.uint32)), call)
     return emit("GreaterOrEqual", emit("BitShift", hashes, _make_vector(32 - BITS), direction="RIGHT"), limit)

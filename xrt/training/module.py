@@ -106,7 +106,7 @@ class TrainModule:
         return dict(self.session.state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state of `state_dict`; raises InputError, without changes, if the names differ."""
+        """Load a state that `state_dict` returned; raises InputError, without changes, if the names differ."""
         names = list(self.session.state)
         for name in (*names, *state):
             if name not in names or name not in state:
@@ -123,7 +123,7 @@ class TrainModule:
         self.session.restore(path)
 
     def eval(self, model: Any = None) -> EvalModule:
-        """A module for inference that shares the weights of the training, with their values at each call.
+        """Make a module for inference that reads the current weights of the training in each call.
 
         Dropout is off, and BatchNormalization uses running statistics. The default is the training model in inference form; a
         `torch.nn.Module` is captured again in eval mode. A Function of `xrt.from_torch` has batch statistics written out: pass
@@ -134,12 +134,12 @@ class TrainModule:
         return EvalModule(self._make_inference_form(model), self.session, engine, options)
 
     def export(self, model: Any = None) -> Function:
-        """The model for inference with the current weights as constants, for `xrt.XRTModule` or `xrt.formats.onnx.save`.
+        """Build the model for inference with the current weights as constants, for `xrt.XRTModule` or `xrt.formats.onnx.save`.
 
         ``model`` is as in `eval`. Running statistics become constants, too. Raises InputError like `eval`.
         """
         function = self._make_inference_form(model)
-        _check(function, self.session)
+        _check_weight_types(function, self.session)
         with self.session.borrow() as arrays:
             names = {name for name in (*function.constants, *(value.name for value in function.inputs)) if name in arrays}
             # A snapshot: the session keeps changing its arrays.
@@ -148,7 +148,7 @@ class TrainModule:
         return function.replace(inputs=inputs, constants={**function.constants, **weights})
 
     def _make_inference_form(self, model: Any) -> Function:
-        """Convert to inference form: drop state outputs, switch nodes to inference, make states inputs. Linear time."""
+        """Convert ``model`` (default: the training model) to inference form, without outputs of states; states become inputs."""
         if model is None and self._source is not None:
             function = capture_for_inference(*self._source)
         else:
@@ -156,7 +156,7 @@ class TrainModule:
         next_states = {state.output for state in list_states(function)}
         metadata = {key: value for key, value in function.metadata.items() if key != STATE}
         outputs = tuple(value for value in function.outputs if value.name not in next_states)
-        return drop_dead_nodes(_rewrite(function.replace(outputs=outputs, aliases=(), metadata=metadata)))
+        return drop_dead_nodes(_to_inference(function.replace(outputs=outputs, aliases=(), metadata=metadata)))
 
     def close(self) -> None:
         """Release the executables."""
@@ -172,14 +172,14 @@ class TrainModule:
         return f"<TrainModule of {self._model.name!r}: {len(self._initial)} parameters, {self.module!r}>"
 
 
-def _rewrite(function: Function) -> Function:
+def _to_inference(function: Function) -> Function:
     return function.replace(nodes=tuple(new for node in function.nodes for new in _list_forms(node, function)))
 
 
 def _list_forms(node: Node, function: Function) -> Iterator[Node]:
     """Yield the node, or its inference form if it is a Dropout or BatchNormalization in training mode."""
     if not is_training(node, function):
-        yield node.map_bodies(_rewrite)
+        yield node.map_bodies(_to_inference)
     elif node.op == "Dropout":  # without the flag it is in inference mode
         yield replace(node, inputs=node.inputs[:2])
     else:
@@ -202,7 +202,7 @@ class EvalModule:
         self._session = session
         states = set(session.state)
         weights = {name: constant for name, constant in function.constants.items() if name in states}
-        _check(function, session)
+        _check_weight_types(function, session)
         # Weights become inputs, so that each call passes the current arrays.
         promoted = promote(function, weights)
         self._others = tuple(value for value in promoted.inputs if value.name not in states)
@@ -227,7 +227,7 @@ class EvalModule:
         self.close()
 
 
-def _check(function: Function, session: Session) -> None:
+def _check_weight_types(function: Function, session: Session) -> None:
     """Raise InputError for a constant whose type differs from that of the state of the same name."""
     with session.borrow() as arrays:
         for name, constant in function.constants.items():

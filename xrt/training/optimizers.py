@@ -1,7 +1,7 @@
 """Optimizers as recorded arithmetic, gradient clipping and accumulation.
 
 The formulas are those of PyTorch's optimizers of the same names, so that training runs can be compared step by step. ONNX's
-preview operators are not used, because they add epsilon at another place.
+preview operators are not used, because they add epsilon elsewhere in the formula.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Tensors: TypeAlias = "Mapping[str, Tensor]"
 Update: TypeAlias = "tuple[Tensor, Tensors]"
-"""The next value of a parameter, and of each slot."""
+"""The next value of a parameter, and the next value of each slot by name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +36,11 @@ class StepContext:
     _scalars: dict[tuple[object, ...], Tensor] = field(default_factory=dict, repr=False)
 
     def rate_for(self, parameter: Tensor) -> Tensor:
-        """Learning rate in the parameter's element type."""
+        """The learning rate, cast to the parameter's element type."""
         return self._once(("rate", parameter.dtype), lambda: self.rate.astype(parameter.dtype))
 
     def correct_bias(self, base: float, like: Tensor, *, rooted: bool = False) -> Tensor:
-        """Emit 1 / (1 - base^count) or its square root, computed in float64, since float32 loses digits."""
+        """Emit 1 / (1 - base^count), or if ``rooted`` its square root, in the type of ``like``. Float32 would lose digits."""
 
         def compute() -> Tensor:
             count = self._once(("count",), lambda: self.count.astype(DType.FLOAT64))
@@ -65,7 +65,7 @@ class Optimizer:
     """Names of the states per parameter, such as moments; each has the parameter's type and shape, and starts at zero."""
 
     def list_slots(self) -> tuple[str, ...]:
-        """The slots needed for these options."""
+        """List the slots that the optimizer needs with its options."""
         return self.slots
 
     def update(self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Tensors) -> Update:
@@ -113,7 +113,7 @@ class Adam(Optimizer):
         return parameter - at.rate_for(parameter) * factor * ratio, moments
 
     def find_ratio(self, at: StepContext, gradient: Tensor, slots: Tensors) -> tuple[Tensor, Tensor, Tensors]:
-        """First moment divided by the root of the second, the scalar that corrects the first moment's bias, and both moments.
+        """Emit the first moment divided by the root of the second, the scalar that corrects the first's bias, and both moments.
 
         Only one division and one root per element: these dominate the time of an update.
         """
@@ -182,12 +182,12 @@ class StateRecorder:
 
     builder: Builder
     changes: Tensor | None = None
-    """Condition under which later states change; None: always."""
+    """Bool scalar: states added after it is set change only if it is true. While it is None, states always change."""
     states: list[State] = field(default_factory=list)
 
     def add(self, name: str, before: Tensor, after: Tensor) -> None:
         """Record the next value of a state, which stays bit-identical while the condition is false."""
-        # Where selects and does not blend: NaN in the value that is not chosen stays out.
+        # Where selects one of the values: NaN in the other one does not reach the result.
         next_value = after if self.changes is None else emit("Where", self.changes, after, before)
         self.builder.output(next_value, f"{name}_next")
         self.states.append(State(name, f"{name}_next"))
@@ -196,10 +196,10 @@ class StateRecorder:
 def accumulate(
     recorder: StateRecorder, tensors: Mapping[str, Tensor], gradients: Mapping[str, Tensor], count: int
 ) -> dict[str, Tensor]:
-    """Accumulate gradients over `count` calls; return their means. Later states change only in the last call."""
+    """Accumulate gradients over `count` calls; return their means. States added later change only in every `count`-th call."""
     builder = recorder.builder
     calls = builder.input(CALLS, TensorType(DType.INT64, ()))
-    # In the graph and not in Python, so that one program serves all calls.
+    # Count in the graph, not in Python, so that one program serves all calls.
     is_last = emit("Equal", calls + 1, np.array(count))
     recorder.add(CALLS, calls, emit("Where", is_last, np.array(0), calls + 1))
     means = {}
@@ -214,15 +214,15 @@ def accumulate(
 
 
 RATE, STEP = "learning_rate", "optimizer.step"
-"""Inputs added by an update: the learning rate, and the state that counts updates."""
+"""Names of the inputs that an update adds: the learning rate, and the state that counts updates."""
 
 
 def update(
     parameters: Mapping[str, TensorType], *, optimizer: Optimizer | None = None, clip_norm: float | None = None
 ) -> Function:
-    """Make a Function that updates parameters from given gradients, such as means over several machines.
+    """Make a Function that updates parameters from gradients that are its inputs, such as means over several machines.
 
-    Inputs are ``<name>_gradient`` per parameter, and ``learning_rate``; the state is as in `step`; there are no other outputs.
+    The inputs are ``<name>_gradient`` for each parameter, and ``learning_rate``. The state is that of `step`, the only output.
     The default optimizer is `SGD`. Raises ModelError unless there are parameters, all of floating point.
     """
     builder = Builder("update")
@@ -243,7 +243,7 @@ def record_update(
     clip_norm: float | None = None,
     accumulation_steps: int = 1,
 ) -> StateRecorder:
-    """Record the next values of parameters, in the order of the gradients, and of the optimizer state."""
+    """Record the next values of the parameters and of the optimizer state, in the order of ``gradients``."""
     rate, steps = builder.input(RATE, TensorType(DType.FLOAT32, ())), builder.input(STEP, TensorType(DType.INT64, ()))
     recorder = StateRecorder(builder)
     if accumulation_steps > 1:

@@ -28,7 +28,7 @@ class Loss:
     """A scalar loss of a model's output and a target. Derive from it for a custom loss."""
 
     def target_type(self, output: TensorType) -> TensorType:
-        """The type of the target for an output of this type."""
+        """The type of the target for a model output of this type."""
         raise NotImplementedError(f"{type(self).__name__} has no target_type()")
 
     def apply(self, output: Tensor, target: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class CrossEntropy(Loss):
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """A Function and the constants to train."""
+    """A Function and the constants to train, as names or patterns."""
 
     function: Function
     parameters: str | Sequence[str]
@@ -122,7 +122,7 @@ TARGET = "target"
 def list_parameters(model: Any, patterns: str | Sequence[str] = "*") -> dict[str, Constant]:
     """The parameters of a model: floating point constants with at least one axis whose names match a pattern.
 
-    A name without wildcards must exist, with any rank; otherwise raises ModelError.
+    A name without wildcards selects a constant of any rank; raises ModelError if it does not exist.
     """
     function = make_source(model).get_declared_function()
     globs = (patterns,) if isinstance(patterns, str) else tuple(patterns)
@@ -160,13 +160,13 @@ def step(
 
     With ``accumulation_steps=N`` the parameters change in every N-th call, by the mean of N gradients. The sums are states
     ``<name>.gradient``, and ``optimizer.step`` counts the updates. Dropout in training mode depends only on ``seed``, equally
-    on all engines, with states ``dropout.seed`` and ``dropout.calls``; in the body of a loop or branch it is refused.
+    on all engines, with states ``dropout.seed`` and ``dropout.calls``; in the body of a loop or branch it is an error.
 
     A `torch.nn.Module` is captured with example inputs ``args`` in its current mode: call ``train()`` first. Its matching
     parameters that require a gradient are trained; buffers that it updates are states, also initially zero.
 
     The default optimizer is `SGD`. Raises ModelError like `xrt.gradient` and `list_parameters`, OptionError for an invalid
-    number.
+    ``accumulation_steps`` or ``seed``.
     """
     if type(accumulation_steps) is not int or accumulation_steps < 1:
         raise OptionError(f"accumulation_steps must be a positive integer; got {accumulation_steps!r}")
@@ -197,7 +197,7 @@ def step(
 
 
 def _find_loss(function: Function, loss: str | Loss | None, dropout_states: Sequence[State]) -> str | None:
-    """The name of the loss; None if it is ambiguous."""
+    """The name of the output that is the loss; None if ``loss`` does not tell and the model has several outputs."""
     if isinstance(loss, str):
         return loss
     next_states = {state.output for state in (*list_states(function), *dropout_states)}
@@ -230,8 +230,8 @@ def promote(function: Function, parameters: Mapping[str, Constant]) -> Function:
 
 
 def _find_first_use(function: Function, name: str) -> int:
-    """Position of the first node that reads a value; the number of nodes if there is none."""
+    """Index of the first node that reads a value; the number of nodes if there is none."""
     users = function.users(name)
     first_output = next(iter(users[0].node.defines), "") if users else ""
-    place = function.position(first_output)
-    return len(function.nodes) if place is None else place
+    position = function.position(first_output)
+    return len(function.nodes) if position is None else position
