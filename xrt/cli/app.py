@@ -75,11 +75,11 @@ def cli(debug: bool) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command and exit, as `xrt.cli.main` does."""
+    """Run the command line and exit with its code. ``arguments`` are those after ``xrt``; None reads those of the process."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names may contain half a surrogate pair, which cannot be encoded
     typed = sys.argv[1:] if arguments is None else arguments
-    # --debug may stand anywhere, also after the subcommand, where click would not know it.
+    # --debug is accepted anywhere, also after the subcommand, where click would reject it.
     sys.exit(_run([a for a in typed if a != "--debug"], debug="--debug" in typed))
 
 

@@ -70,9 +70,10 @@ class BundleTier:
 
     file: BundleFile
     behind: Tier | None
+    """The disk tier for all other lookups; None without a disk cache."""
     strict: bool
     sections: dict[Ingredients, str] = field(default_factory=dict)
-    """By signature, the section of the file with a compiled form that is valid on this machine."""
+    """Names of the sections with compiled forms that are valid on this machine, by signature."""
     loaded: int = 0
     """Number of executables loaded from the bundle."""
 
@@ -364,7 +365,7 @@ def save(
 
 
 def _save_region(region: RegionToCompile, executable: Executable, compiled: dict[str, Buffer]) -> CompiledForm:
-    """Save a region's executable into ``compiled`` by section name; returns where it is, or why the engine cannot save it."""
+    """Save a region's executable into ``compiled``, a dict by section; returns the section, or why it cannot be saved."""
     signature = region.signature
     # Equal regions of several programs share a section.
     section, reason = f"compiled:{signature.key}", ""

@@ -48,7 +48,7 @@ class Call:
 
     @classmethod
     def of(cls, inputs: Sequence[Any], options: RunOptions | None, out: Any, function: Function, device: str) -> Call:
-        """Create a call; ``out`` are output buffers, which ``options`` may have instead.
+        """Create a call that writes its outputs to the buffers ``out``, or to those in ``options``; None for new arrays.
 
         Raises DeviceError for a stream on the CPU, InputError for buffers in both or that do not fit.
         """
@@ -67,21 +67,21 @@ class Call:
 
     def keep_inputs(self, function: Function) -> Call:
         """Return the call with copies of the inputs that it updates, so that `restore` can always repeat it."""
-        return replace(self, before=tuple((self.inputs[n], copy) for n, copy in self._copy_updated(function).items()))
+        return replace(self, before=tuple((self.inputs[i], copy) for i, copy in self._copy_updated(function).items()))
 
     def on_copies(self, function: Function) -> Call:
         """Return a call that changes nothing of the caller's: on copies of the inputs that it updates, without output buffers."""
         copies = self._copy_updated(function)
-        inputs = tuple(copies.get(n, value) for n, value in enumerate(self.inputs))
+        inputs = tuple(copies.get(index, value) for index, value in enumerate(self.inputs))
         return replace(self, inputs=inputs, options=replace(self.options, out=None))
 
     def _copy_updated(self, function: Function) -> dict[int, Any]:
-        # Inputs that the model only reads, such as large weights, need no copy.
+        """Copy the inputs that the model updates, by index. Others, such as large weights, are only read and need no copy."""
         updated, copies = {name for name, _ in function.aliases}, {}
-        for number, (declared, value) in enumerate(zip(function.inputs, self.inputs, strict=True)):
+        for index, (declared, value) in enumerate(zip(function.inputs, self.inputs, strict=True)):
             if declared.name in updated:
                 with use_array_device(value):
-                    copies[number] = value.copy()
+                    copies[index] = value.copy()
         return copies
 
     def restore(self, plan: Plan, error: RunFailed) -> None:
@@ -150,8 +150,8 @@ class OutputChecks:
         if self.check is None:
             return False
         # Spreads the share evenly: with 0.25 every fourth call, not a random quarter.
-        share, number = 0.0 if self.check == "first" else self.check, next(self._numbers)
-        return first or int(number * share) > int((number - 1) * share)
+        share, call_number = 0.0 if self.check == "first" else self.check, next(self._numbers)
+        return first or int(call_number * share) > int((call_number - 1) * share)
 
     def _find_wrong_type(self, launch: Launch, inputs: Sequence[Any], results: Sequence[Any]) -> str | None:
         """Describe a result whose type differs from the plan's; None if none does, or the reference returns the same types."""
@@ -219,7 +219,7 @@ class OutputChecks:
         return f"checked against {REFERENCE}: {calls}; {self.count} call{'s' * (self.count != 1)} so far"
 
     def remarks(self, plan: Plan) -> dict[str, str]:
-        """Reasons why regions are not checked, by region name."""
+        """Explain why regions are not checked, by region name. Regions that are checked are left out."""
         reasons = {launch.name: self.unchecked.get(launch.function.fingerprint) for launch in plan.launches}
         return {name: f"not checked: {reason}" for name, reason in reasons.items() if reason}
 
@@ -239,7 +239,7 @@ Rescue: TypeAlias = Callable[[tuple[Any, ...], Exception], Any]
 
 @dataclass(frozen=True, slots=True)
 class FastPath:
-    """The prepared call of one signature, with what it runs."""
+    """The prepared call of one signature, with the specialization and the program that it runs."""
 
     call: FastCall = lambda args: NO_MATCH
     fits: Callable[[tuple[Any, ...]], bool] = lambda args: False
@@ -259,14 +259,14 @@ def make_fast_path(build: Specialization, program: Program, values: Sequence[Any
     """Prepare the call of a specialization for inputs with the types and shapes of ``values``; an error calls ``rescue``."""
     expected = tuple((type(value), value.dtype, value.shape) for value in values)
     fits = make_signature_check(expected)
-    texts = [index for index, value in enumerate(values) if value.dtype.hasobject]
-    if texts:  # the elements of an object array may not be strings
-        of_types = fits
-        fits = lambda args: of_types(args) and all(type(text) is str for index in texts for text in args[index].flat)  # noqa: E731
+    string_inputs = [index for index, value in enumerate(values) if value.dtype.hasobject]
+    if string_inputs:  # the elements of an object array may not be strings
+        fits_types = fits
+        fits = lambda args: fits_types(args) and all(type(x) is str for index in string_inputs for x in args[index].flat)  # noqa: E731
     # The executable's run method if the program is a single region, else the program's, which names the failing region.
     run: Callable[..., Sequence[Any]] = program.fast_call or (lambda *args: program.run(args))
     finish = unpack_outputs(program.plan.function)
-    if len(expected) == 1 and not texts:
+    if len(expected) == 1 and not string_inputs:
         call = _make_one_input_call(run, finish, *expected[0], rescue)
     else:
         call = _make_checked_call(run, finish, fits, rescue)
@@ -325,7 +325,7 @@ def unpack_outputs(function: Function) -> Finish:
 def make_argument_sorter(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
     """Make the function that sorts inputs by name into a tuple in the order of ``names``.
 
-    For other names its result matches no prepared call.
+    For inputs with other names it returns a tuple that matches no prepared call.
     """
     # itemgetter of a single name returns the value and not a tuple.
     pick = itemgetter(*names) if len(names) > 1 else lambda kwargs: tuple(kwargs[name] for name in names)
@@ -343,7 +343,7 @@ def make_argument_sorter(names: Sequence[str]) -> Callable[[Mapping[str, Any]], 
 
 
 def make_signature_key(values: Sequence[Any]) -> object:
-    """The types, dtypes and shapes of the inputs as a dict key; None if an input is not an array."""
+    """Make a dict key of the types, dtypes and shapes of the inputs; None if an input is not an array."""
     # Host arrays are the usual case: a key without their type is faster to hash.
     if any(type(value) is not np.ndarray for value in values):
         if any(not hasattr(value, "dtype") or not hasattr(value, "shape") for value in values):
@@ -409,7 +409,7 @@ def check_bindable(inputs: Sequence[Value], arguments: Sequence[Any], values: Se
 
 
 def bind_io(program: Program, function: Function, values: Sequence[Any], out: Any) -> IOBinding:
-    """Bind a program to these inputs, and to ``out`` or new buffers.
+    """Bind a program to the input arrays ``values`` and the output buffers ``out``; new buffers replace each None there.
 
     Raises InputError for a buffer that does not fit, or an output without a buffer whose size is known only at run time.
     """
@@ -420,16 +420,16 @@ def bind_io(program: Program, function: Function, values: Sequence[Any], out: An
     for target in updates.values():
         if isinstance(values[target], np.ndarray):
             check_updated(function.inputs[target].name, values[target])
-    sized, home, types = function, program.plan.device, None
+    sized, device, types = function, program.plan.device, None
     if not all(isinstance(value.type, TensorType) and value.type.is_static for value in function.outputs):
         shapes = {v.name: x.shape for v, x in zip(function.inputs, values, strict=True) if isinstance(v.type, TensorType)}
         sized = passes.specialize(function, shapes)
         types = {name: sized.get_type(name) for name in sized.value_names()}
-    targets = check_buffers(out, sized.outputs, sized.inputs, values, home) if out is not None else (None,) * len(sized.outputs)
+    targets = check_buffers(out, sized.outputs, sized.inputs, values, device) if out is not None else (None,) * len(sized.outputs)
     buffers, returned = list(targets), list(targets)
     for index, value in enumerate(sized.outputs):
         if targets[index] is None and index in updates:
-            buffers[index] = values[updates[index]] if home == "cpu" else None  # an input on a device is updated itself
+            buffers[index] = values[updates[index]] if device == "cpu" else None  # an input on a device is updated itself
             returned[index] = values[updates[index]]
         elif targets[index] is None:
             buffers[index] = returned[index] = _allocate_output(value, program)
@@ -437,6 +437,7 @@ def bind_io(program: Program, function: Function, values: Sequence[Any], out: An
 
 
 def _allocate_output(value: Value, program: Program) -> Any:
+    """Allocate a buffer for an output; raises InputError if it is not a tensor, or its size is known only at run time."""
     type_ = value.type
     if isinstance(type_, TensorType) and type_.is_static:
         dtype = np.dtype(object) if type_.dtype is DType.STRING else type_.dtype.numpy

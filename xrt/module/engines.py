@@ -156,14 +156,14 @@ def _check_execution(engines: Sequence[GraphCompiler], context: CompileContext, 
 
 
 def parse_devices(
-    engines: Sequence[GraphCompiler], devices: Mapping[str, str], home: str, others: Sequence[str] = ()
+    engines: Sequence[GraphCompiler], devices: Mapping[str, str], module_device: str, others: Sequence[str] = ()
 ) -> Mapping[str, str]:
     """Convert the option ``devices``, whose keys are names or specs, to devices by spec. An entry for a spec has precedence.
 
-    Engines on the module's device ``home`` are omitted. Raises OptionError for a name that is neither in the list nor in
+    Engines on ``module_device`` are omitted. Raises OptionError for a name that is neither in the list nor in
     ``others`` (engines that "auto" could have listed), DeviceError for an engine that does not support its device.
     """
-    names = sorted({word for engine in engines for word in (engine.name, engine.spec)})
+    names = sorted({name for engine in engines for name in (engine.name, engine.spec)})
     for name in devices:
         if name not in names and name.partition("{")[0] not in others:
             raise OptionError(
@@ -176,7 +176,7 @@ def parse_devices(
             continue
         if parse_device_kind(device) not in engine.devices:
             raise DeviceError(f"devices places {engine.spec} on {device!r}, but it runs on {', '.join(engine.devices)}")
-        if normalize_device(device) != normalize_device(home):
+        if normalize_device(device) != normalize_device(module_device):
             overrides[engine.spec] = device
     return FrozenDict(overrides)
 
@@ -189,7 +189,7 @@ def check_isolated(names: Sequence[str], specs: Sequence[str]) -> None:
             raise OptionError(f"isolate names {name!r}, which is not in the list of engines.{did_you_mean(name, engine_names)}")
 
 
-def _isolate(engines: Sequence[GraphCompiler], settings: ModuleOptions, homes: DeviceMap) -> list[GraphCompiler]:
+def _isolate(engines: Sequence[GraphCompiler], settings: ModuleOptions, device_map: DeviceMap) -> list[GraphCompiler]:
     """Replace the engines that `isolate` names by proxies that run them in worker processes.
 
     On a device an engine can compile in a worker but not run there: device arrays belong to one process.
@@ -208,7 +208,7 @@ def _isolate(engines: Sequence[GraphCompiler], settings: ModuleOptions, homes: D
         if not names & {original.name, original.spec, ALL}:
             isolated.append(original)
             continue
-        engine, device = IsolatedEngine(load_engine(original), limits, runs=isolation.run), homes.of(original.spec)
+        engine, device = IsolatedEngine(load_engine(original), limits, runs=isolation.run), device_map.of(original.spec)
         isolated.append(engine)
         if device != "cpu" and engine.runs:
             raise OptionError(

@@ -309,7 +309,6 @@ class Memory:
         return self.held - self.shared
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to dicts, lists and numbers."""
         return {**asdict(self), "held": self.held, "shared": self.shared, "private": self.private}
 
     def _repr_html_(self) -> str:

@@ -72,7 +72,7 @@ def _check_function(function: Function) -> Function:
 
 
 def find_front_end(model: object) -> type | None:
-    """The module class for a `torch.nn.Module`; None for other models. Does not import PyTorch."""
+    """Find the module class for a `torch.nn.Module`; None for other models. Does not import PyTorch."""
     kind = getattr(getattr(sys.modules.get("torch"), "nn", None), "Module", None)
     if not isinstance(kind, type) or not isinstance(model, kind):
         return None
@@ -142,11 +142,12 @@ class StaticModel:
         return passes.specialize(function, {v.name: shape for v, shape in pairs if isinstance(v.type, TensorType)})
 
     def get_declared_function(self) -> Function:
-        """The Function as declared, without inputs."""
+        """Return the Function as declared: its symbolic dims are not bound to the sizes of a call."""
         return self._function
 
     @property
     def locations(self) -> tuple[str, ...]:
+        """The files of external data, as paths in the model file."""
         return self._locations
 
 

@@ -90,11 +90,11 @@ def warn_refusals(refused: Iterable[Refusal]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SavedSpecialization:
-    """What a specialization from a bundle or the cache has in addition."""
+    """The plan of a specialization that comes from a bundle or the cache, and how to load the nodes of the model."""
 
     plan: Plan
     whole: Callable[[], Function]
-    """Loads the Function with all nodes. The one of the specialization may have one node for each region instead."""
+    """Loads the Function with all nodes. The specialization itself may have a Function with one node per region instead."""
     complete: Callable[[], Specialization] | None = None
     """Creates the specialization with all nodes, for reports and replanning. None if ``plan`` has them already."""
 
@@ -241,6 +241,7 @@ class Specialization:
         return program
 
     def _compile(self, plan: Plan) -> Program | tuple[Refusal, ...]:
+        """Compile a plan. Returns its Program, or the refusals if engines refused to compile some of its regions."""
         settings, engines = self._settings, self.engines
         with show_progress(f"compiling {self.function.name}", enabled=settings.shows_progress) as show:
             report = settings.progress if callable(settings.progress) else lambda done, n: show(f"{done} of {n} regions")
@@ -387,11 +388,9 @@ class Programs:
 
     @property
     def context(self) -> BuildContext:
-        """The context of new specializations."""
         return BuildContext(self.engines, self.settings, self.cache)
 
     def check_open(self) -> None:
-        """Raise InputError if the module is closed."""
         if self.dispatcher.is_closed:
             raise InputError("the module is closed; make a new XRTModule")
 
@@ -405,7 +404,7 @@ class Programs:
     # ------------------------------------------------------------------ from values to a specialization
 
     def find(self, values: Any, fetch: tuple[str, ...] = (), place: Placer | None = None) -> Specialization:
-        """Return the specialization for the inputs of a call, planned if necessary; ``values`` None is for the declared types.
+        """Return the specialization for the inputs of a call, planned if necessary; None is for the declared types.
 
         ``place`` chooses a new placement, even if there is a plan.
         """
@@ -474,8 +473,8 @@ class Programs:
 
         choice, served = self.settings.choice, self.sizes.served
         if choice.table is None:
-            whole = function if served.is_traced else served.get_declared_function()
-            declared = optimize(whole, fold=self.settings.fold_constants, engines=self.engines)
+            unoptimized = function if served.is_traced else served.get_declared_function()
+            declared = optimize(unoptimized, fold=self.settings.fold_constants, engines=self.engines)
             table = measure_ranges(declared, self.settings, self.engines)
             self.settings = replace(self.settings, choice=replace(choice, table=table))
         return quantize_by_table(optimized, function, self.settings, self.engines.engines)
@@ -797,7 +796,7 @@ def open_model(
     opened: dict[str, tuple[StoredPlans | None, ModelSource]] = {}
 
     def open_on(engines: EngineList) -> str | None:
-        """Open the model on these engines; as `why_not` of `choose_default_engine`, explain why the first does not support it."""
+        """Open the model on these engines. Explain why the first one does not support all nodes; None if it does, or if named."""
         from xrt.module.stored_plans import find_stored_plans  # it makes specializations
 
         stored = find_stored_plans(model, cache, settings, engines)

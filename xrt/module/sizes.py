@@ -109,7 +109,7 @@ class PaddedModel:
         self._choose = lru_cache(MAX_CACHED_SIZES)(self._find_sizes)
 
     def choose(self, sizes: Sizes) -> Sizes:
-        """Choose the sizes to pad a call with these sizes to."""
+        """Choose the padded sizes for a call with ``sizes``."""
         return self._choose(tuple(sizes.items()))
 
     def _find_sizes(self, items: tuple[tuple[str, int], ...]) -> Sizes:
@@ -174,7 +174,6 @@ class SizePolicy:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Lines for `explain`."""
         lines = (*(self.padding.describe() if self.padding else ()), *self.refusals)
         kind = "set" if self.padding is None else "bucket"
         return (*lines, f"one program for each {kind} of sizes: {self._why_each}") if self._why_each else lines
@@ -182,7 +181,7 @@ class SizePolicy:
     # ------------------------------------------------------------------ from values to a key
 
     def get_source(self, values: Any) -> ModelSource:
-        """The model that these inputs are for: the padded one if they were padded."""
+        """Return the model that runs these inputs: the padded one if they were padded. None is for the declared types."""
         if self.padding is not None and isinstance(values, PaddedValues):
             return self.padding.source
         return self.served if values is None else self.source
@@ -204,7 +203,7 @@ class SizePolicy:
         return values if (padding := self.find_padding(planner)) is None else padding.pad(values)
 
     def get_key(self, values: Any, planner: Programs) -> object:
-        """Dict key of the program for these inputs: their shapes, or their types if the model is a traced graph.
+        """Make the dict key of the program for these inputs: their shapes or, for a traced graph, their full types.
 
         None if one program serves all inputs. ``values`` is None for the declared types.
         """
@@ -228,7 +227,7 @@ class SizePolicy:
             self.exact |= {self.get_source(values).key(values)}
 
     def _is_first(self, sizes: object, planner: Programs) -> bool:
-        """Whether these sizes use a static program. With ``"auto"`` the sizes passed first are recorded as the first call's."""
+        """Whether these sizes use a static program. With ``"auto"``, the first sizes passed become those that use one."""
         engines, stored = planner.engines, self._stored
         if self.exact or self._why_each is not None:
             return sizes in self.exact
@@ -266,12 +265,12 @@ class SizePolicy:
             if self._why_each is None:
                 reason = self._find_reason(values, planner)
                 if reason and values is None:
-                    return reason  # at the sizes of a call the answer may differ
+                    return reason  # not stored: at the sizes of a call there may be no reason
                 self._why_each = reason
         return self._why_each
 
     def _find_reason(self, values: Any, planner: Programs) -> str:
-        """Explain why one program does not serve all sizes; empty if it does.
+        """Plan for symbolic dims, and explain why one program does not serve all sizes; empty if it does.
 
         Each engine must accept its region with dynamic shapes, and the reference engine must get no node that another engine
         supports at the sizes of ``values`` (None: no node at all).
@@ -289,14 +288,14 @@ class SizePolicy:
         except PlanError as error:
             return str(error).splitlines()[0]
         # The reference engine accepts any size, so only its nodes that another engine could run count against one program.
-        behind = [engine.spec for engine in planner.engines.engines[1:] if engine.name == IMPLICIT]
+        reference_specs = [engine.spec for engine in planner.engines.engines[1:] if engine.name == IMPLICIT]
         for launch in plan.launches:
-            if launch.engine not in behind and (reason := build.engines.why_not_dynamic(launch)):
+            if launch.engine not in reference_specs and (reason := build.engines.why_not_dynamic(launch)):
                 return reason
-        moved = [name for launch in plan.launches if launch.engine in behind for name in launch.nodes]
+        moved = [name for launch in plan.launches if launch.engine in reference_specs for name in launch.nodes]
         if moved and sizes is not None:
             fixed = planner.find_or_plan((sizes, ()), values).plan
-            moved = sorted({*moved}.difference(*(launch.nodes for launch in fixed.launches if launch.engine in behind)))
+            moved = sorted({*moved}.difference(*(x.nodes for x in fixed.launches if x.engine in reference_specs)))
         return next((str(reason) for reason in plan.reasons if reason.node in moved), "")
 
     def check_declared(self, planner: Programs) -> None:
@@ -315,7 +314,7 @@ class SizePolicy:
     # ------------------------------------------------------------------ padding
 
     def find_padding(self, planner: Programs) -> PaddedModel | None:
-        """Create the padded form of the model on first use; None if it cannot be padded or the options exclude it."""
+        """Return the padded form of the model, made on first use; None if it cannot be padded or the options exclude it."""
         if self._is_decided or self.shapes != "auto":
             return self.padding
         with planner.planning:
@@ -363,7 +362,7 @@ class SizePolicy:
 
     @property
     def saved_shapes(self) -> Shapes:
-        """The option ``shapes`` to save in a bundle: if calls were padded, the buckets."""
+        """The value of option ``shapes`` to save in a bundle: the buckets if the module pads calls, else its own value."""
         return Buckets(self.padding.buckets) if self.padding is not None else self.shapes
 
     def restore_key(self, types: Sequence[Any], engines: EngineList) -> tuple[object] | None:
