@@ -106,7 +106,7 @@ def parse_type(text: str) -> Type:
 
 
 def to_text(function_or_plan: Any) -> str:
-    """Print a complete Function; for a Plan, its folded Function with the description of the plan as comments."""
+    """Convert a Function to text that `parse` accepts; a Plan becomes its folded Function, with its description as comments."""
     if isinstance(function_or_plan, Function):
         return format_function(function_or_plan, complete=True) + "\n"
     comments = "".join(f"# {line}\n" for line in str(function_or_plan).splitlines())
@@ -128,7 +128,7 @@ class _Draft:
 
 
 class _Parser:
-    """A recursive descent parser with one token of lookahead, ``current``; about one method per grammar rule."""
+    """A recursive descent parser with one token of lookahead, ``current``. Most methods parse the grammar rule of their name."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -176,7 +176,7 @@ class _Parser:
         raise TextError(f"line {line}, column {column}: {reason}") from cause
 
     def check(self, token: Token, build: Callable[[], T]) -> T:
-        """Call ``build`` and convert its errors to TextErrors at the position of ``token``."""
+        """Return ``build()``; convert its errors to TextErrors at the position of ``token``."""
         try:
             return build()
         except TextError:
@@ -199,7 +199,7 @@ class _Parser:
         return text
 
     def size(self, expected: str) -> int:
-        """Consume an integer that fits into 64 bits, the range of extents and versions."""
+        """Consume an extent, a version or another integer, which must fit into 64 bits."""
         token = self.current
         # Python raises ValueError for integers of thousands of digits.
         if token.kind != "number" or not token.text.lstrip("+-").isdigit() or len(token.text) > 100:

@@ -207,7 +207,7 @@ INPUTS = -1
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """An edge into a region: a value that it reads, or a region that must run before it without passing data."""
+    """An edge into a region from ``source``, which computes a value that it reads or only has to run before it."""
 
     source: int
     """Index of the region that computes it, in execution order; `INPUTS` for model inputs."""
@@ -233,7 +233,7 @@ class RegionTimes:
 
 @dataclass(frozen=True, slots=True)
 class MeanCall:
-    """Where the time of a call goes: means over some calls."""
+    """How long a call takes, in total and per region, in seconds: means over ``calls`` calls."""
 
     calls: int
     seconds: float
@@ -313,7 +313,7 @@ class Strip:
 
 
 def make_strips(strips: Sequence[Strip], colors: Mapping[str, str]) -> dict[str, Any]:
-    """Draw strips on a common scale; also return the seconds at its right end."""
+    """Create the template data of strips on a common scale, whose right end is at ``seconds``."""
     # The profiled regions may add up to more than the mean call, because recording takes time.
     durations = [max(strip.timeline.seconds, sum(strip.timeline.regions)) for strip in strips]
     axis_end = min(max(durations), LONGEST * min(durations))
@@ -340,7 +340,7 @@ def _make_strip(strip: Strip, axis_end: float, colors: Mapping[str, str]) -> dic
 
 
 def _find_spans(plan: Sequence[RegionTimes], timeline: MeanCall, axis_end: float) -> Iterator[tuple[str, str, float, float]]:
-    """Yield engine, name, start and seconds of each span: a region, or thin neighbors on one engine."""
+    """Yield engine, name, start and seconds of each span. A span is a region, or several thin neighbors on one engine."""
     spans = list(zip(plan, timeline.starts, timeline.regions, strict=False))
     for (engine, thin), group in groupby(spans, lambda span: (span[0].engine, span[2] < THIN * axis_end)):
         # A region narrower than a pixel would be invisible, so that neighbors share a span.
@@ -352,7 +352,7 @@ def _find_spans(plan: Sequence[RegionTimes], timeline: MeanCall, axis_end: float
 
 
 def list_region_times(plan: Sequence[RegionTimes], timeline: MeanCall, colors: Mapping[str, str]) -> list[tuple[Any, ...]]:
-    """Table rows of the regions in execution order (the longest `SHOWN`), and of the time outside the regions."""
+    """List table rows: the `SHOWN` longest regions in execution order, the sum of the others, and the time outside of all."""
     longest = sorted(sorted(range(len(plan)), key=lambda index: -timeline.regions[index])[:SHOWN])
     rows: list[tuple[Any, ...]] = []
     for index in longest:
@@ -414,14 +414,14 @@ class Box:
 
 
 def draw_plan(name: str, plan: Sequence[RegionTimes], timeline: MeanCall | None, colors: Mapping[str, str]) -> dict[str, Any]:
-    """Lay out a plan as boxes and edges, as data for the template ``parts.html``; the colors are CSS classes by engine."""
+    """Lay out a plan as boxes and edges; return data for the template ``parts.html``. ``colors`` has CSS classes by engine."""
     groups = split_in_boxes(len(plan))
     inner = [_make_box([plan[i] for i in group], _sum_seconds(group, timeline), timeline, colors) for group in groups]
     return draw_boxes(inner, _find_flows(plan, groups), _describe(name, plan, groups))
 
 
 def picture_plan(name: str, plan: Sequence[RegionTimes], timeline: MeanCall | None, colors: Mapping[str, str]) -> dict[str, Any]:
-    """The data of a plan for the templates: drawing, caption, and times if known."""
+    """Create the template data of a plan: drawing, caption, and the times of its regions if ``timeline`` is known."""
     note = f" It is drawn in {MOST} boxes, each of them regions that run one after the other." if len(plan) > MOST else ""
     engines = format_list(sorted({region.engine for region in plan}))
     return {
@@ -435,10 +435,10 @@ def picture_plan(name: str, plan: Sequence[RegionTimes], timeline: MeanCall | No
 
 
 def draw_boxes(inner: Sequence[Box], flows: Mapping[Edge, int], description: str) -> dict[str, Any]:
-    """Draw boxes between those of the inputs and outputs.
+    """Draw the ``inner`` boxes between a box of the inputs and one of the outputs.
 
-    ``flows`` has the bytes between boxes by their numbers (`INPUTS_BOX`, the inner ones, the outputs), the lower number first;
-    0 for an unknown size. ``description`` is the text for screen readers.
+    ``flows`` has the bytes that pass between two boxes, 0 if unknown. Its keys are pairs of box numbers, the lower one first: the
+    inputs are `INPUTS_BOX`, then come the inner boxes, then the outputs. ``description`` is the text for screen readers.
     """
     from graphlay import Graph, layout
 
@@ -530,7 +530,7 @@ def _sum_seconds(group: range, timeline: MeanCall | None) -> float | None:
 
 
 def _make_box(regions: Sequence[RegionTimes], total: float | None, timeline: MeanCall | None, colors: Mapping[str, str]) -> Box:
-    """The box of one or several consecutive regions; its color is that of the most frequent engine."""
+    """Create the box of one or several consecutive regions. Its color is that of the most frequent engine."""
     first, last = regions[0], regions[-1]
     engines = Counter(region.engine for region in regions)
     color = colors[engines.most_common(1)[0][0]]
@@ -543,7 +543,7 @@ def _make_box(regions: Sequence[RegionTimes], total: float | None, timeline: Mea
 
 
 def _find_flows(plan: Sequence[RegionTimes], groups: Sequence[range]) -> dict[Edge, int]:
-    """Bytes on each edge between boxes; 0 if unknown, or for an order of execution."""
+    """Sum the bytes on each edge between boxes; 0 if their number is unknown, or if an edge is only an order of execution."""
     box_of = {index: number for number, group in enumerate(groups, 1) for index in group} | {INPUTS: INPUTS_BOX}
     flows: Counter[Edge] = Counter()
     for index, region in enumerate(plan):

@@ -42,9 +42,9 @@ def import_ray() -> Any:
 
 
 def count_granted_threads() -> int | None:
-    """The CPUs that Ray assigned to this actor or task as a thread budget, at least 1; None in other processes.
+    """Count the CPUs that Ray assigned to this actor or task, at least 1, for its thread budget; None in other processes.
 
-    Ray does not set CPU affinity; it limits only thread pools that read ``OMP_NUM_THREADS``.
+    This is necessary because Ray does not set CPU affinity; it limits only thread pools that read ``OMP_NUM_THREADS``.
     """
     ray = sys.modules.get("ray")
     # Ray's actors and tasks have imported it; in any other process this must not import it.
@@ -187,11 +187,11 @@ def _run(
     num_cpus: int,
     progress: Callable[[JobReport], object],
 ) -> JobReport:
-    """Submit chunks, a few more than can run, and collect the reports.
+    """Submit tasks for the ``missing`` chunks, a few more than can run at once, and add their results to ``report``.
 
-    A task costs Ray about 30 ms of CPU time. It gets consecutive parts, so that a row group is read once for all of them. Tasks
-    get smaller towards the end, since the slowest one determines the total time: guided self-scheduling (Polychronopoulos and
-    Kuck, IEEE Transactions on Computers C-36, 1987). A task is repeated elsewhere if its machine is lost.
+    A task costs Ray about 30 ms of CPU time, so it gets several chunks; these are consecutive, so that a row group is read once.
+    Tasks get smaller towards the end, since the slowest one determines the total time: guided self-scheduling (Polychronopoulos
+    and Kuck, IEEE Transactions on Computers C-36, 1987). A task is repeated elsewhere if its machine is lost.
     """
     task = ray.remote(num_cpus=num_cpus, max_retries=-1)(_run_in_task)
     submitted = 0
@@ -219,12 +219,12 @@ def _run(
 
 
 def count_next_chunks(remaining: int, workers: int) -> int:
-    """The number of chunks for the next task, of ``remaining`` ones, if ``workers`` tasks can run."""
+    """Choose how many of the ``remaining`` chunks the next task gets, if ``workers`` tasks can run at once."""
     return min(MOST_CHUNKS, -(-remaining // (SHARE * workers)))
 
 
 def _get_reports(ray: Any, reference: Any) -> list[ChunkReport]:
-    """The reports of a task that has ended; raises its XRTError, or BatchJobError."""
+    """Get the reports of a task that has ended. Raises its XRTError, or BatchJobError for any other failure."""
     try:
         return ray.get(reference)  # type: ignore[no-any-return]  # untyped
     except ray.exceptions.RayTaskError as error:
@@ -237,7 +237,7 @@ def _get_reports(ray: Any, reference: Any) -> list[ChunkReport]:
 
 
 def _run_in_task(job: BatchJob, folder: str, chunks: Sequence[Chunk]) -> list[ChunkReport]:
-    """Compute chunks in a task, with a model that the process loads once."""
+    """Compute chunks. Runs in a task; the process loads the model once for all its tasks."""
     from xrt.integrations.batch.job import run_chunk
 
     threads = count_granted_threads()

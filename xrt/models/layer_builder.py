@@ -29,7 +29,7 @@ def get_value_shape(x: Tensor) -> tuple[int, ...]:
 
 
 def _pair(extent: int | tuple[int, int]) -> tuple[int, int]:
-    """The extents of both axes of an image, from one number or from both."""
+    """Expand one number to the equal extents of both axes of an image; return a pair as it is."""
     return (extent, extent) if isinstance(extent, int) else extent
 
 
@@ -81,7 +81,7 @@ class LayerBuilder:
     # ------------------------------------------------------------------ layers
 
     def linear(self, x: Tensor, columns: int, gain: float = 1.0) -> Tensor:
-        """A fully connected layer with bias along the last axis, which has the extent ``columns`` afterwards."""
+        """A fully connected layer with bias along the last axis; ``columns`` is the extent of that axis in the result."""
         rows = get_value_shape(x)[-1]
         weight = self.normal(rows, columns, deviation=gain / math.sqrt(rows))
         return emit("Add", emit("MatMul", x, weight), self.normal(columns, deviation=0.1))

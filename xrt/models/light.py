@@ -18,7 +18,7 @@ from xrt.graph import Constant, DType, Function, Node
 
 @dataclass(frozen=True, slots=True)
 class ActivationStatistics:
-    """Expected mean and variance of a value's elements, for normally distributed model inputs."""
+    """Expected mean and variance of a value's elements if the model's inputs are normally distributed."""
 
     mean: float
     variance: float
@@ -33,7 +33,7 @@ UNIT = ActivationStatistics(0.0, 1.0)
 
 
 def propagate_statistics(node: Node, statistics: Mapping[str, ActivationStatistics]) -> ActivationStatistics:
-    """The moments of a node's outputs from those of its inputs by name; without a rule, those of its first input."""
+    """Estimate the mean and variance of a node's outputs. Without a rule for its operator, they are those of its first input."""
     inputs = [statistics[name] for name in node.uses if name in statistics]
     rule = _RULES.get(node.op_type)
     return UNIT if not inputs else inputs[0] if rule is None else rule(node, inputs)
@@ -105,7 +105,7 @@ def fill_random_weights(function: Function, seed: int = 0) -> Function:
 
 
 def _draw(function: Function, generator: np.random.Generator) -> Iterator[tuple[str, Array]]:
-    """Yield name and value of each new weight, in topological order: a weight depends on the statistics of its node's inputs."""
+    """Yield name and value of each new weight. The nodes are visited in order, since a weight depends on its node's inputs."""
     weights = _find_weights(function)
     statistics = {value.name: UNIT for value in function.inputs}
     drawn_names: set[str] = set()
@@ -132,7 +132,7 @@ class _Weight:
 
 
 def _find_weights(function: Function) -> dict[str, _Weight]:
-    """Candidates for weights by the name of the value that an operator reads, which may be a reshaped weight."""
+    """Find the values that may be weights: constants, fills, and both reshaped. The key is the name that an operator reads."""
     weights = {
         name: _Weight(name, constant.shape)
         for name, constant in function.constants.items()

@@ -23,7 +23,7 @@ _BLOCKS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3
 
 
 def mobile_features(net: LayerBuilder, image: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """MobileNet v2 features at 1/16 of the image size, expanded, and the last ones at 1/32; `width` is in percent."""
+    """MobileNet v2: the expanded features at 1/16 of the image size, and the last features at 1/32; `width` is in percent."""
     # The first convolution and four of the groups halve the size: 1/32 at the end.
     x = relu6(net.convolution(image, _scale_channels(32, width), 3, stride=2, gain=HE))
     sixteenth = x
@@ -55,7 +55,7 @@ def relu6(x: Tensor) -> Tensor:
 
 
 def _scale_channels(channels: int, width: int) -> int:
-    """``width`` percent of a number of channels, rounded to a multiple of 8 as in MobileNet."""
+    """Compute ``width`` percent of a number of channels, rounded to a multiple of 8 as in MobileNet."""
     return max(8, round(channels * width / 800) * 8)
 
 
@@ -193,7 +193,7 @@ def _preprocess(net: LayerBuilder, picture: Tensor, image: int) -> Tensor:
 
 
 def _extract_maps(net: LayerBuilder, image: Tensor, width: int) -> list[Tensor]:
-    """The six feature maps, from 1/16 of the image size on."""
+    """Compute the six feature maps, the largest first, which has 1/16 of the image size."""
     maps = list(mobile_features(net, image, width))
     for channels in _EXTRA:
         x = relu6(net.convolution(maps[-1], channels // 2, 1, gain=HE))
@@ -211,7 +211,7 @@ def _predict(net: LayerBuilder, maps: Sequence[Tensor], columns: int) -> Tensor:
 
 
 def _anchors(cells: Sequence[int]) -> Array:
-    """Center and size (y, x, height, width) of each anchor, for square maps of these extents."""
+    """Compute (y, x, height, width) of each anchor, with its center; ``cells`` are the side lengths of the square maps."""
     sizes = np.linspace(_SMALLEST, _LARGEST, len(cells)).tolist()
     maps = (_anchors_of_map(*sizes_of_map) for sizes_of_map in zip(cells, sizes, [*sizes[1:], 1.0], strict=True))
     return np.array(list(itertools.chain.from_iterable(maps)), np.float32)
@@ -226,7 +226,7 @@ def _anchors_of_map(cells: int, size: float, larger: float) -> Iterator[tuple[fl
 
 
 def _decode_boxes(net: LayerBuilder, offsets: Tensor, anchors: Array) -> Tensor:
-    """Corners (y, x, y, x) from offsets relative to the anchors (in tenths) and log sizes."""
+    """Compute the corners (y, x, y, x) of boxes from their scaled offsets and log sizes relative to the anchors."""
     # The factors 0.1 and 0.2 are the variances of SSD, by which the training scales its targets.
     centres, sizes = net.constant(anchors[:, :2].copy()), net.constant(anchors[:, 2:].copy())
     centre = offsets[:, :, :2] * 0.1 * sizes + centres
@@ -235,7 +235,7 @@ def _decode_boxes(net: LayerBuilder, offsets: Tensor, anchors: Array) -> Tensor:
 
 
 def _select_detections(net: LayerBuilder, boxes: Tensor, shares: Tensor, count: int) -> tuple[Tensor, ...]:
-    """Boxes, scores and labels of the `count` best detections after non-maximum suppression."""
+    """Select the `count` best detections by non-maximum suppression; return their boxes, scores and labels."""
     # The number of its results depends on the data: `count` empty detections are added, so that TopK has enough. Shape inference
     # does not know that, and the Reshape makes the extent static.
     limits = (net.constant(np.array([count])), np.float32(_OVERLAP), np.float32(_SCORE))
@@ -286,7 +286,7 @@ def _perceptron(net: LayerBuilder, x: Tensor, widths: tuple[int, ...]) -> Tensor
 
 
 def _sum_bags(net: LayerBuilder, ids: Tensor, entries: int, width: int) -> Tensor:
-    """Sum the embeddings of each bag; scaled so that products of two sums have unit variance."""
+    """Sum the embeddings of each bag of ids. They are scaled so that products of two sums have unit variance."""
     rows = net.embed(ids, entries, width, deviation=1 / (width**0.25 * math.sqrt(get_value_shape(ids)[1])))
     return emit("ReduceSum", rows, net.constant(np.array([1])), keepdims=0)
 

@@ -181,7 +181,7 @@ class _Network:
         self._random = np.random.default_rng(seed)
 
     def weight(self, name: str, *shape: int, deviation: float | None = None, center: float = 0.0) -> Tensor:
-        """The weight of this name, or a random one with this deviation and mean; raises OptionError for another shape."""
+        """Get the weight of this name, or draw one if there are no weights. Raises OptionError for other shapes."""
         if self._weights is None:
             values = self._random.standard_normal(shape, dtype=np.float32)
             values *= np.float32(1 / math.sqrt(shape[0]) if deviation is None else deviation)
@@ -205,7 +205,7 @@ class _Network:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Values that all layers of a call share."""
+    """Tensors that all layers read in a call with new tokens."""
 
     start: Tensor
     """Tokens in the caches before the call, for each sequence: (batch,)."""

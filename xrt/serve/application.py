@@ -192,7 +192,7 @@ class Application:
             return await self.run_if_large(response_size, encode, request, response)
 
     async def run_if_large(self, size: int, call: Callable[..., T], *args: Any) -> T:
-        """Call ``call``, which converts ``size`` bytes; from `THREAD_CONVERSION_BYTES` on in a thread, else directly.
+        """Call ``call(*args)``, which converts ``size`` bytes. From `THREAD_CONVERSION_BYTES` on it runs in a thread.
 
         There is one such thread, so that large conversions run one at a time: they do not compete with each other for the GIL and
         for memory.

@@ -63,14 +63,14 @@ async def start_grpc(application: Application, host: str = "127.0.0.1", port: in
 
 
 class _Service:
-    """The methods of the gRPC service."""
+    """Implements the methods of the gRPC service by the operations of an `Application`."""
 
     def __init__(self, application: Application) -> None:
         self._application = application
         self._reading = Limit("calls are under way, and no more are read")
 
     def make_handlers(self) -> dict[str, Any]:
-        """The handler of each method by name."""
+        """Create gRPC's handler of each method, by the name of the method."""
         # Registered as handlers of a stream, they read the message themselves and can reject a request before its message is in
         # memory. On the wire a stream of one message equals a single message.
         make, serialize = grpc.stream_unary_rpc_method_handler, methodcaller("SerializeToString")

@@ -111,7 +111,7 @@ class ModelMetrics:
         self._durations[event] = count + 1, total + seconds
 
     def describe_statistics(self) -> dict[str, Any]:
-        """The counters as JSON of Triton's statistics extension, with times in nanoseconds."""
+        """Describe the counters as JSON of Triton's statistics extension, with times in nanoseconds."""
 
         def describe(event: str | int) -> dict[str, int]:
             count, seconds = self._durations.get(event, (0, 0.0))

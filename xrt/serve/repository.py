@@ -57,7 +57,7 @@ class _Entry:
 
     @property
     def why_not_ready(self) -> str:
-        """Why the model does not accept requests; empty if it is in service."""
+        """The reason why the model does not accept requests; empty if it is in service."""
         return self.reason if self.served is None else self.served.why_not_ready
 
     def describe(self) -> dict[str, str]:

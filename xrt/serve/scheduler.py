@@ -37,7 +37,7 @@ _TRIAL_DIMS = (8, 3, 64, 224, 1)
 
 
 def why_not_batchable(inputs: Sequence[Value], outputs: Sequence[Value]) -> str:
-    """The reason why the declared shapes do not allow batching along the first axis; empty if they do."""
+    """Explain why the declared shapes do not allow batching along the first axis; empty if they do."""
     if not inputs or not outputs:
         return "it has no inputs, or no outputs"
     leading_dims = {}
@@ -137,7 +137,7 @@ def _sample_request(function: Function, seed: int, trial_dim: int, rows: int) ->
 def run_batch(
     call: Callable[..., Values], requests: Sequence[Values], rows: Sequence[int], sizes: Sequence[int] = ()
 ) -> list[Values | BaseException]:
-    """Run the requests, which have these numbers of ``rows``. Return the results of each request, or its exception.
+    """Run requests, of which ``rows`` has the numbers of rows; return the results of each, or its exception.
 
     Several requests are joined along the first axis to one call. The batch is padded to the next of ``sizes``, if there are any,
     by repeating its last row. If this call fails, each request runs alone, so that none fails because of another.
@@ -286,7 +286,7 @@ class Scheduler:
         self._start_calls()
 
     def _compute_wait(self) -> float:
-        """Seconds for which the first request still waits for others to fill its batch; 0 or less if it can start."""
+        """Compute the seconds for which the first request still waits for its batch to fill; 0 or less if it can start."""
         first = self._queue[0]
         if self._max_wait == 0 or first.key is None:
             return 0.0
@@ -330,7 +330,7 @@ class Scheduler:
         running.add_done_callback(lambda done: loop.call_soon_threadsafe(finish, done))
 
     def _finish(self, batch: list[_QueuedRequest], started: float, done: Future[list[Values | BaseException]]) -> None:
-        """Pass the results of a batch, which ``done`` has, to the futures of its requests; then start the next calls."""
+        """Pass the results of a batch, from the future ``done``, to the futures of its requests; then start the next calls."""
         self.running -= 1
         self._metrics.note_batch(len(batch), sum(request.rows for request in batch), time.perf_counter() - started)
         for request, result in zip(batch, done.result(), strict=True):

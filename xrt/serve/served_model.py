@@ -177,7 +177,7 @@ class ServedModel:
 
     @contextmanager
     def receive(self) -> Iterator[Callable[[int], None]]:
-        """Admit a request for the duration of the block, which reads its body and answers it.
+        """Admit a request for the duration of the block, which reads its body and sends the response.
 
         The block must call the yielded function with the size of each part of the body that it has read. Raises RequestRefusal if
         the queue is full; the yielded function raises it if the bodies of all requests need too much memory. While a body
@@ -207,7 +207,7 @@ class ServedModel:
         return self._request_limit.admit(self.max_requests)
 
     async def infer(self, request: InferRequest, session_name: str = "") -> InferResponse:
-        """Run a request, in the session that its parameters name or ``session_name``, from a header; raises RequestRefusal."""
+        """Run a request. Its session is named by its parameters or by ``session_name``, from a header. Raises RequestRefusal."""
         if self.why_not_ready:
             raise RequestRefusal(f"model {self.name!r} is not in service: {self.why_not_ready}", Status.BUSY)
         self._check_outputs(request)
@@ -478,7 +478,7 @@ class SessionTable:
 
     @contextmanager
     def enter(self, request: SessionRequest) -> Iterator[SessionEntry]:
-        """Use a session for one call, which is made in the block; yield its entry.
+        """Reserve a session for the duration of the block, which makes one call of it; yield its entry.
 
         The caller must call `note_start` of the entry when the call begins. If the block fails or is cancelled before that, no
         session is changed. Raises RequestRefusal if the session is busy or has ended, or if there are too many sessions.
@@ -540,7 +540,7 @@ class SessionTable:
                 self.forget(name, self._expiry_reason)
 
     def forget(self, name: str, reason: str) -> None:
-        """Remove a session; later requests for it get status 410 with the reason."""
+        """Remove a session. Later requests for it get status 410 with the reason, unless they start a new one."""
         self._entries.pop(name, None)
         # The hash is enough to find the reason, and it needs less memory than a long name.
         self._forgotten[hash(name)] = reason[:_MAX_REASON_CHARS]

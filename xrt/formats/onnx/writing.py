@@ -49,11 +49,11 @@ INITIALISERS_IR = 4
 
 
 def lowest_opsets(function: Function) -> dict[str, int]:
-    """For each domain in use, the lowest version that preserves the semantics of every operator.
+    """Find for each domain in use the lowest version that preserves the semantics of every operator.
 
-    This is the maximum of `since_version`: an operator is unchanged from there to the declared version, so the maximum is in all
-    of these intervals. Domains that onnx does not describe are unchanged. ai.onnx is always included, because some readers
-    require it.
+    An operator is unchanged from its `since_version` to the declared version, so the maximum of all `since_version` is such a
+    version. Domains that onnx does not describe keep their version. ai.onnx is always included, because some readers require
+    it.
     """
     lowest = {"": 1}
     for holder, node in function.walk():
@@ -66,7 +66,7 @@ def lowest_opsets(function: Function) -> dict[str, int]:
 
 
 def newest_nodes(function: Function, max_opset: int) -> Iterator[tuple[Function, Node, int]]:
-    """Yield the ai.onnx nodes, including bodies, introduced after ``max_opset``, with their `since_version`."""
+    """Yield each ai.onnx node that needs a newer opset than ``max_opset``, with its Function or body and its `since_version`."""
     for holder, node in function.walk():
         since = since_version(node, holder)
         if not node.domain and since is not None and since > max_opset:
@@ -74,9 +74,9 @@ def newest_nodes(function: Function, max_opset: int) -> Iterator[tuple[Function,
 
 
 def lowest_ir(opsets: Mapping[str, int], *, floor: int = 0, ceiling: int | None = None) -> int:
-    """The IR version that was released with the newest of these opsets, at least ``floor``, and at most ``ceiling`` if passed.
+    """Find the IR version that was released with the newest of these opsets.
 
-    That a version belongs to an opset is a convention of ONNX's releases, so a library may read the opset in an older version.
+    ``floor`` and ``ceiling`` limit the result. A ceiling is safe for a library that reads these opsets in an older IR version.
     """
     operator_sets = [OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items() if latest_version(d)]
     paired: int = helper.find_min_ir_version_for(operator_sets, ignore_unknown=True)
@@ -103,7 +103,7 @@ TensorWriter = Callable[[Constant, str], TensorProto]
 
 @dataclass(frozen=True, slots=True)
 class GraphWriter:
-    """Fills in ONNX messages from Functions; the options say how constants are written."""
+    """Fills in ONNX messages from Functions. Its fields determine how constants and metadata are written."""
 
     constants: TensorWriter = write_tensor
     """Writes constants of the main graph."""
@@ -158,7 +158,7 @@ def to_model(function: Function, writer: GraphWriter = COMPLETE) -> ModelProto:
 
 
 def write_model(function: Function, opsets: Mapping[str, int], ir_version: int, writer: GraphWriter) -> ModelProto:
-    """Write a model at exactly these versions, which are not checked."""
+    """Write a model with these versions. It is not checked that the operators exist in them."""
     model = ModelProto(ir_version=ir_version, producer_name="xrt")
     for domain in sorted(opsets):
         model.opset_import.add(domain=domain, version=opsets[domain])

@@ -25,7 +25,7 @@ ERRORS = "xrt_errors"
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
-    """The arguments of a job. Together with the row files they determine the results, and are in the manifest of the folder."""
+    """The arguments of a job. They and the row files determine the results, so both are in the manifest of the folder."""
 
     model: str
     """Absolute path of a bundle or an ONNX file, valid on every machine of the job."""
@@ -41,7 +41,7 @@ class BatchJob:
     """Rows per call; may change when a job is resumed."""
 
     def open_model(self, threads: int | None) -> RowModel:
-        """Load the model with this thread budget."""
+        """Load the model with a budget of ``threads``; None means the default budget."""
         module = open_model(self.model, engine=list(self.engine), threads=threads)
         batch = self.batch or choose_batch(module)
         options = {"columns": self.columns, "outputs": self.outputs, "keep": self.keep, "on_error": self.on_error}
@@ -50,7 +50,7 @@ class BatchJob:
 
 @dataclass(frozen=True, slots=True)
 class ChunkReport:
-    """A written part."""
+    """The result of a chunk whose part has been written."""
 
     chunk: Chunk
     errors: int
@@ -76,7 +76,7 @@ class JobReport:
     """The model's first engine; empty if no part was written."""
 
     def add(self, part: ChunkReport) -> JobReport:
-        """The report including one more part; its engine becomes that of the report."""
+        """Return the report with one more part. The report's engine is that of the latest part."""
         rows = part.chunk.stop - part.chunk.start
         return replace(
             self, written=self.written + rows, errors=self.errors + part.errors, parts=self.parts + 1, engine=part.engine
@@ -84,9 +84,9 @@ class JobReport:
 
 
 def run_chunk(job: BatchJob, model: RowModel, folder: str, chunk: Chunk) -> ChunkReport:
-    """Compute the rows of a chunk and write its part atomically. Repeating it replaces the part by an equal one.
+    """Compute the rows of a chunk and write its part atomically. A second call replaces the part by an equal one.
 
-    Raises InputError or EngineError, with a note on the rows, if a row fails and that is an error.
+    Raises InputError or EngineError, with a note on the rows, if a row fails, unless ``job.on_error`` is "column".
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -116,7 +116,7 @@ def run_chunk(job: BatchJob, model: RowModel, folder: str, chunk: Chunk) -> Chun
 
 
 def count_part_errors(part: Path, chunk: Chunk) -> int | None:
-    """Number of rows without outputs in a part; None if it is damaged. Reads the whole part to verify its checksums."""
+    """Count the rows without outputs in a part; None if it is damaged. Reads the whole file to verify its checksums."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -160,7 +160,7 @@ def claim_folder(
 
 
 def _find_missing(folder: Path, job: BatchJob, files: Sequence[RowFile]) -> tuple[list[Chunk], JobReport]:
-    """The chunks without a valid part, and the report of the others; writes the manifest of a new job. Raises BatchJobError."""
+    """Find the chunks without a valid part; return them and a report of the others. Write the manifest of a new job."""
     chunks = list_chunks(files, job.part_rows)
     description = _describe(job, files, chunks)
     manifest = folder / MANIFEST
@@ -182,7 +182,7 @@ def _find_missing(folder: Path, job: BatchJob, files: Sequence[RowFile]) -> tupl
 
 
 def _check_same_job(manifest: Path, current: Mapping[str, Any]) -> None:
-    """Raise BatchJobError if the manifest of a folder is damaged, or with the first argument in which the jobs differ."""
+    """Raise BatchJobError if the manifest of a folder is damaged, or is that of a job with arguments other than ``current``."""
     try:
         stored = json.loads(manifest.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -199,7 +199,7 @@ def _check_same_job(manifest: Path, current: Mapping[str, Any]) -> None:
 
 
 def _describe(job: BatchJob, files: Sequence[RowFile], chunks: Sequence[Chunk]) -> dict[str, Any]:
-    """The manifest of a job: all that its results depend on."""
+    """Create the manifest of a job: everything that its results depend on, as JSON values."""
     status = Path(job.model).stat()
     model = {"path": job.model, "bytes": status.st_size, "modified": status.st_mtime_ns}
     # The batch changes no result, as the rows of a call must not depend on each other.

@@ -43,7 +43,7 @@ class RowInput:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows of equal shapes, which one call can compute."""
+    """Rows whose arrays have equal shapes, so that one call can compute them all."""
 
     indices: Array
     """Row numbers, ascending."""
@@ -51,11 +51,11 @@ class RowGroup:
     """The rows of each input, by its name."""
 
     def select(self, rows: Any) -> RowGroup:
-        """Some rows of the group; a slice copies nothing."""
+        """Select rows of the group by a slice, which copies nothing, or by any other index of NumPy."""
         return RowGroup(self.indices[rows], {name: array[rows] for name, array in self.values.items()})
 
     def split(self, size: int | None) -> Iterator[RowGroup]:
-        """Yield parts of at most ``size`` rows, or the group itself if it is small."""
+        """Split the group into parts of at most ``size`` rows; without a size, yield the group itself."""
         count = len(self.indices)
         if size is None or count <= size:
             yield self
@@ -91,7 +91,7 @@ def group_rows(columns: Mapping[str, Column], errors: Mapping[int, str], count: 
 
 
 def match_columns(inputs: Sequence[Value], columns: Mapping[str, str] | None = None) -> tuple[RowInput, ...]:
-    """Match each input to the column of its name or the one in ``columns``.
+    """Match each input to a column: the one that ``columns`` has for its name, or the column of the same name.
 
     Raises OptionError for an unknown input, and for an input without a row axis.
     """
@@ -112,7 +112,7 @@ def match_columns(inputs: Sequence[Value], columns: Mapping[str, str] | None = N
 
 
 def find_fixed_batch(inputs: Sequence[Value]) -> int | None:
-    """The fixed number of rows per call; None if dynamic. Raises OptionError if inputs disagree."""
+    """Find the number of rows per call that the inputs declare; None if it is dynamic. Raises OptionError if they disagree."""
     sizes = {value.type.shape[0] for value in inputs if isinstance(value.type, TensorType) and value.type.shape}
     fixed = sorted(size for size in sizes if isinstance(size, int))
     if len(fixed) > 1:
@@ -141,7 +141,7 @@ def gather_rows(inputs: Sequence[RowInput], columns: Mapping[str, Array]) -> tup
 
 
 def _convert(row_input: RowInput, column: Array, errors: dict[int, str]) -> Column:
-    """Convert a column for an input, and record rows that do not fit in ``errors``."""
+    """Convert a column to the type of an input. Rows that do not fit become None, with their reason in ``errors``."""
     # Convert all rows at once if possible, as one Python call per row costs more than the conversion.
     if column.dtype != object:
         with suppress(InputError):  # the failing rows are found below
@@ -157,7 +157,7 @@ def _convert(row_input: RowInput, column: Array, errors: dict[int, str]) -> Colu
 
 
 def _as_array(row_input: RowInput, value: Any) -> Array:
-    """The value of one row as an array of any type; raises InputError for lists that are not regular."""
+    """Convert the value of one row to an array of any type; raises InputError for nested lists of different lengths."""
     if value is None:
         raise InputError(f"input {row_input}; got nothing")
     if row_input.dtype is DType.STRING:
@@ -224,17 +224,17 @@ ERROR = "error"
 
 
 def as_objects(items: Sequence[Any]) -> Array:
-    """An array of objects, also if the items are arrays of one shape, which `numpy.array` would join."""
+    """Create an array of objects. `numpy.array` would instead join items that are arrays of one shape."""
     array = np.empty(len(items), object)
     array[:] = items
     return array
 
 
 def collect_column(value: Value, parts: Sequence[tuple[Array, Array]], count: int) -> Array:
-    """One output of all ``count`` rows, from the row numbers and results of each group.
+    """Join the results of groups, each given with its row numbers, to one column of ``count`` rows.
 
-    It is an object array if the shapes of the results differ. Rows without results are NaN if the type has it, else zero or an
-    empty array.
+    The column is an object array if the shapes of the results differ. A row without a result is NaN, or 0 if the type has no
+    NaN, or an empty array in an object array.
     """
     if len(parts) == 1 and len(parts[0][0]) == count:  # no copy in the usual case
         return parts[0][1]
@@ -272,7 +272,7 @@ def open_model(path: str | os.PathLike[str], *, engine: Any = (), threads: int |
 
 
 def stamp_model(path: str | os.PathLike[str]) -> Stamp:
-    """A value that changes with the contents of a model's file; empty if there is no file, which `open_model` reports."""
+    """A value that changes when a model's file does. Empty if there is no file, since `open_model` reports that."""
     try:
         return make_stamp(Path(path).stat())
     except OSError:
@@ -280,7 +280,7 @@ def stamp_model(path: str | os.PathLike[str]) -> Stamp:
 
 
 def choose_batch(module: XRTModule) -> int:
-    """Rows per call: the fixed batch of the model, its tuned batch, or `USUAL_BATCH`."""
+    """Choose the rows per call: the model's fixed batch, else its tuned batch, else `USUAL_BATCH`."""
     fixed = find_fixed_batch(module.inputs)
     tuned = module.serving
     return fixed or (tuned.batch if tuned is not None and tuned.dim else USUAL_BATCH)
@@ -327,7 +327,7 @@ class RowModel:
         return tuple(Value(self._names[value.name], value.type) for value in self.module.outputs if value.name in self._names)
 
     def __call__(self, columns: Mapping[str, Array]) -> dict[str, Array]:
-        """The columns to pass on, and the outputs as columns; raises InputError or EngineError that names the row."""
+        """Compute the outputs; return them and the columns to pass on, by name. Raises InputError or EngineError with the row."""
         results, errors = self.predict(columns)
         count = len(next(iter(columns.values()))) if columns else 0
         passed_columns = {name: columns[name] for name in self.list_passed_columns(list(columns))}
@@ -335,7 +335,7 @@ class RowModel:
         return {**passed_columns, **results, **reasons}
 
     def list_passed_columns(self, columns: Sequence[str]) -> list[str]:
-        """The columns to pass on; raises OptionError for one that is missing or collides with an output."""
+        """List which of ``columns`` to pass on; raises OptionError for one that is missing or has the name of an output."""
         used = {row_input.column for row_input in self.inputs}
         passed_columns = [name for name in columns if name not in used] if self._keep is None else list(self._keep)
         result_names = {*self._names.values(), *((ERROR,) if self._on_error == "column" else ())}
@@ -350,7 +350,7 @@ class RowModel:
         return passed_columns
 
     def predict(self, columns: Mapping[str, Array]) -> tuple[dict[str, Array], dict[int, str]]:
-        """The outputs as columns, and the reasons of failed rows by row number."""
+        """Compute the outputs; return them as columns by name, and by row number the reasons why rows failed."""
         rows, errors = gather_rows(self.inputs, columns)
         if errors and self._on_error == "raise":
             row = min(errors)
@@ -364,7 +364,7 @@ class RowModel:
         return {v.name: collect_column(v, [(rows, arrays[n]) for rows, arrays in results], count) for n, v in outputs}, errors
 
     def _run(self, group: RowGroup, results: list[tuple[Array, list[Array]]], errors: dict[int, str]) -> None:
-        """Run a group; add its results to ``results``, and with ``on_error="column"`` why rows failed to ``errors``."""
+        """Run a group and append its results to ``results``. ``errors`` gets the reasons of failed rows if these are allowed."""
         try:
             outputs = self._call(group)
             if not self._has_independent_rows:
@@ -427,7 +427,7 @@ class RowModel:
 
 
 def _name_outputs(declared: Sequence[Value], columns: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
-    """The column of each output to return; raises OptionError for an unknown output, or two outputs in one column."""
+    """Map each output to return to its column; raises OptionError for an unknown output, or two outputs in one column."""
     names = [value.name for value in declared]
     mapping = dict(columns) if isinstance(columns, Mapping) else {name: name for name in (names if columns is None else columns)}
     for name in mapping:
@@ -439,7 +439,7 @@ def _name_outputs(declared: Sequence[Value], columns: Mapping[str, str] | Sequen
 
 
 def _find_difference(value: Value, alone: Array, together: Array) -> str:
-    """Describe the difference of an output; empty if it is within the tolerance."""
+    """Describe how an output differs from that of the same rows alone; empty if the difference is within the tolerance."""
     if isinstance(value.type, TensorType):
         return compare(alone, together, tolerance_for(together.dtype, "network"), name=value.name).message
     return compare(alone.tolist(), together.tolist(), name=value.name).message

@@ -22,7 +22,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 def from_arrow(column: Any) -> Array:
-    """Convert a column to one array if all rows have the same shape, else an object array; null becomes None."""
+    """Convert an Arrow column to one array if all rows have the same shape, else to an object array. Null becomes None."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if isinstance(array, pa.ChunkedArray):  # without chunks
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
@@ -81,7 +81,7 @@ def to_arrow(value: Value, column: Array, missing: Sequence[int] = ()) -> Any:
 
 
 def _to_plain(item: Any) -> Any:
-    """The value of a row as Python lists and numbers; a map is a list of pairs, which is pyarrow's form."""
+    """Convert the value of a row to Python lists and numbers. A map becomes a list of pairs, as pyarrow expects it."""
     if isinstance(item, Mapping):
         return [(_to_plain(key), _to_plain(value)) for key, value in item.items()]
     if isinstance(item, list | tuple):
@@ -92,7 +92,7 @@ def _to_plain(item: Any) -> Any:
 
 
 def _item_type(type_: Type | None) -> Any:
-    """The Arrow type of a value; None if its rank is not known, and pyarrow then infers the type from the data."""
+    """Find the Arrow type of a row's value. None if its rank is unknown; pyarrow then infers the type from the data."""
     if isinstance(type_, SequenceType):
         element = _item_type(type_.element)
         return None if element is None else pa.list_(element)
@@ -221,7 +221,7 @@ def read_chunk(chunk: Chunk) -> Any:
 # The stamp is in the keys of both caches, so that a file that changed is read again.
 @lru_cache(maxsize=64)
 def _list_groups(path: str, stamp: Stamp) -> tuple[tuple[int | None, int], ...]:
-    """Row groups of a file with their numbers of rows; other formats have one group."""
+    """List the row groups of a Parquet file as (index, number of rows). Other files are one group with the index None."""
     fragment = _open(path)
     groups = getattr(fragment, "row_groups", None)
     return tuple((group.id, group.num_rows) for group in groups) if groups else ((None, fragment.count_rows()),)
