@@ -19,9 +19,9 @@ from xrt.passes.quantize.weights import Emission, find_inner_axis
 Array: TypeAlias = np.ndarray[Any, Any]
 
 STRENGTH = 0.5
-"""Default share of the differences between channels that moves into the weights; the paper's value for most models."""
+"""Default of ``strength``, see `balance_channels`; the paper's value for most models."""
 MAX_FACTOR = 2.0**64
-"""Maximum of the divisors: a placement file stores their exponents, from -64 to 64 (`BalancedValue`)."""
+"""Maximum divisor: a placement file stores divisors as exponents of 2 from -64 to 64 (`BalancedValue`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def balance_channels(function: Function, magnitudes: Mapping[str, Array], streng
 
 
 def find_channel_factors(function: Function, magnitudes: Mapping[str, Array], strength: float = STRENGTH) -> dict[str, Array]:
-    """Compute the divisors of `balance_channels`, per value and channel."""
+    """Compute the divisors of `balance_channels`: for each value, an array with one divisor per channel."""
     if not 0 <= strength <= 1:
         raise OptionError(f"strength must be from 0 to 1; got {strength!r}")
     groups = ((group, group.node.outputs[0]) for group in _find_groups(function))
@@ -59,16 +59,16 @@ def find_channel_factors(function: Function, magnitudes: Mapping[str, Array], st
 def scale_channels(function: Function, factors: Mapping[str, Array]) -> Function:
     """Divide the channels of activations by ``factors``, and multiply the weights that read them.
 
-    Powers of two are exact. Infer shapes first.
+    ``factors`` maps a value to one divisor per channel. Powers of two cause no rounding. Infer shapes first.
     """
     emission = Emission(function)
     changed: dict[str, Node] = {}
 
-    def scale(node: Node, slot: int, by: Array) -> Node:
+    def scale(node: Node, input_index: int, factor: Array) -> Node:
         # A new constant: other nodes may read the old one.
-        array = function.constants[node.inputs[slot]].array
-        name = emission.add_constant(f"{node.name}_balanced_{slot}", (array * by).astype(array.dtype))
-        return replace(node, inputs=(*node.inputs[:slot], name, *node.inputs[slot + 1 :]))
+        array = function.constants[node.inputs[input_index]].array
+        name = emission.add_constant(f"{node.name}_balanced_{input_index}", (array * factor).astype(array.dtype))
+        return replace(node, inputs=(*node.inputs[:input_index], name, *node.inputs[input_index + 1 :]))
 
     for group in _find_groups(function):
         divisors = factors.get(group.node.outputs[0])
@@ -77,7 +77,7 @@ def scale_channels(function: Function, factors: Mapping[str, Array]) -> Function
         node = scale(group.node, 1, 1 / divisors)
         changed[node.name] = scale(node, 2, 1 / divisors) if any(node.inputs[2:]) else node
         for product in group.products:
-            # Scale along the contracted axis of the weight.
+            # The channels are the contracted axis of the weight: its rows, unless Gemm transposes it.
             changed[product.name] = scale(product, 1, divisors if find_inner_axis(product) else divisors[:, None])
     return emission.finish(changed.get(node.name, node) for node in function.nodes) if changed else function
 
@@ -99,7 +99,7 @@ def _find_groups(function: Function) -> Iterator[_Group]:
     for node in function.nodes:
         if node.op != "LayerNormalization" or any(node.outputs[1:]):
             continue
-        # A single axis is normalized, with constant scale and bias.
+        # Scale and bias must be constant vectors: then a single axis is normalized, the channels.
         constants = [function.constants.get(name) for name in node.inputs[1:] if name]
         if not all(c is not None and c.dtype is DType.FLOAT32 and len(c.shape) == 1 and c.shape[0] > 1 for c in constants):
             continue

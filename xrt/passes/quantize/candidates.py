@@ -13,7 +13,7 @@ from xrt.operators import Trait, has_trait
 ActivationType: TypeAlias = Literal["uint8", "int8"]
 WeightType: TypeAlias = Literal["int8", "uint8"]
 DEFAULT = (NodePattern(("Conv", "Gemm", "MatMul")),)
-"""ConvTranspose is opt-in: ONNX Runtime has no integer kernel for it."""
+"""The nodes that are quantized by default. ConvTranspose is not: ONNX Runtime has no integer kernel for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +96,16 @@ def why_not_quantized(node: Node, function: Function, options: QuantizationOptio
 
 
 def find_root(value: str, function: Function) -> str:
-    """Find the value whose range ``value`` shares, through operators that only select elements of computed values."""
+    """Find the value whose calibrated range ``value`` uses: the operators in between only select elements."""
     while (node := function.producer(value)) is not None and has_trait(node, Trait.SELECTS) and value == node.outputs[0]:
-        if node.inputs[0] in function.constants:  # a table of embeddings, which has no calibrated range
+        if node.inputs[0] in function.constants:  # elements of a constant, such as embeddings: it has no calibrated range
             break
         value = node.inputs[0]
     return value
 
 
 def find_end(node: Node, function: Function) -> str:
-    """Find the output of a convolution after its fused activations."""
+    """Find the result of a convolution, after the activations (`BOUNDS`) that engines fuse into it."""
     value = node.outputs[0]
     # Only a single reader can be fused.
     while len(users := function.users(value)) == 1 and not _is_output(value, function):

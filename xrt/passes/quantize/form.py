@@ -38,7 +38,7 @@ OPTIONS = QuantizationOptions()
 
 @dataclass(frozen=True)
 class QuantizedForm:
-    """How a model is quantized: the kind of form, the nodes that stay in float32, and the parameters of the kind."""
+    """How a model is quantized: the kind of quantization, its parameters, and the nodes that stay in float32."""
 
     table: CalibrationTable | None = None
     """Calibrated ranges of values; required for the kind ``static``, None for the others."""
@@ -72,7 +72,7 @@ def select_nodes(names: Collection[str], **options: Any) -> QuantizationOptions:
 
 
 def find_balance(prepared: Function, magnitudes: Mapping[str, Any]) -> tuple[BalancedValue, ...]:
-    """Compute the powers of two to divide channels by. ``magnitudes`` has the largest magnitude per channel, by value name."""
+    """Compute divisors of channels, rounded to powers of two. ``magnitudes`` has the largest magnitude per channel, by value."""
     divisors = find_channel_factors(prepared, magnitudes)
     exponents = {name: np.rint(np.log2(factors)).astype(int) for name, factors in divisors.items()}
     return tuple(BalancedValue(name, tuple(values.tolist())) for name, values in exponents.items())
@@ -97,9 +97,9 @@ def balance_values(prepared: Function, balance: Collection[BalancedValue]) -> Fu
 def fit_balanced_table(
     table: CalibrationTable, prepared: Function, balanced: Function, channels: Mapping[str, tuple[Any, Any]]
 ) -> CalibrationTable:
-    """Add the ranges of a balanced model to a table: those of the prepared model, or of the divided channels.
+    """Add the ranges of a balanced model to the table that was calibrated on the prepared model.
 
-    ``channels`` has the minimum and the maximum of each channel of the balanced values, after division.
+    ``channels`` maps each balanced value to the minima and the maxima of its channels, after division.
     """
     ranges, keys = table.bind(prepared), hash_values(balanced)
     for name in list_calibrated_values(balanced, OPTIONS):
@@ -107,7 +107,7 @@ def fit_balanced_table(
         # Values that balancing does not change have the same key, so that the table contains them already.
         if range_ is None or table.find(keys[name]) is not None:
             continue
-        # The division changes the range of a balanced value itself; the values behind the products are the same numbers.
+        # Only balanced values have new ranges: the products that read them compute the same numbers as before.
         if name in channels:
             low, high = (float(pick(extremes)) for pick, extremes in zip((np.min, np.max), channels[name], strict=True))
             range_ = ValueRange(key=range_.key, low=low, high=high, least=low, most=high, batches=range_.batches)
@@ -126,10 +126,10 @@ def list_quantizable_nodes(prepared: Function) -> list[tuple[int, str]]:
 
 
 def fit_table(table: CalibrationTable, prepared: Function, original: Function) -> CalibrationTable:
-    """Fit a table to a prepared model: missing ranges are those of the original model's values with the same names.
+    """Add the ranges that a prepared model lacks to a table: those of the original model's values with the same names.
 
-    Preparing keeps the names of values but changes how some are computed. Raises CalibrationError if the table has no value of
-    either model.
+    Preparing keeps the names of values but changes how some are computed, and so their keys. Raises CalibrationError if the
+    table has no value of either model.
     """
     needed = [name for name in list_calibrated_values(prepared, OPTIONS) if prepared.defines(name)]
     keys = hash_values(prepared)
@@ -150,7 +150,7 @@ def fit_table(table: CalibrationTable, prepared: Function, original: Function) -
 
 
 def make_planned_function(function: Function, record: PrecisionRecord | None) -> Function:
-    """Return the Function that a placement with this record plans: the model itself or its quantized form."""
+    """Make the Function that a placement with this record plans: the model itself or its quantized form."""
     if record is None or not record.is_quantized or (record.form == "static" and record.table is None):
         return function
     unquantized = frozenset(node.at for node in record.exact_nodes)

@@ -42,7 +42,7 @@ def _rewrite_selected(
     why_not: Callable[[Node, Function, QuantizationOptions], str | None],
     rewrite: Callable[[Node, Emission, QuantizationOptions], Node],
 ) -> Function:
-    """Rewrite the nodes for which ``why_not`` has no reason; return the Function unchanged if there are none."""
+    """Rewrite the nodes for which ``why_not`` returns None; without such nodes, return the Function unchanged."""
     options = options or QuantizationOptions()
     selected = {node.name for node in function.nodes if why_not(node, function, options) is None}
     if not selected:
@@ -71,7 +71,7 @@ def why_not_matrix(node: Node, function: Function, options: QuantizationOptions)
 
 
 def _rewrite_product(node: Node, emission: Emission, options: QuantizationOptions) -> Node:
-    """Emit a product in integers; return the last node, which has the node's name and output."""
+    """Emit a product in integers; return its last node, which replaces ``node`` under the same name and output."""
     name, is_transposed = node.inputs[1], find_inner_axis(node) == 1
     matrix = emission.function.constants[name].array
     weight = quantize_channels(
@@ -93,7 +93,7 @@ DOMAIN = "com.microsoft"
 BIAS = 5
 """Index of the bias among the inputs of MatMulNBits."""
 BLOCK = 32
-"""Number of rows that share a scale."""
+"""Number of consecutive rows of a weight column that share a scale."""
 IN_BYTES = 4
 """The accuracy_level of MatMulNBits at which activations are quantized to int8."""
 
@@ -124,7 +124,7 @@ def why_not_packed(node: Node, function: Function, options: QuantizationOptions)
 def _pack_product(
     packed: dict[tuple[str, int], tuple[str, ...]], node: Node, emission: Emission, options: QuantizationOptions
 ) -> Node:
-    """Make the MatMulNBits of a product. ``packed`` has the constants of matrices that are packed already."""
+    """Make the MatMulNBits of a product. ``packed`` caches constants, by name and contracted axis of the matrix."""
     name, axis = node.inputs[1], find_inner_axis(node)
     matrix = emission.function.constants[name].array
     if (name, axis) not in packed:
@@ -142,10 +142,10 @@ def _pack_product(
 
 
 def _pack(matrix: Array, options: QuantizationOptions) -> Mapping[str, Array]:
-    """Pack weights and scales in the layout of MatMulNBits: by column, then by block."""
+    """Quantize weights and lay them out as MatMulNBits reads them: by column, then by block; return weights and scales."""
     quantized = quantize_blocks(matrix, 0, BLOCK, replace(options, weights="uint8", symmetric_weights=True))
     zeros = quantized.parameters.zero_point
-    integers = np.repeat(zeros, BLOCK, axis=0)  # a short last block is filled with zeros
+    integers = np.repeat(zeros, BLOCK, axis=0)  # a short last block is filled with zero points
     integers[: matrix.shape[0]] = quantized.integers
     blocks = integers.T.reshape(matrix.shape[1], zeros.shape[0], BLOCK)
     return {"packed": np.ascontiguousarray(blocks), "scales": np.ascontiguousarray(quantized.parameters.scale.T)}
@@ -164,7 +164,7 @@ def _unpack(w: NodeWriter) -> str | None:
     node, operands = w.node, [*w.node.inputs, *("",) * (BIAS + 1 - len(w.node.inputs))]
     if node.domain != DOMAIN or node.op_type != "MatMulNBits":
         return None
-    # Group indices are deprecated. With zero points, too, ONNX Runtime deviates from its own description.
+    # With both zero points and group indices (deprecated), ONNX Runtime deviates from its documentation.
     if all(operands[ZERO_POINTS : GROUPS + 1]):
         return None
     packed, scales, zeros, groups = (w.function.constants.get(name) for name in operands[1 : GROUPS + 1])
@@ -190,7 +190,7 @@ def _compute_weights(node: Node, packed: Array, scales: Array, zeros: Array | No
     integers = _split_bytes(packed.reshape(columns, count, -1), bits)[..., :block].reshape(columns, count * block)[:, :inner]
     scale = scales.reshape(columns, count).astype(np.float32)
     if zeros is None:
-        zero: Any = np.full((columns, count), 1 << (bits - 1), np.float32)
+        zero: Any = np.full((columns, count), 1 << (bits - 1), np.float32)  # the middle of the range
     elif zeros.dtype == np.uint8:
         zero = _split_bytes(zeros.reshape(columns, -1), bits)[:, :count].astype(np.float32)
     else:  # unpacked, in the type of the scales
@@ -200,7 +200,7 @@ def _compute_weights(node: Node, packed: Array, scales: Array, zeros: Array | No
 
 
 def _split_bytes(array: Array, bits: int) -> Array:
-    """Unpack `bits`-wide numbers from bytes, low bits first."""
+    """Unpack integers of ``bits`` bits from bytes, low bits first, along the last axis."""
     mask = (1 << bits) - 1
     parts = [(array.astype(np.uint8) >> shift) & mask for shift in range(0, 8, bits)]
     return np.stack(parts, axis=-1).reshape(*array.shape[:-1], -1)

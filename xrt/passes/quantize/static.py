@@ -36,7 +36,7 @@ _JOINS = frozenset({"Add", "AveragePool", "Concat", "GlobalAveragePool", "LeakyR
 _REQUANTIZED = frozenset({"Conv", "ConvTranspose", "Gemm"})
 """Operators whose float weights ONNX Runtime quantizes if the activation is dequantized (WeightBiasQuantization)."""
 LARGEST_BIAS = 2.0**30
-"""Largest bias in quantization steps; half of the int32 range."""
+"""Largest bias in quantization steps: half of the largest int32."""
 
 
 def quantize(function: Function, table: CalibrationTable, options: QuantizationOptions | None = None) -> Function:
@@ -52,7 +52,7 @@ def quantize(function: Function, table: CalibrationTable, options: QuantizationO
     Raises CalibrationError if the table belongs to another model or lacks a range.
     """
     options = options or QuantizationOptions()
-    # Checks that the table was calibrated on this model.
+    # Raises CalibrationError if the table was not calibrated on this model.
     ranges = table.bind(function)
     selected = {node.name for node in function.nodes if why_not_quantized(node, function, options) is None}
     if not selected:
@@ -64,7 +64,7 @@ def quantize(function: Function, table: CalibrationTable, options: QuantizationO
 def _fit_ranges(
     function: Function, ranges: Mapping[str, ValueRange], selected: set[str], options: QuantizationOptions
 ) -> dict[str, Parameters | None]:
-    """Compute the quantization parameters of each value; None if its range is almost zero."""
+    """Compute the quantization parameters of the activations of the selected nodes; None if a range is almost zero."""
     fitted: dict[str, Parameters | None] = {}
     missing: dict[str, None] = {}
     for node in function.nodes:
@@ -87,7 +87,7 @@ def _fit_ranges(
 
 
 class _StaticQuantization:
-    """The state of one static quantization."""
+    """Rewrites one Function; the nodes whose operands all have usable ranges are quantized."""
 
     def __init__(
         self, function: Function, fitted: Mapping[str, Parameters | None], selected: set[str], options: QuantizationOptions
@@ -99,7 +99,7 @@ class _StaticQuantization:
         self.selected = {name for name, values in operands.items() if all(fitted[value] is not None for value in values)}
         nodes = [node for node in function.nodes if node.name in self.selected]
         values = set[str]().union(*(operands[node.name] for node in nodes))
-        # Values read only by refused nodes stay in floating point.
+        # Values that only other nodes read stay in floating point.
         self.fitted = {value: parameters for value, parameters in fitted.items() if value in values and parameters is not None}
         self.ends = {find_end(node, function) for node in nodes if node.op in CONVOLUTIONS}
         """Results of convolutions; all readers read them in quantized form."""
@@ -108,7 +108,7 @@ class _StaticQuantization:
         return self.emission.finish([self.rewrite(node) for node in self.function.nodes])
 
     def rewrite(self, node: Node) -> Node:
-        """Make a node read quantized operands: all of them if it is selected, otherwise those that satisfy `reads_quantized`."""
+        """Make a node read quantized operands: all of them if it is quantized, otherwise those that `reads_quantized`."""
         if node.name in self.selected:
             return replace(node, inputs=tuple(self.operands(node)))
         inputs = tuple(
@@ -140,7 +140,7 @@ class _StaticQuantization:
         steps = self.find_bias(node, bias, floats)
         scale = self.fitted[activation].scale
         axis = find_channel_axis(node, floats) if self.options.per_channel else None
-        # A tiny weight scale would overflow the int32 bias, whose scale is the product: raise it.
+        # The scale of the int32 bias is the product of both scales: a tiny weight scale would overflow it, so raise that.
         floor = 0.0 if steps is None or axis is None else np.abs(steps) / (float(scale) * LARGEST_BIAS)
         weight = quantize_channels(floats, axis, self.options, floor)
         yield self.emission.dequantize(second, weight, (second, weight.axis, weight.parameters.scale.tobytes()))
@@ -148,22 +148,22 @@ class _StaticQuantization:
             yield self.quantize_bias(bias[0], steps, scale * weight.parameters.scale) or bias[0]
 
     def find_bias(self, node: Node, bias: list[str], weight: Array) -> Array | None:
-        """Find a constant bias with one element per channel; None if there is none."""
+        """Find a constant bias with one element per channel of ``weight``, or None; ``bias`` has at most one name."""
         if not bias or bias[0] not in self.function.constants:
             return None
         if node.op == "Gemm" and not node.attr("alpha", 1.0) == 1.0 == node.attr("beta", 1.0):
             return None
-        rows = 1 if node.op == "Gemm" and not node.attr("transB", 0) else 0
-        channels = weight.shape[1] * node.attr("group", 1) if node.op == "ConvTranspose" else weight.shape[rows]
+        channel_axis = 1 if node.op == "Gemm" and not node.attr("transB", 0) else 0
+        channels = weight.shape[1] * node.attr("group", 1) if node.op == "ConvTranspose" else weight.shape[channel_axis]
         constant = self.function.constants[bias[0]].array
         return constant if constant.shape == (channels,) else None
 
     def quantize_bias(self, name: str, bias: Array | None, scale: Array) -> str | None:
-        """Store the bias as dequantized int32; None if it stays in floating point."""
+        """Store the bias as dequantized int32 and return its name; None if it stays in floating point."""
         if bias is None:
             return None
         steps = np.rint(bias.astype(np.float64) / scale)
-        # Would not fit int32: the bias stays in floating point.
+        # Would not fit int32.
         if np.abs(steps).max(initial=0.0) > 2 * LARGEST_BIAS - 1:
             return None
         parameters = Parameters(scale, np.zeros(scale.shape, np.int32))
@@ -231,8 +231,8 @@ def _can_fuse(product: Node, bias: Constant, function: Function) -> bool:
 def _fuse(product: Node, node: Node, emission: Emission, rows: dict[str, str]) -> Node:
     """Make the Gemm of a product and its bias; return the node that replaces the Add.
 
-    For activations of higher rank that is a Reshape, and a Reshape to rows and the Gemm are added to the emission. ``rows`` maps
-    activations to their rows, which all products share.
+    For an activation of rank 2, that node is the Gemm. Otherwise the emission gets a Reshape to rows and the Gemm, and the node
+    is the Reshape back. ``rows`` maps activations to their reshaped rows, which all products share.
     """
     function, (value, matrix) = emission.function, product.inputs
     shape = _get_shape(value, function) or ()
@@ -294,7 +294,7 @@ def _find_convolution(node: Node, function: Function) -> Node | None:
 
 
 def _fold_weights(convolution: Node, node: Node, function: Function) -> tuple[np.ndarray, np.ndarray]:
-    """The weights and bias of a Conv with the BatchNormalization behind it folded in."""
+    """Compute the weights and bias of a Conv that includes the BatchNormalization ``node``."""
     # Fold in float64, so that the weights are rounded only once.
     scale, shift, mean, variance = (function.constants[name].array.astype(np.float64) for name in node.inputs[1:5])
     factor = scale / np.sqrt(variance + node.attr("epsilon", 1e-5))

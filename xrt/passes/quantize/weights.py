@@ -17,7 +17,7 @@ from xrt.passes.simplification import drop_dead_nodes
 
 Array: TypeAlias = np.ndarray[Any, Any]
 MIN_SCALE = 1e-30
-"""Products of smaller scales underflow to zero in engines."""
+"""Minimum scale; products of smaller ones underflow to zero in engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ def find_limits(dtype: DType) -> tuple[int, int]:
 
 
 def fit_activation(low: float, high: float, dtype: DType, *, symmetric: bool) -> Parameters | None:
-    """Fit a scale and zero point to a range extended to contain 0; None if the range is almost zero.
+    """Fit a scale and zero point to a range, which is extended to contain 0.
 
-    A range of exactly zero gets scale 1.
+    A range of exactly zero gets scale 1. Return None for a nonzero range whose scale would be below `MIN_SCALE`.
     """
     # Zero must be exactly representable: it is the value of padding and of Relu.
     low, high = min(low, 0.0), max(high, 0.0)
@@ -57,8 +57,9 @@ def fit_activation(low: float, high: float, dtype: DType, *, symmetric: bool) ->
 def fit_weight(
     low: Array, high: Array, dtype: DType, *, symmetric: bool, reduce_range: bool = False, floor: Array | float = 0.0
 ) -> Parameters:
-    """Fit scales and zero points to the extremes of weights, per channel, per block or 0-d; each scale is at least ``floor``.
+    """Fit scales and zero points to weights; each scale is at least ``floor``.
 
+    ``low`` and ``high`` are the minima and maxima of the weights: one per channel or block, or 0-d for the whole tensor.
     Symmetric types do not use the smallest integer. All-zero channels get the scale of the widest channel.
     """
     low, high = np.minimum(low, 0).astype(np.float64), np.maximum(high, 0).astype(np.float64)
@@ -77,20 +78,18 @@ def fit_weight(
 
 def round_to_integers(x: Array, parameters: Parameters, dtype: DType) -> Array:
     """Quantize, rounding ties to even and saturating; the parameters broadcast to `x`."""
-    # In float32, as engines quantize; the zero point is added in float64, where the sum cannot round.
+    # Divide in float32 as engines do, but add the zero point in float64, where the sum is exact.
     scaled = np.rint(x.astype(np.float32) / parameters.scale).astype(np.float64) + parameters.zero_point.astype(np.float64)
     return np.clip(scaled, *find_limits(dtype)).astype(np.int32).astype(dtype.numpy)
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """A weight quantized to integers."""
-
     integers: Array
     parameters: Parameters
     """Scales and zero points in the shape that DequantizeLinear expects."""
     axis: int | None
-    """Axis with one scale per element or block; None for a single scale."""
+    """Axis of the channels or blocks; None for a single scale."""
 
 
 def find_channel_axis(node: Node, weight: Array) -> int | None:
@@ -103,7 +102,7 @@ def find_channel_axis(node: Node, weight: Array) -> int | None:
 
 
 def find_inner_axis(node: Node) -> int:
-    """Find the contracted axis of a product's matrix."""
+    """The contracted axis of the matrix of a Gemm or MatMul: 1 if Gemm transposes it, else 0."""
     return 1 if node.op == "Gemm" and node.attr("transB", 0) else 0
 
 
@@ -169,7 +168,7 @@ class Emission:
         return fresh
 
     def quantize(self, value: str, parameters: Parameters) -> str:
-        """Quantize and dequantize a value, with one pair of nodes for all readers."""
+        """Emit one quantize-dequantize pair of nodes for all readers of a value; return its output."""
         if value not in self._pairs:
             dtype, shape = DType.of(parameters.zero_point), getattr(self.function.get_type(value), "shape", None)
             operands = (
@@ -218,7 +217,7 @@ class Emission:
         return fresh
 
     def quantize_in_call(self, value: str) -> tuple[str, str, str]:
-        """Emit one DynamicQuantizeLinear for all readers of a value; return its bytes, scale and zero point."""
+        """Emit one DynamicQuantizeLinear for all readers of a value; return the names of integers, scale and zero point."""
         if value not in self._dynamic:
             integers = self.reserve(
                 f"{value}_bytes", TensorType(DType.UINT8, getattr(self.function.get_type(value), "shape", None))
@@ -230,7 +229,7 @@ class Emission:
         return self._dynamic[value]
 
     def store_matrix(self, name: str, integers: Any, parameters: Parameters, *, transposed: bool) -> tuple[str, str, str]:
-        """Store an integer matrix, its scales and zero points as constants, shared by name and orientation."""
+        """Store a matrix, its scales and zero points as constants; return their names. Equal ``name, transposed`` share them."""
         if (name, transposed) not in self._matrices:
             arrays = {"integers": integers, "integer_scale": parameters.scale, "integer_zero_point": parameters.zero_point}
             first, second, third = (self.add_constant(f"{name}_{part}", array) for part, array in arrays.items())
