@@ -52,7 +52,7 @@ def gradient(
     sources = _as_names(with_respect_to) or tuple(
         value.name for value in function.inputs if value.type is not None and may_have_gradient(value.type)
     )
-    # Graphs of thousands of nodes are many small objects, all alive: collections in between only cost time.
+    # The many small objects of a large graph are all alive, so garbage collections would cost time and free nothing.
     with pause_gc(function.size):
         return _append_gradients(prepare(function, targets, sources), targets, sources, seeds)
 
@@ -62,7 +62,7 @@ def _as_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _append_gradients(function: Function, targets: Sequence[str], sources: Sequence[str], seeds: bool) -> Function:
-    """Sweep backward through a prepared Function; return it with the gradients of `sources` as additional outputs."""
+    """Differentiate a prepared Function; return it with the gradients of `sources` as additional outputs."""
     builder, tensors = continue_function(function)
     for option, names in (("of", targets), ("with_respect_to", sources)):
         for name in names:
@@ -117,9 +117,9 @@ GRADIENT = f"{DOMAIN}.Gradient"
 def expand_gradient_nodes(function: Function) -> Function:
     """Replace each Gradient node of ai.onnx.preview.training; return `function` itself if there is none.
 
-    The inputs of the node substitute the values named by ``xs`` and ``zs``; its outputs are the gradients of ``y`` with respect
-    to ``xs`` at that point. The subgraph in between is recomputed. Bodies are not searched. Raises ModelError as `xrt.gradient`
-    does.
+    The inputs of the node replace the values named by its attributes ``xs`` and ``zs``, from which ``y`` is recomputed; its
+    outputs are the gradients of ``y`` with respect to ``xs``. Bodies are not searched. Raises ModelError for the reasons that
+    `xrt.gradient` does.
     """
     # One after the other: a Gradient node may differentiate through the results of another one.
     while (node := next((node for node in function.nodes if node.op == GRADIENT), None)) is not None:
@@ -150,8 +150,8 @@ def _expand_node(function: Function, node: Node) -> Function:
 
 
 def _extract_subgraph(function: Function, starts: Collection[str], target: str) -> Function:
-    """Extract the subgraph from `starts` to `target` as a Function; all other values that it reads become inputs."""
-    # Walk backward from the target and stop at the starts.
+    """Extract the nodes that compute `target` from `starts` as a Function; its inputs are `starts` and further inputs."""
+    # Walk backward from the target and stop at the starts. A node that computes a start writes to another name.
     needed: set[str] = set() if target in starts else {target}
     nodes = []
     for node in reversed(function.nodes):

@@ -32,7 +32,7 @@ def new_builder(function: Function) -> Builder:
 
 
 def continue_function(function: Function) -> tuple[Builder, dict[str, Tensor]]:
-    """Create a builder that contains the nodes of the Function; return it and the Function's values by name."""
+    """Create a builder that contains the nodes of the Function; return it and its tensors of the Function's values, by name."""
     builder = new_builder(function)
     for name in list_names(function):
         builder.names.reserve(name)
@@ -44,23 +44,23 @@ def continue_function(function: Function) -> tuple[Builder, dict[str, Tensor]]:
 
 
 DEFINITIONS: dict[str, Rule] = {}
-"""Decompositions for operators that ONNX defines in words only; each returns the outputs of the node, by position."""
+"""Decompositions of operators that ONNX defines only in prose; each returns the outputs of the node in order."""
 
 
 def define(isolated: Function) -> Function:
-    """Decompose a one-node Function with its entry in `DEFINITIONS`."""
+    """Decompose a one-node Function by its entry in `DEFINITIONS`; raises ModelError for an output that it does not define."""
     (node,) = isolated.nodes
     builder = new_builder(isolated)
     with builder:
         tensors = {value.name: builder.input(value.name, value.type) for value in isolated.inputs}
         tensors.update((name, builder.constant(constant)) for name, constant in isolated.constants.items())
         # Without outputs: a definition computes them, so there are no tensors for them yet.
-        at = RuleContext(replace(node, outputs=()), tensors, (), frozenset(), builder)
-        results = dict(zip(node.outputs, DEFINITIONS[node.op](at), strict=False))
+        context = RuleContext(replace(node, outputs=()), tensors, (), frozenset(), builder)
+        results = dict(zip(node.outputs, DEFINITIONS[node.op](context), strict=False))
         for name in node.defines:
             value = results.get(name)
             if value is None:
-                at.refuse(f"its output {name!r} is not defined by other operators")
+                context.refuse(f"its output {name!r} is not defined by other operators")
             builder.output(value, name)
     return builder.function()
 
@@ -76,20 +76,20 @@ WITHOUT_GRADIENT: Mapping[str, str] = {
 """Operators with zero gradient, each with the reason. Integer and boolean values have none either."""
 _SEQUENCES = "gradients of sequences are not computed; Split and Concat do the same with tensors"
 _QUANTIZED = "its results are integers, or scales that depend on the largest element"
-_WAITS = "its rule is not written yet"
+_NO_RULE_YET = "its rule is not written yet"
 MISSING: Mapping[str, str] = {
     "CumProd": "its gradient is a quotient by elements that may be 0",
     "Det": "its gradient is the inverse of the matrix, which no operator of ONNX computes",
-    "DFT": _WAITS,
-    "STFT": _WAITS,
-    "Col2Im": _WAITS,
-    "DeformConv": _WAITS,
-    "GridSample": _WAITS,
+    "DFT": _NO_RULE_YET,
+    "STFT": _NO_RULE_YET,
+    "Col2Im": _NO_RULE_YET,
+    "DeformConv": _NO_RULE_YET,
+    "GridSample": _NO_RULE_YET,
     "LinearAttention": "its definition is a Scan inside of which ranks are not known",
-    "MaxRoiPool": _WAITS,
-    "RoiAlign": _WAITS,
+    "MaxRoiPool": _NO_RULE_YET,
+    "RoiAlign": _NO_RULE_YET,
     "DynamicQuantizeLinear": _QUANTIZED,
-    "DequantizeLinear": _WAITS,
+    "DequantizeLinear": _NO_RULE_YET,
     **dict.fromkeys(
         (
             *("ConcatFromSequence", "SequenceAt", "SequenceConstruct", "SequenceErase", "SequenceInsert", "SequenceMap"),
@@ -111,16 +111,16 @@ OPSET = 18
 
 
 def prepare(function: Function, targets: Collection[str], sources: Collection[str]) -> Function:
-    """Decompose all nodes on a path from `sources` to `targets` that have no rule; all other nodes stay.
+    """Convert a Function to `OPSET`, and decompose the nodes without a rule on the paths from `sources` to `targets`.
 
-    Raises ModelError if the Function cannot be converted to `OPSET`.
+    Raises ModelError if the conversion fails.
     """
-    # The converter needs types, and returns values without them.
+    # The converter needs types, and some values that it returns have none: infer before and after.
     prepared = _fold(infer_shapes(upgrade_opset(infer_shapes(function), OPSET)))
     path = _find_path(prepared, targets, sources)
     skipped = {id(node) for node in prepared.nodes if node.name not in path}
-    prepared = _fold(decompose_nodes(prepared, lambda node, at: None if id(node) in skipped else _decompose_floating(node, at)))
-    # Folding drops weights that nothing reads any more; their gradients are zeros.
+    prepared = _fold(decompose_nodes(prepared, lambda node, fn: None if id(node) in skipped else _decompose_floating(node, fn)))
+    # Folding drops constants without readers. Restore those of `sources`: their gradients are zeros.
     weights = {name: function.constants[name] for name in sources if name in function.constants}
     return prepared.replace(constants={**weights, **prepared.constants})
 
@@ -158,7 +158,7 @@ def _decompose(node: Node, function: Function) -> Function | None:
     if node.op in DEFINITIONS:
         return infer_shapes(define(as_function(node, function)))
     body = find_decomposition(node, function)
-    # A decomposition into operators of a newer opset cannot be inserted.
+    # Nodes of a newer opset cannot be inserted into the Function.
     if body is None or body.opset() > function.opset():
         return None
     try:
@@ -237,9 +237,9 @@ class Sweep:
         if rule is None:
             refuse(node, describe_missing(node))
         gradients = [self.sum(name) if name else None for name in node.outputs]
-        at = RuleContext(node, self.tensors, gradients, self.active, self.builder)
+        context = RuleContext(node, self.tensors, gradients, self.active, self.builder)
         with self.builder.scope(f"{node.name}/gradient"), self.builder.device(node.device):
-            results = rule(at)
-        for name, result in [*zip(node.inputs, results, strict=False), *at.captured.items()]:
+            results = rule(context)
+        for name, result in [*zip(node.inputs, results, strict=False), *context.captured.items()]:
             if result is not None and name in self.active:
                 self.add(name, result)

@@ -43,17 +43,17 @@ def get_shape(x: Tensor) -> Any:
 
 
 def extent(x: Tensor, axis: int) -> Any:
-    """One extent as a vector of one element: an array if it is static, otherwise a tensor computed at run time."""
+    """The extent of an axis as a vector of one element: an array if it is static, otherwise a tensor computed at run time."""
     shape = x.tensor_type.shape
     size = None if shape is None else shape[axis]
     if isinstance(size, int):
         return integers(size)
-    end = {} if axis == -1 else {"end": axis + 1}
+    end = {} if axis == -1 else {"end": axis + 1}  # without an end, Shape includes the last axis
     return emit("Shape", x, start=axis, **end)
 
 
 def calculate(op: str, a: Any, b: Any) -> Any:
-    """Apply Add, Sub, Mul or Div to extents; the result is an array if both are static, otherwise a tensor."""
+    """Apply ``op`` (Add, Sub, Mul or Div) to extents; the result is an array if both are arrays, otherwise a tensor."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return _ARITHMETIC[op](a, b)
     return emit(op, a, b)
@@ -63,14 +63,14 @@ _ARITHMETIC = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.
 
 
 def join(*extents: Any) -> Any:
-    """Concatenate extents; the result is an array if all are static, otherwise a tensor."""
+    """Concatenate vectors of extents; the result is an array if all are arrays, otherwise a tensor."""
     if all(isinstance(size, np.ndarray) for size in extents):
         return np.concatenate(extents)
     return emit("Concat", *extents, axis=0)
 
 
 def reshape(x: Tensor, shape: Any) -> Tensor:
-    """Reshape to exactly these extents: 0 is an extent of zero, not a copy of the input's."""
+    """Reshape to exactly these extents: 0 is an extent of zero; it does not copy the extent of the input."""
     return emit("Reshape", x, shape, allowzero=None if isinstance(shape, np.ndarray) and shape.all() else 1)
 
 
@@ -104,7 +104,7 @@ def add_axes(x: Tensor, *axes: int) -> Tensor:
 
 
 def split(x: Tensor, sizes: Any, axis: int, parts: int) -> Sequence[Tensor]:
-    """Split into `parts` tensors of these sizes along an axis."""
+    """Split along an axis into `parts` tensors; `sizes` (array or tensor) has the extent of each."""
     pieces: Any = (x,) if parts == 1 else apply("Split", (x, sizes), {"axis": axis}, outputs=parts)
     return tuple(pieces)
 
@@ -143,7 +143,7 @@ def add_up(parts: Sequence[Tensor]) -> Tensor:
 
 
 def reduce_sum(x: Tensor, axes: Sequence[int], *, keepdims: bool = False) -> Tensor:
-    """Sum over the axes; `x` itself if there are none."""
+    """Sum over the axes; without axes, `x` is returned unchanged."""
     return emit("ReduceSum", x, integers(*axes), keepdims=int(keepdims)) if axes else x
 
 
@@ -157,15 +157,15 @@ def sum_to(g: Tensor, like: Tensor) -> Tensor:
         return _sum_to_at_run_time(g, like)
     lead = len(source) - len(target)
     pairs = list(enumerate(zip(source[lead:], target, strict=True), lead))
-    if any(_may_be_broadcast(a, b) is None for _, (a, b) in pairs):
+    if any(_is_broadcast(a, b) is None for _, (a, b) in pairs):
         return _sum_to_at_run_time(g, like)
-    axes = [axis for axis, (a, b) in pairs if _may_be_broadcast(a, b)]
-    # Two reductions: axes of extent 1 stay, leading axes that `like` lacks go.
+    axes = [axis for axis, (a, b) in pairs if _is_broadcast(a, b)]
+    # Reduce twice: axes of extent 1 must remain, leading axes that `like` does not have must be removed.
     summed = reduce_sum(g, axes, keepdims=True)
     return reduce_sum(summed, range(lead))
 
 
-def _may_be_broadcast(whole: Any, part: Any) -> bool | None:
+def _is_broadcast(whole: Any, part: Any) -> bool | None:
     """Whether the extent `part` was broadcast to `whole`; None if that is only known at run time."""
     if part == 1 and isinstance(part, int):
         return not (whole == 1 and isinstance(whole, int))
@@ -186,7 +186,7 @@ def _sum_to_at_run_time(g: Tensor, like: Tensor) -> Tensor:
 
 
 Rule: TypeAlias = Callable[["RuleContext"], "Sequence[Tensor | None]"]
-"""Returns the gradient of each input, by index; None, or a missing entry at the end, means that it has no gradient."""
+"""Returns the gradients of the inputs in order; an input has no gradient if its entry is None or missing at the end."""
 RULES: dict[str, Rule] = {}
 """Gradient rules by qualified operator name, as in `Node.op`."""
 _Rule = TypeVar("_Rule", bound=Rule)
@@ -295,7 +295,7 @@ class RuleContext:
         refuse(self.node, reason)
 
     def output(self, index: int, type_: Type) -> Tensor:
-        """An output of the forward node; an omitted optional output is added to the node."""
+        """An output of the forward node; an omitted optional output is added to the node, with type ``type_``."""
         names = [*self.node.outputs, *[""] * (index + 1 - len(self.node.outputs))]
         if not names[index]:
             names[index] = self.builder.fresh(f"{self.node.name}_output_{index + 1}")
@@ -303,9 +303,9 @@ class RuleContext:
         return self.tensors[names[index]]
 
     def replace_node(self, node: Node, types: Mapping[str, Type | None]) -> None:
-        """Replace the forward node by one with more outputs; ``types`` has the types of the new ones."""
-        # The node is in the graph already, so it is replaced in its position.
-        place = next(index for index, other in enumerate(self.builder.nodes) if other.name == self.node.name)
-        self.builder.nodes[place] = self.node = node
+        """Replace the forward node by one with more outputs; ``types`` maps the new outputs to their types."""
+        # The node is in the graph already: replace it at its index.
+        node_index = next(index for index, other in enumerate(self.builder.nodes) if other.name == self.node.name)
+        self.builder.nodes[node_index] = self.node = node
         self.builder.types.update((name, type_) for name, type_ in types.items() if type_ is not None)
         self.tensors.update((name, self.builder.tensor(name, type_)) for name, type_ in types.items())
