@@ -15,13 +15,13 @@ from xrt.graph import Constant, Dim, DType, Node, Shape, TensorType, Type
 from xrt.passes.extents import Extent
 
 MOST_ELEMENTS = 128
-"""Maximum elements of a tensor whose contents are tracked: shapes, pads and bounds are shorter."""
+"""Larger tensors are not tracked: shapes, pads and slice bounds have fewer elements."""
 FOLLOWED = frozenset({DType.INT64, DType.INT32, DType.BOOL, DType.FLOAT32, DType.FLOAT64})
-"""Element types in which models compute shapes."""
+"""Element types that are tracked: those in which models compute shapes."""
 INVALID_NODE = (IndexError, KeyError, ValueError, TypeError, AttributeError, ArithmeticError)
-"""Raised by rules for a node that violates its operator. It has no inferred types; the engine that runs it reports the reason."""
+"""Errors of rules for a node that violates its operator. Its types stay unknown; the engine that runs it reports the error."""
 Elements: TypeAlias = "np.ndarray[Any, np.dtype[np.object_]]"
-"""Numbers, an Extent for an integer that depends on dims, and None for an unknown element."""
+"""Each element is a number, an Extent if it is an integer that depends on dims, or None if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +61,21 @@ class PropagationCase:
     trusts_names: bool = False
     """Whether equal dim names mean equal sizes, as in padding.
 
-    Shape inference does not rely on that: a declared name may be wrong, and a number computed from it would be, too.
+    False in shape inference: a declared name may be wrong, and then a number computed from it would be wrong, too.
     """
 
     def contents(self, index: int) -> Contents | None:
         return self.inputs[index] if index < len(self.inputs) else None
 
     def integers(self, index: int, attribute: str = "") -> list[int] | None:
-        """An input, or the attribute that older opsets have in its place, as a flat list of integers; None if unknown."""
+        """The elements of an input, or of the attribute that older opsets have instead; None if any element is unknown."""
         if attribute and (value := self.node.attr(attribute)) is not None:
             return list(value)
         contents = self.contents(index)
         return None if contents is None else contents.integers()
 
     def extents(self, index: int) -> list[Dim] | None:
-        """A 1-d input of extents as numbers, names and None; None if it is unknown."""
+        """The elements of a 1-d input that contains extents: numbers, dim names, or None. None if no element is known."""
         contents = self.contents(index)
         return None if contents is None or contents.elements.ndim != 1 else [_make_dim(element) for element in contents.elements]
 
@@ -97,7 +97,7 @@ class PropagationCase:
 
 
 def _make_dim(element: Any) -> Dim:
-    """Convert an element to an extent of a type: a number, a dim name, or None for any other Extent."""
+    """Convert an element to an extent of a shape: a number or dim name is kept, any other Extent becomes None."""
     return element.name if isinstance(element, Extent) else element
 
 
@@ -110,17 +110,17 @@ def _make_unknown(type_: Type | None) -> Contents | None:
 
 
 Rule: TypeAlias = Callable[[PropagationCase], Sequence[Contents | None]]
-"""Computes the contents of the outputs of a node."""
+"""Computes the contents of the outputs of a node; None for an output without known elements."""
 Array: TypeAlias = np.ndarray[Any, Any]
 _WITH_UNKNOWN = (np.logical_and, np.logical_or)
-"""The operations that may have a result with an unknown operand: False and x, True or x."""
-# ---------------------------------------------------------------------- computed
+"""Operations whose result may be known although an operand is unknown: ``False and x``, ``True or x``."""
+# ---------------------------------------------------------------------- operators that compute elements
 
 
 def _elementwise(compute: Callable[..., Any], rule: Callable[..., Any] | None = None, to: DType | None = None) -> Rule:
     """Make the rule of an elementwise operator.
 
-    ``compute`` works on arrays of numbers; ``rule`` on elements of which at least one is an Extent or unknown.
+    ``compute`` works on arrays of numbers, ``rule`` on elements if any is an Extent or unknown. ``to`` is the result's dtype.
     """
 
     def apply(case: PropagationCase) -> Sequence[Contents | None]:
@@ -128,7 +128,7 @@ def _elementwise(compute: Callable[..., Any], rule: Callable[..., Any] | None = 
         if operands is None:
             return [None]
         dtype = operands[0].dtype
-        # The usual case, the bias of a layer: no element is known, and no loop is needed to say so.
+        # Usually a constant, such as a bias, and an activation without known elements: no element of the result is known.
         if None in case.inputs and compute not in _WITH_UNKNOWN:
             shape = np.broadcast_shapes(*(operand.elements.shape for operand in operands))
             return [Contents(to or dtype, np.full(shape, None, object)) if math.prod(shape) <= MOST_ELEMENTS else None]
@@ -139,12 +139,12 @@ def _elementwise(compute: Callable[..., Any], rule: Callable[..., Any] | None = 
         elements = [operand.elements for operand in operands]
         if math.prod(np.broadcast_shapes(*(array.shape for array in elements))) > MOST_ELEMENTS:
             return [None]
-        # One Extent and numbers do not depend on the equality of names.
+        # A result of one Extent and numbers does not rely on equal names being equal sizes.
         most_extents = 2 if case.trusts_names else 1
 
         def compute_element(*each: Any) -> Any:
-            is_decided = _count_extents(each) <= most_extents
-            return _compute_element(each, dtype, compute, rule) if is_decided else None
+            can_compute = _count_extents(each) <= most_extents
+            return _compute_element(each, dtype, compute, rule) if can_compute else None
 
         return [Contents(to or dtype, _map_elements(compute_element, *elements))]
 
@@ -183,8 +183,8 @@ def _simplify(element: Any) -> Any:
     return element.number if isinstance(element, Extent) and element.number is not None else element
 
 
-def _quotient(a: Any, b: Any) -> Any:
-    """Divide; integers are rounded towards zero, and None is returned if any divisor is zero."""
+def _divide(a: Any, b: Any) -> Any:
+    """Divide; integers are rounded towards zero. Return None if any integer divisor is zero."""
     if not np.issubdtype(a.dtype, np.integer):
         return np.divide(a, b)
     if not np.all(b):
@@ -194,31 +194,31 @@ def _quotient(a: Any, b: Any) -> Any:
 
 
 def _bound_difference(a: Any, b: Any) -> tuple[float, float]:
-    """The least and the largest possible difference of two elements."""
+    """Compute a lower and an upper bound of ``a - b``."""
     return Extent.of(a - b).bounds
 
 
-def _larger(a: Any, b: Any) -> Any:
+def _find_larger(a: Any, b: Any) -> Any:
     low, high = _bound_difference(a, b)
     return a if low >= 0 else b if high <= 0 else None
 
 
-def _smaller(a: Any, b: Any) -> Any:
+def _find_smaller(a: Any, b: Any) -> Any:
     low, high = _bound_difference(a, b)
     return a if high <= 0 else b if low >= 0 else None
 
 
-def _equal(a: Any, b: Any) -> bool | None:
+def _are_equal(a: Any, b: Any) -> bool | None:
     low, high = _bound_difference(a, b)
     return False if low > 0 or high < 0 else True if low == high == 0 else None
 
 
-def _less(a: Any, b: Any) -> bool | None:
+def _is_less(a: Any, b: Any) -> bool | None:
     low, high = _bound_difference(a, b)
     return True if high < 0 else False if low >= 0 else None
 
 
-def _less_or_equal(a: Any, b: Any) -> bool | None:
+def _is_less_or_equal(a: Any, b: Any) -> bool | None:
     low, high = _bound_difference(a, b)
     return True if high <= 0 else False if low > 0 else None
 
@@ -274,7 +274,7 @@ def _reduction(compute: Callable[..., Any]) -> Rule:
             return [None]
         if not axes and case.node.attr("noop_with_empty_axes", 0):
             return [contents]
-        # Python adds and multiplies Extents. What it does not compute raises TypeError, so that the result is unknown.
+        # NumPy reduces objects by Python's operators. Extents do not support all; then TypeError makes the result unknown.
         dtype = contents.dtype.numpy if contents.is_known else object
         reduced = compute(
             contents.elements.astype(dtype), axis=tuple(axes) if axes else None, keepdims=bool(case.node.attr("keepdims", 1))
@@ -290,10 +290,10 @@ ARITHMETIC: Mapping[str, Rule] = {
     "Add": _elementwise(np.add, operator.add),
     "Sub": _elementwise(np.subtract, operator.sub),
     "Mul": _elementwise(np.multiply, operator.mul),
-    "Div": _elementwise(_quotient, lambda a, b: Extent.of(a).divide(b)),
+    "Div": _elementwise(_divide, lambda a, b: Extent.of(a).divide(b)),
     "Mod": _mod,
-    "Min": _elementwise(lambda *arrays: reduce(np.minimum, arrays), _smaller),
-    "Max": _elementwise(lambda *arrays: reduce(np.maximum, arrays), _larger),
+    "Min": _elementwise(lambda *arrays: reduce(np.minimum, arrays), _find_smaller),
+    "Max": _elementwise(lambda *arrays: reduce(np.maximum, arrays), _find_larger),
     "Neg": _elementwise(np.negative, operator.neg),
     "Abs": _elementwise(np.abs),
     "Not": _elementwise(np.logical_not),
@@ -301,17 +301,17 @@ ARITHMETIC: Mapping[str, Rule] = {
     "Ceil": _elementwise(np.ceil),
     "And": _elementwise(np.logical_and, lambda a, b: False if a is False or b is False else None),
     "Or": _elementwise(np.logical_or, lambda a, b: True if a is True or b is True else None),
-    "Equal": _elementwise(np.equal, _equal, DType.BOOL),
-    "Less": _elementwise(np.less, _less, DType.BOOL),
-    "Greater": _elementwise(np.greater, lambda a, b: _less(b, a), DType.BOOL),
-    "LessOrEqual": _elementwise(np.less_equal, _less_or_equal, DType.BOOL),
-    "GreaterOrEqual": _elementwise(np.greater_equal, lambda a, b: _less_or_equal(b, a), DType.BOOL),
+    "Equal": _elementwise(np.equal, _are_equal, DType.BOOL),
+    "Less": _elementwise(np.less, _is_less, DType.BOOL),
+    "Greater": _elementwise(np.greater, lambda a, b: _is_less(b, a), DType.BOOL),
+    "LessOrEqual": _elementwise(np.less_equal, _is_less_or_equal, DType.BOOL),
+    "GreaterOrEqual": _elementwise(np.greater_equal, lambda a, b: _is_less_or_equal(b, a), DType.BOOL),
     "ReduceProd": _reduction(np.prod),
     "ReduceSum": _reduction(np.sum),
     "ReduceMax": _reduction(np.max),
     "ReduceMin": _reduction(np.min),
 }
-# ---------------------------------------------------------------------- from types
+# ---------------------------------------------------------------------- operators that read types
 
 
 def _shape(case: PropagationCase) -> Sequence[Contents | None]:
@@ -336,11 +336,11 @@ def _constant_of_shape(case: PropagationCase) -> Sequence[Contents | None]:
     return [Contents(value.dtype, np.full(shape, value.array.item(), object))]
 
 
-# ---------------------------------------------------------------------- moved
+# ---------------------------------------------------------------------- operators that move elements
 
 
 def _move_elements(change: Callable[[PropagationCase, Elements], Elements | None]) -> Rule:
-    """Make the rule of an operator that only moves elements of its first input."""
+    """Make the rule of an operator that only moves elements of input 0; ``change`` returns the elements of the output."""
 
     def rule(case: PropagationCase) -> Sequence[Contents | None]:
         contents = case.contents(0)
@@ -365,15 +365,15 @@ def _slice(case: PropagationCase, elements: Elements) -> Elements | None:
         return None
     selected = elements
     for k, axis in enumerate(range(len(starts)) if axes is None else axes):
-        place = axis % elements.ndim
-        positions = make_slice(starts[k], ends[k], 1 if steps is None else steps[k], elements.shape[place])
-        selected = selected[(slice(None),) * place + (positions,)]
+        positive_axis = axis % elements.ndim
+        selection = make_slice(starts[k], ends[k], 1 if steps is None else steps[k], elements.shape[positive_axis])
+        selected = selected[(slice(None),) * positive_axis + (selection,)]
     return selected
 
 
 def make_slice(start: int, end: int, step: int, extent: int) -> slice:
-    """The Python slice that selects what ONNX's Slice selects along an axis."""
-    # A start before the axis is clamped to element 0. Python does the same, but selects nothing if the step is negative.
+    """Make the Python slice that selects the same elements as ONNX's Slice along an axis."""
+    # ONNX clamps a start before the axis to element 0. Python does the same only for positive steps; else it selects nothing.
     return slice(max(start, -extent) if step < 0 else start, end, step)
 
 
@@ -422,9 +422,9 @@ def _split(case: PropagationCase) -> Sequence[Contents | None]:
         return [None] * count
     axis = case.node.attr("axis", 0)
     if sizes is None:
-        # The last part is smaller if the extent does not divide evenly.
-        each = -(-contents.elements.shape[axis] // count)
-        sizes = [each] * count
+        # Round up: the last part is smaller if the extent does not divide evenly.
+        part_size = -(-contents.elements.shape[axis] // count)
+        sizes = [part_size] * count
     ends = np.cumsum(sizes)[:-1].tolist()
     return [Contents(contents.dtype, part) for part in np.split(contents.elements, ends, axis)]
 
@@ -455,9 +455,9 @@ PROPAGATED = frozenset(_RULES)
 def propagate(
     node: Node, inputs: Sequence[Contents | None], types: Sequence[Type | None], *, trusts_names: bool = False
 ) -> Sequence[Contents | None] | None:
-    """Contents of the outputs of a node in `PROPAGATED`, from the contents and types of its inputs; None if nothing is known.
+    """Compute the contents of the outputs of a node in `PROPAGATED` from the contents and types of its inputs.
 
-    With ``trusts_names``, equal dim names mean equal sizes, so that their difference is 0.
+    Return None if the node violates its operator. With ``trusts_names``, equal dim names mean equal sizes: n - n is 0.
     """
     rule = _RULES[node.op_type]
     try:
@@ -478,12 +478,12 @@ def _shape_of_reshape(case: PropagationCase) -> Shape | None:
     extents = [(data[k] if data is not None else None) if extent == 0 and copies else extent for k, extent in enumerate(target)]
     if extents.count(-1) != 1:
         return _clear_negative(extents)
-    place = extents.index(-1)
-    extents[place] = None
+    inferred = extents.index(-1)
+    extents[inferred] = None
     if data is not None:
-        # A name may be 0, and then copies the extent at its place: (1, n, 4) to [n, -1] is (1, 0) for n = 0, otherwise (n, 4).
-        moved = [k for k, extent in enumerate(target[: len(data)]) if isinstance(extent, str) and extent != data[k]]
-        extents[place] = None if copies and moved else _infer_rest(data, extents[:place] + extents[place + 1 :])
+        # A name may be 0 at run time, and then copies: (1, n, 4) to [n, -1] is (n, 4), but for n = 0 it is (1, 0).
+        may_copy = [k for k, extent in enumerate(target[: len(data)]) if isinstance(extent, str) and extent != data[k]]
+        extents[inferred] = None if copies and may_copy else _infer_rest(data, extents[:inferred] + extents[inferred + 1 :])
     return tuple(extents)
 
 
@@ -535,7 +535,7 @@ def _shape_of_tile(case: PropagationCase) -> Shape | None:
 
 
 def _calculate(compute: Callable[[int, int], int], a: Dim, b: Dim, neutral: int) -> Dim:
-    """Add or multiply two extents; the neutral element changes nothing."""
+    """Add or multiply two extents; ``neutral`` is the extent that does not change the other one."""
     if isinstance(a, int) and isinstance(b, int):
         return compute(a, b)
     return a if b == neutral else b if a == neutral else None
@@ -558,7 +558,7 @@ def _shape_of_slice(case: PropagationCase) -> Shape | None:
 
 
 def _count_selected(extent: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
-    """Number of elements that a Slice selects along an axis."""
+    """Count the elements that a Slice selects along an axis; None if unknown."""
     # Exporters write the largest int32, or more, as the end to mean "to the end of the axis".
     if start == 0 and step == 1 and ((isinstance(end, int) and end >= 2**31 - 1) or (isinstance(end, str) and end == extent)):
         return extent
@@ -582,7 +582,7 @@ def _shape_of_pad(case: PropagationCase) -> Shape | None:
 
 
 def _shape_of_range(case: PropagationCase) -> Shape | None:
-    """The length of a Range. ONNX infers it only from scalars; models, and ONNX's AffineGrid, pass tensors of one element."""
+    """Infer the length of a Range also from tensors of one element, which models use; onnx infers it only from scalars."""
     start, limit, step = (None if operand is None else _make_dim(operand.elements.item()) for operand in case.inputs)
     if start == 0 and step == 1 and isinstance(limit, str):
         return (limit,)
@@ -618,11 +618,11 @@ _SHAPES: Mapping[str, Callable[[PropagationCase], Shape | None]] = {
     "Tile": _shape_of_tile,
 }
 SHAPED = frozenset(_SHAPES)
-"""Operators of ai.onnx whose output shape is the content of an input."""
+"""Operators of ai.onnx whose output shape depends on the contents of an input."""
 
 
 def infer_shape(node: Node, inputs: Sequence[Contents | None], types: Sequence[Type | None]) -> Shape | None:
-    """Output 0's shape of a node in `SHAPED`, from the contents and types of its inputs; None if unknown."""
+    """Infer the shape of output 0 of a node in `SHAPED` from the contents and types of its inputs; None if unknown."""
     try:
         return _SHAPES[node.op_type](PropagationCase(node, inputs, types))
     except INVALID_NODE:

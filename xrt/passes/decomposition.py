@@ -12,14 +12,14 @@ from xrt.operators.decompositions import write_decomposition
 from xrt.passes.shape_inference import infer_shapes
 
 CACHE_SIZE = 1024
-"""Cached decompositions; equal nodes share one."""
+"""Maximum number of cached decompositions; equal nodes share one."""
 
 
 def find_decomposition(node: Node, function: Function) -> Function | None:
-    """Decompose one node, with inferred types and the value names of `as_function`; None if no decomposition is known.
+    """Decompose one node; return None for a node with bodies or control edges, and if no decomposition is known.
 
-    A rule of `xrt.operators` is preferred to ONNX's function body. ONNX's body may be of another opset, and its nodes may have
-    function bodies, which are not expanded.
+    The types are inferred, and values are named as in `as_function`. A rule of `xrt.operators` is preferred to ONNX's function
+    body. Such a body may use another opset, and its nodes may have function bodies themselves, which are not expanded.
     """
     return None if node.bodies or node.control else _decompose(as_function(node, function))
 
@@ -37,7 +37,7 @@ def _decompose(isolated: Function) -> Function | None:
 
 def _expand(isolated: Function) -> Function | None:
     """Replace the operator by ONNX's function body; None if it has none."""
-    # For some bodies onnx needs the types of all operands, and it only sees those of inputs.
+    # To choose some bodies onnx needs the types of all operands, but sees only those of inputs: make constants inputs.
     constants = isolated.constants
     lifted = isolated.replace(inputs=(*isolated.inputs, *(Value(name, c.type) for name, c in constants.items())), constants={})
     body = expand(lifted)

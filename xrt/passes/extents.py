@@ -21,9 +21,9 @@ class Quotient:
 
 
 MOST_TERMS = 64
-"""Maximum terms of a product; repeated squares of a sum would take minutes. The sizes in shapes have a few terms."""
+"""Maximum number of terms of a product. Sizes in shapes have a few, but squaring a sum repeatedly would take minutes."""
 Atom: TypeAlias = str | Quotient
-Monomial: TypeAlias = tuple[Atom, ...]
+Monomial: TypeAlias = tuple[Atom, ...]  # a product, sorted by text; the empty product is 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,14 @@ class Extent:
     's + 6'
     """
 
-    terms: tuple[tuple[Monomial, int], ...]
+    terms: tuple[tuple[Monomial, int], ...]  # each a product of atoms and its nonzero coefficient
 
     @classmethod
     def of(cls, value: int | Atom | Extent) -> Extent:
-        """The extent of a number, a dim name or a quotient; an extent is returned unchanged. Raises TypeError for others."""
+        """Convert a number, dim name or Quotient to an Extent; an Extent is returned unchanged. Raises TypeError otherwise."""
         if isinstance(value, Extent):
             return value
-        # None is an unknown element, whose sums are unknown too.
+        # For example None, an unknown element: `propagate` treats the TypeError as an unknown result.
         if not isinstance(value, int | str | Quotient):
             raise TypeError(f"{value!r} is no extent")
         return cls._sum({(): value}) if isinstance(value, int) else cls._sum({(value,): 1})
@@ -72,7 +72,7 @@ class Extent:
         return -self + other
 
     def __mul__(self, other: Extent | int) -> Extent:
-        """Multiply; raises ValueError for more than `MOST_TERMS` terms or atoms of a term, and for factors beyond int64."""
+        """Multiply. Raises ValueError for more than `MOST_TERMS` terms, or atoms in a term, and for coefficients beyond int64."""
         factors: Counter[Monomial] = Counter()
         for monomial, factor in self.terms:
             for other_monomial, other_factor in Extent.of(other).terms:
@@ -85,20 +85,20 @@ class Extent:
     __rmul__ = __mul__
 
     def __floordiv__(self, divisor: int) -> Extent:
-        """Floor division by a positive number."""
+        """Divide by a positive number and round down."""
         exact = self.divide(divisor)
         return exact if exact is not None else Extent.of(Quotient(self, divisor))
 
     def divide(self, other: Extent | int) -> Extent | None:
-        """Divide exactly; None unless the division is provably exact and divisor or quotient has a single term."""
+        """Divide exactly. Return None if that is not provably exact, or if divisor and quotient both have several terms."""
         divisor = Extent.of(other)
         if not divisor.terms:
             return None
-        # A single term divides each term of the dividend. The results differ in their dims, as the terms did.
+        # Divide each term of the dividend. Different terms have different quotients, so none of them must be added up.
         if len(divisor.terms) == 1:
             parts = [_divide_term(term, divisor.terms[0]) for term in self.terms]
             return None if None in parts else self._sum(dict(part for part in parts if part is not None))
-        # If the quotient has a single term, it is one of these: multiplying back tells which.
+        # If the quotient has a single term, it is one of these candidates: the one whose product is the dividend.
         for term in self.terms:
             part = _divide_term(term, divisor.terms[0])
             if part is not None and (quotient := self._sum(dict([part]))) * divisor == self:
@@ -115,13 +115,13 @@ class Extent:
 
     @property
     def name(self) -> str | None:
-        """The name of the dim that the extent equals; None if it is not a single dim."""
+        """The dim name if the extent is a single dim, else None."""
         (monomial, factor), *others = self.terms or [((), 0)]
         return monomial[0] if len(monomial) == 1 and factor == 1 and not others and isinstance(monomial[0], str) else None
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The least and the largest value that the form allows, where each dim may be any number from 0 on."""
+        """A lower and an upper bound for dims of any size from 0 on; each may be infinite."""
         low = high = 0.0
         for monomial, factor in self.terms:
             least, most = (_find_least(monomial), math.inf) if monomial else (1, 1)
@@ -154,12 +154,12 @@ class Extent:
 
 
 def multiply(extents: Sequence[Extent]) -> Extent:
-    """Product of extents, such as those of an axis."""
+    """Multiply extents; the product of none is 1."""
     return math.prod(extents, start=Extent.of(1))
 
 
 def _find_least(monomial: Monomial) -> float:
-    """The least value of a product of dims and quotients; a quotient may be negative if its dividend may be."""
+    """A lower bound of a product. Dims are at least 0; a quotient may be negative if its dividend may be."""
     lows = [0.0 if isinstance(atom, str) else atom.dividend.bounds[0] for atom in monomial]
     if min(lows) >= 0:
         return 0
@@ -181,7 +181,7 @@ def _substitute(atom: Atom, change: Callable[[str], Extent | None]) -> Extent:
 
 
 def _divide_term(term: tuple[Monomial, int], other: tuple[Monomial, int]) -> tuple[Monomial, int] | None:
-    """Divide one term by another; None if that is not exact."""
+    """Divide one term (product of atoms and coefficient) by another; None if the division is not exact."""
     remaining, (atoms, divisor) = list(term[0]), other
     if divisor == 0 or term[1] % divisor:
         return None

@@ -47,7 +47,7 @@ class Operands:
         return None if shape is None or not -len(shape) <= axis < len(shape) else shape[axis]
 
     def like(self, op: str, inputs: Sequence[int], *attributes: str, **extra: Any) -> Shape | None:
-        """The output shape that onnx infers for operator `op` with these inputs, taken as float32, and the named attributes."""
+        """Infer the output shape of `op` with onnx, for these inputs (indices), the named attributes and `extra` ones."""
         types = [self.tensor(index) for index in inputs]
         if None in types:
             return None
@@ -67,7 +67,7 @@ Rule: TypeAlias = Callable[[Operands], Sequence[Type | None]]
 
 
 def make_type(dtype: DType | None, shape: Shape | None) -> Type | None:
-    """A tensor type, or None if the element type is unknown."""
+    """Make a tensor type; None if the element type is unknown."""
     return None if dtype is None else TensorType(dtype, shape)
 
 
@@ -82,12 +82,12 @@ def of_dtype(dtype: int | DType) -> Rule:
 
 
 def like(op: str, inputs: Sequence[int], *attributes: str, dtype: int = 0, **extra: Any) -> Rule:
-    """Rule: the output shape is that of the ai.onnx operator `op`; element type of input `dtype`."""
+    """Rule: output 0 has the shape of the ai.onnx operator `op` (see `Operands.like`) and the element type of input `dtype`."""
     return lambda o: [make_type(o.dtype(dtype), o.like(op, inputs, *attributes, **extra))]
 
 
 def _count_rows(o: Operands) -> Dim:
-    """Number of rows of input 0; a vector counts as one row."""
+    """Count the rows of input 0; a vector is one row, and a scalar or unknown shape gives None."""
     shape = o.shape(0)
     return None if not shape else 1 if len(shape) == 1 else shape[0]
 
@@ -95,7 +95,7 @@ def _count_rows(o: Operands) -> Dim:
 def _classifier(o: Operands) -> Sequence[Type | None]:
     strings = o.attr("classlabels_strings")
     count = len(strings or o.attr("classlabels_int64s") or o.attr("classlabels_ints") or ())
-    # The scores of support vectors without probabilities are one-vs-one decisions, whose number differs.
+    # Without probabilities (prob_a) the scores of an SVM are one-vs-one decisions, not one per class.
     is_counted = o.attr("prob_a") if o.node.op_type == "SVMClassifier" else count > 1
     scores = (_count_rows(o), count if is_counted and count else None)
     return [TensorType(DType.STRING if strings else DType.INT64, (_count_rows(o),)), TensorType(DType.FLOAT32, scores)]
@@ -131,10 +131,10 @@ def _cast_map(o: Operands) -> Sequence[Type | None]:
 
 
 def _vectorize_dict(o: Operands) -> Sequence[Type | None]:
-    words = o.attr("string_vocabulary") or o.attr("int64_vocabulary")
+    vocabulary = o.attr("string_vocabulary") or o.attr("int64_vocabulary")
     type_ = o.types[0] if o.types else None
     inner = type_.value if isinstance(type_, MapType) else None
-    return [TensorType(inner.dtype, (1, len(words) if words else None)) if isinstance(inner, TensorType) else None]
+    return [TensorType(inner.dtype, (1, len(vocabulary) if vocabulary else None)) if isinstance(inner, TensorType) else None]
 
 
 _LABELS = {"values_strings": DType.STRING, "values_int64s": DType.INT64, "values_floats": DType.FLOAT32}
@@ -179,14 +179,14 @@ def _divide_extent(extent: Dim, divisor: int) -> Dim:
     return extent // divisor if isinstance(extent, int) and divisor > 0 and extent % divisor == 0 else None
 
 
-def _rows_by(o: Operands, columns: Dim) -> list[Type | None]:
-    """The type of input 0 with another last extent."""
+def _replace_last_extent(o: Operands, columns: Dim) -> list[Type | None]:
+    """The type of input 0 with its last extent replaced by ``columns``, as the only output."""
     shape = o.shape(0)
     return [make_type(o.dtype(0), (*shape[:-1], columns) if shape else None)]
 
 
 def _packed_product(o: Operands) -> Sequence[Type | None]:
-    return _rows_by(o, o.attr("N"))
+    return _replace_last_extent(o, o.attr("N"))
 
 
 def _fused_product(o: Operands) -> Sequence[Type | None]:
@@ -204,7 +204,7 @@ def _transpose(shape: Shape, is_transposed: int) -> Shape:
 
 
 def _if_channels_first(op: str, inputs: Sequence[int], *attributes: str, dtype: int = 0) -> Rule:
-    """Rule: like the ai.onnx operator `op`, whose inference assumes channels first; else the shape is unknown."""
+    """Rule: the shape of the ai.onnx operator `op`, which expects channels first; unknown if channels_last is set."""
     return lambda o: [make_type(o.dtype(dtype), None if o.attr("channels_last", 0) else o.like(op, inputs, *attributes))]
 
 
@@ -241,7 +241,7 @@ def _embed(o: Operands, dtype: int = 2) -> Sequence[Type | None]:
 
 
 def _attention(o: Operands, dtype: int = 0, past: int = 4) -> Sequence[Type | None]:
-    """Q, K and V projections are packed along the last axis of the weights."""
+    """The weights hold the Q, K and V projections along their last axis; input ``past`` is the cache."""
     sizes = list(o.attr("qkv_hidden_sizes") or ())
     hidden: Dim = sizes[2] if len(sizes) == 3 else _divide_extent(o.dim(1, 1), 3)
     batch, length = o.dim(0, 0), o.dim(0, 1)
@@ -254,7 +254,7 @@ def _attention(o: Operands, dtype: int = 0, past: int = 4) -> Sequence[Type | No
 def _multi_head(o: Operands) -> Sequence[Type | None]:
     query, value = o.shape(0), o.shape(2)
     heads, hidden = o.attr("num_heads"), None
-    if query is not None and len(query) == 5:
+    if query is not None and len(query) == 5:  # packed: (batch, length, heads, 3, head size)
         hidden = _multiply_all([query[2], query[4]])
     elif query is not None and len(query) == 3 and value is not None:
         hidden = _multiply_all([value[1], value[3]]) if len(value) == 4 else value[-1]
@@ -264,7 +264,7 @@ def _multi_head(o: Operands) -> Sequence[Type | None]:
 
 def _grouped_attention(o: Operands) -> Sequence[Type | None]:
     heads, shared = o.attr("num_heads", 0), o.attr("kv_num_heads", 0)
-    width = o.dim(0, 2)
+    width = o.dim(0, 2)  # of Q, or of Q, K and V if there is no input 1
     size = _divide_extent(width, heads if o.has(1) else heads + 2 * shared)
     hidden = width if o.has(1) else _multiply_all([heads, size])
     cache = make_type(o.dtype(3) if o.has(3) else o.dtype(0), (o.dim(0, 0), shared, None, o.dim(3, 3) if o.has(3) else size))
@@ -284,12 +284,12 @@ def _block_gather(o: Operands) -> Sequence[Type | None]:
     packed = o.dtype(0) is DType.UINT8  # several elements per byte of the last axis
     if data is None or indices is None or packed:
         return [make_type(o.dtype(2), None)]
-    place = axis % len(data)
-    return [make_type(o.dtype(2), (*data[:place], *indices, *data[place + 1 :]))]
+    positive_axis = axis % len(data)
+    return [make_type(o.dtype(2), (*data[:positive_axis], *indices, *data[positive_axis + 1 :]))]
 
 
 def _qkv_product(o: Operands) -> Sequence[Type | None]:
-    wide, narrow = _rows_by(o, o.attr("Nq")), _rows_by(o, o.attr("Nkv"))
+    wide, narrow = _replace_last_extent(o, o.attr("Nq")), _replace_last_extent(o, o.attr("Nkv"))
     return [*wide, *narrow, *narrow, o.tensor(0)]
 
 
@@ -303,7 +303,7 @@ MICROSOFT: Mapping[str, Rule] = {
     **dict.fromkeys(("ComplexMul", "GatedAdd", "GatedRMSNorm", "GroupNorm", "Inverse", "ScaledSiLU", "Trilu"), as_first()),
     **dict.fromkeys(("MRotaryEmbedding", "MoE", "QMoE", "RotaryEmbedding"), as_first()),
     **dict.fromkeys(("QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax", "QOrderedGelu"), as_first()),
-    "BiasSplitGelu": lambda o: _rows_by(o, _divide_extent(o.dim(0, -1), 2)),
+    "BiasSplitGelu": lambda o: _replace_last_extent(o, _divide_extent(o.dim(0, -1), 2)),
     "SkipGroupNorm": as_first(also=2),
     **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), _skip_norm),
     "EmbedLayerNormalization": _embed,

@@ -28,7 +28,7 @@ MustStay = Callable[[Node, Function], bool]
 def optimize(function: Function, evaluate: Evaluate | None = None, must_stay: MustStay | None = None) -> Function:
     """Expand Gradient nodes, inline constant control flow, fold constants and remove dead nodes.
 
-    The Function has inferred types. Without `evaluate` no constants are folded; ``must_stay`` selects DequantizeLinear nodes of
+    Infer types first. Without `evaluate` no constants are folded; ``must_stay`` selects DequantizeLinear nodes of
     constants that must not be folded.
     """
     if "ai.onnx.preview.training" in function.opsets:
@@ -36,7 +36,7 @@ def optimize(function: Function, evaluate: Evaluate | None = None, must_stay: Mu
 
         expanded = expand_gradient_nodes(function)
         function = function if expanded is function else infer_shapes(expanded)
-    # Values of an inlined branch become more precise in their new context.
+    # Types of an inlined branch may become more precise in the enclosing Function, so infer them again.
     inlined = inline_constant_control_flow(function)
     function = function if inlined is function else infer_shapes(inlined)
     while evaluate is not None and (folded := fold_constants(function, evaluate, must_stay)) is not function:
@@ -83,7 +83,7 @@ def _inline_branches(function: Function, outer: Mapping[str, Constant], names: B
 
 
 def find_taken_branch(node: Node, lookup: Lookup) -> Function | None:
-    """The branch of an If with a constant condition; None for any other node."""
+    """Find the branch that an If with a constant condition takes; None for any other node."""
     condition = lookup(node.inputs[0]) if node.op == "If" else None
     if condition is None or condition.array.size != 1:
         return None
@@ -135,9 +135,9 @@ class Splice:
         self.pending = list(reversed(function.nodes))
         """A stack of the nodes to be visited: those of an inlined branch come before the rest."""
         self.inlined: list[Node] = []
-        """The nodes inlined last."""
+        """The nodes of the branch that was inlined last."""
         self.awaited = {name for node in function.nodes for name in node.control}
-        """Names of the nodes where a control edge starts."""
+        """Names of nodes that control edges refer to, so that these nodes cannot be replaced."""
         self._node_names: FreshNames | None = None
         self._inlined_values: set[str] = set()
 
@@ -204,7 +204,7 @@ class Splice:
 
 
 def _list_used_values(nodes: Sequence[Node], function: Function) -> set[str]:
-    """Every value that the nodes read or define, or that the function returns."""
+    """List the values that the nodes read or define, and those that the Function returns."""
     values = {name for node in nodes for name in (*node.uses, *node.outputs)}
     return values.union(value.name for value in function.outputs)
 
@@ -238,7 +238,7 @@ def fold_constants(function: Function, evaluate: Evaluate, must_stay: MustStay |
 
     The pass is one walk over the nodes. Each node's types are inferred from the values folded before it, and an If whose
     condition is constant by then is inlined. A computed shape is a constant as soon as all its elements are known, even if the
-    tensor whose shape it is remains unknown. Every other candidate is passed to ``evaluate`` as a Function without inputs.
+    tensor with that shape is computed at run time. Every other candidate is passed to ``evaluate`` as a Function without inputs.
 
     A node is not folded if it is random, has no ONNX schema, has control edges, may produce more than `LARGEST_BYTES`, is a
     DequantizeLinear that ``must_stay``, or if its evaluation fails. A node with bodies is folded if all captured values
@@ -271,7 +271,7 @@ class _Folding:
     must_stay: MustStay | None
 
     def function(self, function: Function, outer: Knowledge | None) -> Function:
-        """Fold a Function; `outer` has the values that a body can capture."""
+        """Fold the nodes of a Function; `outer` is the Knowledge of the enclosing Function, or None."""
         splice = Splice(function, self.names)
         knowledge = Knowledge(function, outer, splice.constants, splice.types)
         inlined_names = set[str]()
@@ -296,13 +296,13 @@ class _Folding:
         return splice.result()
 
     def inside(self, node: Node, knowledge: Knowledge) -> Node:
-        """Fold the bodies of a node."""
+        """Return the node with its bodies folded."""
         node = knowledge.refine_bodies(node).map_bodies(lambda body: self.function(body, knowledge))
         knowledge.infer_from_bodies(node)
         return node
 
     def node(self, node: Node, knowledge: Knowledge) -> dict[str, Constant] | None:
-        """The outputs of a node that reads only constants, as constants; None if it cannot be folded."""
+        """Fold a node that reads only constants; return its outputs as constants, or None if it cannot be folded."""
         if node.op == "Constant" and (value := find_constant(node, knowledge.function)) is not None:
             return {node.outputs[0]: value}
         if node.op == "ConstantOfShape" and (filled := _fill(node, knowledge)) is not None:
@@ -384,15 +384,15 @@ def drop_dead_nodes(function: Function) -> Function:
 
 
 def _find_live(function: Function, nodes: Iterable[Node]) -> tuple[tuple[Node, ...], set[str]]:
-    """The live nodes in order, and the values that they and the outputs read."""
+    """Find the nodes to keep, in order, and the names of the values that they read or the Function returns."""
     values = {value.name for value in function.outputs}
-    names: set[str] = set()
+    awaited: set[str] = set()
     live = []
     for node in reversed(list(nodes)):  # topological order: one backward sweep suffices
-        if node.name in names or not values.isdisjoint(node.outputs) or _may_have_effect(node, function):
+        if node.name in awaited or not values.isdisjoint(node.outputs) or _may_have_effect(node, function):
             live.append(node)
             values.update(node.uses)
-            names.update(node.control)
+            awaited.update(node.control)
     return tuple(reversed(live)), values
 
 
