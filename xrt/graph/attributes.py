@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class AttrKind(enum.Enum):
-    """The kinds of ``AttributeProto``, with ONNX's numbers. Sparse tensors become dense when a model is read."""
+    """The kinds of ``AttributeProto``, with ONNX's numbers. Sparse tensors have none: they become dense on loading."""
 
     FLOAT = 1
     INT = 2
@@ -42,7 +42,7 @@ class AttrKind(enum.Enum):
 
     @property
     def element(self) -> AttrKind:
-        """The kind of one list element; a scalar kind is returned unchanged."""
+        """The kind of the elements of a list kind (INT for INTS); a scalar kind is returned unchanged."""
         return _LISTS.get(self, self)
 
 
@@ -147,7 +147,7 @@ def _normalize(name: str, value: Any, kind: AttrKind) -> Any:
 
 
 def decode_text(raw: bytes) -> str | bytes:
-    """Decode UTF-8; other bytes are returned as they are."""
+    """Decode UTF-8; bytes that are not valid UTF-8 are returned unchanged."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:

@@ -23,18 +23,18 @@ Stamp = tuple[int, ...]
 
 
 def make_stamp(status: os.stat_result) -> Stamp:
-    """Build the Stamp of a file; two writes within one tick of the file system's clock have the same stamp."""
+    """Make the Stamp of a file. It does not tell two writes within one tick of the file system's clock apart."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 class Mapping(mmap.mmap):
     """A whole file mapped read-only by XRT.
 
-    The pages are never written to, so they can be dropped and read again from the file.
+    The pages are never written to, so `release` can drop them: they are read again from the file when needed.
     """
 
     stamp: Stamp | None = None
-    """The file's stamp when it was mapped; None if it was modified so recently that its times cannot reveal another change."""
+    """The file's stamp when it was mapped; None if the last write was so recent that another one might not change the times."""
     path: Path | None = None
     """Path of the file, if known."""
     inode: tuple[int, int] | None = None
@@ -50,7 +50,7 @@ class Mapping(mmap.mmap):
 
 
 def find_file_offset(array: np.ndarray[Any, Any]) -> tuple[Mapping, int] | None:
-    """Locate a C-contiguous array in its `Mapping`: the mapping and the byte offset, or None if it is in other memory."""
+    """Find the `Mapping` that contains an array and its byte offset there; None for strided arrays and for other memory."""
     mapping = _find_owner(array)
     if not isinstance(mapping, Mapping) or not array.flags.c_contiguous:
         return None
@@ -84,7 +84,7 @@ def release(array: np.ndarray[Any, Any]) -> None:
 
 
 def _find_owner(array: np.ndarray[Any, Any]) -> object:
-    """Follow the chain of views to the object that owns the memory."""
+    """Follow the views to the object that owns the memory; None if the array does."""
     base: object = array
     while isinstance(base, np.ndarray | memoryview):
         base = base.base if isinstance(base, np.ndarray) else base.obj
@@ -136,7 +136,7 @@ class Constant:
     def digest(self) -> bytes:
         """SHA-256 over type, shape and content. Computed once, in linear time.
 
-        The pages of a constant in a mapped file are released after hashing: all weights of the file would stay resident.
+        The pages of a constant in a mapped file are released after hashing; otherwise, all weights would become resident.
         """
         if self._digest is None:
             self._digest = _hash(self)
@@ -148,7 +148,7 @@ class Constant:
             return NotImplemented
         if self is other or self.array is other.array:
             return True
-        # Compare type and shape first, because a digest reads all bytes, for a mapped constant from the file.
+        # Compare type and shape first, because computing a digest reads all bytes, possibly from disk.
         return self.dtype is other.dtype and self.shape == other.shape and self.digest == other.digest
 
     def __hash__(self) -> int:
@@ -194,7 +194,7 @@ def _hash(constant: Constant) -> bytes:
     return hasher.digest()
 
 
-# A cache line and the widest vector. TVM and XLA accept a buffer without copying only at this alignment.
+# In bytes: a cache line, and the widest vector register. TVM and XLA copy buffers with a smaller alignment.
 ALIGNMENT = 64
 
 

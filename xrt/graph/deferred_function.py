@@ -1,4 +1,4 @@
-"""Functions whose nodes are loaded on first access. A compiled artifact runs with only inputs, outputs and fingerprint."""
+"""Functions whose nodes are loaded on first access: a compiled artifact needs only inputs, outputs and fingerprint to run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def find_stale(error: BaseException | None) -> StaleFunction | None:
 
 
 class _DeferredField:
-    """Descriptor of a field that loads the Function on first access. Then the instance has the field, which bypasses this."""
+    """A field that loads the Function on first access. Loading stores it in the instance, which hides this descriptor."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -39,7 +39,7 @@ class _DeferredField:
 
 
 class DeferredFunction(Function):
-    """A closed Function without aliases whose nodes and constants are loaded by ``read`` when first accessed."""
+    """A Function without captures and aliases whose nodes and constants are loaded when first accessed."""
 
     if not TYPE_CHECKING:
         nodes = _DeferredField()
@@ -61,7 +61,7 @@ class DeferredFunction(Function):
         weights: Mapping[bytes, Callable[[], np.ndarray[Any, Any]]],
         read: Callable[[], Function],
     ) -> None:
-        """``computed`` are the outputs that nodes compute; ``weights`` maps digests to functions that read a constant."""
+        """``computed`` names the outputs of nodes; ``weights`` maps digests to readers of constants; ``read`` loads everything."""
         self.__dict__.update(inputs=inputs, outputs=outputs, name=name, fingerprint=fingerprint, aliases=(), captures=())
         self.__dict__.update(
             _computed=frozenset(computed), _weights=weights, _read=read, _lock=renew_after_fork(threading.Lock())
@@ -85,7 +85,7 @@ class DeferredFunction(Function):
                 # The compiled artifact computes the old Function: with another one, its results would be silently wrong.
                 if loaded.fingerprint != self.fingerprint:
                     raise StaleFunction(f"function {self.name!r} is not the one that was compiled")
-                # From now on the fields are found in the instance, without the descriptors.
+                # Store the fields in the instance, which hides the descriptors.
                 fields.update({name: value for name, value in loaded.__dict__.items() if name not in fields})
                 fields["_whole"] = loaded
         return fields["_whole"]  # type: ignore[no-any-return]  # set above

@@ -29,7 +29,7 @@ def parse_device_kind(device: str) -> str:
 
 
 def parse_device_index(device: str) -> int:
-    """The index of a device among those of its kind; 0 if the name has none.
+    """The index in a device name; 0 if it has none.
 
     >>> parse_device_index("cuda"), parse_device_index("cuda:1")
     (0, 1)

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 def canonical_order(nodes: Sequence[Node], producer: Mapping[str, int], outputs: Sequence[str]) -> list[int]:
     """Sort node indices topologically: depth-first post-order from the outputs.
 
-    A node comes after the nodes it reads from: inputs in order, then captures, then control predecessors. The order therefore
-    depends only on the structure of the graph, not on listing order or names. Nodes that no output needs come last, in listing
-    order. Raises ModelError for a cycle or a missing control predecessor. Linear in nodes and edges.
+    ``producer`` maps values to node indices. The predecessors of a node are visited in order: of inputs, of captures, then of
+    control edges. The result therefore depends only on the structure of the graph, not on names or listing order; nodes
+    that no output needs come last, in listing order. Raises ModelError for a cycle or a missing control predecessor. Linear.
     """
     predecessors = _find_predecessors(nodes, producer)
     order: list[int] = []
@@ -85,7 +85,7 @@ LARGE = 50
 
 
 _pausing: list[int] = []
-"""Threads that disabled garbage collection and will enable it again; others find it disabled and do not add themselves."""
+"""Ids of the threads that disabled garbage collection and will enable it again; a thread that finds it disabled is absent."""
 
 
 @contextmanager
@@ -123,7 +123,7 @@ class Use:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Function:
-    """A graph: a whole model, a folded cluster, or the body of an If.
+    """A graph: a whole model, a part that an engine compiles, or a body such as a branch of an If.
 
     Construction sorts the nodes topologically by content (see `canonical_order`), gives every node a unique name and checks
     the structure: each value is defined once, there is no cycle, and control predecessors exist. Raises ModelError otherwise.
@@ -138,9 +138,9 @@ class Function:
     opsets: Mapping[str, int] = FrozenDict()
     """Version of each operator domain; the empty string is ai.onnx."""
     aliases: tuple[tuple[str, str], ...] = ()
-    """(input, output) pairs: after a call the input's buffer contains that output."""
+    """(input, output) pairs: after a call, the buffer of the input contains the output."""
     types: Mapping[str, Type] = FrozenDict()
-    """Types of inner values, where known. The types of inputs, outputs and constants are stored with them."""
+    """Known types of inner values. Inputs, outputs and constants carry their types themselves."""
     name: str = "main"
     doc: str = ""
     metadata: Mapping[str, str] = FrozenDict()
@@ -288,13 +288,13 @@ class Function:
     # ------------------------------------------------------------------ modified copies
 
     def replace(self, **changes: Any) -> Function:
-        """Copy with some fields changed; sorts and checks the nodes again."""
+        """Copy the Function with some fields changed, which sorts and checks the nodes again."""
         return replace(self, **changes)
 
     def with_types(
         self, types: Mapping[str, Type], outputs: Iterable[Value] | None = None, nodes: Sequence[Node] | None = None
     ) -> Function:
-        """Copy with new types for inner values and optionally for the outputs, whose names must not change.
+        """Copy the Function with new types of inner values and optionally of the outputs, whose names must not change.
 
         ``nodes``, if passed, are the nodes of this Function in order, which may differ only in types inside bodies. Return this
         Function if nothing changes. Much faster than `replace`, because neither order nor definitions change.
@@ -380,10 +380,10 @@ def _make_names_unique(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     Raises ModelError for a duplicate name that a control edge refers to, because the edge would be ambiguous.
     """
     used = {node.name for node in nodes if node.name}
-    blank = any(not node.name for node in nodes)
-    if not blank and len(used) == len(nodes):
+    has_unnamed = any(not node.name for node in nodes)
+    if not has_unnamed and len(used) == len(nodes):
         return nodes
-    referred = {name for node in nodes for name in node.control}
+    control_names = {name for node in nodes for name in node.control}
     seen: set[str] = set()
     names = FreshNames(used, start=2)
     renamed = []
@@ -393,7 +393,7 @@ def _make_names_unique(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
             seen.add(name)
             renamed.append(node)
             continue
-        if name in referred:
+        if name in control_names:
             raise ModelError(f"two nodes are named {name!r}, and a control edge refers to that name; give them different names")
         base = name or next(node.defines, node.op_type)
         fresh = names.take(base)

@@ -66,7 +66,7 @@ def _hash_function(function: Function, *, by_content: bool) -> str:
 
 
 class _Encoder:
-    """Encodes a Function as a stream of bytes; each item has a prefix of its tag and length."""
+    """Encodes a Function as a stream of bytes; each item starts with its tag and length."""
 
     def __init__(self, by_content: bool) -> None:
         self.by_content = by_content
@@ -88,12 +88,12 @@ class _Encoder:
             yield _encode_tagged("I", self.type(value.type))
         nodes = {node.name: index for index, node in enumerate(function.nodes)}
         for node in function.nodes:
-            # A constant is encoded at its first use: the order of the dictionary must not matter.
+            # Encode a constant at its first use, because the order of the dictionary must not matter.
             for name in node.uses:
                 if name in function.constants and name not in numbers:
                     number(name)
                     yield self.constant(function.constants[name])
-            # By index, because names must not matter.
+            # Encode control edges by index, because names must not matter.
             after = sorted(nodes[name] for name in node.control)
             yield _encode_tagged("N", f"{node.op}|{node.device}|{after}|{[number(n) for n in node.inputs]}")
             for attribute in node.attributes:
@@ -157,7 +157,7 @@ class _Encoder:
         return "?" if dim is None else str(dim)
 
 
-# Must produce the same bytes as `_encode_tagged` for each number of the list.
+# A faster `_encode_tagged` for lists of numbers, which must produce the same bytes.
 _LIST_ENCODERS: dict[type, Callable[[Sequence[Any]], str]] = {
     int: lambda values: "".join([f"int{len(text)}:{text}" for text in map(str, values)]),
     float: lambda values: "".join([f"f{len(text)}:{text}" for text in map(float.hex, values)]),

@@ -1,4 +1,4 @@
-"""Nodes, patterns that select nodes, calls of opaque PyTorch operators, and renaming."""
+"""Nodes, patterns that select nodes, nodes that call PyTorch operators without an ONNX equivalent, and renaming."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ _HELP = "a pattern reads like 'Conv|Gemm' or 'name:/layer1/*'"
 @lru_cache(maxsize=64)
 def compile_patterns(patterns: tuple[str, ...]) -> re.Pattern[str]:
     """Compile glob patterns to one regular expression, for ``fullmatch``; ``*`` matches any text, ``?`` one character."""
-    # A bracket is a plain character in names of nodes, not the start of a set.
+    # Node names contain brackets, so match them as characters: in a glob they start a set.
     return re.compile("|".join(fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns))
 
 
@@ -200,7 +200,7 @@ class OpaqueCall:
 
     @property
     def attributes(self) -> dict[str, str]:
-        """Attributes of the node."""
+        """Attributes of the node that makes this call."""
         call = {
             "args": [_encode(item) for item in self.args],
             "kwargs": {k: _encode(self.kwargs[k]) for k in sorted(self.kwargs)},
@@ -275,14 +275,14 @@ class FreshNames:
 
     @classmethod
     def of(cls, function: Function) -> Self:
-        """Names that are fresh in a Function and all of its bodies: ONNX forbids shadowing an outer name."""
+        """Generate names that neither a Function nor its bodies use: ONNX forbids shadowing an outer name."""
         return cls((*list_definitions(function), *function.captures), start=2)
 
     def __contains__(self, name: str) -> bool:
         return name in self._used
 
     def reserve(self, name: str) -> str:
-        """Reserve a name that is known to be free."""
+        """Reserve and return a name, which must be free."""
         self._used[name] = None
         return name
 
@@ -291,11 +291,11 @@ class FreshNames:
         self._used.pop(name, None)
 
     def take(self, name: str) -> str:
-        """Reserve ``name``, with a number appended if it is in use."""
+        """Reserve and return ``name``, with a number appended if it is in use."""
         return self.number(name) if name in self._used else self.reserve(name)
 
     def number(self, base: str) -> str:
-        """Reserve the first free name of ``base_1``, ``base_2``, ..."""
+        """Reserve and return the first free name of ``base_1``, ``base_2``, ..."""
         count = self._counts.get(base, self._start)
         while f"{base}_{count}" in self._used:
             count += 1
@@ -303,7 +303,7 @@ class FreshNames:
         return self.reserve(f"{base}_{count}")
 
     def mark(self) -> tuple[int, dict[str, int]]:
-        """Create a savepoint for `rewind`."""
+        """Return a savepoint for `rewind`."""
         return len(self._used), dict(self._counts)
 
     def rewind(self, mark: tuple[int, dict[str, int]]) -> None:
@@ -351,12 +351,12 @@ def rename_function(function: Function, values: Mapping[str, str], nodes: Mappin
     The new names must not be in use. Linear.
     """
 
-    def new(value: Value) -> Value:
+    def rename_value(value: Value) -> Value:
         return Value(values.get(value.name, value.name), value.type)
 
     return function.replace(
-        inputs=tuple(map(new, function.inputs)),
-        outputs=tuple(map(new, function.outputs)),
+        inputs=tuple(map(rename_value, function.inputs)),
+        outputs=tuple(map(rename_value, function.outputs)),
         nodes=tuple(rename_node(node, values, nodes) for node in function.nodes),
         constants={values.get(n, n): c for n, c in function.constants.items()},
         types={values.get(n, n): t for n, t in function.types.items()},

@@ -7,9 +7,9 @@
       y = Mul(h, two) @times on "cpu" after h
     }
 
-One line per constant and node, in the Function's order. Names that are not plain words are quoted; ``_`` is an omitted input
-or output. A type after a value is one that the Function declares. ``@`` precedes the name of a node if it differs from that of
-its first output.
+One line per constant and node, in the Function's order. Names of other than letters, digits, ``_``, ``.`` and ``/`` are quoted;
+``_`` is an omitted input or output. A node output has a type if the Function declares it. ``@`` precedes the name of a node if
+it differs from that of the first output.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Printer:
         self.complete = complete
 
     def function(self, function: Function, indent: str, head: str) -> Iterator[str]:
-        """Yield the lines; ``head`` is prepended to the first one."""
+        """Yield the lines of a Function, each after ``indent``; ``head`` is prepended to the first one."""
         inputs, outputs = (
             ", ".join(f"{_value_name(value.name)}: {format_type(value.type)}" for value in values)
             for values in (function.inputs, function.outputs)
@@ -184,7 +184,7 @@ _ITEMS: dict[AttrKind, Callable[[Any], str]] = {
 
 
 def format_elements(constant: Constant) -> list[str] | None:
-    """Print the elements as numbers; None if there are too many or parsing the text would not restore every bit."""
+    """Print each element as text; None for too many numbers, or if parsing the text would not restore every bit."""
     if constant.dtype is DType.STRING:
         return [_quote(text) for text in constant.array.flat]
     if constant.array.size > MOST_ELEMENTS or constant.dtype.numpy.kind == "c":
@@ -291,16 +291,16 @@ def _make_box(function: Function, group: range) -> Box:
 
 
 def _find_flows(function: Function, groups: Sequence[range]) -> dict[Edge, int]:
-    """Bytes that flow between boxes, counting each value once per box that reads it; unknown sizes count as 0."""
+    """Sum the bytes that flow from box to box. A value counts once per box that reads it; unknown sizes count as 0."""
     from xrt.html.views import INPUTS_BOX
 
-    box_of = {index: number for number, group in enumerate(groups, 1) for index in group}
-    makers: Mapping[str, int] = {value.name: INPUTS_BOX for value in function.inputs} | {
+    box_of = {index: box for box, group in enumerate(groups, 1) for index in group}
+    origins: Mapping[str, int] = {value.name: INPUTS_BOX for value in function.inputs} | {
         name: box_of[index] for index, node in enumerate(function.nodes) for name in node.defines
     }
-    reads = {(makers[name], box_of[i], name) for i, node in enumerate(function.nodes) for name in node.uses if name in makers}
+    reads = {(origins[name], box_of[i], name) for i, node in enumerate(function.nodes) for name in node.uses if name in origins}
     # Edges to the results have no name, so that they are drawn without a size.
-    returned = {(makers[value.name], len(groups) + 1, "") for value in function.outputs if value.name in makers}
+    returned = {(origins[value.name], len(groups) + 1, "") for value in function.outputs if value.name in origins}
     flows: Counter[Edge] = Counter()
     for source, target, name in sorted(reads | returned):
         if source != target:
@@ -309,5 +309,5 @@ def _find_flows(function: Function, groups: Sequence[range]) -> dict[Edge, int]:
 
 
 def _count_bytes(function: Function, name: str) -> int:
-    kind = function.get_type(name) if name else None
-    return (kind.nbytes or 0) if isinstance(kind, TensorType) else 0
+    type_ = function.get_type(name) if name else None
+    return (type_.nbytes or 0) if isinstance(type_, TensorType) else 0

@@ -62,7 +62,7 @@ class FormalParameter:
         self.types = frozenset(parameter.types)
         """Allowed types in ONNX's spelling: ``tensor(float)``, ``seq(tensor(int64))``."""
         self.variable = parameter.type_str
-        """The type variable (``T``), or a concrete type."""
+        """The type variable (``T``), or a concrete type in ONNX's spelling."""
         self.is_optional = parameter.option.name == "Optional"
         self.is_variadic = parameter.option.name == "Variadic"
         self.is_homogeneous = parameter.is_homogeneous
@@ -126,7 +126,7 @@ class Operator:
         return f"{self.domain}.{self.name}" if self.domain else self.name
 
     def formal_input(self, index: int) -> FormalParameter:
-        """The declared input for the actual input at ``index``; a variadic one covers all remaining inputs."""
+        """The declaration of input ``index``; that of a variadic input is for all remaining ones."""
         return self.inputs[min(index, len(self.inputs) - 1)]
 
     def formal_output(self, index: int) -> FormalParameter:
@@ -141,14 +141,14 @@ class Operator:
     @property
     def input_count(self) -> str:
         """The allowed number of inputs in words: ``2``, ``1 to 3``, ``at least 1``."""
-        return _span(self.min_inputs, self.max_inputs)
+        return _format_range(self.min_inputs, self.max_inputs)
 
     @property
     def output_count(self) -> str:
-        return _span(self.min_outputs, self.max_outputs)
+        return _format_range(self.min_outputs, self.max_outputs)
 
 
-def _span(low: int, high: int | None) -> str:
+def _format_range(low: int, high: int | None) -> str:
     if high is None:
         return f"at least {low}"
     return str(low) if low == high else f"{low} to {high}"
@@ -172,7 +172,7 @@ def require_operator(op_type: str, version: int, domain: str = "") -> Operator:
 
 
 def why_deprecated(operator: Operator, version: int) -> str:
-    """Describe why a deprecated operator is an error."""
+    """Explain that an operator is deprecated, and what to use instead."""
     return (
         f"{operator.title} is deprecated since opset {operator.since_version} of {domain_title(operator.domain)} and cannot "
         f"be used at opset {version}; use its successor, or an older opset"
@@ -180,7 +180,7 @@ def why_deprecated(operator: Operator, version: int) -> str:
 
 
 def why_unknown(op_type: str, version: int, domain: str) -> str:
-    """Error text for an unknown operator: introduced later, or misspelled, with the closest name."""
+    """Explain why an operator is unknown: it was introduced later, or is misspelled (with the closest name)."""
     title = domain_title(domain)
     if op_type in operator_names(domain):
         return f"{op_type} came with opset {first_version(op_type, domain)} of {title}; the graph is at opset {version}"
@@ -188,8 +188,8 @@ def why_unknown(op_type: str, version: int, domain: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def _history() -> Mapping[str, Mapping[str, tuple[int, ...]]]:
-    """All versions of each operator in ``onnx``, by domain and name."""
+def _load_history() -> Mapping[str, Mapping[str, tuple[int, ...]]]:
+    """Load the versions of all operators in ``onnx``, by domain and name."""
     from onnx import defs
 
     history: dict[str, dict[str, tuple[int, ...]]] = {}
@@ -201,12 +201,12 @@ def _history() -> Mapping[str, Mapping[str, tuple[int, ...]]]:
 
 def operator_names(domain: str = "") -> tuple[str, ...]:
     """Sorted names of all operators that ever existed in a domain."""
-    return tuple(sorted(_history().get(domain, ())))
+    return tuple(sorted(_load_history().get(domain, ())))
 
 
 def first_version(op_type: str, domain: str = "") -> int:
     """The opset version that introduced an operator; raises KeyError if there is none."""
-    return min(_history()[domain][op_type])
+    return min(_load_history()[domain][op_type])
 
 
 def latest_version(domain: str = "") -> int:
@@ -215,12 +215,12 @@ def latest_version(domain: str = "") -> int:
 
     if not domain:
         return latest_opset()
-    return int(defs.onnx_ml_opset_version()) if domain == defs.ONNX_ML_DOMAIN else _latest_versions().get(domain, 0)
+    return int(defs.onnx_ml_opset_version()) if domain == defs.ONNX_ML_DOMAIN else _load_latest_versions().get(domain, 0)
 
 
 @lru_cache(maxsize=1)
-def _latest_versions() -> Mapping[str, int]:
-    """The newest version of each domain. Ten times faster than reading `_history`."""
+def _load_latest_versions() -> Mapping[str, int]:
+    """Load the newest version of each domain, ten times faster than by `_load_history`."""
     from onnx import defs
 
     newest: dict[str, int] = {}
@@ -237,7 +237,7 @@ def domain_title(domain: str) -> str:
 Inference: TypeAlias = Callable[[Node, Mapping[str, Type], Mapping[str, Constant], Mapping[str, int]], Sequence[Type | None]]
 """Infers the output types of a node from its input types, constant inputs and the opsets.
 
-None for an unknown output; raises ModelError if the inputs contradict the operator.
+The type of an output is None if unknown. Raises ModelError if the inputs contradict the operator.
 """
 DTYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
 """Attributes that select the element type of the output."""
@@ -268,7 +268,7 @@ def parse_onnx_spelling(text: str) -> Type | None:
 
 
 def bind(operator: Operator, types: Sequence[Type | None], names: Sequence[str] = ()) -> dict[str, str]:
-    """Bind the type variables of an operator to the actual input types.
+    """Map the type variables of an operator (``T``) to the spelling of the actual input types (``tensor(float)``).
 
     Raises ModelError if an input type is not allowed, or if two inputs that share a type variable differ. The error mentions
     ``names``, the names of the values, if passed.
@@ -303,11 +303,11 @@ def _list_types(types: frozenset[str]) -> str:
 
 
 def infer_output_types(operator: Operator, node: Node, bound: Mapping[str, str]) -> tuple[Type | None, ...]:
-    """Output types without extents, where the schema alone determines them."""
-    return tuple(_declared_output(operator, index, node, bound) for index in range(len(node.outputs)))
+    """Infer the output types that the schema alone determines, without extents; None for the other outputs."""
+    return tuple(_infer_output_type(operator, index, node, bound) for index in range(len(node.outputs)))
 
 
-def _declared_output(operator: Operator, index: int, node: Node, bound: Mapping[str, str]) -> Type | None:
+def _infer_output_type(operator: Operator, index: int, node: Node, bound: Mapping[str, str]) -> Type | None:
     formal = operator.formal_output(index)
     if formal.variable in bound:
         return parse_onnx_spelling(bound[formal.variable])
@@ -318,7 +318,7 @@ def _declared_output(operator: Operator, index: int, node: Node, bound: Mapping[
 
 
 def _find_selected_dtype(operator: Operator, node: Node) -> DType | None:
-    """The element type selected by an attribute: ``to`` of Cast, ``dtype`` of RandomNormal, ``value`` of Constant."""
+    """Find the element type that an attribute selects: ``to`` of Cast, ``dtype`` of RandomNormal, ``value`` of Constant."""
     for name in DTYPE_ATTRIBUTES:
         number = node.attr(name) or getattr(operator.attributes.get(name), "default", None)
         if number:  # 0 is TensorProto.UNDEFINED, the default of attributes that then select nothing
@@ -341,12 +341,12 @@ def join_types(a: Type | None, b: Type | None) -> Type | None:
         element = join_types(a.element, b.element)
         return None if element is None else SequenceType(element)
     if isinstance(a, OptionalType) or isinstance(b, OptionalType):  # optional on one side: optional in the result
-        element = join_types(_present(a), _present(b))
+        element = join_types(_unwrap_optional(a), _unwrap_optional(b))
         return None if element is None else OptionalType(element)
     return a if a == b else None
 
 
-def _present(type_: Type | None) -> Type | None:
+def _unwrap_optional(type_: Type | None) -> Type | None:
     return type_.element if isinstance(type_, OptionalType) else type_
 
 

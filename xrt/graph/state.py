@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 STATE, CAPACITY = "xrt.state", "xrt.capacity"
-"""Metadata keys of the states and of their capacity."""
+"""Metadata keys of the states and of the `Capacity`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def _is_pair(pair: object) -> bool:
 
 
 def find_violations(function: Function) -> Iterator[str]:
-    """Yield the errors in the states declared by the metadata, as text to follow "function ... is not valid"."""
+    """Yield a message for each error in the states that the metadata declares. Raises ModelError for malformed metadata."""
     if STATE not in function.metadata:
         return
     inputs, outputs = ([value.name for value in values] for values in (function.inputs, function.outputs))
@@ -130,14 +130,14 @@ class Capacity:
     """The maximum size of a Function's state, for example the tokens of a KV cache."""
 
     length: str
-    """The state that counts entries. It holds integers; the largest one is the current size."""
+    """The state of integers that counts the entries; the largest integer is the current size."""
     input: str
     """The input whose extent along ``axis`` is the number of entries added by a call."""
     axis: int
     size: int
     """The maximum number of entries."""
     dim: str = ""
-    """Symbolic extent of states that a session grows as needed; empty if all are allocated at full size."""
+    """Symbolic extent of the states that a session enlarges as needed; empty if all are allocated at full size."""
 
 
 def declare_capacity(function: Function, capacity: Capacity) -> Function:

@@ -70,7 +70,7 @@ class DType(enum.Enum):
 
     @property
     def is_integer(self) -> bool:
-        # Also true for the types narrower than a byte; no other name contains "int".
+        # "int" is part of the names of all integer types, signed or not, and of no other name.
         return "int" in self.text
 
     @classmethod

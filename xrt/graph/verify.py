@@ -36,9 +36,9 @@ class _Scope:
     """A Function and the scope that encloses it."""
 
     function: Function
-    where: str = ""
+    where: str = ""  # prefix of the messages
     outer: _Scope | None = None
-    """For a body, the scope of the node. The node's Function is responsible for the body's captures."""
+    """For a body, the scope of its node, in which captured values are looked up."""
 
     def type_of(self, name: str) -> Type | None:
         """The type of a value defined or captured by the Function; None if unknown."""
@@ -79,7 +79,7 @@ def verify_types(function: Function) -> None:
 
 
 def _raise_violations(function: Function, violations: Iterator[str]) -> None:
-    # One more than are listed, to know whether there are more; a generator, so that the rest is not searched.
+    # Find one more than is listed, to know whether there are more. The generator does not search the rest.
     first_violations = list(islice(violations, MOST_LISTED + 1))
     if not first_violations:
         return
@@ -112,7 +112,7 @@ def _find_violations(scope: _Scope, rules: Sequence[Rule], node_rules: Sequence[
 
 
 def _make_key(node: Node, scope: _Scope) -> object:
-    """The properties of a node that rules depend on; nodes with equal keys have equal violations."""
+    """Make a key of all that the rules depend on: nodes with equal keys have equal violations."""
     type_of = scope.function.get_type if scope.outer is None else scope.type_of
     types = tuple([t.dtype if type(t := type_of(name)) is TensorType else t for name in node.inputs])
     presence = tuple(map(bool, node.inputs)) if "" in node.inputs else None
@@ -123,9 +123,9 @@ def _make_key(node: Node, scope: _Scope) -> object:
 # ---------------------------------------------------------------------- rules of a function
 
 
-def _reads_what_is_defined(scope: _Scope) -> Iterator[str]:
+def _captures_are_defined(scope: _Scope) -> Iterator[str]:
     if scope.outer is not None:
-        return  # what a body captures, the Function around it captures or defines
+        return  # the captures of a body are also captures of the Function around it, unless that defines them
     for name in scope.function.captures:
         hint = did_you_mean(name, islice(scope.function.value_names(), MOST_CANDIDATES))
         yield f"{_describe_reader(scope.function, name)} {name!r}, which nothing defines.{hint}"
@@ -134,8 +134,8 @@ def _reads_what_is_defined(scope: _Scope) -> Iterator[str]:
 def _describe_reader(function: Function, name: str) -> str:
     for holder, node in function.walk():
         if name in node.inputs:
-            place = "" if holder is function else f" in body {holder.name!r}"
-            return f"node {node.name!r} ({node.op}){place} reads"
+            location = "" if holder is function else f" in body {holder.name!r}"
+            return f"node {node.name!r} ({node.op}){location} reads"
     return "an output is" if any(v.name == name for v in function.outputs) else "the output of a body is"
 
 
@@ -190,7 +190,7 @@ def _states_fit(scope: _Scope) -> Iterator[str]:
     return find_state_violations(scope.function)
 
 
-def _bodies_import_the_same(scope: _Scope) -> Iterator[str]:
+def _bodies_share_opsets(scope: _Scope) -> Iterator[str]:
     for node in scope.function.nodes:
         for body in node.bodies:
             if body.opsets != scope.function.opsets:
@@ -198,13 +198,13 @@ def _bodies_import_the_same(scope: _Scope) -> Iterator[str]:
 
 
 FUNCTION_RULES = (
-    _reads_what_is_defined,
+    _captures_are_defined,
     _values_have_names,
     _opsets_are_known,
     _declared_types_agree,
     _aliases_fit,
     _states_fit,
-    _bodies_import_the_same,
+    _bodies_share_opsets,
 )
 
 
@@ -291,7 +291,7 @@ _BODY_COUNTS: dict[str, Callable[[Node, Operator], tuple[int, int]]] = {
 }
 
 
-def _device_is_one(case: _Case) -> Iterator[str]:
+def _device_is_valid(case: _Case) -> Iterator[str]:
     if case.node.device and not is_device(case.node.device):
         yield f"device {case.node.device!r} is none; it is 'cpu', 'cuda' or one of them with a number, as 'cuda:1'"
 
@@ -346,5 +346,5 @@ NODE_RULES = (
     _attributes_fit,
     _types_fit,
     _bodies_fit,
-    _device_is_one,
+    _device_is_valid,
 )
