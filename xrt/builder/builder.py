@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def finalize(builder: Builder) -> Function:
-    """Convert a builder to a Function. May rename values and record nodes, so call it once."""
+    """Convert a builder to a Function. Call it only once per builder, because it may record Identity nodes for the outputs."""
     computed = {name for node in builder.nodes for name in node.outputs}
     renames: dict[str, str] = {}
     outputs: list[Value] = []
@@ -44,7 +44,7 @@ def finalize(builder: Builder) -> Function:
         if target in builder.states and any(value.name == name for value in outputs):
             # A session returns one value and stores the other, so they must not share a buffer.
             name = _copy_output(builder, tensor, None)
-        elif _can_be_called(builder, tensor, name, computed, renames):
+        elif _can_be_output(builder, tensor, name, computed, renames):
             renames[tensor.name] = name
         else:
             name = _copy_output(builder, tensor, requested)
@@ -67,12 +67,12 @@ def _with_updates(builder: Builder, function: Function, aliases: Mapping[str, st
     return declare_states(updated, (State(name, aliases[name], fill) for name, fill in builder.states.items()))
 
 
-def _can_be_called(builder: Builder, tensor: Tensor, name: str, computed: set[str], renames: Mapping[str, str]) -> bool:
+def _can_be_output(builder: Builder, tensor: Tensor, name: str, computed: set[str], renames: Mapping[str, str]) -> bool:
     """Whether the value can be the output ``name`` without an Identity node.
 
     ONNX runtimes expect each output of a body to be computed inside the body, and only once.
     """
-    # Already an output: a second one with the same name needs no copy, except in a body.
+    # The value is an output already: a second output of the same name needs no copy, except in a body.
     if tensor.name in renames:
         return builder.outer is None and renames[tensor.name] == name
     if tensor.builder is builder and tensor.name in computed:
@@ -88,13 +88,13 @@ def _copy_output(builder: Builder, tensor: Tensor, requested: str | None) -> str
 
 def _make_function(builder: Builder, outputs: tuple[Value, ...], renames: Mapping[str, str]) -> Function:
     """Build the Function of the recorded nodes, with values renamed by ``renames``, and without unused constants."""
-    # The graph may have imported another domain after tracing its bodies.
+    # The graph may have imported another domain after its bodies were traced.
     nodes = tuple(node.map_bodies(lambda body: _align_opsets(body, builder.opsets)) for node in builder.nodes)
     if renames:
         nodes = tuple(rename_node(node, renames, {}) for node in nodes)
     types = {renames.get(name, name): type_ for name, type_ in builder.types.items()}
     output_names = {value.name for value in outputs}
-    # Tracing also records constants that only type inference looked at.
+    # Drop constants that no node reads: tracing also records those that only type inference needed.
     used = output_names.union(*(node.uses for node in nodes))
     return Function(
         inputs=tuple(tensor.value for tensor in builder.inputs),
@@ -115,7 +115,7 @@ def _align_opsets(body: Function, opsets: Mapping[str, int]) -> Function:
 
 
 def adopt(builder: Builder, title: str, function: Function, count: int) -> Function:
-    """Prepare a Function for use as the body of an operator that passes ``count`` inputs.
+    """Prepare a Function to be the body of an operator that passes ``count`` inputs; ``title`` describes it in errors.
 
     Values it captures must be visible; values it defines are renamed if the graph already uses their names.
     """
@@ -136,7 +136,7 @@ def record_function(
 ) -> dict[str, Tensor]:
     """Record the nodes of a Function with ``inputs`` as its inputs; return all its values by name.
 
-    The names of the recorded nodes start with the name of the Function. ``outer`` maps captured names to tensors.
+    The names of the recorded nodes start with the name of the Function. ``outer`` maps values that it captures to tensors.
     """
     tensors = {name: outer[name] for name in function.captures}
     tensors.update((name, builder.constant(constant)) for name, constant in function.constants.items())
@@ -167,7 +167,7 @@ DEFAULT_OPSET = min(26, latest_version())
 From 27 on, common operators (Cast, Range, Mod) have versions for which no released engine has a kernel.
 """
 SMALL = 64
-"""Equal constants of up to this number of elements are shared. Larger ones are not compared: that would hash their contents."""
+"""Equal constants of up to this many elements are shared. Comparing larger ones, which hashes them, would take too long."""
 
 
 class Builder:
@@ -224,7 +224,7 @@ class Builder:
         recording.reset(self._tokens.pop())
 
     def version(self, domain: str) -> int:
-        """The opset version of a domain, which is imported at its newest known version if necessary."""
+        """The opset version of a domain; a new domain is imported at its newest known version."""
         if domain not in self.opsets:
             self.opsets[domain] = latest_version(domain)
         return self.opsets[domain]
@@ -253,11 +253,11 @@ class Builder:
         return self.add_placement(Node(op_type, input_names, outputs, attributes, domain, first))
 
     def add_placement(self, node: Node) -> Node:
-        """Add the device of the current scope, unless the node has one."""
+        """Return the node with the device of the current scope, unless it has one."""
         return node if node.device or not self._device else replace(node, device=self._device)
 
     def fresh(self, name: str) -> str:
-        """Reserve a free name similar to ``name``, with the prefix of the current scope."""
+        """Reserve and return a free name: the prefix of the current scope, ``name``, and a number if needed."""
         return self.names.take(self._prefix + name)
 
     def _reserve_explicit(self, name: str) -> str:
@@ -306,7 +306,7 @@ class Builder:
         return shared[0] if shared else self._new_constant(value, name)
 
     def _new_constant(self, value: Any, name: str | None) -> Tensor:
-        """Create a constant, unless an equal small one exists."""
+        """Create a constant, or return an equal small one."""
         is_writable = isinstance(value, np.ndarray) and value.flags.writeable
         constant = value if isinstance(value, Constant) else Constant(value.copy() if is_writable else value)
         # Named constants are not shared, so that each keeps its name.
@@ -327,7 +327,7 @@ class Builder:
         return tensor
 
     def register_names(self, arrays: Mapping[str, Any]) -> None:
-        """Register names for arrays that may become constants. The caller must keep the arrays alive during tracing."""
+        """Set the names of arrays in case they become constants. The caller must keep the arrays alive during tracing."""
         for name, array in arrays.items():
             self._hints.setdefault(id(array), self._prefix + name)
 
@@ -342,7 +342,7 @@ class Builder:
         return item  # type: ignore[return-value]  # builders create only Tensors
 
     def find_constant(self, symbol: Symbol) -> Constant | None:
-        """The Constant of a tensor; None for a computed value or an input."""
+        """Find the Constant of a tensor; None for a computed value or an input."""
         return symbol.builder.constants.get(symbol.name)
 
     def list_values(self) -> Iterator[str]:
@@ -430,7 +430,10 @@ class Builder:
     def body(
         self, title: str, body: Callable[..., Any] | Function, inputs: Sequence[tuple[str, Type | None]]
     ) -> tuple[Function, bool]:
-        """Convert a callable (by tracing) or a Function to a body. Also return whether its result is a single bare tensor."""
+        """Trace a callable, or adopt a Function, as a body; also return whether its result is one tensor and not a tuple.
+
+        ``inputs`` has the default name and the type of each input of the body; ``title`` describes the body in errors.
+        """
         if isinstance(body, Function):
             return adopt(self, title, body, len(inputs)), len(body.outputs) == 1
         if not callable(body):
@@ -458,7 +461,7 @@ class Builder:
 
 
 def _name_parameters(title: str, body: Callable[..., Any], inputs: Sequence[tuple[str, Type | None]]) -> list[str]:
-    """Names for the inputs of a body: the parameters of the callable, or the default names if it has no signature."""
+    """Name the inputs of a body after the parameters of the callable; without a signature, use the names in ``inputs``."""
     defaults = [name for name, _ in inputs]
     try:
         signature = inspect.signature(body)
@@ -469,6 +472,6 @@ def _name_parameters(title: str, body: Callable[..., Any], inputs: Sequence[tupl
     except TypeError as error:
         names = ", ".join(defaults) or "none"
         raise ModelError(f"{title} is called with {len(defaults)} arguments ({names}): {error}") from error
-    # The inputs that land in *args keep their default names.
+    # Inputs that are passed as *args keep their default names.
     parameters = [k for k in bound.arguments if signature.parameters[k].kind is not inspect.Parameter.VAR_POSITIONAL]
     return [*parameters, *defaults[len(parameters) :]]

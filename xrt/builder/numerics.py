@@ -26,7 +26,7 @@ Rule = Callable[["Tensor", "Tensor", DType], "Tensor"]
 
 
 def is_operand(value: object) -> bool:
-    """Whether Python's operators support the value; otherwise they return NotImplemented."""
+    """Whether the value can be an operand; for other values Python's operators return NotImplemented."""
     return is_strong(value) or is_weak(value)
 
 
@@ -57,8 +57,8 @@ def _check_opset(symbol: str) -> None:
 
 
 def _cast_to_common(symbol: str, ufunc: np.ufunc, left: Operand, right: Operand) -> tuple[Tensor, Tensor, DType]:
-    """Cast the operands to the types in which NumPy computes; also return the type of the left one."""
-    first, second = _operand_types(symbol, ufunc, left, right)
+    """Cast the operands to the types in which NumPy computes; return both, and the type of the left one."""
+    first, second = _find_operand_types(symbol, ufunc, left, right)
     # NumPy compares a number out of range exactly: uint8 < 300 is true, not an overflow.
     if symbol in _COMPARISONS and (_is_too_large(left, first) or _is_too_large(right, second)):
         first = second = DType.INT64
@@ -76,8 +76,8 @@ def _is_too_large(value: Operand, dtype: DType) -> bool:
     return not info.min <= value <= info.max
 
 
-def _operand_types(symbol: str, ufunc: np.ufunc, left: Operand, right: Operand) -> tuple[DType, DType]:
-    """The element types to which NumPy casts the operands; raises ModelError if it refuses them."""
+def _find_operand_types(symbol: str, ufunc: np.ufunc, left: Operand, right: Operand) -> tuple[DType, DType]:
+    """Find the element types to which NumPy casts the operands; raises ModelError if NumPy does not support them."""
     a, b = _get_resolvable(left, right), _get_resolvable(right, left)
     # NumPy stores strings as objects, and would accept every operator on them.
     if DType.STRING.numpy in (a, b):
@@ -131,7 +131,7 @@ def _convert(value: Operand, dtype: DType) -> Tensor:
 
 
 def _plain(op_type: str, for_bool: str | None = None) -> Rule:
-    """Rule that applies one operator, or ``for_bool`` to booleans, where NumPy computes a logical operation."""
+    """Make the rule that applies ``op_type``, or ``for_bool`` if the operands are booleans."""
 
     def rule(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
         return emit(for_bool if for_bool and dtype is DType.BOOL else op_type, a, b)
@@ -153,12 +153,12 @@ def _floor_divide(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
     quotient = emit("Div", a, b)
     if _is_unsigned(dtype):
         return quotient
-    # Truncation rounds up where quotient * divisor is beyond the dividend: subtract one. No step can overflow.
-    return emit("Sub", quotient, cast(_has_passed(emit("Mul", quotient, b), a, b), dtype))
+    # ONNX truncates: subtract one where that rounded up. No step can overflow.
+    return emit("Sub", quotient, cast(_was_rounded_up(emit("Mul", quotient, b), a, b), dtype))
 
 
-def _has_passed(product: Tensor, dividend: Tensor, divisor: Tensor) -> Tensor:
-    """Whether ``product``, quotient times divisor, is above the dividend, or below it for a negative divisor."""
+def _was_rounded_up(product: Tensor, dividend: Tensor, divisor: Tensor) -> Tensor:
+    """Whether a truncated quotient is above the exact one; ``product`` is the truncated quotient times the divisor."""
     # With a constant divisor of one sign, one comparison is enough.
     constant = current("//").find_constant(divisor)
     if constant is not None and bool((constant.array > 0).all()):
@@ -172,17 +172,17 @@ def _has_passed(product: Tensor, dividend: Tensor, divisor: Tensor) -> Tensor:
 
 def _float_floor_divide(a: Tensor, b: Tensor) -> Tensor:
     """Floor the exact quotient like Python, not the rounded one: ``1.0 // 0.1`` is 9."""
-    rest = emit("Mod", a, b, fmod=1)
-    quotient = emit("Div", emit("Sub", a, rest), b)
-    lower = emit("Sub", quotient, cast(_signs_differ(rest, b), a.dtype))
+    remainder = emit("Mod", a, b, fmod=1)
+    quotient = emit("Div", emit("Sub", a, remainder), b)
+    floor = emit("Sub", quotient, cast(_signs_differ(remainder, b), a.dtype))
     # Division by zero gives inf or nan. Round removes the rounding error of the division.
-    return emit("Where", emit("Equal", b, _zero(b)), emit("Div", a, b), emit("Round", lower))
+    return emit("Where", emit("Equal", b, _zero(b)), emit("Div", a, b), emit("Round", floor))
 
 
-def _signs_differ(rest: Tensor, divisor: Tensor) -> Tensor:
+def _signs_differ(remainder: Tensor, divisor: Tensor) -> Tensor:
     """Whether the remainder is nonzero and its sign differs from the divisor's."""
-    opposite = emit("Xor", emit("Less", rest, _zero(rest)), emit("Less", divisor, _zero(divisor)))
-    return emit("And", opposite, emit("Not", emit("Equal", rest, _zero(rest))))
+    opposite = emit("Xor", emit("Less", remainder, _zero(remainder)), emit("Less", divisor, _zero(divisor)))
+    return emit("And", opposite, emit("Not", emit("Equal", remainder, _zero(remainder))))
 
 
 def _remainder(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
@@ -201,7 +201,7 @@ def _power(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
 
 
 def _compare(op_type: str) -> Rule:
-    """Rule of an ordering. Booleans are compared as uint8, because ONNX does not order them."""
+    """Make the rule of <, <=, > or >=. Booleans are compared as uint8, because ONNX does not order them."""
 
     def rule(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
         if dtype is DType.BOOL:

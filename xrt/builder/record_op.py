@@ -47,7 +47,7 @@ recording: ContextVar[Builder | None] = ContextVar("recording", default=None)
 
 
 def current(operation: str) -> Builder:
-    """The active builder; raises ModelError, mentioning ``operation``, if there is none."""
+    """The active builder; raises ModelError if there is none, with ``operation`` as the subject."""
     builder = recording.get()
     if builder is None:
         raise ModelError(
@@ -117,7 +117,7 @@ def is_weak(value: object) -> bool:
 
 
 def infer_operand_dtype(dtype: DTypeLike) -> DType:
-    """Convert to a DType: a DType, its name (``"float32"``), a NumPy type, or ``int``, ``float``."""
+    """Convert to a DType from a DType, its name (``"float32"``), a NumPy type, or a Python type such as ``int``."""
     if isinstance(dtype, DType):
         return dtype
     if isinstance(dtype, str) and dtype in _TEXTS:
@@ -134,7 +134,7 @@ _TEXTS = frozenset(d.text for d in DType)
 
 
 def natural_dtype(*values: Any) -> DType:
-    """Default element type of Python numbers, strings and lists where no operand has a fixed type.
+    """Choose the element type of Python numbers, strings and lists if no operand has a fixed type.
 
     String, or the first of bool, int64, float32 and complex64 that can represent all values. (ONNX prefers float32 where NumPy
     uses float64.)
@@ -148,7 +148,7 @@ def natural_dtype(*values: Any) -> DType:
 
 
 def weak_dtype(formal: FormalParameter, bound: Mapping[str, str], values: Sequence[Any]) -> DType:
-    """Element type of Python numbers, strings and lists passed as inputs that must share one type.
+    """Choose the element type of Python numbers, strings and lists passed as inputs that must share one type.
 
     In order of preference: the type bound by other inputs, the natural type if the operator allows it, and the first allowed
     type that can represent the values.
@@ -164,11 +164,11 @@ def weak_dtype(formal: FormalParameter, bound: Mapping[str, str], values: Sequen
     return next((d for d in candidates if all(_fits(_make_array(value), d) for value in values)), candidates[0])
 
 
-_ORDER = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
+_ORDER = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}  # NumPy kinds; a type can represent the values of lower ones
 
 
 def _fits(array: np.ndarray[Any, Any], dtype: DType) -> bool:
-    """Whether the type can represent this kind of values: an integer type cannot represent floats."""
+    """Whether the type can represent values of this kind; an integer type cannot represent floats. Ranges are ignored."""
     if dtype is DType.STRING or array.dtype.kind not in _ORDER:
         return dtype is DType.STRING and array.dtype.kind == "U"
     kind = "i" if dtype.is_integer else "f" if dtype.is_float else dtype.numpy.kind
@@ -249,7 +249,7 @@ def _apply(
     bodies = CONTROL_FLOW[operator.name](builder, symbols, attributes) if operator.name in CONTROL_FLOW else None
     node_attributes = _make_attributes(operator, {**attributes, **bodies.functions} if bodies else attributes)
     count = _count_outputs(operator, bodies, symbols, attributes, outputs, builder)
-    # Outputs after the first are called by their formal names, as in ``dropout_mask``, or by numbers.
+    # Names of outputs after the first end in their formal names, as in ``dropout_1_mask``, or in numbers.
     formals = map(operator.formal_output, range(count))
     labels = tuple(str(index) if f.is_variadic else f.name.lower() for index, f in enumerate(formals, 1))
     node = builder.new_node(operator.name, symbols, count, node_attributes, domain=operator.domain, name=name, labels=labels)
@@ -265,7 +265,7 @@ def _apply(
 def _place_inputs(
     operator: Operator, inputs: Sequence[Operand | None], attributes: Mapping[str, Any]
 ) -> tuple[list[Operand | None], dict[str, Any]]:
-    """Move inputs passed by name to their positions; also return the remaining keywords, the attributes."""
+    """Insert the inputs passed by name at their indices; return all inputs, and the remaining keywords as attributes."""
     operands, rest = list(inputs), dict(attributes)
     for index, formal in enumerate(operator.inputs):
         if formal.name not in rest:
@@ -276,7 +276,7 @@ def _place_inputs(
             raise ModelError(f"input {formal.name!r} stands for any number of tensors; give them in their places, not by name")
         operands.extend([None] * (index - len(operands)))
         operands.append(rest.pop(formal.name))
-    # Trailing omitted inputs are not written.
+    # Drop trailing omitted inputs.
     while operands and operands[-1] is None and len(operands) > operator.min_inputs:
         operands.pop()
     return operands, rest
@@ -285,7 +285,7 @@ def _place_inputs(
 def _convert_operands(
     builder: Builder, operator: Operator, operands: Sequence[Operand | None]
 ) -> tuple[list[Symbol | None], dict[str, str]]:
-    """Convert the inputs to tensors of the graph; also return the bindings of the type variables."""
+    """Convert the inputs to tensors of the graph; also return the types that are bound to type variables (see `bind`)."""
     _check_inputs(operator, operands)
     # Tensors first: they determine the types that Python numbers adopt.
     symbols: list[Symbol | None] = [builder.symbol(item) if is_strong(item) else None for item in operands]
@@ -301,13 +301,11 @@ def _convert_operands(
 
 
 def _select_same_type(operator: Operator, operands: Sequence[Operand | None], index: int) -> list[Operand | None]:
-    """The weak inputs that share a type variable with the one at ``index``, including it."""
+    """Select the weak inputs that share the type variable of input ``index``, itself included."""
     formal = operator.formal_input(index)
     if formal.is_variadic and not formal.is_homogeneous:
         return [operands[index]]
-    return [
-        item for place, item in enumerate(operands) if is_weak(item) and operator.formal_input(place).variable == formal.variable
-    ]
+    return [item for k, item in enumerate(operands) if is_weak(item) and operator.formal_input(k).variable == formal.variable]
 
 
 def _check_inputs(operator: Operator, operands: Sequence[Operand | None]) -> None:
@@ -344,7 +342,7 @@ def _make_attributes(operator: Operator, attributes: Mapping[str, Any]) -> tuple
 
 
 def _prepare(name: str, value: Any, kind: AttrKind) -> Any:
-    """Convert to a form that `Attribute.of` accepts: element types to numbers, weak values to arrays."""
+    """Convert a value to a form that `Attribute.of` accepts: an element type to its number, a weak tensor to an array."""
     is_dtype = isinstance(value, DType | np.dtype | type) or (isinstance(value, str) and name in DTYPE_ATTRIBUTES)
     if kind is AttrKind.INT and is_dtype:
         return infer_operand_dtype(value).onnx
@@ -364,7 +362,7 @@ def _count_outputs(
     requested: int | None,
     builder: Builder,
 ) -> int:
-    """The number of outputs of a node: as requested, or as its bodies, attributes and inputs imply."""
+    """Count the outputs of a node: as requested, or as its bodies, attributes and inputs imply."""
     implied = len(bodies.outputs) if bodies else _infer_count(operator, symbols, attributes, builder)
     count: object = implied if requested is None else requested
     if count is None:
@@ -379,7 +377,7 @@ def _count_outputs(
 def _infer_count(
     operator: Operator, symbols: Sequence[Symbol | None], attributes: Mapping[str, Any], builder: Builder
 ) -> int | None:
-    """Default number of outputs: the required ones, or all of them if all are optional."""
+    """Count the outputs by default: the required ones, or all if all are optional. None for a Split of unknown sizes."""
     if operator.max_outputs is not None:
         return sum(not formal.is_optional for formal in operator.outputs) or len(operator.outputs)
     if attributes.get("num_outputs") is not None:
@@ -395,7 +393,7 @@ def _infer_count(
 def _infer_types(
     builder: Builder, operator: Operator, node: Node, symbols: Sequence[Symbol | None], bound: Mapping[str, str]
 ) -> Sequence[Type | None]:
-    """The types of the outputs: inferred where possible, else those that the schema declares."""
+    """Infer the types of the outputs; where that is not possible, use those that the schema declares."""
     declared = infer_output_types(operator, node, bound)
     if builder.inference is None:
         return declared
@@ -414,7 +412,7 @@ def _infer_types(
 
 @dataclass(frozen=True, slots=True)
 class TracedBodies:
-    """The bodies of one operator, traced from callables with the types that the operator passes, and the types of its outputs."""
+    """The bodies of one operator, and the types of the operator's outputs that follow from them."""
 
     functions: Mapping[str, Function]
     """The bodies by the name of their attribute."""
@@ -446,9 +444,9 @@ def _join_branches(then: Sequence[Value], other: Sequence[Value]) -> tuple[Type 
     return tuple(join_types(a.type, b.type) for a, b in zip(then, other, strict=True))
 
 
-def _check_same(what: str, index: int, left: str, a: Type | None, right: str, b: Type | None) -> None:
+def _check_same(kind: str, index: int, left: str, a: Type | None, right: str, b: Type | None) -> None:
     if a is not None and b is not None and join_types(a, b) is None:
-        raise ModelError(f"{what} {index + 1} is {a} in {left} and {b} in {right}; the element types must be the same")
+        raise ModelError(f"{kind} {index + 1} is {a} in {left} and {b} in {right}; the element types must be the same")
 
 
 def _loop(builder: Builder, inputs: Symbols, attributes: Mapping[str, Any]) -> TracedBodies:
@@ -492,7 +490,7 @@ def _sequence_map(builder: Builder, inputs: Symbols, attributes: Mapping[str, An
     return TracedBodies({"body": function}, outputs, single)
 
 
-# Each traces the bodies of its operator; raises ModelError if one does not match the operator.
+# Each function traces the bodies of its operator; it raises ModelError if a body does not match the operator.
 CONTROL_FLOW: Mapping[str, Callable[[Builder, Symbols, Mapping[str, Any]], TracedBodies]] = {
     "If": _if,
     "Loop": _loop,
@@ -506,11 +504,10 @@ Parameter: TypeAlias = "tuple[str, Type | None]"
 def _trace_until_stable(
     builder: Builder, body: Body, head: Sequence[Parameter], carried: Sequence[Type | None], tail: Sequence[Parameter], first: int
 ) -> Function:
-    """Trace the body until the types of its carried values do not change between its inputs and outputs.
+    """Trace the body, again if necessary, until each carried value has the same type as input and as output.
 
-    The shape of a carried value may change between iterations; each round traces with the changing extents unknown, and so the
-    rounds end. ``head`` and ``tail`` are the parameters before and after the carried values, ``first`` is the index of the first
-    carried output.
+    An extent of a carried value may change between iterations. Each round makes such extents unknown, so the rounds end. ``head``
+    and ``tail`` are the parameters before and after the carried values, ``first`` is the index of the first carried output.
     """
     while True:
         mark = builder.names.mark()
@@ -539,8 +536,8 @@ def _split_outputs(function: Function, first: int, count: int) -> tuple[Sequence
 def _insert_axis(type_: Type | None, length: Any, axis: int) -> Type | None:
     if not isinstance(type_, TensorType) or type_.shape is None:
         return type_
-    place = axis if axis >= 0 else axis + len(type_.shape) + 1
-    return type_.with_shape((*type_.shape[:place], length, *type_.shape[place:]))
+    index = axis if axis >= 0 else axis + len(type_.shape) + 1
+    return type_.with_shape((*type_.shape[:index], length, *type_.shape[index:]))
 
 
 def _remove_axis(type_: Type | None, axis: int) -> Type | None:
@@ -548,8 +545,8 @@ def _remove_axis(type_: Type | None, axis: int) -> Type | None:
         return type_
     if not -len(type_.shape) <= axis < len(type_.shape):
         raise ModelError(f"a scan input of rank {len(type_.shape)} has no axis {axis}")
-    place = axis % len(type_.shape)
-    return type_.with_shape((*type_.shape[:place], *type_.shape[place + 1 :]))
+    index = axis % len(type_.shape)
+    return type_.with_shape((*type_.shape[:index], *type_.shape[index + 1 :]))
 
 
 # ---------------------------------------------------------------------- opaque operators

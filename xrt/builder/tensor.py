@@ -39,16 +39,16 @@ def _make_row(item: Any) -> Tensor:
 # ---------------------------------------------------------------------- shape
 
 
-def _make_extent(x: Tensor, item: Any, place: int, has_zero: bool) -> Any:
-    """Convert an extent for Reshape, where 0 copies the extent of ``x`` in that place unless allowzero is set."""
+def _make_extent(x: Tensor, item: Any, index: int, has_zero: bool) -> Any:
+    """Convert an extent of a Reshape: integers and tensors stay; a name in ``x`` becomes 0, which copies it, or a Shape."""
     if isinstance(item, int | np.integer | Symbol) and not isinstance(item, bool):
         return item
     names = [dim for dim in x.shape if isinstance(dim, str)]
     if not isinstance(item, str) or item not in names:
         hint = did_you_mean(item, names) if isinstance(item, str) else ""
         raise ModelError(f"an extent of reshape is an integer, a tensor or a name in {x.name!r} ({x.type}); got {item!r}.{hint}")
-    axis = place if place < x.ndim and x.shape[place] == item else x.shape.index(item)
-    return 0 if axis == place and not has_zero else emit("Shape", x, start=axis, end=axis + 1)
+    axis = index if index < x.ndim and x.shape[index] == item else x.shape.index(item)
+    return 0 if axis == index and not has_zero else emit("Shape", x, start=axis, end=axis + 1)
 
 
 def _normalize_axis(x: Tensor, axis: Any) -> int:
@@ -77,7 +77,7 @@ def unsqueeze(x: Tensor, axes: Sequence[int]) -> Tensor:
 
 
 def _reduce(x: Tensor, op_type: str, axis: Any, keepdims: bool) -> Tensor:
-    """Reduce over axes, accumulated in the same type as in NumPy."""
+    """Reduce over the axes, in the type in which NumPy accumulates."""
     axes = None if axis is None else [_normalize_axis(x, a) for a in (axis if isinstance(axis, tuple | list) else (axis,))]
     summed = cast(x, _accumulator(x.dtype, op_type))
     # As in NumPy, no axes means no reduction; ONNX would reduce all of them.
@@ -90,7 +90,7 @@ def _reduce(x: Tensor, op_type: str, axis: Any, keepdims: bool) -> Tensor:
 
 
 def _accumulator(dtype: DType, op_type: str) -> DType:
-    """Result type: NumPy widens sums of small integers to 64 bits and computes means of integers in float64."""
+    """The type in which NumPy accumulates: 64 bits for sums of integers, float64 for means of integers."""
     if dtype.is_float or op_type in ("ReduceMax", "ReduceMin"):
         return dtype
     if op_type == "ReduceMean":
@@ -110,13 +110,13 @@ class _Item:
 
 
 def _shift_axis(axis: int, new_axes: Sequence[int]) -> int:
-    """The position of an axis after axes were inserted at the positions ``new_axes`` of the result."""
-    for place in sorted(new_axes):
-        axis += place <= axis
+    """The index of an axis after axes were inserted at the indices ``new_axes`` of the result."""
+    for new_axis in sorted(new_axes):
+        axis += new_axis <= axis
     return axis
 
 
-# ---------------------------------------------------------------------- the key
+# ---------------------------------------------------------------------- index keys
 
 
 def _normalize_item(x: Tensor, item: Any) -> Any:
@@ -158,26 +158,26 @@ def _is_mask(item: Any) -> bool:
 
 
 def _assign_axes(x: Tensor, keys: Sequence[Any]) -> tuple[list[_Item], list[int]]:
-    """Assign axes to the items; also return the positions in the sliced tensor where None inserts an axis."""
+    """Assign axes to the items; also return the axes of the sliced tensor that None inserts."""
     arrays = any(isinstance(item, Symbol | np.ndarray) for item in keys)
     items: list[_Item] = []
     new_axes: list[int] = []
-    axis = place = 0
+    axis = sliced_axis = 0
     for item in _expand_ellipsis(x, keys):
         if item is None:
-            new_axes.append(place)
-            place += 1  # the inserted axis
+            new_axes.append(sliced_axis)
+            sliced_axis += 1  # the inserted axis
             continue
         items += _expand_item(axis, item)
         axis += _count_axes(item)
         # Next to arrays, integers are gathered after slicing, so their axes are still there.
-        place += _count_axes(item) if arrays or isinstance(item, slice) else 0
+        sliced_axis += _count_axes(item) if arrays or isinstance(item, slice) else 0
     return items, new_axes
 
 
 def _expand_ellipsis(x: Tensor, keys: Sequence[Any]) -> Sequence[Any]:
     """Replace ``...`` by full slices; raises ModelError for two of them or for more indices than axes."""
-    ellipses = [place for place, item in enumerate(keys) if item is Ellipsis]
+    ellipses = [position for position, item in enumerate(keys) if item is Ellipsis]
     covered, rank = sum(map(_count_axes, keys)), x.tensor_type.rank
     if len(ellipses) > 1:
         raise ModelError(f"{x.name!r} is indexed with two '...'; one is the most")
@@ -186,9 +186,9 @@ def _expand_ellipsis(x: Tensor, keys: Sequence[Any]) -> Sequence[Any]:
     if not ellipses:
         return keys
     # A trailing `...` is dropped, which needs no rank: `x[0, ...]` works for tensors of unknown rank.
-    (place,) = ellipses
-    rest = keys[place + 1 :]
-    return [*keys[:place], *[slice(None)] * (x.ndim - covered if rest else 0), *rest]
+    (position,) = ellipses
+    rest = keys[position + 1 :]
+    return [*keys[:position], *[slice(None)] * (x.ndim - covered if rest else 0), *rest]
 
 
 def _expand_item(axis: int, item: Any) -> list[_Item]:
@@ -259,11 +259,11 @@ def _gather(x: Tensor, items: Sequence[_Item]) -> Tensor:
         return emit("Gather", x, _to_int64(items[0].index), axis=items[0].axis)
     axes = [item.axis for item in items]
     rest = [axis for axis in range(x.ndim) if axis not in axes]
-    # Several index arrays need GatherND, which indexes leading axes.
+    # Several index arrays need GatherND, which indexes leading axes: move the indexed axes to the front.
     front = x if axes == list(range(len(axes))) else emit("Transpose", x, perm=[*axes, *rest])
     positions, rank = stack_indices([item.index for item in items])
     result = emit("GatherND", front, positions)
-    # NumPy puts the indexed axes in place of adjacent index arrays, and in front otherwise.
+    # GatherND puts the axes of the indices in front. NumPy does so only if the indexed axes are not adjacent.
     are_adjacent = axes == list(range(axes[0], axes[0] + len(axes)))
     if not are_adjacent or axes[0] == 0:
         return result
@@ -272,12 +272,12 @@ def _gather(x: Tensor, items: Sequence[_Item]) -> Tensor:
 
 
 def stack_indices(indices: Sequence[Any]) -> tuple[Any, int]:
-    """Broadcast the index arrays and stack them along a last axis; also return the rank of one of them."""
+    """Broadcast the index arrays and stack them along a new last axis; also return their rank before stacking."""
     rank = max(np.ndim(item) if not isinstance(item, Symbol) else item.ndim for item in indices)
     if not any(isinstance(item, Symbol) for item in indices):
         return np.stack(_broadcast(indices), axis=-1).astype(np.int64), rank
     tensors = [_to_int64(item) for item in indices]
-    # Shapes before the cast: without type inference, a new tensor has no known rank.
+    # Compare the shapes before the cast: without type inference, new tensors have no known rank.
     shapes = {item.shape if isinstance(item, Symbol) else np.shape(item) for item in indices}
     if len(shapes) > 1 or any(None in shape for shape in shapes):
         shape = emit("Shape", emit("Max", *tensors))  # Max broadcasts; only the shape of its result is used
@@ -302,7 +302,7 @@ Method: TypeAlias = "Callable[[Tensor, Operand], Tensor]"
 
 
 def _operator(symbol: str) -> tuple[Method, Method]:
-    """The methods of a binary operator with the tensor on its left and on its right."""
+    """Make the methods of a binary operator: with the tensor as left operand, and as right operand (``__radd__``)."""
 
     def left(self: Tensor, other: Operand) -> Tensor:
         return numerics.binary(symbol, self, other) if numerics.is_operand(other) else NotImplemented
@@ -398,7 +398,7 @@ class Tensor(Symbol):
         if len(shape) == 1 and isinstance(shape[0], tuple | list):
             shape = tuple(shape[0])
         has_zero = any(not isinstance(item, Symbol) and item == 0 for item in shape)
-        extents = integers([_make_extent(self, item, place, has_zero) for place, item in enumerate(shape)])
+        extents = integers([_make_extent(self, item, index, has_zero) for index, item in enumerate(shape)])
         return emit("Reshape", self, extents, allowzero=1 if has_zero else None)
 
     def astype(self, dtype: DTypeLike) -> Tensor:

@@ -68,7 +68,7 @@ class Graph:
             return self.build(*inputs, **named)
 
     def _arrays(self) -> Mapping[str, Any]:
-        """Attributes that are arrays; as constants they are named after the attribute."""
+        """Attributes that are arrays, by name; if they become constants, these have that name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray | Constant)}
 
     @staticmethod
@@ -108,7 +108,7 @@ def _trace_build(builder: Builder, build: Callable[..., Any], inputs: Sequence[A
 
 
 def _bind(title: str, build: Callable[..., Any], inputs: Sequence[Any], keywords: Mapping[str, Any]) -> inspect.BoundArguments:
-    """Bind the inputs to the parameters of ``build``; raises ModelError if they do not match."""
+    """Bind the inputs to the parameters of ``build``; raises ModelError, which mentions ``title``, if they do not match."""
     try:
         signature = inspect.signature(build)
     except ValueError as error:
@@ -124,7 +124,7 @@ def _make_inputs(builder: Builder, bound: inspect.BoundArguments) -> None:
     """Replace types and arrays among the arguments by inputs; other arguments are passed to `build` unchanged."""
     for name, argument in bound.arguments.items():
         kind = bound.signature.parameters[name].kind
-        # A Function has no lists of inputs: each of *args is numbered, each of **kwargs has its key.
+        # A Function has no lists of inputs: an input from *args is named by a number, one from **kwargs by its key.
         if kind is inspect.Parameter.VAR_POSITIONAL:
             bound.arguments[name] = tuple(_input(builder, f"{name}_{i}", item) for i, item in enumerate(argument, 1))
         elif kind is inspect.Parameter.VAR_KEYWORD:
@@ -145,7 +145,7 @@ def _input(builder: Builder, name: str, argument: Any) -> Any:
 
 
 def _name_outputs(title: str, result: Any) -> list[tuple[str | None, Any]]:
-    """Pair the results of ``build`` with their names, None where it chose none."""
+    """Pair the results of ``build`` with their names; a name is None unless ``build`` returned a dictionary."""
     if isinstance(result, Mapping):
         return list(result.items())
     if isinstance(result, tuple | list):

@@ -33,14 +33,14 @@ def names(domain: str) -> tuple[str, ...]:
 
 
 def newest(name: str, domain: str) -> Operator | None:
-    """The operator at the opset of traced graphs, or at the newest one if it was introduced later; None if unknown."""
+    """Find the operator at the default opset, or at the newest one if it was introduced later; None if unknown."""
     by_default = find_operator(name, DEFAULT_OPSET, domain) if not domain else None
     return by_default or find_operator(name, latest_version(domain), domain)
 
 
 @lru_cache(maxsize=512)
 def find(module: str, domain: str, name: str) -> Callable[..., Any]:
-    """The function of an operator; raises AttributeError with the closest name if there is none."""
+    """Find the function of an operator; raises AttributeError with the closest name if there is no such operator."""
     operator = None if name.startswith("_") else newest(name, domain)
     if operator is None:
         raise AttributeError(f"{domain_title(domain)} has no operator {name!r}.{did_you_mean(name, names(domain))}", name=name)
@@ -71,8 +71,8 @@ def parameters(operator: Operator) -> Iterator[inspect.Parameter]:
             yield kind(formal.name, kind.VAR_POSITIONAL)
         else:
             # Inputs before a variadic one cannot be passed by name in Python.
-            place = kind.POSITIONAL_ONLY if variadic else kind.POSITIONAL_OR_KEYWORD
-            yield kind(formal.name, place, default=None if formal.is_optional else kind.empty)
+            position_kind = kind.POSITIONAL_ONLY if variadic else kind.POSITIONAL_OR_KEYWORD
+            yield kind(formal.name, position_kind, default=None if formal.is_optional else kind.empty)
     for attribute in sorted(operator.attributes.values(), key=lambda a: not a.is_required):
         yield kind(attribute.name, kind.KEYWORD_ONLY, default=kind.empty if attribute.is_required else _short(attribute.default))
     if operator.max_outputs != 1:
@@ -81,7 +81,7 @@ def parameters(operator: Operator) -> Iterator[inspect.Parameter]:
 
 
 def _short(default: Any) -> Any:
-    """The default in its short decimal form: 1e-05 instead of the nearest float32."""
+    """Shorten a default for display: 1e-05 instead of the digits of the nearest float32."""
     return float(str(np.float32(default))) if isinstance(default, float) else default
 
 
