@@ -61,7 +61,7 @@ class DeferredFunction(Function):
         weights: Mapping[bytes, Callable[[], np.ndarray[Any, Any]]],
         read: Callable[[], Function],
     ) -> None:
-        """``computed`` names the outputs of nodes; ``weights`` maps digests to readers of constants; ``read`` loads everything."""
+        """``computed`` names the outputs of nodes; ``weights`` maps digests to readers of constants; ``read`` loads all."""
         self.__dict__.update(inputs=inputs, outputs=outputs, name=name, fingerprint=fingerprint, aliases=(), captures=())
         self.__dict__.update(
             _computed=frozenset(computed), _weights=weights, _read=read, _lock=renew_after_fork(threading.Lock())
