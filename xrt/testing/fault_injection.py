@@ -73,7 +73,7 @@ class Journal:
 class RecordingEngine(GraphCompiler):
     """An engine that counts its calls in `journal`, and delegates to another engine.
 
-    It supports the configured operators, and refuses regions with the configured combinations of them.
+    It supports the operators in `takes`, and refuses to compile regions that contain a combination in `refuses`.
     """
 
     name: ClassVar[str] = "recording"
@@ -198,8 +198,6 @@ class FaultyEngine(RecordingEngine):
 
 
 class _FailingExecutable(Executable):
-    """An executable that misbehaves as configured in its FaultyEngine."""
-
     def __init__(self, inner: Executable, engine: FaultyEngine) -> None:
         self.inner = inner
         self.engine = engine
@@ -210,7 +208,7 @@ class _FailingExecutable(Executable):
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         count = self.engine.count_call("run")
-        # Counted before the inner run, so that ``raise``, ``hang`` and ``kill`` leave no results.
+        # The call is counted before the inner run, so that ``raise``, ``hang`` and ``kill`` leave no results.
         results = list(self.inner.run(inputs, options))
         if self.engine.due("run", count) and self.engine.how in _RESULT_FAULTS:
             _corrupt_results(self.engine.how, results, inputs)

@@ -216,6 +216,7 @@ class Fuzzer:
         return self._compare(mode, sample, results, expected) if unchanged else CheckVerdict(Verdict.DISAGREES, unchanged.message)
 
     def _compare(self, mode: ExecutionMode, sample: Sample, results: Sequence[Any], expected: Sequence[Any]) -> CheckVerdict:
+        """Compare with the expected outputs. A difference that declared deviations explain counts as declined."""
         with np.errstate(all="ignore"):
             check = judge_outputs(sample.function, sample.inputs, results, expected, self.truth)
             if check.verdict is not Verdict.DISAGREES:

@@ -54,6 +54,7 @@ class Form:
     aliases: bool = True
     max_nodes: int = 10
     rank: int = 4
+    """The maximum rank of tensors."""
     takes: Callable[[Function], bool] | None = None
     """Decides after each recipe whether the graph so far is acceptable; if not, the recipe's nodes are removed.
 

@@ -40,7 +40,7 @@ OPENINGS: tuple[Opening, ...] = ("every", "equal", "first")
 
 @dataclass(frozen=True)
 class SizedInputs:
-    """Inputs of one choice of sizes, with the expected outputs."""
+    """Inputs with sizes to test, and the expected outputs."""
 
     function: Function
     """The Function specialized to these sizes."""
@@ -72,7 +72,7 @@ class SizedInputs:
         return check.message if check.verdict is Verdict.DISAGREES else ""
 
     def _expand_definition(self) -> Function:
-        """Replace the only node by its ONNX definition: that of FlexAttention, for one, rounds to a narrower float."""
+        """Replace a single node by its ONNX definition, which shows its inner casts: FlexAttention rounds to a narrower float."""
         try:
             return (expand(self.function) if len(self.function.nodes) == 1 else None) or self.function
         except ModelError:  # onnx cannot inline a definition whose optional input is absent
@@ -153,9 +153,9 @@ _CHANGES: tuple[Callable[[int], int], ...] = (lambda size: 2 * size, lambda size
 
 
 def list_other_sizes(function: Function, inputs: Sequence[Any]) -> list[SizedInputs]:
-    """List inputs with doubled sizes, and inputs with sizes of 1, if the reference engine accepts such.
+    """Make inputs with doubled sizes and inputs with sizes of 1; omit those that the reference engine does not accept.
 
-    Each changes as many symbolic dims as the reference engine accepts: all, those of the same size as the first, or the first.
+    Each changes as many symbolic dims as it accepts: all, or those of the same size as the first, or only the first.
     """
     if any(node.op in UNJUDGED for node in function.nodes):
         return []

@@ -129,7 +129,7 @@ def pin_nodes(engines: Sequence[GraphCompiler], engine_indices: Mapping[str, int
 def make_alternating_program(
     function: Function, inputs: Sequence[Any], engines: Sequence[GraphCompiler], first: int = 0, *, last_resort: bool = False
 ) -> Program:
-    """Compile the plan of `alternate_engines`; while an engine refuses a node at compile, plan again without that pair.
+    """Compile the plan of `alternate_engines`; if an engine refuses a node at compile, assign the node to another one.
 
     Raises CompileRefused for a node that no engine supports, CompileFailed if an engine's library fails.
     """
@@ -225,7 +225,7 @@ def _find_kinds(values: Iterable[Any]) -> set[DeviationKind]:
 def _is_argument(node: Node, name: str, function: Function) -> bool:
     """Whether the value is a parameter of the node rather than data: the ends of a Slice, an empty list of scales of a Resize.
 
-    A parameter may be the largest integer or have no elements, and that is no special value that reaches the node.
+    The largest integer and an array without elements are usual parameters, so they do not count as special values.
     """
     if name not in node.inputs[1:] or name == node.inputs[0]:
         return False

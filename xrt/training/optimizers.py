@@ -40,7 +40,7 @@ class StepContext:
         return self._once(("rate", parameter.dtype), lambda: self.rate.astype(parameter.dtype))
 
     def correct_bias(self, base: float, like: Tensor, *, rooted: bool = False) -> Tensor:
-        """Emit 1 / (1 - base^count), or if ``rooted`` its square root, in the type of ``like``. Float32 would lose digits."""
+        """Emit 1 / (1 - base^count), or if ``rooted`` its square root, in the type of ``like``. It computes in float64."""
 
         def compute() -> Tensor:
             count = self._once(("count",), lambda: self.count.astype(DType.FLOAT64))
@@ -178,7 +178,7 @@ CALLS = "optimizer.calls"
 
 @dataclass(eq=False)
 class StateRecorder:
-    """Records the next values of states."""
+    """Records the next values of states as outputs of the builder."""
 
     builder: Builder
     changes: Tensor | None = None
@@ -186,7 +186,7 @@ class StateRecorder:
     states: list[State] = field(default_factory=list)
 
     def add(self, name: str, before: Tensor, after: Tensor) -> None:
-        """Record the next value of a state, which stays bit-identical while the condition is false."""
+        """Record the next value of a state, which stays bit-identical while `changes` is false."""
         # Where selects one of the values: NaN in the other one does not reach the result.
         next_value = after if self.changes is None else emit("Where", self.changes, after, before)
         self.builder.output(next_value, f"{name}_next")
@@ -222,7 +222,7 @@ def update(
 ) -> Function:
     """Make a Function that updates parameters from gradients that are its inputs, such as means over several machines.
 
-    The inputs are ``<name>_gradient`` for each parameter, and ``learning_rate``. The state is that of `step`, the only output.
+    The inputs are a ``<name>_gradient`` per parameter, and ``learning_rate``. The outputs are only the next states, as in `step`.
     The default optimizer is `SGD`. Raises ModelError unless there are parameters, all of floating point.
     """
     builder = Builder("update")

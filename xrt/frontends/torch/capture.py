@@ -344,7 +344,7 @@ def _is_functional(program: ExportedProgram) -> bool:
 
 
 def _functionalize(program: ExportedProgram) -> ExportedProgram:
-    """Rewrite updates in place to new values; raises ModelError if PyTorch cannot."""
+    """Replace updates in place by new values; raises ModelError if PyTorch cannot."""
     # PyTorch traces the module again for that, so only if needed.
     if _is_functional(program):
         return program
@@ -443,7 +443,7 @@ def _add_outputs(lowering: Lowering, program: ExportedProgram, buffers: Mapping[
 
 
 def _name_outputs(spec: Any) -> Iterator[str]:
-    """Yield a name for each output leaf, from its keys and fields; ``output`` by default."""
+    """Yield a name for each output leaf: the keys and fields of its pytree path, or ``output`` if the path is empty."""
     tree = pytree.tree_unflatten([torch.empty(0)] * spec.num_leaves, spec)  # transformers' caches expect tensor leaves
     for path, _ in pytree.tree_flatten_with_path(tree)[0]:
         parts = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path]

@@ -274,7 +274,7 @@ class _CapturedModule:
 
 
 def _add_shared_memory(error: ModelError, model: torch.nn.Module, state: ModuleState) -> ModelError:
-    """Extend an error of PyTorch with the names of tensors that share memory."""
+    """Return the error, extended with the names of two tensors of the module that share memory if there are any."""
     # Tied parameters are one tensor with several names: not an error.
     by_identity = {id(tensor): (name, tensor) for name, tensor in zip(list_tensor_names(model), state.tensors, strict=True)}
     names, tensors = zip(*by_identity.values(), strict=True) if by_identity else ((), ())

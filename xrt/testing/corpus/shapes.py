@@ -602,8 +602,8 @@ FORMS: tuple[CorpusEntry, ...] = (
     ),
 )
 _ROW = f32([[[[0, 1, 4, 9]]]])
-_PLACES = f32([[[[-1, 0], [0, 0], [1, 0]]]])
-"""Sample positions; as element positions in the row: -0.5, 1.5 and 3.5."""
+_POSITIONS = f32([[[[-1, 0], [0, 0], [1, 0]]]])
+"""Normalized sample positions. In units of elements of the row they are -0.5, 1.5 and 3.5."""
 
 
 def _sample_entry(name: str, why: str, padding: str, *expected: float) -> CorpusEntry:
@@ -611,7 +611,7 @@ def _sample_entry(name: str, why: str, padding: str, *expected: float) -> Corpus
     sample = node("GridSample", "x grid", "y", mode="cubic", padding_mode=padding)
     inputs = {"x": "float32[1,1,1,4]", "grid": "float32[1,1,3,2]"}
     model = graph(inputs, {"y": "float32[1,1,1,3]"}, sample, opset=20)
-    return CorpusEntry(name, why, model, (_ROW, _PLACES), (f32([[[list(expected)]]]),))
+    return CorpusEntry(name, why, model, (_ROW, _POSITIONS), (f32([[[list(expected)]]]),))
 
 
 SAMPLED: tuple[CorpusEntry, ...] = (

@@ -240,7 +240,7 @@ def _contents_of(options: dict[str, Any], as_view: Callable[[SimulatedArray], An
 
 
 def _make_stand_in(view: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Zeros strided as a view: a function is run on them for the types, shapes and aliasing of its results."""
+    """Make zeros with the strides of a view: running a function on them tells the types, shapes and aliasing of its results."""
     # NumPy lays out results in the order of its operands' strides, as CuPy does.
     base = np.zeros(view.shape, view.dtype)
     order = np.argsort([-abs(stride) for stride in view.strides], kind="stable")

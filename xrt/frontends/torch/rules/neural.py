@@ -69,7 +69,7 @@ def _fill_affine(a: Any, size: Any, dtype: DType) -> tuple[Tensor, Tensor]:
 
 
 def _find_moments(x: Tensor, axes: list[int], eps: float) -> tuple[Tensor, ...]:
-    """The mean, the centered tensor, the variance and the inverse deviation; reduced axes have size 1."""
+    """Emit the mean, ``x`` minus the mean, the variance, and 1 / sqrt(variance + eps); reduced axes have size 1."""
     mean = reduce_by("ReduceMean", x, axes, True)
     centered = emit("Sub", x, mean)
     spread = reduce_by("ReduceMean", emit("Mul", centered, centered), axes, True)
@@ -128,7 +128,7 @@ def _find_correction(x: Tensor, mean: Tensor, dtype: DType) -> Tensor:
 
 
 def _normalize_batch(a: Any) -> tuple[Tensor, ...]:
-    """The normalized tensor, and per channel mean, inverse deviation and variance."""
+    """Normalize by batch statistics; return the result, and per channel the mean, the inverse deviation and the variance."""
     x, parameters = a.input, [a.weight, a.bias]
     if x.dtype is not DType.FLOAT64:  # PyTorch's kernels keep the statistics of half precision in float32
         parameters = [None if tensor is None else cast(tensor, DType.FLOAT32) for tensor in parameters]
@@ -323,7 +323,7 @@ def _resize(result: TensorType, x: Tensor, size: Any, factors: Any, **attributes
 
 
 def _upsample(mode: str, is_vector: bool, result: TensorType, x: Tensor, size: Any, *rest: Any) -> Tensor:
-    """Emit a Resize. ``rest`` is ``align_corners``, except for mode nearest, then the factors: a list if ``is_vector``."""
+    """Emit a Resize. ``rest`` is ``align_corners`` (not for mode nearest) and the scale factors (a list if ``is_vector``)."""
     corners, *scales = (False, *rest) if mode == "nearest" else rest
     factors = scales[0] if is_vector else None if not scales or None in scales else scales
     if mode == "nearest":
@@ -365,12 +365,12 @@ def _reorder_gates(weight: Tensor, order: list[int], hidden: int) -> Tensor:
 def _apply_layers(
     op_type: str, order: list[int], x: Tensor, states: list[Tensor], params: Any, options: tuple[Any, ...], **attributes: Any
 ) -> Any:
-    """Apply a stack of layers, with gates reordered for ONNX."""
+    """Emit a stack of recurrent layers; ``order`` has PyTorch's index of each gate of ONNX. Return output and last states."""
     has_biases, layers, dropout, train, is_bidirectional, is_batch_first = options
     if x.ndim != 3:
         raise Unsupported("a recurrent layer without a batch")
     directions = 2 if is_bidirectional else 1
-    # Weights of each layer and direction; with projections there is one more.
+    # Number of weights of each layer and direction; with projections there is one more.
     weight_count = len(params) // (layers * directions)
     if weight_count != (4 if has_biases else 2):
         raise Unsupported("a recurrent layer with projections")
@@ -420,7 +420,7 @@ def lstm(result: Any, x: Tensor, states: Any, params: Any, *options: Any) -> Any
 
 @rule("mkldnn_rnn_layer")
 def mkldnn_rnn_layer(result: Any, x: Tensor, *args: Any) -> Any:
-    """One LSTM layer in one direction, which AOTAutograd emits in inference on the CPU."""
+    """Lower one LSTM layer in one direction. AOTAutograd emits this operator for inference on the CPU."""
     *params, state, cell, is_reversed, batch_sizes, mode, hidden, layers = args[:11]
     has_biases, is_bidirectional, is_batch_first, train = args[11:]
     is_one = layers == 1 and not is_bidirectional and not is_batch_first
@@ -456,9 +456,9 @@ for _name in ("Tanh", "Relu"):
 def _differentiate(
     record: Callable[..., Tensor], inputs: Sequence[Tensor], g: Tensor, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Gradients of the wanted inputs, None for the others, from the gradient ``g`` of the result.
+    """Emit the gradients of the ``wanted`` inputs, None for the others, from the gradient ``g`` of the result.
 
-    ``record`` emits the forward operator; only the parts that the gradients read remain.
+    ``record`` emits the forward operator, of which only the nodes that the gradients read are kept.
     """
     from xrt.passes.gradient import gradient
 
@@ -489,7 +489,7 @@ def cdist_backward(result: TensorType, g: Tensor, a: Tensor, b: Tensor, p: float
 
 
 def _max_pool_backward(count: int, result: TensorType, g: Tensor, x: Tensor, *args: Any) -> Tensor:
-    """Scatter-add the gradients at the indices of the maxima, which PyTorch counts per plane."""
+    """Add each gradient at the index of its maximum; PyTorch counts indices within a plane."""
     lead = x.ndim - count
     plane = [fixed_size(x, axis) for axis in range(lead, x.ndim)]
     # One row per plane: each index counts within its plane.
@@ -502,7 +502,7 @@ def _max_pool_backward(count: int, result: TensorType, g: Tensor, x: Tensor, *ar
 
 
 def _pool_backward(forward: str, result: TensorType, g: Tensor, x: Tensor, *args: Any) -> Any:
-    """Backward of average pooling or padding: the gradient of the forward rule."""
+    """Lower the backward of average pooling or padding by differentiating the rule of ``forward``."""
     return _differentiate(lambda x: RULES[f"aten.{forward}.default"](g.tensor_type, x, *args), [x], g, [True])[0]
 
 

@@ -163,7 +163,7 @@ def pad(result: TensorType, x: Tensor, pad: Any, mode: str = "constant", value: 
 
 
 def _pad_from_input(x: Tensor, before: list[int], after: list[int], mode: str) -> Tensor:
-    """Non-constant padding. PyTorch crops after padding, so padding may repeat cropped elements, unlike in ONNX."""
+    """Pad with elements of the input. PyTorch crops after padding, unlike ONNX, so the padding may repeat cropped elements."""
     cut = min(*before, *after) < 0
     if cut and mode == "circular":
         raise Unsupported("circular padding that cuts off")
@@ -225,7 +225,7 @@ def _fill(value: Any, sizes: Any, dtype: DType) -> Tensor:
 
 
 def _expand_to(y: Tensor, shape: Shape, x: Tensor, result: TensorType) -> Tensor:
-    """Broadcast ``y``, of shape ``shape``, to the shape of ``x``, as in the result."""
+    """Broadcast ``y``, which has shape ``shape``, to the shape of ``x``, which is also that of the result."""
     # Not y.shape: the rank of a tensor that a rule has just recorded is not known.
     if shape == x.shape and None not in shape:
         return y
@@ -258,7 +258,7 @@ _RANGES = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT16, DType.INT32, DTy
 
 @rule("index.Tensor")
 def index_tensor(result: TensorType, x: Tensor, indices: Any) -> Tensor:
-    """Index by arrays and masks as in NumPy. A single mask becomes Compress or GatherND."""
+    """Index by arrays and masks as in NumPy. An index that is a single mask becomes Compress or GatherND."""
     masks = [index is not None and index.dtype in (DType.BOOL, DType.UINT8) for index in indices]
     indices = [cast(index, DType.BOOL) if is_mask else index for index, is_mask in zip(indices, masks, strict=True)]
     if masks != [True]:
