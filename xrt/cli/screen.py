@@ -43,7 +43,6 @@ def print_lines(*lines: str) -> None:
 
 
 def print_json(data: Any) -> None:
-    """Print plain data as JSON."""
     out.print_json(json.dumps(data))
 
 

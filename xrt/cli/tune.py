@@ -536,13 +536,13 @@ def show_group(group: Group, *, verbose: bool) -> None:
     rounds = max((len(row.rounds) for row in group.rows), default=0)
     rows, notes = [], []
     for row in group.rows:
-        texts = list(_list_notes(row, rounds))
-        notes += [f" {row.candidate}: {text}" for text in texts]
+        remarks = list(_list_notes(row, rounds))
+        notes += [f" {row.candidate}: {remark}" for remark in remarks]
         ratio = "" if row.ratio is None else f"{row.ratio.median:.2f}"
         if row.ratio is not None and row.verdict != "fastest":
             ratio += f" ({row.ratio.low:.2f}-{row.ratio.high:.2f})"
         ms = format_ms(row.median_seconds)
-        rows.append((str(row.candidate), ms, ratio, row.verdict, *_list_costs(row), "; ".join(texts)))
+        rows.append((str(row.candidate), ms, ratio, row.verdict, *_list_costs(row), "; ".join(remarks)))
     show_times("engine", (*COSTS, "note"), rows, verbose=SHOWN_COSTS if verbose else ())
     if out.is_terminal:
         print_lines(*notes)

@@ -154,6 +154,7 @@ def _check_engines(engines: list[str]) -> None:
 
 
 def _show_finding(fuzzer: Fuzzer, finding: Finding, keep: Path | None) -> None:
+    """Print a disagreement and its graph; also write it to the folder ``keep``, as an entry of the corpus."""
     complain("disagreement", str(finding))
     err.print(str(finding.sample.function), markup=False)
     if keep is not None:

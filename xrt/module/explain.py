@@ -165,7 +165,7 @@ class Explanation:
 def explain(plan: Plan, engines: EngineList, *, remarks: Sequence[Mapping[str, str]] = (), **details: Any) -> Explanation:
     """Explain a plan. ``remarks`` are dicts from region name to a remark; ``details`` are further fields of the Explanation."""
     by_spec = engines.by_spec
-    notes = {launch.name: [texts[launch.name] for texts in remarks if launch.name in texts] for launch in plan.launches}
+    notes = {launch.name: [by_name[launch.name] for by_name in remarks if launch.name in by_name] for launch in plan.launches}
     return Explanation(
         engines=plan.engines,
         implicit=engines.implicit,

@@ -170,11 +170,11 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         return explain_module(self)
 
     def profile(self) -> Profile:
-        """Launch times of the last signature, over the calls made with ``options=RunOptions(profile=True)``."""
+        """Return the launch times of the last signature, over the calls made with ``options=RunOptions(profile=True)``."""
         return replace(self.specialization.program().profile(), threads=self.threads)
 
     def signatures(self) -> dict[str, Signature]:
-        """The cache keys of the last signature's plan, by region."""
+        """Return the cache keys of the regions of the last signature's plan, by region name."""
         return {region.launch.name: region.signature for region in self.specialization.regions()}
 
     def memory(self) -> Memory:

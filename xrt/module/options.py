@@ -271,12 +271,12 @@ def _parse_precision(value: Any) -> PrecisionChoice:
     from xrt.graph import NodePattern
 
     # An empty list would silently mean full precision.
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list | tuple) or not texts or not all(isinstance(text, str) for text in texts):
+    entries = [value] if isinstance(value, str) else value
+    if not isinstance(entries, list | tuple) or not entries or not all(isinstance(entry, str) for entry in entries):
         raise OptionError(f"precision is a name, a constraint such as 'Softmax=fp32', or a list of these; got {value!r}")
     names: list[Any] = []
     patterns, precisions = [], get_args(Precision)
-    for text in texts:
+    for text in entries:
         before, equals, name = text.rpartition("=")
         name = name.strip()
         if name not in precisions:

@@ -395,7 +395,6 @@ class Programs:
             raise InputError("the module is closed; make a new XRTModule")
 
     def close(self) -> None:
-        """Release the programs and close executables without other users. A call in progress ends normally."""
         self.dispatcher.close()
         self.engines.close()
         if self.stored is not None:
@@ -650,6 +649,7 @@ class Dispatcher:
                 self._drop(build.key)
 
     def _drop(self, key: object) -> None:
+        """Remove a specialization and its prepared calls. Its program is closed in the background when no call uses it."""
         build = self._builds.pop(key)
         for types in [types for types, path in self._prepared.items() if path.build is build]:
             del self._prepared[types]

@@ -211,6 +211,7 @@ class LocalRunner:
             raise RunFailed(message) from TimeoutError(str(error))
 
     def _compile_and_time(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> Trial:
+        """Compile, run and time a Function in this process. Raises EngineError for any exception of the engine."""
         # The inputs are the caller's arrays, and an executable may update its inputs in place.
         copies = [copy_values(value) for value in inputs]
         try:

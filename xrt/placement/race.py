@@ -313,7 +313,7 @@ class Candidates:
 
 
 def get_single_cost(plan: Plan, table: CostTable) -> RegionCost | None:
-    """The cost of a single-region plan in the table; None if it was not measured, or the plan has several regions."""
+    """Return the cost of a single-region plan from the table; None if it was not measured, or the plan has several regions."""
     if len(plan.launches) != 1:
         return None
     (launch,) = plan.launches
@@ -378,6 +378,7 @@ def select_winner(
 
 
 def _choose_winner(ran: Sequence[Entrant], base: Entrant, ratios: dict[int, RatioInterval], *, prefers_simple: bool) -> Entrant:
+    """Choose the winner, as `select_winner` describes. ``ratios`` has each entrant's ratio to ``base``, by ``id``."""
     winners = [entrant for entrant in ran if not entrant.is_out and (not base.is_simple or ratios[id(entrant)].high < WIN_RATIO)]
     if not winners:
         return base
@@ -390,6 +391,7 @@ def _choose_winner(ran: Sequence[Entrant], base: Entrant, ratios: dict[int, Rati
 
 
 def _judge(entrant: Entrant, ratio: RatioInterval, chosen: Entrant, *, is_sure: bool) -> CandidateResult:
+    """Make the result of an entrant. ``is_sure`` is false after too few rounds: then there is no interval, and no loser."""
     seconds, low, high = median_interval(entrant.rounds)
     has_lost = is_sure and compute_round_ratio(entrant.rounds, chosen.rounds).is_loss
     verdict: SelectionOutcome = "won" if entrant is chosen else "lost" if has_lost else "tie"

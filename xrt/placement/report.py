@@ -38,7 +38,6 @@ class CostReport:
     """The regions; empty without measurements."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to plain data."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -165,7 +164,6 @@ def describe_errors(record: PrecisionRecord | None) -> dict[str, Any]:
 
 
 def render_tuning_result(tuned: TuningResult) -> str:
-    """Render a TuningResult as a notebook cell."""
     return views.render_cell("tuning_result.html", **_describe_result(tuned))
 
 

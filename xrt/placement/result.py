@@ -174,7 +174,6 @@ class TuningResult:
         return (*provisional, *missing, *self.notes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to plain data."""
         names = ("how", "budget", "spent", "measurements", "notes", "is_provisional")
         facts = {name: getattr(self, name) for name in names} | {"unmeasured": dict(self.unmeasured)}
         race = {
@@ -286,7 +285,6 @@ class Progress:
         return f"{self.stage}{best}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to plain data."""
         return asdict(self)
 
 

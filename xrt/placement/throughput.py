@@ -105,7 +105,6 @@ class ThroughputResult:
         return None if self.configuration is None else self.configuration.replace(rows=self.candidates)
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to plain data."""
         chosen = None if self.configuration is None else self.configuration.to_dict()
         return {
             "configuration": chosen,
@@ -192,6 +191,7 @@ def find_batch_dim(inputs: Sequence[Value], outputs: Sequence[Value], name: str 
 
 
 def _check_batch_dim(name: str, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
+    """Raise OptionError if requests cannot be joined along the dim ``name``."""
     axes = list(list_open_axes(inputs))
     names = list(dict.fromkeys(dim for _, _, dim in axes))
     if name not in names:
@@ -307,6 +307,7 @@ class ThroughputSweep:
                     self._points.append(ServingCandidate(batch, split.instances, split.threads, concurrency, plan=plan[:4000]))
 
     def _measure(self, until: float) -> None:
+        """Measure the points until the clock shows ``until``, at least one; raises the first error if all of them failed."""
         memory: dict[tuple[Split, int], int | None] = {}
         errors: list[XRTError] = []
         for index, point in enumerate(self._points):
