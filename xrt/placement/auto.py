@@ -280,7 +280,7 @@ class AutoPlacement:
         return replace(base, plan=plan, race=CandidateComparison(), notes=(note,))
 
     def _make_request(self, function: Function, budget: float | None = None) -> tuple[PlacementRequest, tuple[str, ...]]:
-        """Make the placement request; also return a message for each engine left out as it supports no node on its device."""
+        """Make the placement request; also return a message for each engine left out, which supports no node on its device."""
         engines, implicit, left_out = self._select_engines(function)
         fields = {"clustering": self.clustering, "cuda_graph": self.cuda_graph, "budget": budget or self.budget}
         return self.engines.make_request(function, engines=tuple(engines), implicit=implicit, **fields), left_out

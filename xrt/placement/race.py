@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoppingRule:
-    """Decides when a race ends."""
+    """The length of a turn in a race, and the limits on its rounds."""
 
     turn: float = 0.03
     """Target seconds of one turn of one plan. A faster call is repeated to fill it; a slower one is timed once."""
@@ -243,7 +243,7 @@ Placing: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 
 @dataclass(frozen=True)
 class Candidates:
-    """The plans that can be made without measurements: by priority, and on one engine."""
+    """The plans that can be made without measurements: by priority, and on one engine, with or without a second for updates."""
 
     request: PlacementRequest
     engines: tuple[GraphCompiler, ...]
@@ -481,7 +481,7 @@ def _take_turn(entrant: Entrant, repeats: int, clock: Clock) -> float:
 
 
 def find_runner_up(plan: Plan, race: CandidateComparison) -> CandidateResult | None:
-    """Find the plan to compare ``plan`` with: the baseline, else the best single-engine one, else the best other one."""
+    """Find the plan to compare ``plan`` with: the baseline, else the best single-engine one, else the best other, else None."""
     others = [
         contender
         for contender in race.contenders
@@ -508,7 +508,7 @@ def make_baseline(setup: RegressionSetup, plan: Plan, race: CandidateComparison)
 
 @dataclass(frozen=True, slots=True)
 class RegressionResult:
-    """The outcome of a regression check. True unless the plan has regressed; prints as text."""
+    """The outcome of a regression check. Its truth value is False if the plan has regressed. Prints as text."""
 
     state: State
     limit: float

@@ -43,7 +43,7 @@ _KEYS: WeakKeyDictionary[Function, dict[int, str]] = WeakKeyDictionary()
 
 
 def to_mask(positions: Iterable[int]) -> int:
-    """Set the bits at these positions."""
+    """Make the bit mask in which the bits at these positions are set."""
     return union(1 << position for position in positions)
 
 
@@ -141,7 +141,7 @@ class PlanningGraph:
         return tuple(self.sizes.values())
 
     def estimate_transfer(self, values: int) -> float:
-        """Estimate the seconds to pass the values of a mask from one region to another."""
+        """Estimate the seconds to pass values, given as a mask, from one region to another."""
         seconds, per_byte = BOUNDARY
         return seconds * values.bit_count() + per_byte * sum(self._bytes[value] for value in iter_bits(values))
 
@@ -153,11 +153,11 @@ class PlanningGraph:
     # ------------------------------------------------------------------ parts
 
     def make_subgraph(self, mask: int) -> Function:
-        """Extract these nodes as a Function."""
+        """Extract the nodes in a mask as a Function."""
         return extract_subgraph(self.function, tuple(iter_bits(mask)), "part")
 
     def get_key(self, mask: int) -> str:
-        """Get the shape key of a set of nodes. It is cached, since computing it takes about 25 us per node."""
+        """Get the shape key of the nodes in a mask. Keys are cached, since computing one takes about 25 us per node."""
         keys = _KEYS.setdefault(self.function, {})
         if mask not in keys:
             keys[mask] = shape_key(self.make_subgraph(mask))
@@ -170,7 +170,7 @@ class PlanningGraph:
 
     @cached_property
     def cut_points(self) -> list[int]:
-        """Positions in the node order between which at most one value is passed on, with 0 and the number of nodes."""
+        """Positions that split the node order where at most one value crosses, and 0 and the number of nodes."""
         last = list(range(len(self)))
         for later, predecessors in enumerate(self.dependencies.predecessors):
             for earlier in predecessors:
@@ -185,7 +185,7 @@ class PlanningGraph:
 
     @cached_property
     def _runs(self) -> list[int]:
-        """Positions at which the operator family changes, with 0 and the number of nodes."""
+        """Positions in the node order at which the operator family changes, and 0 and the number of nodes."""
         families = [classify_operator(node) for node in self.function.nodes]
         return [0, *(index for index in range(1, len(self)) if families[index] != families[index - 1]), len(self)]
 
@@ -245,7 +245,7 @@ def classify_operator(node: Node) -> str:
 
 @dataclass(frozen=True)
 class CostModel:
-    """The costs of regions: measured if they were, else estimated as the sum of node costs that were fitted to measured parts."""
+    """The costs of regions: as measured or, for a region that was not, the sum of node costs fitted to measured parts."""
 
     graph: PlanningGraph
     table: CostTable
@@ -690,7 +690,7 @@ def predict_cost(function: Function, plan: Plan, table: CostTable) -> Prediction
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Format a time for reading.
+    """Format a time with the unit that suits it.
 
     >>> format_seconds(0.00123), format_seconds(4.5e-6), format_seconds(12.0), format_seconds(None)
     ('1.23 ms', '4.5 us', '12 s', 'unknown')
