@@ -47,7 +47,7 @@ recording: ContextVar[Builder | None] = ContextVar("recording", default=None)
 
 
 def current(operation: str) -> Builder:
-    """The active builder; raises ModelError if there is none, with ``operation`` as the subject."""
+    """Return the active builder. Without one, raise ModelError, which says that ``operation`` needs it."""
     builder = recording.get()
     if builder is None:
         raise ModelError(
@@ -107,7 +107,7 @@ class Symbol:
 
 
 def is_strong(value: object) -> bool:
-    """Whether the value has a fixed element type."""
+    """Whether the value has a fixed element type: a tensor of a graph, a Constant or a NumPy value."""
     return isinstance(value, Symbol | Constant | np.ndarray | np.generic)
 
 
@@ -176,7 +176,7 @@ def _fits(array: np.ndarray[Any, Any], dtype: DType) -> bool:
 
 
 def weak_array(value: Any, dtype: DType) -> np.ndarray[Any, Any]:
-    """Convert a weak value to an array; raises ModelError if the type cannot represent it."""
+    """Convert a weak value (see `is_weak`) to an array; raises ModelError if the type cannot represent it."""
     array = _make_array(value)
     if not _fits(array, dtype):
         raise ModelError(f"{value!r} cannot be a constant of {dtype}; convert the tensor that it meets with .astype(...)")
@@ -525,7 +525,7 @@ def _trace_until_stable(
 
 
 def _split_outputs(function: Function, first: int, count: int) -> tuple[Sequence[Value], Sequence[Value]]:
-    """Split the outputs of a body into carried values and scan outputs."""
+    """Split the outputs of a body, from index ``first`` on, into ``count`` carried values and the scan outputs."""
     if len(function.outputs) < first + count:
         condition = "the condition and " if first else ""
         output_count = len(function.outputs)

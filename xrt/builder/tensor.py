@@ -147,7 +147,7 @@ def _check_kind(x: Tensor, item: Any, dtype: DType) -> Any:
 
 
 def _count_axes(item: Any) -> int:
-    """Number of axes that an item indexes."""
+    """Count the axes that an item indexes: none for None and ``...``, k for a mask over k axes, else one."""
     if item is None or item is Ellipsis:
         return 0
     return item.ndim if _is_mask(item) else 1
@@ -229,7 +229,7 @@ def _slice(x: Tensor, items: Sequence[_Item]) -> Tensor:
 
 
 def _make_bounds(x: Tensor, item: Any) -> tuple[Any, Any, Any]:
-    """Start, end and step for ONNX's Slice."""
+    """Compute start, end and step of ONNX's Slice for an int or a slice."""
     if isinstance(item, int):
         # The end of [-1:0] would be the front of the axis.
         return item, item + 1 if item != -1 else INT64.max, 1

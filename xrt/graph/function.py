@@ -217,7 +217,7 @@ class Function:
 
     @cached_property
     def captures(self) -> tuple[str, ...]:
-        """Values that are read but not defined here: a body captures them from the enclosing Function. Order of first use."""
+        """Values that are read but not defined here, in order of first use: a body reads them from the enclosing Function."""
         defined = self._definitions
         captures = dict.fromkeys(name for node in self.nodes for name in node.uses if name not in defined)
         captures.update(dict.fromkeys(v.name for v in self.outputs if v.name not in defined))

@@ -142,7 +142,7 @@ class NodePattern:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse a pattern in the syntax of pins; raises OptionError if it is malformed."""
+        """Parse a text such as ``Conv|Gemm`` or ``name:/layer1/*``; raises OptionError if it is malformed."""
         before, prefix, names = text.partition("name:")
         by_name = bool(prefix) and not before.strip()
         patterns = tuple(p.strip() for p in (names if by_name else text).split("|"))
@@ -275,7 +275,7 @@ class FreshNames:
 
     @classmethod
     def of(cls, function: Function) -> Self:
-        """Generate names that neither a Function nor its bodies use: ONNX forbids shadowing an outer name."""
+        """Create a generator of names that a Function and its bodies do not use: ONNX forbids shadowing outer names."""
         return cls((*list_definitions(function), *function.captures), start=2)
 
     def __contains__(self, name: str) -> bool:
@@ -333,7 +333,7 @@ def list_names(function: Function) -> Iterator[str]:
 
 
 def rename_node(node: Node, values: Mapping[str, str], nodes: Mapping[str, str]) -> Node:
-    """Rename the values of a node, the node, and its control predecessors, including those inside bodies."""
+    """Rename a node, its values and control predecessors, also in bodies; ``values`` and ``nodes`` map old to new names."""
     # Bodies are renamed with the same mapping: their names never shadow outer ones.
     return replace(
         node,

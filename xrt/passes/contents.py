@@ -15,7 +15,7 @@ from xrt.graph import Constant, Dim, DType, Node, Shape, TensorType, Type
 from xrt.passes.extents import Extent
 
 MOST_ELEMENTS = 128
-"""Larger tensors are not tracked: shapes, pads and slice bounds have fewer elements."""
+"""Maximum number of elements of a tracked tensor; shapes, pads and slice bounds have fewer."""
 FOLLOWED = frozenset({DType.INT64, DType.INT32, DType.BOOL, DType.FLOAT32, DType.FLOAT64})
 """Element types that are tracked: those in which models compute shapes."""
 INVALID_NODE = (IndexError, KeyError, ValueError, TypeError, AttributeError, ArithmeticError)
@@ -68,7 +68,7 @@ class PropagationCase:
         return self.inputs[index] if index < len(self.inputs) else None
 
     def integers(self, index: int, attribute: str = "") -> list[int] | None:
-        """The elements of an input, or of the attribute that older opsets have instead; None if any element is unknown."""
+        """The elements of input ``index``, or of ``attribute``, which older opsets have instead; None if any is unknown."""
         if attribute and (value := self.node.attr(attribute)) is not None:
             return list(value)
         contents = self.contents(index)

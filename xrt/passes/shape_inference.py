@@ -135,7 +135,7 @@ def _merge_bodies(node: Node, inferred: InferredTypes) -> Node:
 
 
 def _merge_body(body: Function, inferred: InferredTypes) -> Function:
-    """Merge a body, inputs included: the enclosing node determines their types."""
+    """Merge the inferred types into a body and also into its inputs, whose types follow from the enclosing node."""
     inputs = tuple(_merge_value(value, inferred) for value in body.inputs)
     merged = _merge_types(body, inferred)
     return merged if inputs == body.inputs else merged.replace(inputs=inputs)
@@ -331,7 +331,7 @@ class Knowledge:
         return {name: constant for name, constant in pairs if constant is not None}
 
     def _infer_by_onnx(self, node: Node) -> Sequence[Type | None]:
-        """Run ONNX's inference for this node alone."""
+        """Infer the output types of this node alone with onnx; empty if the inputs contradict each other."""
         types = {name: type_ for name in node.inputs if name and (type_ := self.get_type(name)) is not None}
         try:
             return node_types(node, types, self._find_constants(node), self.function.opsets)
@@ -372,7 +372,7 @@ class Knowledge:
     # ------------------------------------------------------------------ nodes with bodies
 
     def refine_bodies(self, node: Node) -> Node:
-        """Infer the body of a Loop, Scan or SequenceMap again if an input's type or content became known."""
+        """Return the node; for a Loop, Scan or SequenceMap that reads news, with its body inferred again."""
         if node.op_type not in ("Loop", "Scan", "SequenceMap") or not any(map(self.is_news, node.uses)):
             return node
         inferred = infer_by_onnx(self.isolate(node))

@@ -112,7 +112,7 @@ class BodyNames:
             self.counts.subtract(list_definitions(body))
 
     def adopt(self, name: str) -> str:
-        """Reserve `name`, with a numeric suffix if it is in use."""
+        """Reserve and return `name`, with a numeric suffix if it is in use."""
         fresh, count = name, 1
         while self.counts[fresh] > 0:
             count += 1
@@ -241,7 +241,7 @@ def fold_constants(function: Function, evaluate: Evaluate, must_stay: MustStay |
     tensor with that shape is computed at run time. Every other candidate is passed to ``evaluate`` as a Function without inputs.
 
     A node is not folded if it is random, has no ONNX schema, has control edges, may produce more than `LARGEST_BYTES`, is a
-    DequantizeLinear that ``must_stay``, or if its evaluation fails. A node with bodies is folded if all captured values
+    DequantizeLinear selected by ``must_stay``, or if its evaluation fails. A node with bodies is folded if all captured values
     are constants; otherwise its bodies are folded. Constants without remaining readers are removed. Call `infer_shapes` first,
     because sizes decide what is folded. Return `function` itself if nothing is folded. Linear time.
     """

@@ -62,7 +62,7 @@ def _as_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _append_gradients(function: Function, targets: Sequence[str], sources: Sequence[str], seeds: bool) -> Function:
-    """Differentiate a prepared Function; return it with the gradients of `sources` as additional outputs."""
+    """Differentiate a Function from `prepare`; return it with the gradients of `sources` as additional outputs."""
     builder, tensors = continue_function(function)
     for option, names in (("of", targets), ("with_respect_to", sources)):
         for name in names:

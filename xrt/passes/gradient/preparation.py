@@ -73,7 +73,7 @@ WITHOUT_GRADIENT: Mapping[str, str] = {
     **dict.fromkeys(list_operators(Trait.RANDOM), _DRAWN),
     **dict.fromkeys(list_operators(Trait.READS_SHAPE), _SHAPE),
 }
-"""Operators with zero gradient, each with the reason. Integer and boolean values have none either."""
+"""Operators with zero gradient, each with the reason. Integers and booleans have no gradient either, whatever their operator."""
 _SEQUENCES = "gradients of sequences are not computed; Split and Concat do the same with tensors"
 _QUANTIZED = "its results are integers, or scales that depend on the largest element"
 _NO_RULE_YET = "its rule is not written yet"

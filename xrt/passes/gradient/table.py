@@ -233,7 +233,7 @@ class RuleContext:
         self.tensors = tensors
         """All values in scope, by name."""
         self.gradients = tuple(gradients)
-        """The gradient of each output; None if no gradient arrives."""
+        """The gradient of each output; None if no reader of the output contributed one."""
         self.active = active
         """Names of the values whose gradients are needed."""
         self.builder = builder

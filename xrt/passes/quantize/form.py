@@ -79,7 +79,7 @@ def find_balance(prepared: Function, magnitudes: Mapping[str, Any]) -> tuple[Bal
 
 
 def balance_values(prepared: Function, balance: Collection[BalancedValue]) -> Function:
-    """Divide the channels of activations by powers of two, and multiply the weights that read them.
+    """Divide the channels of activations by the powers of two in ``balance``, and multiply the weights that read them.
 
     Raises CalibrationError for values of another model.
     """

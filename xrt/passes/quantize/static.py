@@ -46,8 +46,8 @@ def quantize(function: Function, table: CalibrationTable, options: QuantizationO
     quantized once for all readers, and each weight is stored once. A Conv or Gemm that stays in floating point reads quantized
     values through a Max of one operand, an identity that prevents ONNX Runtime from quantizing its weights.
 
-    Nodes whose range is almost zero, nodes refused by `why_not_quantized`, and bodies are not changed. Infer shapes first. The
-    opset is raised to 13 if lower.
+    Nodes whose range is almost zero, nodes for which `why_not_quantized` has a reason, and bodies are not changed. Infer shapes
+    first. The opset is raised to 13 if lower.
 
     Raises CalibrationError if the table belongs to another model or lacks a range.
     """
