@@ -246,7 +246,7 @@ class Builder:
         name: str | None = None,
         labels: Sequence[str] = (),
     ) -> Node:
-        """Create a node of ``count`` outputs. ``name`` is for the node and the first output, suffixes in ``labels`` for the others."""
+        """Create a node of ``count`` outputs: ``name`` is for the node and output 0, ``labels`` are suffixes for the others."""
         first = self._reserve_explicit(name) if name is not None else self.names.number(self._prefix + op_type.lower())
         outputs = (first, *(self.names.take(f"{first}_{label}") for label in labels[1:count]))
         input_names = tuple("" if symbol is None else symbol.name for symbol in inputs)
