@@ -363,15 +363,15 @@ def _report(actual: Array, expected: Array, gap: Array, relative: Array, wrong: 
         return Comparison()
     index = np.unravel_index(int(np.argmax(gap)), gap.shape)
     absolute, worst_relative = float(gap[index]), float(relative.max())
-    where = f"{name}{_index(index[: actual.ndim])}" if absolute else ""
+    position = f"{name}{_index(index[: actual.ndim])}" if absolute else ""
     if not wrong.any():
-        return Comparison("", absolute, worst_relative, where)
+        return Comparison("", absolute, worst_relative, position)
     worst = np.unravel_index(int(np.argmax(np.where(wrong, gap, -1.0))), gap.shape)[: actual.ndim]
     message = (
         f"{name} differs in {_count(wrong)}; at worst {name}{_index(worst)} is {actual[worst]}, {expected[worst]} was expected "
         f"(absolute difference {absolute:.3g}, relative {worst_relative:.3g}; {rule})"
     )
-    return Comparison(message, absolute, worst_relative, where)
+    return Comparison(message, absolute, worst_relative, position)
 
 
 def _count(mask: Array) -> str:

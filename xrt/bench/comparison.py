@@ -64,16 +64,16 @@ class BenchWorker:
     def _ask(self, message: dict[str, Any], kind: type[T], timeout: float) -> T | JobFailure:
         """Send a request to the worker; convert its response to ``kind``, and any failure to a JobFailure."""
         try:
-            answer, memory = self._process.ask(message, seconds=timeout)
+            response, memory = self._process.ask(message, seconds=timeout)
         except WorkerTimedOut:
             return JobFailure(f"no answer within its {timeout:g} s; give it more with --time-limit")
         except WorkerLost as error:
             return JobFailure(str(error))
         except RemoteError as error:
             return JobFailure(str(error.restore()))
-        if "results" in answer:
-            self.results = read_values(memory, answer["results"])
-        return msgspec.convert(answer["answer"], kind)
+        if "results" in response:
+            self.results = read_values(memory, response["results"])
+        return msgspec.convert(response["answer"], kind)
 
     def close(self) -> None:
         """End the process, by force if necessary."""
@@ -132,8 +132,8 @@ def _compare(
     with ExitStack() as stack:
         progress(f"{group.title}: the reference")
         with BenchWorker(job) as worker:  # ends before candidates start, whose memory it would use
-            answer = worker.start(settings.limit_seconds)
-            expected = answer.reason if isinstance(answer, JobFailure) else worker.results
+            response = worker.start(settings.limit_seconds)
+            expected = response.reason if isinstance(response, JobFailure) else worker.results
         runners = []
         for candidate in candidates:
             worker = stack.enter_context(BenchWorker(Job(subject, candidate, threads, settings)))
@@ -164,12 +164,12 @@ def _check_results(results: list[Any], expected: list[Any] | str) -> Agreement:
 
 def _start_runner(runner: _Runner, expected: list[Any] | str, settings: BenchOptions) -> None:
     """Start a candidate and check its first results; if it fails, record the reason and end its process."""
-    answer = runner.worker.start(settings.limit_seconds)
-    if isinstance(answer, JobFailure):
-        runner.reason = answer.reason
+    response = runner.worker.start(settings.limit_seconds)
+    if isinstance(response, JobFailure):
+        runner.reason = response.reason
         runner.worker.close()
         return
-    runner.start = answer
+    runner.start = response
     runner.agreement = _check_results(runner.worker.results, expected)
     runner.worker.results.clear()  # they may be large
 
@@ -182,12 +182,12 @@ def _take_turns(runners: Sequence[_Runner], settings: BenchOptions, progress: Ca
         progress(turn)
         # Rotating the order spreads drift of the machine over all candidates.
         for runner in rotate([r for r in runners if remaining.get(id(r), 0) > 0], turn):
-            answer = runner.worker.turn(settings.limit_seconds)
-            if isinstance(answer, JobFailure):
-                runner.reason, remaining[id(runner)] = answer.reason, 0.0
+            response = runner.worker.turn(settings.limit_seconds)
+            if isinstance(response, JobFailure):
+                runner.reason, remaining[id(runner)] = response.reason, 0.0
             else:
-                runner.rounds.append(answer)
-                remaining[id(runner)] -= max(answer, settings.turn_seconds)
+                runner.rounds.append(response)
+                remaining[id(runner)] -= max(response, settings.turn_seconds)
 
 
 def _rank_rows(group: Group, runners: Sequence[_Runner]) -> Group:

@@ -35,7 +35,7 @@ STATUSES: Schema[dict[str, EngineStatus]] = text_schema(
     lambda statuses: json.dumps([dataclasses.asdict(status) for status in statuses.values()]),
     lambda data: {status.name: status for status in convert(json.loads(data), list[EngineStatus])},
 )
-"""The states of all engines, valid for the installed packages."""
+"""The statuses of all engines. They depend on the installed packages, so the key of the record is `hash_installed`."""
 
 
 class CostStore:

@@ -32,21 +32,21 @@ class StoredFailure:
     """The class of the error: ``CompileRefused`` or ``CompileFailed``."""
     reason: str
     nodes: tuple[int, ...] = ()
-    """Positions of the nodes that the engine named: an equal Function may use other names."""
+    """Indices of the nodes that the engine named; not their names, because an equal Function may have others."""
 
     @classmethod
     def of(cls, error: CompileRefused | CompileFailed, function: Function) -> StoredFailure:
         node_names = set(getattr(error, "nodes", ()))
-        places = tuple(place for place, node in enumerate(function.nodes) if node.name in node_names)
+        indices = tuple(index for index, node in enumerate(function.nodes) if node.name in node_names)
         kind = "CompileRefused" if isinstance(error, CompileRefused) else "CompileFailed"
-        return cls(kind, str(error), places)
+        return cls(kind, str(error), indices)
 
     def error(self, function: Function) -> CompileRefused | CompileFailed:
         """The error to raise for an equal Function."""
         text = f"{self.reason} (as at an earlier compile; `xrt cache gc --failures` forgets it)"
         if self.kind == "CompileFailed":
             return CompileFailed(text)
-        return CompileRefused(text, [function.nodes[place].name for place in self.nodes if place < len(function.nodes)])
+        return CompileRefused(text, [function.nodes[index].name for index in self.nodes if index < len(function.nodes)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ def _read(path: Path) -> CacheEntry:
             return CacheEntry(signature, container.section(_EXECUTABLE))
         case {"kind": str(kind), "reason": str(reason), "nodes": list(nodes)} if kind in ("CompileRefused", "CompileFailed"):
             # Positions beyond the Function's nodes are dropped in `error`, where the Function is known.
-            places = tuple(place for place in nodes if type(place) is int and place >= 0)
-            return CacheEntry(signature, None, StoredFailure(kind, reason, places))
+            indices = tuple(index for index in nodes if type(index) is int and index >= 0)
+            return CacheEntry(signature, None, StoredFailure(kind, reason, indices))
     raise ValueError(f"{failure!r:.200} is no failure")
 
 

@@ -131,16 +131,16 @@ def _describe_access(path: Path, status: os.stat_result) -> str:
     return f"others may write to {str(path)!r}, whose mode is {stat.S_IMODE(status.st_mode):04o}"
 
 
-def _name_user(number: int) -> str:
+def _name_user(uid: int) -> str:
     import pwd  # not on Windows
 
     try:
-        return pwd.getpwuid(number).pw_name
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return str(number)
+        return str(uid)
 
 
-def _is_private_group(number: int) -> bool:
+def _is_private_group(gid: int) -> bool:
     """Whether this user is the only member of a group, as with per-user groups.
 
     Group 0 does not count: containers put unlisted users in it.
@@ -148,14 +148,14 @@ def _is_private_group(number: int) -> bool:
     import grp  # not on Windows
     import pwd
 
-    if number == 0:
+    if gid == 0:
         return False
     try:
-        group, user = grp.getgrgid(number), pwd.getpwuid(os.geteuid())
+        group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
     except KeyError:
         return False
-    others = [entry for entry in pwd.getpwall() if entry.pw_gid == number and entry.pw_uid != user.pw_uid]
-    return user.pw_gid == number and not others and not set(group.gr_mem) - {user.pw_name}
+    others = [entry for entry in pwd.getpwall() if entry.pw_gid == gid and entry.pw_uid != user.pw_uid]
+    return user.pw_gid == gid and not others and not set(group.gr_mem) - {user.pw_name}
 
 
 # ---------------------------------------------------------------------- records

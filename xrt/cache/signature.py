@@ -37,7 +37,7 @@ class Signature:
 
     ingredients: tuple[tuple[str, str], ...]
     memory: str = ""
-    """Addresses of constants that other libraries may write to; executables that read them there are bound to these."""
+    """Addresses of constants that other libraries may write to. An executable may read them there, so it belongs to them."""
 
     @property
     def memory_key(self) -> str:

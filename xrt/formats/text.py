@@ -430,10 +430,10 @@ class _Parser:
             if dtype is DType.BOOL and max(raw, default=0) > 1:
                 self.fail_with("a byte of a bool constant is neither 0 nor 1", start)
             return np.frombuffer(raw, dtype.numpy)
-        texts = self.items("]", lambda: self.element(dtype)) if self.accept("[") else [self.element(dtype)]
-        if len(texts) != count:
-            self.fail_with(f"a constant of shape {list(shape)} has {count} elements; {len(texts)} are given", start)
-        return np.asarray(texts, object) if dtype is DType.STRING else number_array(texts, dtype)
+        literals = self.items("]", lambda: self.element(dtype)) if self.accept("[") else [self.element(dtype)]
+        if len(literals) != count:
+            self.fail_with(f"a constant of shape {list(shape)} has {count} elements; {len(literals)} are given", start)
+        return np.asarray(literals, object) if dtype is DType.STRING else number_array(literals, dtype)
 
     def element(self, dtype: DType) -> str:
         if dtype is DType.STRING:

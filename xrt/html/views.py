@@ -237,9 +237,9 @@ class MeanCall:
 
     calls: int
     seconds: float
-    """A whole call."""
+    """Mean time of a whole call."""
     regions: tuple[float, ...]
-    """Each region, in execution order."""
+    """Mean time of each region, in execution order."""
 
     @property
     def rest(self) -> float:
@@ -378,16 +378,16 @@ def _measure(length: float, timeline: MeanCall) -> tuple[str, str]:
 
 def list_operators(region: RegionTimes, most: int = 4) -> str:
     """List a region's operators: ``Conv ×3, Relu, 2 others``."""
-    operators = [f"{op} ×{number}" if number > 1 else op for op, number in region.operators[:most]]
+    operators = [f"{op} ×{count}" if count > 1 else op for op, count in region.operators[:most]]
     remaining = len(region.operators) - most
     return ", ".join([*operators, *([format_count(remaining, "other kind")] if remaining > 0 else [])])
 
 
 Edge: TypeAlias = tuple[int, int]
-"""Two boxes, the second after the first."""
+"""Indices of two boxes; values pass from the first to the second."""
 Point: TypeAlias = tuple[float, float]
 INPUTS_BOX = 0
-"""The number of the inputs' box; the outputs have the last one."""
+"""Index of the box of the inputs. The box of the outputs has the last index."""
 MOST = 16
 """Maximum number of boxes; larger plans have several regions in a box."""
 WIDE, HIGH, LOW = 216, 66, 30
@@ -446,8 +446,8 @@ def draw_boxes(inner: Sequence[Box], flows: Mapping[Edge, int], description: str
     boxes = [Box(("inputs",)), *inner, Box(("outputs",))]
     labels = [size(amount) if amount else "" for amount in flows.values()]
     graph = Graph()
-    for number, box in enumerate(boxes):
-        graph.node(number, width=WIDE if box.color else WIDE / 2, height=HIGH if box.color else LOW)
+    for index, box in enumerate(boxes):
+        graph.node(index, width=WIDE if box.color else WIDE / 2, height=HIGH if box.color else LOW)
     for (source, target), label in zip(flows, labels, strict=True):
         extent: dict[str, Any] = {"label_size": {"width": _measure_label(label), "height": LOW / 2}} if label else {}
         graph.edge(source, target, **extent)
@@ -507,7 +507,7 @@ def _approach(corner: Point, other: Point) -> Point:
 
 def _describe(name: str, plan: Sequence[RegionTimes], groups: Sequence[range]) -> str:
     engines = Counter(region.engine for region in plan)
-    parts = format_list([f"{number} on {engine}" for engine, number in engines.most_common()])
+    parts = format_list([f"{count} on {engine}" for engine, count in engines.most_common()])
     note = f", drawn as {format_count(len(groups), 'box')}es of neighbors" if len(groups) < len(plan) else ""
     return f"The plan of {name}: {format_count(len(plan), 'region')}, {parts}{note}. The table of regions has the same in words."
 
@@ -538,13 +538,13 @@ def _make_box(regions: Sequence[RegionTimes], total: float | None, timeline: Mea
     time = f"{seconds(total)}{share}" if total is not None else format_count(sum(region.nodes for region in regions), "node")
     if first is last:
         return Box((first.engine, list_operators(first), time), color, f"{first.name}: {format_count(first.nodes, 'node')}")
-    engine_list = format_list([f"{number} on {engine}" for engine, number in engines.most_common()])
+    engine_list = format_list([f"{count} on {engine}" for engine, count in engines.most_common()])
     return Box((format_count(len(regions), "region"), engine_list, time), color, f"{first.name} to {last.name}: {engine_list}")
 
 
 def _find_flows(plan: Sequence[RegionTimes], groups: Sequence[range]) -> dict[Edge, int]:
     """Sum the bytes on each edge between boxes; 0 if their number is unknown, or if an edge is only an order of execution."""
-    box_of = {index: number for number, group in enumerate(groups, 1) for index in group} | {INPUTS: INPUTS_BOX}
+    box_of = {index: box for box, group in enumerate(groups, 1) for index in group} | {INPUTS: INPUTS_BOX}
     flows: Counter[Edge] = Counter()
     for index, region in enumerate(plan):
         for reading in region.reads:

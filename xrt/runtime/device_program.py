@@ -73,11 +73,11 @@ def plan_steps(plan: Plan, slots: ValueTable) -> tuple[DeviceStep, ...]:
         targets.setdefault(slot_of[copy.value], []).append(copy.target)
     needed, steps = {(slot, plan.device) for slot in slots.outputs}, []
     for step_index in reversed(range(len(slots.steps))):
-        step, where = slots.steps[step_index], plan.get_device(slots.steps[step_index].launch)
+        step, name = slots.steps[step_index], plan.get_device(slots.steps[step_index].launch)
         copies = tuple((slot, target) for slot in step.writes for target in targets.get(slot, ()))
-        needed.update((slot, where) for slot, _ in copies)
-        accessed = dict.fromkeys((slot, where) for slot in (*step.reads, *step.writes))
-        steps.append(DeviceStep(step_index, step, where, copies, tuple(place for place in accessed if place not in needed)))
+        needed.update((slot, name) for slot, _ in copies)
+        accessed = dict.fromkeys((slot, name) for slot in (*step.reads, *step.writes))
+        steps.append(DeviceStep(step_index, step, name, copies, tuple(place for place in accessed if place not in needed)))
         needed.update(accessed)
     return tuple(reversed(steps))
 
@@ -100,7 +100,7 @@ class DeviceCall:
         self._counter = counter
         self._recorder = recorder
         self._downloads: dict[int, tuple[int, Device, Event]] = {}
-        """Slot to its latest copy to the host: (number in the order of copies, device, event)."""
+        """Maps a slot to its latest copy to the host: its index in the order of all copies, the device, and the copy's event."""
         self._numbers = itertools.count()
 
     def copy(self, value: Any, source: str, place: Place, name: str) -> None:
@@ -243,7 +243,6 @@ class CapturedCall:
         return self._program.allocate(like.shape, like.dtype, stream, "a recorded call")
 
     def close(self) -> None:
-        """Release the recording and its memory."""
         self._recording, self._inputs, self._outputs = None, [], []
 
     def __str__(self) -> str:
@@ -405,6 +404,7 @@ class MultiDeviceProgram(Program):
                 call.copy(call.values[place[0], entry.device], entry.device, place, self._slots.names[place[0]])
 
     def _launch(self, entry: DeviceStep, call: DeviceCall, options: RunOptions, inspection: OutputInspector | None) -> None:
+        """Run a launch, or enqueue it on its device; store its results and release the values that nothing later reads."""
         name, step, values = entry.device, entry.step, call.values
         if name == HOST:
             # A host engine reads the arrays at once; device work is ordered by its stream.

@@ -143,7 +143,6 @@ class HostAdapter(Executable):
 
     @contextmanager
     def _convert_shortage(self) -> Iterator[None]:
-        """Convert a lack of device memory to OutOfDeviceMemory."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  # only out-of-memory errors are converted

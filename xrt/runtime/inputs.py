@@ -90,9 +90,9 @@ def _to_array(name: str, type_: TensorType | None, argument: Any, home: str) -> 
             f"input {name!r} must be a NumPy array; got {_describe(argument)}; convert it with np.asarray(..., dtype=...)"
         )
     elif not on_host(argument):
-        if (where := find_array_device(argument)) != normalize_device(home):
+        if (device_name := find_array_device(argument)) != normalize_device(home):
             described = _describe(argument)
-            raise DeviceError(f"input {name!r} ({described}) lies on {where}, and the module runs on {home}; copy it there")
+            raise DeviceError(f"input {name!r} ({described}) lies on {device_name}, and the module runs on {home}; copy it there")
         accelerator = device(home)
         return argument if accelerator.owns(argument) else accelerator.adopt(argument)
     else:

@@ -246,6 +246,7 @@ class _MemoryPlanner:
         self.copied &= {slot for step_index in self.bound for slot in slots.steps[step_index].reads}
 
     def _plan_step(self, step_index: int, step: Step) -> None:
+        """Decide whether the launch is bound, aimed or plain, and which results are stored in the arena or copied to it."""
         can_bind = step.executable.supports_io_binding()
         if (can_bind or (step.writes and self.caller_arrays.keys() >= set(step.writes))) and all(map(self._may_fix, step.writes)):
             # Slots with the same address in every call of a frame.

@@ -170,11 +170,10 @@ class Recorder:
         """Record a copy of ``value`` between two devices."""
         facts = (("from", source), ("to", target), ("bytes", nbytes))
         # Show the copy in the track of the accelerator.
-        where = source if target == HOST else target
-        self._moments.append(Moment(f"copy {value} to {target}", "copy", where, _current_thread(), began, ended, facts))
+        device = source if target == HOST else target
+        self._moments.append(Moment(f"copy {value} to {target}", "copy", device, _current_thread(), began, ended, facts))
 
     def read(self) -> Profile:
-        """Create the profile of all calls so far."""
         with self._lock:
             rows = zip(self._launches, self._calls, self._seconds, strict=True)
             launches = tuple(LaunchTime(name, engine, calls, seconds, device) for (name, engine, device), calls, seconds in rows)
@@ -210,7 +209,7 @@ def make_trace(moments: Sequence[Moment], facts: Mapping[str, Any] = FrozenDict(
     for moment in ordered:
         # Both ends are rounded to nanoseconds, so that events stay nested.
         began, ended = (round(1e6 * (moment_time - origin), 3) for moment_time in (moment.began, moment.ended))
-        place = {"pid": processes[moment.device], "tid": tracks[moment.device, moment.thread[0]]}
+        track = {"pid": processes[moment.device], "tid": tracks[moment.device, moment.thread[0]]}
         times = {"ts": began, "dur": round(ended - began, 3)}
-        events.append({"ph": "X", "name": moment.name, "cat": moment.category, **times, **place, "args": dict(moment.facts)})
+        events.append({"ph": "X", "name": moment.name, "cat": moment.category, **times, **track, "args": dict(moment.facts)})
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": dict(facts)}

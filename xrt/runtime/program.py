@@ -256,7 +256,6 @@ def _has_type(result: Any, type_: Type | None) -> bool:
 
 
 def _is_array(result: Any) -> bool:
-    """Whether a result is an array, of the host or a device."""
     return isinstance(result, np.ndarray) or (hasattr(result, "dtype") and not isinstance(result, np.generic))
 
 
@@ -386,6 +385,7 @@ class Program:
         return (lambda: fast_call(*inputs)) if fast_call is not None else (lambda: self.run(inputs))
 
     def _run_actions(self, actions: Sequence[Action]) -> None:
+        """Run the actions. An error is converted to RunFailed, with the inputs that may be partially updated in ``updated``."""
         action: Action | None = None
         try:
             for action in actions:  # the error below names the last launch
@@ -404,6 +404,7 @@ class Program:
     def _observe(
         self, index: int, action: Action, slots: list[Any], options: RunOptions, inspection: OutputInspector | None
     ) -> Action:
+        """Wrap the action of a launch, so that its time is recorded and its results are inspected."""
         step = self._slots.steps[index]
 
         def observe() -> None:
@@ -423,16 +424,17 @@ class Program:
         return observe
 
     def _collect_outputs(self, slots: Sequence[Any], inputs: Sequence[Any], options: RunOptions) -> list[Any]:
+        """Return the outputs. Copy those that share memory, update aliased inputs, and fill the caller's ``options.out``."""
         results = [slots[slot] for slot in self._slots.outputs]
         if self._suspects:
             self._unshare(results, inputs)
         for index in self._arena_outputs:
             if index not in self._suspects:  # suspects are copies already
                 results[index] = results[index].copy()
-        for number, (source, target) in enumerate(self._slots.aliases):
+        for alias_index, (source, target) in enumerate(self._slots.aliases):
             if results[source] is not inputs[target]:
                 np.copyto(inputs[target], results[source])
-                self._recorder.add_update(number, results[source].nbytes)
+                self._recorder.add_update(alias_index, results[source].nbytes)
                 results[source] = inputs[target]
         for index, buffer in enumerate(options.out or ()):
             if buffer is not None and (result := results[index]) is not buffer:
@@ -472,9 +474,9 @@ class Program:
         frame = make_frame(slots, plan_memory(slots, arrays, refined_types), arrays)
         copies = [(buffer, slot) for slot, buffer in zip(slots.outputs, buffers, strict=True) if arrays.get(slot) is not buffer]
         aliases = enumerate(slots.aliases)
-        updates = [(n, inputs[to], arrays[slot]) for n, (source, to) in aliases if (slot := slots.outputs[source]) in arrays]
+        updates = [(i, inputs[to], arrays[slot]) for i, (source, to) in aliases if (slot := slots.outputs[source]) in arrays]
         # Computed in place: nothing to copy.
-        updates = [(number, target, value) for number, target, value in updates if target is not value]
+        updates = [(alias_index, target, value) for alias_index, target, value in updates if target is not value]
 
         if len(frame.actions) == 1 and not copies and not updates:
             (action,) = frame.actions
@@ -492,9 +494,9 @@ class Program:
             self._run_actions(frame.actions)
             for buffer, slot in copies:
                 fill(buffer, frame.slots[slot])
-            for number, target, value in updates:
+            for alias_index, target, value in updates:
                 np.copyto(target, value)
-                self._recorder.add_update(number, value.nbytes)
+                self._recorder.add_update(alias_index, value.nbytes)
 
         return call
 

@@ -384,8 +384,8 @@ def _parse_json_size(header: bytes, body_size: int) -> int:
     # A number with more digits than the body size is too large; int() raises ValueError for very long ones.
     length = int(header) if header.isdigit() and len(header) < len(str(body_size)) + 1 else -1
     if not 0 < length <= body_size:
-        shown = header[:_MAX_QUOTED_CHARS].decode("latin-1")
-        raise RequestRefusal(f"Inference-Header-Content-Length is {shown!r}; it must be the size of the JSON, 1 to {body_size}")
+        quoted = header[:_MAX_QUOTED_CHARS].decode("latin-1")
+        raise RequestRefusal(f"Inference-Header-Content-Length is {quoted!r}; it must be the size of the JSON, 1 to {body_size}")
     return length
 
 
@@ -445,8 +445,8 @@ def _decode_input(tensor: _InputTensor, rest: memoryview, limit: int, parse: Cal
     if data:
         raise RequestRefusal(f"input {tensor.name!r} has both data and the parameter binary_data_size")
     if type(size) is not int or not 0 <= size <= len(rest):
-        shown = str(size)[:_MAX_QUOTED_CHARS]
-        raise RequestRefusal(f"binary_data_size of input {tensor.name!r} is {shown}, and {len(rest)} bytes are left")
+        quoted = str(size)[:_MAX_QUOTED_CHARS]
+        raise RequestRefusal(f"binary_data_size of input {tensor.name!r} is {quoted}, and {len(rest)} bytes are left")
     return decode_binary(tensor.name, tensor.datatype, shape, rest[:size])
 
 

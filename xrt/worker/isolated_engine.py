@@ -36,9 +36,9 @@ class WorkerLimits:
     """Limits of the time and memory of a worker."""
 
     seconds: float | None = None
-    """Per compile and per run; None for no limit."""
+    """Time limit of each compile and each run in seconds; None for no limit."""
     memory: int | None = None
-    """Bytes of address space, libraries included; None for no limit."""
+    """Limit of the address space in bytes, which includes libraries; None for no limit."""
 
 
 _CLOSED = "its process ended when the module was closed"
@@ -215,9 +215,9 @@ class RemoteExecutable(Executable):
         failure = f"engine {home.engine.spec!r} failed to compile {self._function.name}: "
         with home.lock, _convert_failure(CompileFailed, failure):
             home.release_dropped()
-            answer, _ = home.ask(message, buffer)
-            self.outputs_are_fresh = bool(answer["fresh"])  # type: ignore[misc]  # set per instance
-            self._number, self._generation = answer["number"], home.generation
+            response, _ = home.ask(message, buffer)
+            self.outputs_are_fresh = bool(response["fresh"])  # type: ignore[misc]  # set per instance
+            self._number, self._generation = response["number"], home.generation
             # A module that is dropped with its private cache closes none, and others may use the worker.
             self._finalizer = weakref.finalize(self, home.dropped.append, (self._number, self._generation))
 
@@ -233,8 +233,8 @@ class RemoteExecutable(Executable):
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         buffer, buffers = SharedBuffer(), options.host_buffers or ()
         with _convert_failure(RunFailed):  # the program adds the region
-            answer, memory = self._ask({"do": "run", "inputs": put_values(buffer, inputs)}, buffer)
-        results = read_values(memory, answer["outputs"])
+            response, memory = self._ask({"do": "run", "inputs": put_values(buffer, inputs)}, buffer)
+        results = read_values(memory, response["outputs"])
         # The worker cannot write to memory of this process: copy.
         for index, out in enumerate(buffers):
             if out is not None and index < len(results) and isinstance(results[index], np.ndarray):
@@ -250,8 +250,8 @@ class RemoteExecutable(Executable):
         buffer = SharedBuffer()
         request = {"do": "measure", "inputs": put_values(buffer, inputs), "seconds": seconds, "inner": inner}
         with _convert_failure(RunFailed):
-            answer, memory = self._ask(request, buffer)
-        return read_values(memory, answer["outputs"]), answer["samples"]
+            response, memory = self._ask(request, buffer)
+        return read_values(memory, response["outputs"]), response["samples"]
 
     @property
     def is_in_worker(self) -> bool:
@@ -261,8 +261,8 @@ class RemoteExecutable(Executable):
     def save(self) -> memoryview:
         """Serialize the executable with the engine's `save`; raises CompileRefused or CompileFailed."""
         with _convert_failure(CompileFailed, f"engine {self._home.engine.spec!r} failed to save {self._function.name}: "):
-            answer, memory = self._ask({"do": "save"})
-        return read_block(memory, answer["saved"]).toreadonly()
+            response, memory = self._ask({"do": "save"})
+        return read_block(memory, response["saved"]).toreadonly()
 
     def close(self) -> None:
         """Close the executable in the worker, unless the worker has ended."""

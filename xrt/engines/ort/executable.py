@@ -51,8 +51,9 @@ class OrtExecutable(Executable):
     ) -> None:
         """``inputs`` and ``outputs`` are those of the Function under the session's names.
 
-        ``files`` is kept alive with the session. ``inplace`` maps indices of inputs to those of outputs that may overwrite them.
-        ``survives_fork`` is False with a thread pool for nodes: a run in a forked child would wait for its threads forever.
+        ``files`` is kept alive with the session, ``uses`` reports the memory of both. ``inplace`` maps indices of inputs to those
+        of outputs that may overwrite them. ``survives_fork`` is False with a thread pool for nodes: a run in a forked child would
+        wait for its threads forever.
         """
         session_types = {output.name: make_tensor_type(output.type) for output in session.get_outputs()}
         self.function = function
@@ -183,8 +184,6 @@ class OrtExecutable(Executable):
         return tuple(self.inplace.items())
 
     def _convert_errors(self, call: Callable[..., None]) -> Callable[..., None]:
-        """Wrap a call, so that errors of the library are raised as RunFailed."""
-
         def run(*inputs: Any) -> None:
             try:
                 call(*inputs)

@@ -162,7 +162,7 @@ def optimize_model(function: Function, export: ExportedModel, options: SessionOp
     weights, used_names = _list_weights(function), set[str]()
     weight_indices = {name: index for index, name in enumerate(weights)}
 
-    def place(name: str, value: Any, info: object) -> OrtExternalInitializerInfo | None:
+    def choose_location(name: str, value: Any, info: object) -> OrtExternalInitializerInfo | None:
         """Choose where the library stores a weight: None for inside the model, else a constant of the Function or the file."""
         size = value.tensor_size_in_bytes()
         # Small weights stay inline; strings have no contiguous bytes.
@@ -178,7 +178,7 @@ def optimize_model(function: Function, export: ExportedModel, options: SessionOp
         return OrtExternalInitializerInfo(_WEIGHTS, offset, size)
 
     register_files(export, options)
-    compiler = ModelCompiler(options, export.model, graph_optimization_level=level, get_initializer_location_func=place)
+    compiler = ModelCompiler(options, export.model, graph_optimization_level=level, get_initializer_location_func=choose_location)
     model = compiler.compile_to_bytes()
     # A constant that is an attribute of a node is not in `function.constants`, so it has no digest.
     constants = {_get_address_and_size(c.array): c for c in function.constants.values() if c.nbytes >= MIN_STORED_BYTES}

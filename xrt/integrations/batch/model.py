@@ -116,8 +116,8 @@ def find_fixed_batch(inputs: Sequence[Value]) -> int | None:
     sizes = {value.type.shape[0] for value in inputs if isinstance(value.type, TensorType) and value.type.shape}
     fixed = sorted(size for size in sizes if isinstance(size, int))
     if len(fixed) > 1:
-        shown = ", ".join(str(value) for value in inputs)
-        raise OptionError(f"the inputs take different numbers of rows in a call: {shown}; rows cannot fill them")
+        input_list = ", ".join(str(value) for value in inputs)
+        raise OptionError(f"the inputs take different numbers of rows in a call: {input_list}; rows cannot fill them")
     return fixed[0] if fixed else None
 
 
@@ -319,7 +319,7 @@ class RowModel:
         self._names = _name_outputs(module.outputs, outputs)
         self._keep, self._on_error = keep, on_error
         self._has_independent_rows = batch == 1
-        """Whether a check of independence has passed; calls of one row need none."""
+        """Whether `_check_independence` has passed; with one row per call there is nothing to check."""
 
     @property
     def outputs(self) -> tuple[Value, ...]:

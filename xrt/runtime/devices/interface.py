@@ -177,7 +177,6 @@ class TransferCounter:
                 self._counts[name] += n
 
     def read(self) -> TransferStats:
-        """The counts so far."""
         with self._lock:
             return TransferStats(**self._counts)
 
