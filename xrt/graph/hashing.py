@@ -34,7 +34,7 @@ def shape_key(function: Function) -> str:
 
 
 def hash_values(function: Function) -> dict[str, str]:
-    """Map each value to a hash (32 hex digits) of the computation that it results from, without descending into bodies.
+    """Map each value outside of bodies to a hash (32 hex digits) of the computation that it results from.
 
     The hash covers operators, attributes, weights by content, and the position and element type of inputs. It excludes names,
     extents and opset versions, so it survives renaming, other input sizes and version conversion. Linear.

@@ -142,7 +142,7 @@ def _merge_body(body: Function, inferred: InferredTypes) -> Function:
 
 
 def _declares_more(function: Function, inferred: InferredTypes) -> bool:
-    """Whether the declared type of an inner value, in bodies too, is more specific than the inferred one."""
+    """Whether any inner value, in bodies too, has a declared type that is more specific than the inferred one."""
     for name, declared in function.types.items():
         type_ = inferred.types.get(name)
         if _has_schema(name, function) and combine(type_, declared) != type_:

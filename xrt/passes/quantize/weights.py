@@ -93,7 +93,7 @@ class QuantizedWeight:
 
 
 def find_channel_axis(node: Node, weight: Array) -> int | None:
-    """Find the output channel axis of a weight; None if there is none."""
+    """Find the axis of the output channels of a weight; None if no axis has one index per output channel."""
     if node.op == "ConvTranspose":
         return 1 if node.attr("group", 1) == 1 else None  # channels of all groups share the axis
     if node.op == "MatMul":
