@@ -77,14 +77,14 @@ class Group:
 
     @property
     def title(self) -> str:
-        """Model, batch and threads."""
+        """Model, batch size and thread count, as a heading."""
         batch = "" if self.batch is None else f", batch {self.batch}"
         return f"{self.model}{batch}, {self.threads} thread{'s' * (self.threads != 1)}"
 
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
-    """A whole comparison."""
+    """The results of a whole comparison, and the facts about machine and settings that they depend on."""
 
     machine: Mapping[str, str | int]
     settings: Mapping[str, Any]
@@ -125,7 +125,7 @@ def _plain(value: Any) -> Any:
 
 
 def machine(*distributions: str) -> str:
-    """The machine and versions of libraries, in one line."""
+    """Describe the machine and the versions of these distributions in one line."""
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("numpy", "onnx", *distributions))
     return f"{platform.machine()} {platform.system()}, Python {platform.python_version()}, {versions}"
 
@@ -295,7 +295,7 @@ def _list_figures(row: ReportRow) -> tuple[Any, ...]:
 
 
 def _list_costs(row: ReportRow) -> tuple[Any, ...]:
-    """The cells of `COSTS` for one candidate that was timed."""
+    """List the cells of the columns `COSTS` for a candidate that was timed."""
     start = row.start
     assert start is not None
     return (

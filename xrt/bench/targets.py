@@ -126,7 +126,7 @@ def name_batch(function: Function) -> Function:
 
 
 def find_batch_dim(function: Function, batch: int) -> str | None:
-    """Find the name of the batch dim, the first of the first input with a shape; None if it is already the size ``batch``.
+    """Find the name of the batch dim: the first dim of the first input with a shape. None if this is already ``batch``.
 
     Raises ModelError if the dim has another fixed size.
     """

@@ -192,7 +192,7 @@ def find_cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def expand_user(text: str | os.PathLike[str], setting: str) -> Path:
-    """Expand ``~`` and make the path absolute; raises CacheError for an unknown user."""
+    """Expand ``~`` and make the path absolute. Raises CacheError for an unknown user; ``setting`` names the path's source."""
     try:
         return Path(text).expanduser().absolute()
     except RuntimeError:  # raised by pathlib for an unknown user

@@ -42,7 +42,7 @@ class StoredFailure:
         return cls(kind, str(error), indices)
 
     def error(self, function: Function) -> CompileRefused | CompileFailed:
-        """The error to raise for an equal Function."""
+        """Create the error to raise for ``function``, which equals the Function that was not compiled."""
         text = f"{self.reason} (as at an earlier compile; `xrt cache gc --failures` forgets it)"
         if self.kind == "CompileFailed":
             return CompileFailed(text)

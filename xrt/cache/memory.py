@@ -57,7 +57,7 @@ class _Closer:
             del close  # release it before blocking on the queue
 
     def finish(self) -> None:
-        """Stop the thread: process exit must not interrupt it inside a native library."""
+        """Stop the thread before the process exits, because the exit must not interrupt it inside a native library."""
         if self._thread is not None:
             self.queue.put(None)
             self._thread.join(AT_EXIT)
@@ -125,7 +125,7 @@ class CacheStatistics:
 
 
 def count_bytes(executable: Executable) -> int:
-    """Bytes that an executable holds between calls, as reported by its engine; at least `LEAST_BYTES`."""
+    """Count the bytes that an executable holds between calls, as its engine reports them; at least `LEAST_BYTES`."""
     return max(LEAST_BYTES, sum(use.nbytes or 0 for use in executable.memory() or () if not (use.per_call or use.shared)))
 
 
@@ -348,7 +348,7 @@ def default_cache() -> CompileCache:
 
 
 def open_cache(cache: CompileCache | str | os.PathLike[str] | None) -> CompileCache:
-    """The cache for a module's `cache` argument: a cache, a directory, or None for `default_cache`."""
+    """Open the cache for a module's `cache` argument, which is a cache, a directory, or None for `default_cache`."""
     if cache is None:
         return default_cache()
     if isinstance(cache, CompileCache):

@@ -330,7 +330,7 @@ class Store:
     # ------------------------------------------------------------------ trust and trouble
 
     def why_not_trusted(self) -> str | None:
-        """Explain why the directory is not used: unusable, or writeable for other users. None if it is used."""
+        """Explain why the directory is not used: it cannot be used at all, or other users may write to it. None if it is used."""
         if not self._is_inspected:
             self._reason = _why_not_usable(self.directory)
             self._is_inspected = self._reason is not None or self.directory.is_dir()
@@ -348,7 +348,7 @@ class Store:
         return reason is None
 
     def trouble(self, reason: str) -> None:
-        """Log a problem with a file in one line; warn about the first one in this directory."""
+        """Log a problem with a file in one line. The first problem in this directory is also a CacheWarning."""
         with self._lock:
             self.troubles += 1
         reason = " ".join(reason.split())[:LONGEST]
@@ -533,7 +533,7 @@ def _remove(folder: Path) -> None:
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Whether a working folder is unused: its process is gone, or it is old."""
+    """Whether a working folder is unused, because its process has ended or the folder is older than `ABANDONED`."""
     with suppress(OSError):
         if time.time() - folder.stat().st_mtime > ABANDONED:
             return True

@@ -107,7 +107,7 @@ def make_context_key(context: CompileContext) -> tuple[tuple[str, str], ...]:
 
 @lru_cache(maxsize=1)
 def describe_machine() -> str:
-    """The CPU and its instruction sets, on which compiled code depends."""
+    """Describe the CPU and its instruction sets, on which compiled code depends."""
     # NumPy detects what the processor supports, on every platform and without a further dependency.
     extensions = np.show_config(mode="dicts")["SIMD Extensions"]
     sets = " ".join([*extensions.get("baseline", ()), *extensions.get("found", ())])

@@ -36,14 +36,14 @@ class WorkerLost(WorkerFailure):
 
 
 class WorkerTimedOut(WorkerLost):
-    """The worker did not answer in time and was killed."""
+    """The worker did not respond in time and was killed."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"it gave no answer within {seconds:.3g} s, and its process was killed")
 
 
 class WorkerDied(WorkerLost):
-    """The worker exited without an answer."""
+    """The worker exited without a response."""
 
     def __init__(self, code: int, output: str = "") -> None:
         self.code = code

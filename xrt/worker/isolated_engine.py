@@ -80,7 +80,7 @@ class WorkerHandle:
                     self.generation += 1
 
     def release_dropped(self) -> None:
-        """Release the executables that were garbage-collected. If that fails, the worker may have ended afterwards."""
+        """Release the executables that were garbage-collected. As with any request, the worker may end meanwhile."""
         while self.dropped:
             self.release(*self.dropped.pop())
 
