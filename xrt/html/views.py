@@ -435,7 +435,7 @@ def picture_plan(name: str, plan: Sequence[RegionTimes], timeline: MeanCall | No
 
 
 def draw_boxes(inner: Sequence[Box], flows: Mapping[Edge, int], description: str) -> dict[str, Any]:
-    """Draw the ``inner`` boxes between a box of the inputs and one of the outputs.
+    """Lay out the ``inner`` boxes between a box of the inputs and one of the outputs; return data for the templates.
 
     ``flows`` has the bytes that pass between two boxes, 0 if unknown. Its keys are pairs of box numbers, the lower one first: the
     inputs are `INPUTS_BOX`, then come the inner boxes, then the outputs. ``description`` is the text for screen readers.

@@ -38,7 +38,7 @@ def mobile_features(net: LayerBuilder, image: Tensor, width: int) -> tuple[Tenso
 
 
 def _project(net: LayerBuilder, x: Tensor, wide: Tensor, channels: int, stride: int) -> Tensor:
-    """Depthwise and pointwise convolution, with a skip connection where shapes match."""
+    """Depthwise convolution of ``wide`` and projection to ``channels``; ``x`` is added (a skip connection) if shapes match."""
     projected = net.convolution(depthwise(net, wide, stride), channels, 1)
     return x + projected if stride == 1 and get_value_shape(x)[1] == channels else projected
 
@@ -202,7 +202,7 @@ def _extract_maps(net: LayerBuilder, image: Tensor, width: int) -> list[Tensor]:
 
 
 def _predict(net: LayerBuilder, maps: Sequence[Tensor], columns: int) -> Tensor:
-    """Predict `columns` numbers per anchor, from all maps: (1, anchors, columns)."""
+    """Predict `columns` numbers for each anchor of all maps; the result has the shape (1, anchors, columns)."""
     heads = (net.convolution(depthwise(net, x), _ANCHORS * columns, 1) for x in maps)
     return emit("Concat", *(net.reshape(x.transpose(0, 2, 3, 1), (1, -1, columns)) for x in heads), axis=1)
 
@@ -292,7 +292,7 @@ def _sum_bags(net: LayerBuilder, ids: Tensor, entries: int, width: int) -> Tenso
 
 
 def _multiply_pairs(net: LayerBuilder, features: Tensor, count: int) -> Tensor:
-    """Products of all pairs of vectors: (batch, count * width) to (batch, pairs)."""
+    """Dot products of all pairs of the ``count`` vectors in a row: (batch, count * width) to (batch, pairs)."""
     vectors = net.reshape(features, (0, count, -1))
     products = emit("MatMul", vectors, vectors.transpose(0, 2, 1))
     # The products are symmetric: only those below the diagonal are kept.
@@ -367,7 +367,7 @@ def speech(
 
 
 def _log_mel(net: LayerBuilder, waveform: Tensor, window: int, hop: int, mels: int) -> Tensor:
-    """Log mel spectrogram: (batch, frames, mels)."""
+    """Compute the log mel spectrogram of waveforms; the result has the shape (batch, frames, mels)."""
     # As in librosa and PyTorch: frames are centred, with the signal reflected at its ends.
     edge = window // 2
     padded = emit("Pad", waveform, net.constant(np.array([0, edge, 0, edge])), mode="reflect")
@@ -380,7 +380,7 @@ def _log_mel(net: LayerBuilder, waveform: Tensor, window: int, hop: int, mels: i
 
 
 def _mel_filters(window: int, mels: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-    """Triangular filters with half overlap, evenly spaced on the mel scale: (frequencies, mels)."""
+    """Create triangular filters that overlap by half and are evenly spaced on the mel scale, as a (frequencies, mels) matrix."""
     # The mel scale of HTK (O'Shaughnessy 1987), up to half of the sampling rate.
     highest = 2595 * math.log10(1 + _RATE / 2 / 700)
     corners = 700 * (10 ** (np.linspace(0, highest, mels + 2) / 2595) - 1)

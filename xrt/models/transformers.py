@@ -104,7 +104,7 @@ def _check_heads(hidden: int, heads: int) -> None:
 
 
 def _pre_norm_layers(net: LayerBuilder, x: Tensor, layers: int, heads: int, bias: Tensor | None = None) -> Tensor:
-    """Layers of attention and feed-forward networks, each normalized before it; `bias` is added to the scores."""
+    """Apply `layers` layers of attention and feed-forward network to normalized inputs; `bias` is added to the scores."""
     for _ in range(layers):
         x = x + _attention(net, net.normalize(x), heads, bias)
         x = x + _feed_forward(net, net.normalize(x))
@@ -281,7 +281,7 @@ def llama_decoder(
 
 
 def _begin(net: _Network) -> tuple[Tensor, _Step]:
-    """Record the token input, the cache length and the causal mask."""
+    """Record the input of token ids, the cache length and the causal mask; return the ids and what all layers share."""
     sizes, builder = net.sizes, net.builder
     ids = builder.input("ids", TensorType(DType.INT64, (sizes.batch, "tokens")))
     length = builder.state("length", TensorType(DType.INT64, (1,)))
@@ -298,7 +298,7 @@ def _begin(net: _Network) -> tuple[Tensor, _Step]:
 
 
 def _finish(net: _Network, logits: Tensor) -> Function:
-    """Build the Function; its sessions refuse tokens beyond the capacity of the caches."""
+    """Build the Function. Its sessions reject tokens beyond the capacity of the caches."""
     from xrt.graph.state import Capacity, declare_capacity
 
     net.builder.output(logits, "logits")
