@@ -88,6 +88,7 @@ def test_a_plan_has_its_regions_and_its_reasons() -> None:
     assert "n0, n1, n2, n3 4 ort no kernel" in result.text
     assert all(f"r{number}" in result.text for number in range(4))
     assert sum(element.get("class") == "box" for _, element in result.elements) == 4 + 2
+    assert "drawn as 16 boxes of neighbors" in make_plan(40)._repr_html_()
 
 
 DECLARED = {"a": "blue", "b": "blue", "c": "green", "odd": "mauve"}

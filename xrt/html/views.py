@@ -508,7 +508,7 @@ def _approach(corner: Point, other: Point) -> Point:
 def _describe(name: str, plan: Sequence[RegionTimes], groups: Sequence[range]) -> str:
     engines = Counter(region.engine for region in plan)
     parts = format_list([f"{count} on {engine}" for engine, count in engines.most_common()])
-    note = f", drawn as {format_count(len(groups), 'box')}es of neighbors" if len(groups) < len(plan) else ""
+    note = f", drawn as {len(groups)} boxes of neighbors" if len(groups) < len(plan) else ""
     return f"The plan of {name}: {format_count(len(plan), 'region')}, {parts}{note}. The table of regions has the same in words."
 
 
