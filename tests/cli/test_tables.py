@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from xrt.bench import BenchCandidate, Group, ReportRow
-from xrt.bench.job_server import Start
+from xrt.bench.job_server import StartupReport
 from xrt.cli import screen
 from xrt.measure.statistics import RatioInterval
 
@@ -82,10 +82,10 @@ bench = importlib.import_module("xrt.cli.tune")
 REASON = "no engine takes 2 of 5 nodes; list another:\n  'a' (MatMul): toy: none\n  'b' (MatMul): toy: none\n"
 
 
-def start(**more: object) -> Start:
+def start(**more: object) -> StartupReport:
     facts = {"import_seconds": 0.1, "compile_seconds": 0.26, "first_seconds": 0.003, "alone_seconds": 0.002}
-    fields = dict.fromkeys(Start.__dataclass_fields__, 0) | facts
-    return Start(**fields | {"regions": ("ort",), "steady": True, "versions": (), "peak_bytes": 108_500_000} | more)  # type: ignore[arg-type]
+    fields = dict.fromkeys(StartupReport.__dataclass_fields__, 0) | facts
+    return StartupReport(**fields | {"regions": ("ort",), "steady": True, "versions": (), "peak_bytes": 108_500_000} | more)  # type: ignore[arg-type]
 
 
 GROUP = Group(

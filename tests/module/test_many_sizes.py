@@ -22,7 +22,7 @@ from xrt.engines.contract.graph_compiler import MemoryUse
 from xrt.errors import SignatureWarning
 from xrt.graph import Function, Node
 from xrt.module.dispatch import FastPath
-from xrt.module.programs import MAX_READY, Specialization
+from xrt.module.programs import MAX_PREPARED_CALLS, Specialization
 
 HANDLES = Path("/proc/self/fd")
 PATIENCE = 60.0
@@ -122,7 +122,7 @@ def test_two_thousand_sizes_of_an_engine_with_symbolic_dims(engine: str) -> None
             call(module, rows)
         after = count_objects()
         assert cache.statistics.misses == 1
-        assert after["FastPath"] - before["FastPath"] <= MAX_READY - 500
+        assert after["FastPath"] - before["FastPath"] <= MAX_PREPARED_CALLS - 500
         assert after - Counter({"FastPath": after["FastPath"]}) - before == Counter()
         assert len(list(HANDLES.iterdir())) <= handles
         for rows in (1, 2000, 1250):

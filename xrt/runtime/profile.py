@@ -209,7 +209,7 @@ def make_trace(moments: Sequence[Moment], facts: Mapping[str, Any] = FrozenDict(
     for moment in ordered:
         # Both ends are rounded to nanoseconds, so that events stay nested.
         began, ended = (round(1e6 * (moment_time - origin), 3) for moment_time in (moment.began, moment.ended))
-        track = {"pid": processes[moment.device], "tid": tracks[moment.device, moment.thread[0]]}
+        ids = {"pid": processes[moment.device], "tid": tracks[moment.device, moment.thread[0]]}
         times = {"ts": began, "dur": round(ended - began, 3)}
-        events.append({"ph": "X", "name": moment.name, "cat": moment.category, **times, **track, "args": dict(moment.facts)})
+        events.append({"ph": "X", "name": moment.name, "cat": moment.category, **times, **ids, "args": dict(moment.facts)})
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": dict(facts)}
