@@ -40,7 +40,11 @@ def _make_row(item: Any) -> Tensor:
 
 
 def _make_extent(x: Tensor, item: Any, index: int, has_zero: bool) -> Any:
-    """Convert an extent of a Reshape: integers and tensors stay; a name in ``x`` becomes 0, which copies it, or a Shape."""
+    """Convert an extent of a Reshape; integers and tensors are unchanged.
+
+    A symbolic dim of ``x`` becomes 0 (copy this axis) if it stays at its position and the target has no literal 0
+    (``has_zero``); otherwise a Shape node reads it.
+    """
     if isinstance(item, int | np.integer | Symbol) and not isinstance(item, bool):
         return item
     names = [dim for dim in x.shape if isinstance(dim, str)]

@@ -260,7 +260,7 @@ class Records(Generic[T]):
         with self.store.lock(key):
             self.keep(key, change(self.find(key)))
 
-    def items(self) -> list[Item]:
+    def items(self) -> list[RecordFile]:
         """List the files of this kind, least recently used first. Raises OSError."""
         return self.store.items(self.schema.folder)
 
@@ -292,8 +292,8 @@ _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Compiled models of XRT: m
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """The file of a record."""
+class RecordFile:
+    """A file in the cache directory, with the facts that eviction needs."""
 
     path: Path
     size: int
@@ -441,13 +441,13 @@ class Store:
 
     # ------------------------------------------------------------------ all records
 
-    def items(self, kind: str = "") -> list[Item]:
+    def items(self, kind: str = "") -> list[RecordFile]:
         """List the files of all records, or only those in the folder ``kind`` of a schema, least recently used first."""
         folders = [self.root / kind] if kind else [path for path in _list_folder(self.root) if path.name not in _NO_RECORDS]
         items = [item for folder in folders if not self.root.is_symlink() for item in _walk(folder)]
         return sorted(items, key=lambda item: (item.used, item.key))
 
-    def find_damaged(self) -> dict[Item, str]:
+    def find_damaged(self) -> dict[RecordFile, str]:
         """Check the compiled regions; return the reason for each that cannot be used."""
         reasons = {}
         for item in self.entries.items():
@@ -460,7 +460,7 @@ class Store:
                 reasons[item] = str(error)
         return reasons
 
-    def shrink(self, limit: int) -> list[Item]:
+    def shrink(self, limit: int) -> list[RecordFile]:
         """Remove the least recently used records until the rest fits `limit` bytes; return those removed."""
         items = self.items()
         excess = sum(item.size for item in items) - limit
@@ -511,7 +511,7 @@ def _list_folder(folder: Path) -> list[Path]:
         return []
 
 
-def _walk(folder: Path) -> Iterator[Item]:
+def _walk(folder: Path) -> Iterator[RecordFile]:
     """Yield the regular files below a folder, without following links."""
     for path in _list_folder(folder):
         with suppress(FileNotFoundError):  # removed by another process meanwhile
@@ -519,7 +519,7 @@ def _walk(folder: Path) -> Iterator[Item]:
             if stat.S_ISDIR(status.st_mode):
                 yield from _walk(path)
             elif stat.S_ISREG(status.st_mode):
-                yield Item(path, status.st_size, status.st_mtime)
+                yield RecordFile(path, status.st_size, status.st_mtime)
 
 
 def _remove(folder: Path) -> None:

@@ -37,7 +37,9 @@ class Signature:
 
     ingredients: tuple[tuple[str, str], ...]
     memory: str = ""
-    """Addresses of constants that other libraries may write to. An executable may read them there, so it belongs to them."""
+    """Addresses of constants whose memory another library owns and may write to. A compiled executable may read them in place, so
+    it can be reused only for constants at these addresses. Part of `memory_key`, not of `key`.
+    """
 
     @property
     def memory_key(self) -> str:

@@ -112,6 +112,7 @@ def _draw(function: Function, generator: np.random.Generator) -> Iterator[tuple[
     for node in function.nodes:
         if node.outputs[0] in weights:  # a fill, or a reshaped weight
             continue
+        # Of the data input: weights have no statistics.
         input_statistics = next((statistics[name] for name in node.inputs if name in statistics), UNIT)
         for slot, name in enumerate(node.inputs):
             maker = _MAKERS.get((node.op_type, slot))

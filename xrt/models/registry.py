@@ -40,7 +40,9 @@ def names() -> tuple[str, ...]:
 
 
 def list_model_sizes(name: str) -> dict[str, int]:
-    """The size parameters of a model with their defaults; empty for light models. Raises ModelError for an unknown name.
+    """The size parameters of a model with their defaults. Raises ModelError for an unknown name.
+
+    Empty for light models, those that the onnx package ships: they have one size each.
 
     >>> list_model_sizes("mlp")
     {'layers': 4, 'features': 1024, 'hidden': 4096, 'classes': 1000, 'batch': 1}

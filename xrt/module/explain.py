@@ -181,7 +181,7 @@ def explain(plan: Plan, engines: EngineList, *, remarks: Sequence[Mapping[str, s
 
 
 def explain_module(module: XRTModule) -> Explanation:
-    """Explain the plan for the last signature of a module, as `XRTModule.explain` describes."""
+    """Explain the plan of the last call of a module, as `XRTModule.explain` describes."""
     build, checks, engines = module.specialization, module.checks, module.programs.engines
     tuned, program = build.tuned, build.compiled
     # With "auto" the engines that were left out are listed on request only; other remarks always.

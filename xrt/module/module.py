@@ -156,7 +156,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
 
     @property
     def plan(self) -> Plan:
-        """The Plan of the last signature; before the first call, that of the model with its declared types."""
+        """The Plan of the last call; before the first call, that of the model with its declared types."""
         return self.specialization.plan
 
     def plan_for(self, *args: Any, **kwargs: Any) -> Plan:
@@ -164,23 +164,23 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         return self.specialize(self.check_inputs(args, kwargs)).plan
 
     def explain(self) -> Explanation:
-        """Explain the last signature's plan: regions, their inputs and outputs, and each node's engine. Prints as text."""
+        """Explain the plan of the last call: regions, their inputs and outputs, and each node's engine. Prints as text."""
         from xrt.module.explain import explain_module
 
         return explain_module(self)
 
     def profile(self) -> Profile:
-        """Return the launch times of the last signature, over the calls made with ``options=RunOptions(profile=True)``."""
+        """Launch times of the last call's program, over all its calls with ``options=RunOptions(profile=True)``."""
         return replace(self.specialization.program().profile(), threads=self.threads)
 
     def signatures(self) -> dict[str, Signature]:
-        """Return the cache keys of the regions of the last signature's plan, by region name."""
+        """The cache signature of each region in the program of the last call, by region name."""
         return {region.launch.name: region.signature for region in self.specialization.regions()}
 
     def memory(self) -> Memory:
-        """Memory use of the last signature: weights, values between regions, each engine. Prints as a table.
+        """Memory use of the last call's program: weights, values between regions, each engine. Prints as a table.
 
-        Does not compile; engines report their memory only once the signature is compiled.
+        Does not compile; engines report their memory only once the program is compiled.
         """
         return self.specialization.memory()
 
@@ -293,7 +293,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
 
     @property
     def tuned(self) -> TuningResult | None:
-        """How the last signature was placed by measurement, with all candidates; None if it was not. Prints as text."""
+        """How the program of the last call was placed by measurement, with all candidates; None if it was not. Prints as text."""
         return self.specialization.tuned
 
     @property

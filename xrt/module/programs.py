@@ -495,10 +495,14 @@ class Programs:
 
     def compile_for_call(self, build: Specialization, values: Sequence[Any]) -> Program:
         """Compile during a call; warn when `MAX_SILENT_COMPILES` calls have waited for a compile."""
-        is_new, program = build.compiled is None and not build.is_stored, self.compile(build)
+        # Before the compile, which sets `build.compiled`.
+        is_new = build.compiled is None and not build.is_stored
+        program = self.compile(build)
         sizes, fetch = build.key
+        # Nothing was compiled, or not because of the sizes, or the caller accepts it.
         if not is_new or sizes is None or fetch or self.source.is_traced or self.sizes.shapes == "each":
             return program
+        # Padding limits the number of compiles.
         if self.sizes.padding is not None and not self.sizes.refusals:
             return program
         self._compiles += 1
@@ -655,7 +659,8 @@ class Dispatcher:
             del self._prepared[types]
         if build.compiled is not None:
             build.compiled.close_in_background()
-        close_in_background([build].clear)  # freeing a large graph takes a while, too
+        # clear() drops the last reference, so a large graph, which takes a while, is freed in the background thread, too.
+        close_in_background([build].clear)
 
     def close(self) -> None:
         """Drop everything and prepare no further calls. A specialization that a call uses is closed when the call ends."""

@@ -186,7 +186,7 @@ class SizePolicy:
             return self.padding.source
         return self.served if values is None else self.source
 
-    def pad(self, values: list[Any], planner: Programs, *, pads: bool = True) -> list[Any]:
+    def pad(self, values: list[Any], programs: Programs, *, pads: bool = True) -> list[Any]:
         """Pad the inputs of a call if a padded program serves their sizes; ``pads=False`` keeps the sizes."""
         # Sizes with a static program, as in a bundle, need no padding.
         if self.padding is not None and self.pads_all:
@@ -195,42 +195,44 @@ class SizePolicy:
             return values
         sizes = self.source.key(values)
         # These sizes have a program already, in this module or in the cache.
-        if self._is_first(sizes, planner) or (self._stored is not None and self._stored.has(sizes)):
+        if self._claim_static_program(sizes, programs) or (self._stored is not None and self._stored.has(sizes)):
             return values
         # One program for all sizes computes less than padding.
-        if planner.engines.are_dynamic or not self.find_reason(values, planner):
+        if programs.engines.are_dynamic or not self.find_reason(values, programs):
             return values
-        return values if (padding := self.find_padding(planner)) is None else padding.pad(values)
+        return values if (padding := self.find_padding(programs)) is None else padding.pad(values)
 
-    def get_key(self, values: Any, planner: Programs) -> object:
+    def get_key(self, values: Any, programs: Programs) -> object:
         """Make the dict key of the program for these inputs: their shapes or, for a traced graph, their full types.
 
         None if one program serves all inputs. ``values`` is None for the declared types.
         """
         if values is None and not self.source.is_traced:
             return None
-        source, engines = self.get_source(values), planner.engines
+        source, engines = self.get_source(values), programs.engines
         sizes = source.key(values or [])
         if (
             sizes is None
             or source is not self.source
-            or self._is_first(sizes, planner)
+            or self._claim_static_program(sizes, programs)
             # Programs for all sizes of some engines do not support a symbolic dim of 0.
             or (not engines.are_dynamic and any(values[index].shape[axis] == 0 for index, axis, _ in self.open_axes))
         ):
             return sizes
-        return sizes if source.is_traced or self.find_reason(values, planner) else None
+        return sizes if source.is_traced or self.find_reason(values, programs) else None
 
     def set_exact(self, values: Sequence[Any]) -> None:
         """Let later calls with the sizes of these inputs use a static program."""
         if self.open_axes:
             self.exact |= {self.get_source(values).key(values)}
 
-    def _is_first(self, sizes: object, planner: Programs) -> bool:
+    def _claim_static_program(self, sizes: object, programs: Programs) -> bool:
         """Whether these sizes use a static program. With ``"auto"``, the first sizes passed become those that use one."""
-        engines, stored = planner.engines, self._stored
+        engines, stored = programs.engines, self._stored
+        # Claimed already, or it is decided whether one program serves all sizes.
         if self.exact or self._why_each is not None:
             return sizes in self.exact
+        # Nothing to claim: one program serves all sizes, or each set of sizes has its own.
         if self.shapes != "auto" or engines.are_dynamic or (engines.is_auto and not engines.can_be_dynamic):
             return False
         # A stored program for all sizes serves the first call as well, and without a compile.
@@ -240,13 +242,13 @@ class SizePolicy:
 
     # ------------------------------------------------------------------ one program for all sizes
 
-    def find_reason(self, values: Any, planner: Programs) -> str:
+    def find_reason(self, values: Any, programs: Programs) -> str:
         """Explain why one program does not serve all sizes; empty if it does.
 
         If engines must be queried, this happens once, with the inputs ``values`` of that call, and the result holds for all
         calls.
         """
-        engines = planner.engines
+        engines = programs.engines
         if self.pads_all:
             return "shapes=Buckets(...) pads to a few of them"
         if self.shapes == "each":
@@ -254,22 +256,22 @@ class SizePolicy:
         if not engines.can_be_dynamic:
             fixed = next(engine.spec for engine in engines.engines if not engine.supports_dynamic_shapes)
             return f"engine {fixed!r} needs every extent fixed"
-        if engines.is_auto and planner.placer.placed is None and self.shapes != "one":
+        if engines.is_auto and programs.placer.placed is None and self.shapes != "one":
             return "engine='auto' measures at the sizes of a call"
         if self._why_each is not None or engines.are_dynamic:
             return self._why_each or ""
         # Without symbolic dims there is only one set of sizes; each trace of a graph counts as a model.
         if self.source.is_traced or self.source.is_static:
             return "the model has no symbolic dims"
-        with planner.planning:
+        with programs.planning:
             if self._why_each is None:
-                reason = self._find_reason(values, planner)
+                reason = self._find_reason(values, programs)
                 if reason and values is None:
                     return reason  # not stored: at the sizes of a call there may be no reason
                 self._why_each = reason
         return self._why_each
 
-    def _find_reason(self, values: Any, planner: Programs) -> str:
+    def _find_reason(self, values: Any, programs: Programs) -> str:
         """Plan for symbolic dims, and explain why one program does not serve all sizes; empty if it does.
 
         Each engine must accept its region with dynamic shapes, and the reference engine must get no node that another engine
@@ -283,27 +285,27 @@ class SizePolicy:
         if self._stored is not None and self._stored.has(sizes):
             return "the cache has a program for these sizes"
         try:
-            build = planner.find_or_plan((None, ()), None)
+            build = programs.find_or_plan((None, ()), None)
             plan = build.plan
         except PlanError as error:
             return str(error).splitlines()[0]
         # The reference engine accepts any size, so only its nodes that another engine could run count against one program.
-        reference_specs = [engine.spec for engine in planner.engines.engines[1:] if engine.name == IMPLICIT]
+        reference_specs = [engine.spec for engine in programs.engines.engines[1:] if engine.name == IMPLICIT]
         for launch in plan.launches:
             if launch.engine not in reference_specs and (reason := build.engines.why_not_dynamic(launch)):
                 return reason
         moved = [name for launch in plan.launches if launch.engine in reference_specs for name in launch.nodes]
         if moved and sizes is not None:
-            fixed = planner.find_or_plan((sizes, ()), values).plan
+            fixed = programs.find_or_plan((sizes, ()), values).plan
             moved = sorted({*moved}.difference(*(x.nodes for x in fixed.launches if x.engine in reference_specs)))
         return next((str(reason) for reason in plan.reasons if reason.node in moved), "")
 
-    def check_declared(self, planner: Programs) -> None:
+    def check_declared(self, programs: Programs) -> None:
         """Raise InputError unless the module can be compiled for the declared types, without example inputs."""
         source = self.source
         if not source.inputs or source.is_static:
             return
-        why = "the graph is traced for its inputs" if source.is_traced else self.find_reason(None, planner)
+        why = "the graph is traced for its inputs" if source.is_traced else self.find_reason(None, programs)
         if why:
             raise InputError(f"compile() needs example inputs: {why}; pass m.compile(x, ...)")
 
@@ -313,12 +315,12 @@ class SizePolicy:
 
     # ------------------------------------------------------------------ padding
 
-    def find_padding(self, planner: Programs) -> PaddedModel | None:
+    def find_padding(self, programs: Programs) -> PaddedModel | None:
         """Return the padded form of the model, made on first use; None if it cannot be padded or the options exclude it."""
         if self._is_decided or self.shapes != "auto":
             return self.padding
-        with planner.planning:
-            engines = planner.engines
+        with programs.planning:
+            engines = programs.engines
             if not self._is_decided and not engines.is_auto and engines.context.device == "cpu" and not engines.devices:
                 self.padding = self._make_padding(engines, None)
             self._is_decided = True

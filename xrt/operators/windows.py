@@ -97,8 +97,8 @@ class Window:
             begins, ends = placement.begins, placement.declared_ends
         return replace(self, begins=begins, ends=ends, auto_pad="NOTSET")
 
-    def spread(self, positions: Sequence[int]) -> list[int]:
-        """Compute the input extents, without declared padding, for which a pool has this many positions."""
+    def unpooled_extents(self, positions: Sequence[int]) -> list[int]:
+        """The default output extents of MaxUnpool: the input extents of a pool without dilation, less the declared padding."""
         pads = zip(self.begins, self.ends, strict=True)
         steps = zip(positions, self.strides, self.kernel, pads, strict=True)
         return [(n - 1) * s - sum(axis_pads) + k for n, s, k, axis_pads in steps]

@@ -548,11 +548,13 @@ class RegressionResult:
 def check_regression(
     setup: RegressionSetup, plan: Plan, other: Plan | None, baseline: Baseline | None, limit: float
 ) -> RegressionResult:
-    """Check whether the plan's ratio to the other plan is worse than the lockfile's by more than ``limit``.
+    """Check whether the plan's time relative to the other plan's has grown by more than ``limit`` since the lockfile was written.
 
-    Raises LockError if a plan does not run, or if its results differ from the reference.
+    Without a baseline, only check that the plan runs and its results are right. Raises LockError if a plan does not run, or if
+    its results differ from the reference.
     """
     if baseline is None or other is None:
+        # Entering compiles the plan and compares its results with the reference.
         with setup.prepare_entrants(plan):
             return RegressionResult("alone", limit)
 

@@ -346,7 +346,10 @@ def make_decision(tuned: TuningResult, request: PlacementRequest) -> PlacementFi
 def request_form(
     request: PlacementRequest, precision: PrecisionRecord | None, lowered: Sequence[GraphCompiler]
 ) -> PlacementRequest:
-    """Return the request for the form of the model that is quantized to ``precision``, with the engines ``lowered`` added."""
+    """Return the request for the form of the model in this precision; None leaves the model unchanged.
+
+    ``lowered`` are the engine variants that compute in lower precision. They are added to the engines.
+    """
     function = make_planned_function(request.function, precision)
     return replace(request, function=function, engines=(*lowered, *request.engines))
 

@@ -274,7 +274,11 @@ class Observer:
                 )
 
     def add(self, values: Mapping[str, tuple[str, Array]]) -> None:
-        """Add the name and array of each key for a batch. Raises CalibrationError, and adds nothing, if one is not finite."""
+        """Update the statistics with the arrays of one batch.
+
+        ``values`` maps the hash of a value to its name, for messages, and its array. Raises CalibrationError, and changes
+        nothing, if an array has NaN or infinity.
+        """
         with self._lock:
             # Before any value is added: a batch counts as a whole or not at all.
             self.check(values.values())

@@ -320,42 +320,56 @@ class PrecisionSearch:
         return ""
 
     def _try_integers(self) -> None:
-        """Try the int8 forms, on each engine alone and, if allowed, with its remaining nodes in bf16."""
+        """Try the int8 forms, on each engine alone and, if allowed, with its remaining nodes in bf16.
+
+        1. If there are ranges, static int8 in all quantizable nodes.
+        2. int8 in matrix products only.
+        3. The attempts of step 1 with the nodes of the largest errors in float32.
+        """
         if reason := self._why_not_quantized():
             self.notes.append(reason)
             return
         engines = []
         for _, engine in self._list_lowered(("int8",)):
             engines.append((engine, ""))
-            halved = engine.lower_precision("bf16") if "bf16" in self.options.allowed and not self.options.exact_nodes else None
-            engines += [] if halved is None else [(halved, " and bf16")]
+            mixed_engine = (
+                engine.lower_precision("bf16") if "bf16" in self.options.allowed and not self.options.exact_nodes else None
+            )
+            engines += [] if mixed_engine is None else [(mixed_engine, " and bf16")]
         engines.sort(key=lambda pair: bool(pair[1]))  # try those with the rest in bf16 last: they gain least
-        full_forms = []
+        full_attempts = []
         if self.calibrate.items or self.options.table is not None:
             # Try without and with balanced channels: which of them has the lower error depends on the model.
             for balance in dict.fromkeys(((), self.balance)):
-                for engine, rest in engines:
+                for engine, title_suffix in engines:
                     form = QuantizedForm(self.table, self.fixed, "static", balance, needs_reduced_range([engine]))
-                    full_forms.append(self._try_form(engine, rest, form))
+                    full_attempts.append(self._try_form(engine, title_suffix, form))
         else:
             self.notes.append("static int8 was not tried: it needs calibrate=, examples to measure ranges on")
         # `lower_precision` returns the engine itself if it needs no other variant for int8: then it has integer kernels.
-        exact = {engine.spec for engine in self.bench.engines}
-        for engine, rest in engines:
+        integer_kernel_specs = {engine.spec for engine in self.bench.engines}
+        for engine, title_suffix in engines:
             names = list(self._quantizable_nodes)
-            for form, model in list_product_forms(self.prepared, names, self.fixed, engine, has_kernels=engine.spec in exact):
-                self._try_form(engine, rest, form, model=model)
+            for form, model in list_product_forms(
+                self.prepared, names, self.fixed, engine, has_kernels=engine.spec in integer_kernel_specs
+            ):
+                self._try_form(engine, title_suffix, form, model=model)
         self._note_other_products()
-        self._try_exact_nodes(full_forms)
+        self._try_exact_nodes(full_attempts)
 
     def _try_form(
-        self, engine: GraphCompiler, rest: str, form: QuantizedForm, exact: Sequence[str] = (), model: Function | None = None
+        self,
+        engine: GraphCompiler,
+        title_suffix: str,
+        form: QuantizedForm,
+        exact: Sequence[str] = (),
+        model: Function | None = None,
     ) -> Attempt:
         """Try a form on an engine, with the nodes ``exact`` in float32. ``model``: the quantized model, if built already."""
         form = replace(form, exact_nodes=form.exact_nodes | {self._quantizable_nodes[name] for name in exact})
         self.report(f"quantizing, with {len(form.exact_nodes)} nodes in float32")
         plan = self.bench.plan_on(form.apply(self.prepared) if model is None else model, engine)
-        return self._try(Attempt(plan, f"{describe_form(form)}{rest}", (engine,), form, tuple(exact)))
+        return self._try(Attempt(plan, f"{describe_form(form)}{title_suffix}", (engine,), form, tuple(exact)))
 
     def _note_other_products(self) -> None:
         """Add notes with the number of products and convolutions that cannot be quantized, by reason."""
@@ -410,20 +424,20 @@ class PrecisionSearch:
 
     # ------------------------------------------------------------------ nodes in float32
 
-    def _try_exact_nodes(self, full_forms: Sequence[Attempt]) -> None:
+    def _try_exact_nodes(self, full_attempts: Sequence[Attempt]) -> None:
         """Keep the nodes with the largest errors in float32 until the error is within the limit.
 
-        ``full_forms`` are the tried forms with all nodes in int8. Start from the fastest, and from the fastest that computes the
+        ``full_attempts`` are those with all nodes in int8. Start from the fastest, and from the fastest that computes the
         remaining nodes in bf16. Of the forms of an engine, with and without balanced channels, use the one with less error.
         """
         best: dict[str, Attempt] = {}
-        for full_form in sorted(full_forms, key=lambda full_form: full_form.error.bound):
-            if full_form.outcome != "failed":
+        for full_attempt in sorted(full_attempts, key=lambda full_attempt: full_attempt.error.bound):
+            if full_attempt.outcome != "failed":
                 # The more exact form needs fewer nodes in float32.
-                best.setdefault(full_form.engines[0].spec, full_form)
+                best.setdefault(full_attempt.engines[0].spec, full_attempt)
         bases: dict[bool, Attempt] = {}
-        for full_form in sorted(best.values(), key=lambda full_form: full_form.first_calls):
-            bases.setdefault(full_form.precision.endswith("bf16"), full_form)
+        for full_attempt in sorted(best.values(), key=lambda full_attempt: full_attempt.first_calls):
+            bases.setdefault(full_attempt.precision.endswith("bf16"), full_attempt)
         budget = self.options.budget
         # Nodes are selected by relative error. A cosine distance is about half the square of the relative error.
         convert = (lambda error: math.sqrt(2 * error)) if budget.measure == "cosine" else float
@@ -502,7 +516,8 @@ def _merge(outputs: Sequence[Sequence[Any]]) -> Sequence[Any]:
 # ---------------------------------------------------------------------- forms of products alone
 
 MIN_MATRIX_SHARE = 0.1
-"""Forms that quantize products only are tried if at least this share of the weight bytes is in matrices of products."""
+"""Quantizing only the matrix products (Gemm, MatMul) is tried if their constant matrices have at least this share of the bytes of
+all weights of convolutions and products."""
 MAX_STORED8_ROWS = 16
 """``stored8`` is tried if no product has more rows: with more, reading the weights no longer limits the speed."""
 _WITH_WEIGHTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})

@@ -67,27 +67,44 @@ def _list_updates(function: Function) -> list[tuple[int, int]]:
 
 
 def _make_updating_call(
-    executable: Executable, inputs: Sequence[Any], like: Sequence[Any] | None, count: int, updates: Sequence[tuple[int, int]]
+    executable: Executable,
+    inputs: Sequence[Any],
+    sample_results: Sequence[Any] | None,
+    output_count: int,
+    updates: Sequence[tuple[int, int]],
 ) -> Callable[[], object]:
+    """Create the timed call of a region that updates inputs, on copies of them.
+
+    They are updated in place where the executable supports it, else by a copy of the output. ``updates`` has pairs of indices, of
+    an input and of the output with its new value.
+    """
     arguments = [_to_c_order(value) for value in inputs]
     for input_index, _ in updates:
         # Timing must not change the caller's arrays.
         arguments[input_index] = np.array(arguments[input_index], order="C")
     pairs = frozenset(executable.inplace_pairs())
     # As in a program: the engine writes to the input's array if it can, else the result is copied to it.
-    inplace = {result: arguments[input_index] for input_index, result in updates if (input_index, result) in pairs}
-    copied = [(arguments[input_index], result) for input_index, result in updates if result not in inplace]
-    if not copied and like is not None and executable.supports_io_binding() and all(map(_may_be_bound, like)):
-        buffers = [np.empty(value.shape, value.dtype) if n not in inplace else inplace[n] for n, value in enumerate(like)]
+    inplace = {
+        output_index: arguments[input_index] for input_index, output_index in updates if (input_index, output_index) in pairs
+    }
+    copied = [(arguments[input_index], output_index) for input_index, output_index in updates if output_index not in inplace]
+    if not copied and sample_results is not None and executable.supports_io_binding() and all(map(_may_be_bound, sample_results)):
+        buffers = [
+            np.empty(value.shape, value.dtype) if n not in inplace else inplace[n] for n, value in enumerate(sample_results)
+        ]
         return executable.bind(arguments, buffers)
-    options = RunOptions(out=tuple(inplace.get(n) for n in range(count)))
-    call = partial(executable.run, arguments, options) if inplace else partial(executable.fast_call(), *arguments)
+    call: Callable[[], Sequence[Any]]
+    if inplace:
+        options = RunOptions(out=tuple(inplace.get(n) for n in range(output_count)))
+        call = partial(executable.run, arguments, options)
+    else:
+        call = partial(executable.fast_call(), *arguments)
 
     def run() -> None:
         results = call()
-        for array, result in copied:
-            if results[result] is not array:
-                np.copyto(array, results[result])
+        for array, output_index in copied:
+            if results[output_index] is not array:
+                np.copyto(array, results[output_index])
 
     return run
 

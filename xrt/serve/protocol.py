@@ -390,7 +390,10 @@ def _parse_json_size(header: bytes, body_size: int) -> int:
 
 
 def _decode_document(text: memoryview) -> tuple[_RequestDocument, Callable[[bytes], Any]]:
-    """Decode the JSON of a request except the tensors' data; return it and the function that parses lists of numbers in these."""
+    """Decode the JSON of a request except the tensors' ``data``, which stays raw; return it and the parser for ``data``.
+
+    The parser is a slower one if the JSON has NaN or infinities.
+    """
     try:
         try:
             return _DECODER.decode(text), msgspec.json.decode

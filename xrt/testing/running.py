@@ -156,11 +156,16 @@ def overlook_deviations(
     engines: Iterable[GraphCompiler],
     inner: Mapping[str, Any] | None = None,
 ) -> list[Any]:
-    """Return the results, with expected values in place of the elements that a declared deviation of the engines explains.
+    """Copy ``results``, with expected values in place of the elements that a declared deviation of the engines explains.
 
-    If a special value reaches a node with a declared deviation for it, all values that depend on the node are explained. Else an
-    element is explained if its expected value is special and a node that it depends on has a deviation for it. ``inner`` maps
-    names to inner values (None: compute them on the reference engine). Results of a wrong type or shape are returned unchanged.
+    A deviation says which special values (NaN, infinity, ...) an operator may handle differently. Two rules:
+
+    1. If a node reads a special value, and the node or one upstream of the value has a deviation for its kind, everything
+       downstream of the node is replaced.
+    2. Otherwise an element is replaced if its expected value is special, and a node upstream has a deviation for its kind.
+
+    ``inner`` maps names to inner values (None: compute them on the reference engine). Results of a wrong type or shape are
+    returned unchanged.
     """
     function = infer_shapes(function)
     declared = [deviation for engine in engines for deviation in list_deviations(engine.implementation, function)]
@@ -236,14 +241,17 @@ def _is_argument(node: Node, name: str, function: Function) -> bool:
 
 
 def _replace_explained(result: Any, reference: Any, everywhere: bool, kinds: set[DeviationKind]) -> Any:
-    """Replace the explained elements of one result: all if ``everywhere``, else those whose expected value is of ``kinds``."""
+    """Replace the elements that a deviation explains by the reference's, so that the comparison ignores them.
+
+    These are all elements if ``everywhere``, else those whose expected value is of ``kinds``.
+    """
     if isinstance(result, list) and isinstance(reference, list) and len(result) == len(reference):
         return [_replace_explained(a, b, everywhere, kinds) for a, b in zip(result, reference, strict=True)]
     if not isinstance(result, np.ndarray) or not isinstance(reference, np.ndarray):
         return result
     if result.dtype != reference.dtype or result.shape != reference.shape:
         return result
-    if everywhere:  # type and shape are right, and no element says anything about the engine
+    if everywhere:  # every element depends on a deviation: only dtype and shape can be compared
         return reference
     marks = mark_special_elements(reference)
     explained = [mask for kind, mask in marks.items() if kind in kinds]

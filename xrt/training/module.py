@@ -173,11 +173,15 @@ class TrainModule:
 
 
 def _to_inference(function: Function) -> Function:
-    return function.replace(nodes=tuple(new for node in function.nodes for new in _list_forms(node, function)))
+    return function.replace(nodes=tuple(new for node in function.nodes for new in _to_inference_nodes(node, function)))
 
 
-def _list_forms(node: Node, function: Function) -> Iterator[Node]:
-    """Yield the node, or its inference form if it is a Dropout or BatchNormalization in training mode."""
+def _to_inference_nodes(node: Node, function: Function) -> Iterator[Node]:
+    """Yield the nodes that replace ``node`` in inference.
+
+    Dropout loses its training flag. BatchNormalization gets ``training_mode=0``, and Identities that pass the running statistics
+    through. Other nodes are yielded with their bodies converted.
+    """
     if not is_training(node, function):
         yield node.map_bodies(_to_inference)
     elif node.op == "Dropout":  # without the flag it is in inference mode

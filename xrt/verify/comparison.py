@@ -344,7 +344,7 @@ def _find_diff(function: Function, results: Sequence[Any], expected: Sequence[An
 
 
 def find_output_tolerance(function: Function, output: str, expected: Any) -> Tolerance:
-    """Find the tolerance of an output: that of a network for the narrowest float type of the values it depends on.
+    """Choose the tolerance of an output: the ``"network"`` tolerance of the narrowest float type among the values it depends on.
 
     Engines may keep more precision than a narrow type has (TVM fuses a cast to bfloat16 and back into nothing), and a float64 is
     no more accurate than the float32 it was cast from.

@@ -282,7 +282,7 @@ def max_unpool(node: Node, ctx: NodeContext) -> Run:
     xp, window = ctx.xp, make_window(node, node.attr("kernel_shape"))
 
     def run(x: Array, indices: Array, shape: Array | None = None) -> Array:
-        default_shape = (*x.shape[:2], *window.spread(x.shape[2:]))
+        default_shape = (*x.shape[:2], *window.unpooled_extents(x.shape[2:]))
         flat = xp.zeros(prod(default_shape), dtype=x.dtype)
         unpooled = xp.scatter(flat, (indices.reshape(-1),), x.reshape(-1), "none").reshape(default_shape)
         if shape is None:

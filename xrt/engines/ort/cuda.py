@@ -232,7 +232,7 @@ class OrtOnDevice(Executable):
         return self._accelerator.address(array) or 1
 
     def _copy_result(self, result: Any) -> Any:
-        """Copy an array that the library allocated, on its stream."""
+        """Copy an output that ONNX Runtime allocated to a new device array, on this executable's stream."""
         type_ = DType.from_onnx(result.element_type())
         with self._accelerator.activate(self._stream) if self._device.kind != "cpu" else nullcontext():
             return self._accelerator.at(result.data_ptr(), result.shape(), type_.numpy, result).copy()

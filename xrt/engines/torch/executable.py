@@ -127,7 +127,11 @@ def _make_converter(type_: Type | None, of: Callable[[Any], Convert]) -> Convert
 
 
 def _make_unshared(value: Any, addresses: set[int]) -> Any:
-    """Return a contiguous result; copied if it is part of a storage, or at one of ``addresses``, which then get its address."""
+    """Return a result as contiguous tensors that share no storage; other values are unchanged.
+
+    A tensor is cloned if its storage starts at one of ``addresses`` (inputs, constants, earlier outputs) or is larger than the
+    tensor. The address of the returned tensor is added to ``addresses``.
+    """
     if isinstance(value, list):
         return [_make_unshared(item, addresses) for item in value]
     if not isinstance(value, torch.Tensor):

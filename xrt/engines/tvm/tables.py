@@ -74,14 +74,16 @@ def _has_inexact_ties(node: Node, function: Function) -> bool:
     coordinates = "asymmetric" if has_fixed_coordinates else node.attr("coordinate_transformation_mode", "half_pixel")
     nearest = "floor" if has_fixed_coordinates else node.attr("nearest_mode", "round_prefer_floor")
     extents = ((a, b) for a, b in zip(*shapes, strict=True) if isinstance(a, int) and isinstance(b, int) and a != b)
-    return any(_meets_tie(a, b, coordinates, is_rounded=nearest.startswith("round")) for a, b in extents)
+    return any(_axis_has_inexact_tie(a, b, coordinates, is_rounded=nearest.startswith("round")) for a, b in extents)
 
 
-def _meets_tie(extent: int, target: int, coordinates: str, *, is_rounded: bool) -> bool:
-    """Whether resizing a dim from ``extent`` to ``target`` samples exactly on a boundary between two elements.
+def _axis_has_inexact_tie(extent: int, target: int, coordinates: str, *, is_rounded: bool) -> bool:
+    """Whether resizing a dim from ``extent`` to ``target`` samples a boundary between two elements at an inexact position.
 
+    The position is mathematically on the boundary but inexact in float32, so rounding selects the element.
     Output ``i`` reads position ``(i + c) * extent / target - c``, with c = 1/2 for half-pixel coordinates and 0 otherwise. The
-    boundaries are integers, or with ``is_rounded`` halves. Always False if the positions are exact in binary.
+    boundaries are integers, or with ``is_rounded`` halves. False if the ratio's
+    denominator is a power of two: all positions are exact.
     """
     is_aligned = coordinates == "align_corners"
     has_half_pixels = int(coordinates in _HALF_PIXEL_MODES)

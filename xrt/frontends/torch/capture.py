@@ -139,13 +139,14 @@ class ModuleState:
             marks = [() if t is None else _make_mark(t) for t in tensors]
         return cls(layout, tuple(flags), tensors, marks)
 
-    def is_like(self, other: ModuleState, updated: Sequence[int]) -> bool:
+    def is_valid_for(self, other: ModuleState, updated: Sequence[int]) -> bool:
         """Whether a capture made in this state is valid in the other. Tensors at indices ``updated`` may differ in content."""
         if self.layout != other.layout:
             return False
         # Most calls: nothing has changed.
         if self.marks == other.marks and all(map(is_, self.tensors, other.tensors)):
             return True
+        # mark[2:] is dtype and shape: address and version of an updated tensor may change.
         pairs = enumerate(zip(self.tensors, other.tensors, self.marks, other.marks, strict=True))
         return all(
             (tensor is other_tensor and mark == other_mark) or (index in updated and mark[2:] == other_mark[2:])

@@ -415,7 +415,7 @@ class TorchModule:
             key = (structure, state.training, autocast, tuple(map(describe, leaves)))
             candidates = self._captures.get(key, [])
             # If one capture is stale, all are: they were made from the same parameters.
-            if any(not candidate.state.is_like(state, candidate.buffers) for candidate in candidates):
+            if any(not candidate.state.is_valid_for(state, candidate.buffers) for candidate in candidates):
                 self.recapture()
                 candidates = []
             compiled = next((candidate for candidate in candidates if candidate.accepts(leaves)), None)

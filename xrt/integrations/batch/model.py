@@ -405,7 +405,10 @@ class RowModel:
         self._has_independent_rows = True
 
     def _call(self, group: RowGroup) -> list[Array]:
-        """Call the module with a group; return the selected outputs. Raises OptionError for an output without one item a row."""
+        """Run the module on the rows of a group, padded to the fixed batch size if there is one.
+
+        Return the selected outputs, one item per row. Raises OptionError if an output has another number of items than rows.
+        """
         count = len(group.indices)
         rows = self._fixed or count
         values = [group.values[row_input.name] for row_input in self.inputs]

@@ -285,11 +285,14 @@ def _reshape(p: Padder, node: Node, target: Target) -> None:
         raise p.refuse("the new shape has fewer elements", *parts.remaining)
     middle = [parts.rest()] if inferred < len(target) else []
     axes = [*front, *middle, *reversed(back)]
-    p.set(node.outputs[0], axes, _find_zeros(p, node.inputs[0], axes))
+    p.set(node.outputs[0], axes, _find_zero_padded_axes(p, node.inputs[0], axes))
 
 
-def _find_zeros(p: Padder, data: str, axes: Sequence[Axis]) -> list[int]:
-    """Find the output axes with zero padding: those equal to an input axis with zero padding, and to no other padded axis."""
+def _find_zero_padded_axes(p: Padder, data: str, axes: Sequence[Axis]) -> list[int]:
+    """Find the indices of the output axes that are known to be padded with zeros, by their extents.
+
+    If an input axis with undefined padding has the same extents, the match is ambiguous and the axis is left out.
+    """
     zeros = p.zeros(data)
     old = [axis for n, axis in enumerate(p.axes(data)) if p.is_padded(axis) and n not in zeros]
     zero_padded = [p.axes(data)[n] for n in zeros]
@@ -394,8 +397,8 @@ def apply_scatter_elements(p: Padder, node: Node) -> Node:
     if p.is_padded(index_axes[axis]):
         if (reduction := node.attr("reduction", "none")) in ("add", "mul"):
             raise p.refuse(f"an entry that is written twice counts twice in reduction {reduction!r}", index_axes[axis])
-        last = _repeat_last(p, indices, axis)
-        positions, updates = (p.node("Gather", name, last, axis=axis) for name in (positions, updates))
+        clamped_positions = _repeat_last(p, indices, axis)
+        positions, updates = (p.node("Gather", name, clamped_positions, axis=axis) for name in (positions, updates))
     p.set(node.outputs[0], axes)
     return replace(node, inputs=(data, positions, updates))
 
@@ -415,14 +418,14 @@ def apply_tensor_scatter(p: Padder, node: Node) -> Node | None:
     if node.attr("mode", "linear") != "linear":
         raise p.refuse("it writes to a circular buffer", update_axes[axis])
     # Writing the same entry again at its own position changes nothing.
-    last = _repeat_last(p, update, axis)
+    clamped_positions = _repeat_last(p, update, axis)
     along = [-1 if n == axis else 1 for n in range(len(axes))]
-    positions = p.node("Reshape", last, p.constant(np.array(along, np.int64)))
+    positions = p.node("Reshape", clamped_positions, p.constant(np.array(along, np.int64)))
     if optional and optional[0]:
         by_batch = p.constant(np.array([-1] + [1] * (len(axes) - 1), np.int64))
         positions = p.node("Add", positions, p.node("Reshape", optional[0], by_batch))
     positions = p.node("Expand", positions, p.node("Shape", update))
-    operands = past, positions, p.node("Gather", update, last, axis=axis)
+    operands = past, positions, p.node("Gather", update, clamped_positions, axis=axis)
     return replace(node, op_type="ScatterElements", inputs=operands, attributes=()).with_attributes(axis=axis)
 
 

@@ -317,6 +317,7 @@ def quantize(draft: GraphDraft) -> None:
     axis, kind = draft.choose.integer(0, x.rank - 1), draft.choose.pick((np.uint8, np.int8))
     count = () if draft.choose.integer(0, 1) else (x.shape[axis],)
     scale, zero = draft.constant(np.full(count, 0.05, np.float32)), draft.constant(np.full(count, 3, kind))
+    # The integers are bounded by 255, the dequantized values by 0.05 * (255 - 3), rounded up.
     small = draft.out(DType.parse(np.dtype(kind).name), x.shape, 255.0, steps=True)
     draft.node("QuantizeLinear", [x, scale, zero], small, axis=axis)
     draft.node("DequantizeLinear", [small, scale, zero], draft.like(x, 13.0, steps=True), axis=axis)
