@@ -186,7 +186,7 @@ async def test_a_session_whose_first_call_runs_during_a_reload_is_gone_afterward
     old, new = (SessionTable(lambda: [0], max_sessions=10, idle_seconds=1.0) for _ in range(2))
     with old.enter(SessionRequest("a")) as entry:
         entry.note_start()
-        new.inherit(old, "the model was loaded again")
+        new.forget_sessions_of(old, "the model was loaded again")
     with pytest.raises(RequestRefusal) as gone, new.enter(SessionRequest("a")):
         pass
     assert str(gone.value) == "session 'a' is gone: the model was loaded again; begin again with session_start"

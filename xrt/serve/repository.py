@@ -252,7 +252,7 @@ class Repository:
             entry.served.show_metrics()
             if old is not None:
                 # Sessions of the old model are lost; their clients get status 410 with this reason.
-                entry.served.sessions.inherit(old.sessions, "the model was loaded again")
+                entry.served.sessions.forget_sessions_of(old.sessions, "the model was loaded again")
                 await old.close()  # this ends, since new requests already go to the new model and the old queue only shrinks
 
     async def _prepare(self, entry: _Entry) -> ServedModel:

@@ -547,8 +547,8 @@ class SessionTable:
         while len(self._forgotten) > _MAX_FORGOTTEN:
             self._forgotten.popitem(last=False)
 
-    def inherit(self, old: SessionTable, reason: str) -> None:
-        """Record that all sessions of ``old`` have ended for this reason. ``old`` belongs to the model that this one replaces."""
+    def forget_sessions_of(self, old: SessionTable, reason: str) -> None:
+        """Forget the sessions of ``old``, the table of the replaced model: requests for them get status 410 with the reason."""
         self._forgotten = old._forgotten.copy()
         for name in (*old._entries, *old._busy):
             self.forget(name, reason)
