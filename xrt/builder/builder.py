@@ -144,6 +144,7 @@ def record_function(
     values = {name: tensor.name for name, tensor in tensors.items()}
     with builder.scope(function.name):
         values.update((name, builder.fresh(name)) for name in list_definitions(function) if name not in values)
+        # A node named after its output keeps that: use the output's new name.
         nodes = {node.name: values.get(node.name) or builder.fresh(node.name) for node in function.nodes}
     for node in function.nodes:
         types = [function.get_type(name) if name else None for name in node.outputs]

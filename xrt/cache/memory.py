@@ -159,7 +159,7 @@ class _Entry:
 
     @property
     def idle_threads(self) -> int:
-        """Threads that the executable owns."""
+        """Number of threads that the executable keeps alive between calls; 0 while it is being made."""
         return 0 if (executable := self.executable) is None else executable.idle_threads
 
     @property

@@ -463,10 +463,11 @@ def quantize_command(model: str, target: Path, table_file: str | None, save_tabl
 def _make_quantization_options(params: Mapping[str, Any]) -> QuantizationOptions:
     """Make the options of quantization. Without ``--portable``, a run of ONNX Runtime decides between weights of 7 and 8 bits."""
     patterns: dict[str, Any] = {"include": params["include"]} if params["include"] else {}
-    # Sums of 8-bit products saturate on x86 without VNNI; weights of 7 bits cannot. Weights alone are not summed as bytes.
+    # Sums of 8-bit products saturate on x86 without VNNI, except with weights of 7 bits. Weight-only quantization multiplies in
+    # float32, so it cannot overflow.
     needs_7_bits = not params["weights_only"]
     if needs_7_bits and not params["portable"]:
-        with suppress(XRTError):  # ONNX Runtime is not installed: the file is for unknown processors
+        with suppress(XRTError):  # without ONNX Runtime this processor cannot be tested: keep the portable 7 bits
             needs_7_bits = not byte_sums.sums_bytes_exactly(registry.create(_DEFAULT_ORT))
     return QuantizationOptions(
         **patterns,

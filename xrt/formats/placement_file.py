@@ -31,6 +31,8 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, le=10_000_000)]
 Number: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
 Key: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 SelectionOutcome: TypeAlias = Literal["won", "tie", "lost", "late", "wrong", "failed"]
+"""How a plan did in the race. ``won``: chosen; ``tie``: not distinguishable from the winner; ``lost``: slower; ``late``: not
+compared in time; ``wrong``: its results differ from the reference; ``failed``: it did not compile or run."""
 
 
 class Record(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -51,7 +53,7 @@ class Record(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 
 
 LoweredOutcome: TypeAlias = Literal["won", "tie", "lost", "late", "over", "wrong", "failed"]
-"""Like `SelectionOutcome`; ``over``: the error exceeds the budget, so the plan was not timed."""
+"""How a plan of lower precision did. As `SelectionOutcome`, plus ``over``: its error exceeds the budget, so it was not timed."""
 FormKind: TypeAlias = Literal["static", "dynamic", "packed8", "stored8"]
 """How a model is quantized: static or dynamic ranges for values, or weights only (as MatMulNBits, or dequantized)."""
 

@@ -265,16 +265,16 @@ def llama_decoder(
             prefix = f"model.layers.{layer}"
             normal = _root_norm(net, x, f"{prefix}.input_layernorm", epsilon)
             widths = {"q": hidden, "k": key_width, "v": key_width}
-            parts = {name: _product(net, normal, f"{prefix}.self_attn.{name}_proj", hidden, n) for name, n in widths.items()}
+            parts = {name: _linear(net, normal, f"{prefix}.self_attn.{name}_proj", hidden, n) for name, n in widths.items()}
             counts = {"q": sizes.heads, "k": sizes.key_heads, "v": sizes.key_heads}
             query, key, value = (_split_heads(net, parts[name], count) for name, count in counts.items())
             attended = _attend(net, step, layer, turn(query), turn(key), value)
-            x = x + _product(net, attended, f"{prefix}.self_attn.o_proj", hidden, hidden)
+            x = x + _linear(net, attended, f"{prefix}.self_attn.o_proj", hidden, hidden)
             normal = _root_norm(net, x, f"{prefix}.post_attention_layernorm", epsilon)
-            gate, up = (_product(net, normal, f"{prefix}.mlp.{name}_proj", hidden, sizes.inner) for name in ("gate", "up"))
-            x = x + _product(net, gate * emit("Sigmoid", gate) * up, f"{prefix}.mlp.down_proj", sizes.inner, hidden)
+            gate, up = (_linear(net, normal, f"{prefix}.mlp.{name}_proj", hidden, sizes.inner) for name in ("gate", "up"))
+            x = x + _linear(net, gate * emit("Sigmoid", gate) * up, f"{prefix}.mlp.down_proj", sizes.inner, hidden)
         last = _root_norm(net, _last_token(net, x), "model.norm", epsilon)
-        return _finish(net, _product(net, last, "lm_head", hidden, sizes.vocabulary))
+        return _finish(net, _linear(net, last, "lm_head", hidden, sizes.vocabulary))
 
 
 # ---------------------------------------------------------------------- ends
@@ -357,14 +357,15 @@ def _halves(x: Tensor) -> Sequence[Tensor]:
     return apply("Split", (x,), {"axis": -1, "num_outputs": 2}, outputs=2)  # type: ignore[return-value]  # as many as outputs
 
 
-def _product(net: _Network, x: Tensor, name: str, rows: int, columns: int) -> Tensor:
-    """Multiply by a weight of shape (columns, rows), as PyTorch's Linear stores it."""
-    return emit("MatMul", x, emit("Transpose", net.weight(f"{name}.weight", columns, rows), perm=[1, 0]))
+def _linear(net: _Network, x: Tensor, name: str, in_features: int, out_features: int) -> Tensor:
+    """Compute x @ weight.T, with the weight stored as (out_features, in_features) as in `torch.nn.Linear`."""
+    return emit("MatMul", x, emit("Transpose", net.weight(f"{name}.weight", out_features, in_features), perm=[1, 0]))
 
 
-def _affine(net: _Network, x: Tensor, name: str, rows: int, columns: int) -> Tensor:
-    """Multiply by a weight of shape (rows, columns), as transformers' Conv1D of GPT-2 stores it, and add the bias."""
-    return emit("MatMul", x, net.weight(f"{name}.weight", rows, columns)) + net.weight(f"{name}.bias", columns, deviation=0.1)
+def _affine(net: _Network, x: Tensor, name: str, in_features: int, out_features: int) -> Tensor:
+    """Compute x @ weight + bias, with the weight stored as (in_features, out_features) as in transformers' Conv1D of GPT-2."""
+    product = emit("MatMul", x, net.weight(f"{name}.weight", in_features, out_features))
+    return product + net.weight(f"{name}.bias", out_features, deviation=0.1)
 
 
 def _layer_norm(net: _Network, x: Tensor, name: str) -> Tensor:

@@ -51,13 +51,14 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
         raise DeviceError(f"no engine of the list runs on device {device!r}: {supported_devices}")
     if settings.cuda_graph and device == "cpu":
         raise OptionError("cuda_graph=True records the work of a device, and the module runs on cpu; pass device='cuda'")
-    # A lower precision is a permission with "auto", and with a bundle, whose saved engines already implement it.
-    is_permission = has_auto
+    # With "auto", `precision` allows a lower precision but does not require it: engines without it run in fp32. The same holds
+    # with a bundle, whose saved engines already implement it.
+    allows_fp32 = has_auto
     if settings.execution.precision != "fp32":
         from xrt.module.bundle import BundleTier  # only needed for lower precisions
 
-        is_permission |= isinstance(cache.disk, BundleTier)
-    if note := _check_execution(engines, context, is_permission=is_permission):
+        allows_fp32 |= isinstance(cache.disk, BundleTier)
+    if note := _check_execution(engines, context, allows_fp32=allows_fp32):
         left_out = (*left_out, note)
     engines = _isolate(engines, settings, DeviceMap(context.device, devices))
     implicit: str | None = None
@@ -65,7 +66,7 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
         from xrt.engines.contract.proxy import ImplicitEngine
 
         # A proxy, so that the reference engine is imported only if a node falls to it.
-        reference, reference_context = ImplicitEngine(IMPLICIT), context.in_full_precision() if is_permission else context
+        reference, reference_context = ImplicitEngine(IMPLICIT), context.in_full_precision() if allows_fp32 else context
         if parse_device_kind(device) in reference.devices and reference.unsupported_options(reference_context) is None:
             engines, implicit = [*engines, reference], reference.spec
     engine_list = EngineList(tuple(engines), implicit, context, has_auto, left_out, devices)
@@ -132,15 +133,15 @@ def choose_default_engine(
     return replace(first, left_out=(*first.left_out, *remarks))
 
 
-def _check_execution(engines: Sequence[GraphCompiler], context: CompileContext, *, is_permission: bool) -> str:
+def _check_execution(engines: Sequence[GraphCompiler], context: CompileContext, *, allows_fp32: bool) -> str:
     """Raise OptionError if an engine does not implement an execution option.
 
-    With ``is_permission`` lower precision is allowed but not required, so an engine may ignore it. Returns a remark for the user
+    With ``allows_fp32`` lower precision is allowed but not required, so an engine may ignore it. Returns a remark for the user
     if all engines do; otherwise an empty string.
     """
     reasons = {engine.spec: engine.unsupported_options(context) for engine in engines}
     is_lowered = None in reasons.values()
-    if is_permission:
+    if allows_fp32:
         full, precision = context.in_full_precision(), context.options.precision
         if not is_lowered and precision != "fp32":
             from xrt.verify.comparison import find_precision  # only needed for lower precisions

@@ -194,8 +194,8 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
     def compile(self, *examples: Any, **kwargs: Any) -> Plan:
         """Compile without running: for the types of these inputs or, without any, for the declared types. Returns the Plan.
 
-        Raises InputError without examples if the declared types are insufficient: an `xrt.Graph`, or symbolic extents
-        with an engine that needs static shapes.
+        Raises InputError if examples are needed and none are passed: an `xrt.Graph` is traced for its inputs, and symbolic
+        extents need concrete sizes unless one program serves all sizes.
         """
         if not examples and not kwargs:
             self.sizes.check_declared(self.programs)
@@ -285,7 +285,10 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         return self.sizes.pad(inputs.read(declared, args, kwargs, device), self.programs, pads=pads)
 
     def specialize(self, values: Any, fetch: tuple[str, ...] = (), place: Placer | None = None) -> Specialization:
-        """Find or plan the specialization for checked inputs; it becomes the current one unless ``fetch`` names any."""
+        """Look up the specialization for checked inputs, or plan a new one.
+
+        Without ``fetch`` (names of values to return) it also becomes the module's current specialization.
+        """
         build = self.programs.find(values, fetch, place)
         if not fetch:
             self.dispatcher.select(build)

@@ -564,16 +564,16 @@ class Programs:
                     self.dispatcher.remove(specialization)
 
 
-def format_implicit_fallback(plan: Plan, implicit: str | None, refused: Iterable[Refusal]) -> str:
+def format_implicit_fallback(plan: Plan, implicit: str | None, refusals: Iterable[Refusal]) -> str:
     """Format the warning about nodes on the implicit engine: their number, and the reason for the first.
 
-    Empty if there is nothing to warn about: each such node was reported when its engine refused it, or is there to update state
-    in place, which another engine would copy.
+    Return "" if each such node is expected: it was reported when its engine refused it, or the partitioner chose the reference
+    engine because it updates state in place where another engine would copy it.
     """
     by_choice = {reason.node for reason in plan.reasons if reason.updating_engine}
     launches = (launch for launch in plan.launches if launch.engine == implicit)
     nodes = [node for launch in launches for node in launch.nodes if node not in by_choice]
-    reported = {node for refusal in refused for node in refusal.nodes}
+    reported = {node for refusal in refusals for node in refusal.nodes}
     first = next((node for node in nodes if node not in reported), None)
     if first is None:
         return ""

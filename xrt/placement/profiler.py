@@ -462,6 +462,7 @@ class RegionProfiler:
             if self.clock() + MIN_STEP_SECONDS > until:
                 return False
             report(region)
+            # Another engine is still starting and competes for the CPU, so this time may be too long; it is not stored.
             if self.inquiry.pending:
                 self.disturbed.add((region.key, region.spec))
             try:

@@ -168,8 +168,8 @@ def find_batch_dim(inputs: Sequence[Value], outputs: Sequence[Value], name: str 
     """Find the symbolic dim along which requests are joined to a batch.
 
     Returns its name and an empty string, or an empty name and the reason why there is none. Without ``name``, it must be the
-    first dim of every input and output. If the caller passes ``name``, an input without this dim is shared by all requests;
-    OptionError is raised if the dim is not the first one of an input that has it, or of an output whose first dim is symbolic.
+    first dim of every input and output. If the caller passes ``name``, an input without this dim is shared by all requests.
+    Raises OptionError if no input has the dim, one has it on another axis than 0, or an output's axis 0 is another symbolic dim.
     """
     if name is not None:
         _check_batch_dim(name, inputs, outputs)

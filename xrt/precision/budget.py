@@ -229,7 +229,11 @@ _DISTANCES = {"relative": _measure_relative, "cosine": _measure_cosine}
 
 
 def _summarize(squares: Sequence[tuple[float, float]]) -> MeasuredError:
-    """Combine the errors of one output over all items. ``squares``: squared error and squared norm (or weight), per item."""
+    """Combine the errors of one output over all items.
+
+    ``squares`` has, per item, the squared error and its denominator: the squared norm of the expected output, or 1 for the cosine
+    distance, so that all items count equally.
+    """
     total, norm = (sum(column) for column in zip(*squares, strict=True))
     if not math.isfinite(total) or (total and not norm):
         return MeasuredError(math.inf, math.inf, math.inf)

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 MAX_MOMENTS = 100_000
 """Older events of the timeline are dropped; this many take some tens of megabytes."""
 HOST = "cpu"
-OVERLAPPING = "the array of the call shares memory with another input, is not in C order, or was not written by the engine"
-"""Why an update was copied although it was planned in place."""
+RUN_TIME_COPY_REASON = (
+    "the array of the call shares memory with another input, is not in C order, or was not written by the engine"
+)
+"""Shown for an update that was planned in place and fell back to a copy at run time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ class Recorder:
             rows = zip(self._launches, self._calls, self._seconds, strict=True)
             launches = tuple(LaunchTime(name, engine, calls, seconds, device) for (name, engine, device), calls, seconds in rows)
             pairs = zip(self._updates, self._copied, strict=True)
-            copies = (UpdateCopy(x.input, x.output, n, nbytes, x.reason or OVERLAPPING) for x, (n, nbytes) in pairs if n)
+            copies = (UpdateCopy(x.input, x.output, n, nbytes, x.reason or RUN_TIME_COPY_REASON) for x, (n, nbytes) in pairs if n)
             return Profile(launches, moments=tuple(self._moments), copies=tuple(copies))
 
 

@@ -40,7 +40,10 @@ def resolve_thread_budget(requested: int | None) -> int:
 
 
 def default_budget() -> int:
-    """The default budget: of `set_default_budget`, else of the `set_budget_source`, else all cores; at most all cores."""
+    """Default number of threads: that of `set_default_budget`, else what the budget source grants, else all available cores.
+
+    Never more than the available cores.
+    """
     granted = _Process.budget if _Process.budget is not None else find_granted_threads()
     return available_cores() if granted is None else min(granted, available_cores())
 

@@ -126,9 +126,9 @@ class TrainModule:
         """Make a module for inference that reads the current weights of the training in each call.
 
         Dropout is off, and BatchNormalization uses running statistics. The default is the training model in inference form; a
-        `torch.nn.Module` is captured again in eval mode. A Function of `xrt.from_torch` has batch statistics written out: pass
-        ``xrt.from_torch(module.eval(), ...)`` as ``model``, whose constants are replaced by the state of the same names. Raises
-        InputError if such a constant has another type.
+        `torch.nn.Module` is captured again in eval mode. A Function that `xrt.from_torch` traced in training mode computes batch
+        statistics with plain operators, so it has no inference form: pass ``xrt.from_torch(module.eval(), ...)`` as ``model``.
+        Its constants are replaced by the trained values of the same names; raises InputError if one has another type.
         """
         engine, options = self._engine_options
         return EvalModule(self._make_inference_form(model), self.session, engine, options)

@@ -46,6 +46,7 @@ class LibrarySupport:
         """Explain why the node is not supported; None if it is."""
         if reason := self.why_not_by_rules(node, function):
             return reason
+        # The library is queried about each node of the bodies instead of the node as a whole.
         if node.bodies and self.close_body is not None:
             return why_not_bodies(node, function, self.why_not, self.close_body)
         return self.answer(node, function)

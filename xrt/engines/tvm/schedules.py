@@ -368,7 +368,8 @@ def _find_divisor(number: int, limit: int) -> int:
 
 def compute_at_readers(schedule: s_tir.Schedule, block: SBlockInfo) -> bool:
     """Move a block into the innermost loop that its readers share, as a register; return False if there is no such loop."""
-    # If readers already share loops, the shortest list of loops consists of these.
+    # Candidate: the innermost loop of the least nested reader that is not vectorized. If another reader is outside this loop,
+    # compute_at raises ScheduleError.
     loops = min((schedule.get_loops(reader) for reader in schedule.get_consumers(block.block_rv)), key=len)
     while loops and schedule.get(loops[-1]).kind == ForKind.VECTORIZED:
         loops.pop()

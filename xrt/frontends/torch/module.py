@@ -366,7 +366,10 @@ class TorchModule:
         return pytree.tree_unflatten(outputs, compiled.capture.out_spec)
 
     def _run(self, leaves: list[Any], structure: Any, originals: list[Any]) -> tuple[_CapturedModule, list[Any], Any]:
-        """Find or make the capture for these inputs and run it; return the capture, the updated buffers, and the results."""
+        """Find or make the capture for these inputs and run it; return the capture, the updated buffers, and the results.
+
+        ``leaves`` are the flattened inputs with arrays as tensors, ``originals`` the same inputs as the caller passed them.
+        """
         while True:
             compiled, buffers = self._find(leaves, structure)
             for index in compiled.capture.updated:

@@ -62,10 +62,12 @@ def _propagate(p: Padder, node: Node) -> Contents | None:
     """Compute the contents of a node's output with the rules of shape inference; None if unknown, or not integer or boolean."""
     if len(node.outputs) != 1:
         return None
-    # For some operators, such as Concat, the type of an input is enough. A padded input does not have the shape of its type.
+    # Data-movement operators, such as Concat, can propagate an input with unknown elements from its shape alone. Skip padded
+    # inputs: their declared shape is the unpadded one.
     is_typed = [node.op_type in MOVES and name not in p.states for name in node.inputs]
     types = [p.function.get_type(name) if typed else None for name, typed in zip(node.inputs, is_typed, strict=True)]
-    result = (propagate(node, [_read_contents(p, name) for name in node.inputs], types, trusts_names=True) or [None])[0]
+    outputs = propagate(node, [_read_contents(p, name) for name in node.inputs], types, trusts_names=True)
+    result = outputs[0] if outputs else None
     # Sizes are integers; comparisons of sizes are booleans.
     return result.elements if result is not None and result.dtype in (DType.INT64, DType.INT32, DType.BOOL) else None
 

@@ -404,7 +404,7 @@ def list_of_tensors(draft: GraphDraft) -> None:
 
 
 def _add_sequence(draft: GraphDraft, op: str, operands: list[str]) -> str:
-    # A draft supports tensors only, so the sequence is added as a tensor, for its name.
+    # GraphDraft has no sequence values: a dummy tensor of the same name stands for the output of the node.
     sequence = DraftValue(draft.fresh("s"), F32, (), 0.0)
     draft.node(op, list(operands), sequence)
     draft.values.pop()  # only sequence operators may read it

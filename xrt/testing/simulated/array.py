@@ -184,14 +184,14 @@ def _check_device(arrays: Sequence[SimulatedArray]) -> SimulatedDevice:
     return current
 
 
-def _contents(value: Any, as_view: Callable[[SimulatedArray], Any]) -> Any:
+def _replace_arrays(value: Any, as_view: Callable[[SimulatedArray], Any]) -> Any:
     """Replace arrays in the arguments by ``as_view(array)``; raises TypeError for NumPy arrays, as CuPy does."""
     if isinstance(value, SimulatedArray):
         return as_view(value)
     if isinstance(value, np.ndarray):
         raise TypeError("Unsupported type <class 'numpy.ndarray'>")
     if isinstance(value, list | tuple):
-        return type(value)(_contents(item, as_view) for item in value)
+        return type(value)(_replace_arrays(item, as_view) for item in value)
     return value
 
 
@@ -215,19 +215,21 @@ def apply(
         device.wait([device.current_stream()])
     stand_ins = {id(a): a._view if waits else _make_stand_in(a._view) for a in arrays}
     # The function runs on the stand-ins now, which tells the types and shapes of its results before the stream gets to it.
-    example = _quiet(function, _contents(args, lambda a: stand_ins[id(a)]), _contents_of(options, lambda a: stand_ins[id(a)]))
+    example = _quiet(
+        function, _replace_arrays(args, lambda a: stand_ins[id(a)]), _replace_option_arrays(options, lambda a: stand_ins[id(a)])
+    )
     outputs = list(example) if isinstance(example, list | tuple) else [example]
     sources = [_find_base(output, arrays, stand_ins) for output in outputs]
     if example is next((stand_ins[id(a)] for a in arrays if stand_ins[id(a)] is example), arrays):
         return next(a for a in arrays if stand_ins[id(a)] is example)  # the function returns its argument itself
     if all(source is not None for source in sources):
         # Views share memory with their base, so that nothing is enqueued.
-        views = _quiet(function, _contents(args, _get_view), _contents_of(options, _get_view))
+        views = _quiet(function, _replace_arrays(args, _get_view), _replace_option_arrays(options, _get_view))
         views = list(views) if isinstance(views, list | tuple) else [views]
         results = [SimulatedArray(s.block, v, s) for s, v in zip(sources, views, strict=True) if s is not None]
     else:
         results = [SimulatedArray.empty(device, np.shape(output), np.asarray(output).dtype) for output in outputs]
-        _issue(device, name, function, (args, options), results)
+        _enqueue(device, name, function, (args, options), results)
     return type(example)(results) if isinstance(example, list | tuple) else results[0]
 
 
@@ -235,8 +237,8 @@ def _get_view(array: SimulatedArray) -> np.ndarray[Any, Any]:
     return array._view
 
 
-def _contents_of(options: dict[str, Any], as_view: Callable[[SimulatedArray], Any]) -> dict[str, Any]:
-    return {name: _contents(value, as_view) for name, value in options.items()}
+def _replace_option_arrays(options: dict[str, Any], as_view: Callable[[SimulatedArray], Any]) -> dict[str, Any]:
+    return {name: _replace_arrays(value, as_view) for name, value in options.items()}
 
 
 def _make_stand_in(view: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -260,10 +262,12 @@ def _quiet(function: Callable[..., Any], args: Any, options: dict[str, Any]) -> 
         return function(*args, **options)
 
 
-def _issue(device: SimulatedDevice, name: str, function: Callable[..., Any], call: Any, arrays: Sequence[SimulatedArray]) -> None:
-    """Enqueue a function whose results are copied to ``arrays``; ``call`` is its arguments and options."""
-    args, options = _contents(call[0], _get_view), _contents_of(call[1], _get_view)
-    targets = [array._view for array in arrays]
+def _enqueue(
+    device: SimulatedDevice, name: str, function: Callable[..., Any], call: Any, outputs: Sequence[SimulatedArray]
+) -> None:
+    """Enqueue ``function(*args, **options)`` for the pair ``call``; the stream copies its results to ``outputs``."""
+    args, options = _replace_arrays(call[0], _get_view), _replace_option_arrays(call[1], _get_view)
+    targets = [array._view for array in outputs]
 
     def work() -> None:
         results = _quiet(function, args, options)
@@ -272,14 +276,14 @@ def _issue(device: SimulatedDevice, name: str, function: Callable[..., Any], cal
 
     reads = tuple({a.block.state: None for a in (*_find_arrays(call[0]), *_find_arrays(tuple(call[1].values())))})
     device.machine.kernels.append(name)
-    device.machine.put(device.current_stream(), WorkItem(name, work, reads, tuple(a.block.state for a in arrays)))
+    device.machine.put(device.current_stream(), WorkItem(name, work, reads, tuple(a.block.state for a in outputs)))
 
 
 def mark_written(name: str, function: Callable[..., None], target: SimulatedArray, args: tuple[Any, ...]) -> None:
     """Enqueue a function that writes to ``target`` on the current stream; it gets NumPy views of ``target`` and ``args``."""
     arrays = [target, *_find_arrays(args)]
     device = _check_device(arrays)
-    view, contents = target._view, _contents(args, _get_view)
+    view, contents = target._view, _replace_arrays(args, _get_view)
     if contents and isinstance(contents[-1], np.ndarray):
         np.broadcast_shapes(contents[-1].shape)
     reads = tuple({a.block.state: None for a in arrays})

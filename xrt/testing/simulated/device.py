@@ -40,7 +40,7 @@ class DeviceWorld:
         """Get a device by index; raises DeviceError if the index is too large."""
         if index >= self.count:
             raise DeviceError(f"device 'cuda:{index}' is not available: there are {self.count} simulated devices")
-        with self.machine.lock:  # a device makes a stream
+        with self.machine.lock:  # SimulatedDevice() adds its default stream to the machine
             if index not in self.devices:
                 self.devices[index] = SimulatedDevice(self, index)
             return self.devices[index]

@@ -256,9 +256,9 @@ def hard_swish(at: RuleContext) -> Gradients:
 
 @rule("Gelu")
 def gelu(at: RuleContext) -> Gradients:
-    """For x P(x) with the normal distribution P, or its tanh approximation; Hendrycks and Gimpel, arXiv:1606.08415.
+    """For y = x P(x) with the normal distribution P: dx = g (P(x) + x P'(x)); Hendrycks and Gimpel, arXiv:1606.08415.
 
-    The approximation is x s(2 v) with the sigmoid s, since tanh v = 2 s(2 v) - 1.
+    With ``approximate="tanh"``, P(x) is the sigmoid of 2 v, where v = sqrt(2 / pi) (x + 0.044715 x^3).
     """
     x, square = at.x, at.x * at.x
     if at.attr("approximate", "none") == "tanh":

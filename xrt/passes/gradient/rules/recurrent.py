@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from xrt.builder.tensor import Tensor
     from xrt.graph import Node
 
-Gradients = Sequence["Tensor | None"]
+Outputs = Sequence["Tensor | None"]
 _SIMPLE = ("Elu", "HardSigmoid", "LeakyRelu", "Relu", "Sigmoid", "Softplus", "Softsign", "Tanh", "ThresholdedRelu")
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
@@ -46,8 +46,11 @@ def _count_states(node: Node) -> int:
 # ---------------------------------------------------------------------- definitions
 
 
-def define_layer(at: RuleContext) -> Gradients:
-    """Split into layers of one direction with the time first, and define these by a Scan over time."""
+def define_layer(at: RuleContext) -> Outputs:
+    """Decompose the layer into a Scan over time, and return the outputs of the node.
+
+    A bidirectional or batch-first layer is first split into time-first layers of one direction.
+    """
     is_plain = not at.attr("layout", 0) and at.attr("direction", "forward") != "bidirectional"
     return _define_direction(at) if is_plain else _split_directions(at)
 
@@ -55,7 +58,7 @@ def define_layer(at: RuleContext) -> Gradients:
 DEFINITIONS.update(dict.fromkeys(_GATES, define_layer))
 
 
-def _split_directions(at: RuleContext) -> Gradients:
+def _split_directions(at: RuleContext) -> Outputs:
     """Emit one layer per direction, with the time first, and join their outputs."""
     op, by_batch, count = at.node.op, at.attr("layout", 0) == 1, len(at.node.inputs)
     passes = ("forward", "reverse") if at.attr("direction", "forward") == "bidirectional" else (at.attr("direction", "forward"),)
@@ -143,7 +146,7 @@ _ADVANCE = {"LSTM": _advance_lstm, "GRU": _advance_gru, "RNN": _advance_rnn}
 """Computes the next states from the inputs of a time step and the states."""
 
 
-def _define_direction(at: RuleContext) -> Gradients:
+def _define_direction(at: RuleContext) -> Outputs:
     """Define a layer of one direction, with the time first, by a Scan."""
     op, hidden, lengths = at.node.op, _read_hidden_size(at), at.optional(_LENGTHS)
     cell, inputs = _make_cell(at, hidden)
