@@ -134,7 +134,7 @@ def ask(inputs: Mapping[str, str], node: Node, output: str = "", constants: Mapp
 
 
 @pytest.mark.parametrize(
-    ("inputs", "made", "constants", "reason"),
+    ("inputs", "subject", "constants", "reason"),
     [
         ({"x": "N,3"}, node("Relu", "x", "y"), {}, None),
         ({"x": "N,3", "z": "N,3"}, node("Add", "x z", "y"), {}, None),
@@ -163,8 +163,8 @@ def ask(inputs: Mapping[str, str], node: Node, output: str = "", constants: Mapp
     ],
     ids=str,
 )
-def test_what_is_the_same_at_every_size(inputs: Any, made: Node, constants: Any, reason: str | None) -> None:
-    text = ask(inputs, made, constants=constants)
+def test_what_is_the_same_at_every_size(inputs: Any, subject: Node, constants: Any, reason: str | None) -> None:
+    text = ask(inputs, subject, constants=constants)
     assert text is None if reason is None else reason in str(text)
 
 

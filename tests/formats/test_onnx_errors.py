@@ -331,7 +331,7 @@ def sparse(dims: list[int], indices: np.ndarray, values: int = 1) -> ModelProto:
 
 
 @pytest.mark.parametrize(
-    ("given", "reason"),
+    ("model", "reason"),
     [
         (
             sparse([1 << 20, 1 << 20], np.array([0])),
@@ -346,8 +346,8 @@ def sparse(dims: list[int], indices: np.ndarray, values: int = 1) -> ModelProto:
         ),
     ],
 )
-def test_a_sparse_tensor_that_is_not_one(given: ModelProto, reason: str) -> None:
-    assert message(given) == f"cannot load the given ModelProto: initialiser 'w' {reason}"
+def test_a_sparse_tensor_that_is_not_one(model: ModelProto, reason: str) -> None:
+    assert message(model) == f"cannot load the given ModelProto: initialiser 'w' {reason}"
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ def test_the_same_lock_gives_the_same_plan_without_measuring(
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "text"),
     [
         ({"engines": {"ort": "onnxruntime 0.1", "toy": "xrt 0"}}, r"engine '(ort|toy)' was (onnxruntime 0.1|xrt 0) and is .*\d"),
         ({"machine": {"processor": "a Pentium"}}, r"processor was a Pentium and is "),
@@ -86,9 +86,9 @@ def test_the_same_lock_gives_the_same_plan_without_measuring(
         ),
     ],
 )
-def test_another_lock_says_what_differs_and_measures(lock: PlacementFile, path: Path, changed: dict[str, Any], told: str) -> None:
+def test_another_lock_lists_differences_and_measures(lock: PlacementFile, path: Path, changed: dict[str, Any], text: str) -> None:
     write_placement(lock.replace(**changed), path)
-    begins = rf"^the lock '{path}' does not hold: .*{told}"
+    begins = rf"^the lock '{path}' does not hold: .*{text}"
     with xrt.XRTModule(chain(*OPS), ENGINES, lock=path, budget=60, cache=CompileCache()) as module:
         with pytest.warns(PlacementWarning, match=begins) as caught:
             np.testing.assert_allclose(module(X), RIGHT, rtol=1e-5)

@@ -147,13 +147,13 @@ def test_an_operator_of_another_domain_may_have_an_effect() -> None:
 
 
 def test_so_may_one_inside_of_a_body() -> None:
-    for domain, kept in (("com.acme", ["kept", "if"]), ("", ["kept"])):
+    for domain, remaining in (("com.acme", ["kept", "if"]), ("", ["kept"])):
         plain, other = (
             body({}, {"b": None}, node("Neg", "x", "b", domain=each)).replace(opsets={"": 17, "com.acme": 1})
             for each in ("", domain)
         )
         function = graph(KEPT, node("If", "c", "z", then_branch=plain, else_branch=other, name="if"))
-        assert names(drop_dead_nodes(function)) == kept
+        assert names(drop_dead_nodes(function)) == remaining
 
 
 def test_what_a_node_must_run_after_stays() -> None:

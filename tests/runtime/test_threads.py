@@ -57,15 +57,15 @@ GROUPS = [
 ]
 
 
-@pytest.mark.parametrize(("own", "files", "cores"), GROUPS)
-def test_quotas_of_control_groups(tmp_path: Path, own: str | None, files: dict[str, str], cores: list[float]) -> None:
-    if own is not None:
-        (tmp_path / "own").write_text(own)
+@pytest.mark.parametrize(("group", "files", "cores"), GROUPS)
+def test_quotas_of_control_groups(tmp_path: Path, group: str | None, files: dict[str, str], cores: list[float]) -> None:
+    if group is not None:
+        (tmp_path / "group").write_text(group)
     for name, text in files.items():
         path = tmp_path / "groups" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert list(read_cpu_quotas(tmp_path / "groups", tmp_path / "own")) == cores
+    assert list(read_cpu_quotas(tmp_path / "groups", tmp_path / "group")) == cores
 
 
 def test_a_quota_of_a_part_of_a_core_is_a_core(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ Loop: TypeAlias = "s_tir.schedule.LoopRV"
 MIN_PARALLEL_ITERATIONS = 16384
 """A nest with fewer iterations is neither parallelized (waking a second thread takes about 5 us) nor tiled."""
 TYPICAL_EXTENT = 64
-"""Estimate of a symbolic extent in a number of iterations."""
+"""Estimate of a symbolic extent for `MIN_PARALLEL_ITERATIONS`: one that is too large costs about 5 us, the wake of a thread."""
 MIN_INTERLEAVED_OPERATIONS = 16
 """LLVM interleaves the iterations of loops whose body has fewer operations. For longer bodies `LoopNest` does."""
 
