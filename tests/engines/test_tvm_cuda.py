@@ -42,7 +42,7 @@ def top(x: Any) -> Any:
 
 def built(function: Function, architecture: str = "sm_90") -> cuda.DeviceProgram:
     imported = import_function(function, polynomials=False)
-    return cuda.build(imported.module, imported.weights, cuda.make_target(architecture, make_target(None, 3)), 3)
+    return cuda.build(imported, cuda.make_target(architecture, make_target(None, 3)), 3)
 
 
 def source(name: str) -> str:

@@ -40,11 +40,6 @@ def summarize_error(output: str) -> str:
     return shorten(text, MAX_SUMMARY_LENGTH)
 
 
-def describe_exit(code: int) -> str:
-    """Describe the exit status of a process that wrote no error message."""
-    return f"it crashed ({name_signal(-code)})" if code < 0 else f"it ended with status {code}"
-
-
 def _find_binary() -> Path:
     spec = find_spec("iree.compiler")  # does not load the library
     if spec is None or spec.origin is None:
@@ -132,7 +127,9 @@ def _why_not_lowered(source: str) -> str | None:
 
 def _explain_failure(process: subprocess.CompletedProcess[bytes]) -> str:
     output = process.stderr.decode(errors="replace")
-    return summarize_error(output) if process.returncode > 0 or "ERROR: " in output else describe_exit(process.returncode)
+    if process.returncode < 0 and "ERROR: " not in output:
+        return f"it crashed ({name_signal(-process.returncode)})"
+    return summarize_error(output)
 
 
 _CURRENT_FOLDER = "/proc/self/cwd"

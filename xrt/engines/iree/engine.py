@@ -11,7 +11,7 @@ from xrt.engines.contract.options import check_options, option
 from xrt.engines.iree.compiler import VERSION, compile_module
 from xrt.engines.iree.executable import IreeDevice, IreeExecutable, get_device, is_small
 from xrt.engines.iree.export import export_module, preprocess, why_not_sized
-from xrt.engines.iree.support import why_not
+from xrt.engines.iree.support import SUPPORT
 from xrt.engines.iree.tables import list_fused_topk
 from xrt.errors import CompileRefused
 
@@ -46,7 +46,7 @@ class Iree(GraphCompiler):
         check_options(self)
 
     def why_not(self, node: Node, function: Function) -> str | None:
-        return why_not(node, function)
+        return SUPPORT.why_not(node, function)
 
     def why_not_dynamic(self, function: Function) -> str | None:
         """Explain the first unsupported node; None if all are supported, so that one executable supports all sizes."""

@@ -86,9 +86,9 @@ class IreeExecutable(Executable):
         self._is_static = None not in self._static_shapes
         self._output_shapes = [spec.shape for spec in self._outputs]
         constants = [constant.array for constant in list_parameters(function).values()]
-        self._weights = [array if _is_readable(array) else _copy(array) for array in constants]
+        self._weights = [array if _is_readable(array) else array.copy() for array in constants]
         # If the code may overwrite an input, copy all of them, because it is not known which one.
-        self._prepare_input = _copy if any(node.op_type in OVERWRITING_OPS for node in function.nodes) else _make_usable
+        self._prepare_input = np.ndarray.copy if any(n.op_type in OVERWRITING_OPS for n in function.nodes) else _make_usable
         self._copied_bytes = sum(new.nbytes for new, old in zip(self._weights, constants, strict=True) if new is not old)
         self._modules: list[Any] = []
         self._main: Any = None
@@ -120,7 +120,8 @@ class IreeExecutable(Executable):
         shapes = self._resolve_shapes(inputs)
         arrays = [_choose_buffer(buffer, *spec_shape) for buffer, *spec_shape in zip(buffers, self._outputs, shapes, strict=True)]
         self._call([*map(self._prepare_input, inputs), *arrays])
-        return [array if buffer is None else _fill(buffer, array) for buffer, array in zip(buffers, arrays, strict=True)]
+        # A result that was not computed in its buffer is copied there.
+        return [a if buffer is None or buffer is a else fill(buffer, a) for buffer, a in zip(buffers, arrays, strict=True)]
 
     def output_buffer_threshold(self) -> Sequence[int | None]:
         return [0] * len(self._outputs)
@@ -193,27 +194,15 @@ def _make_usable(array: Array) -> Array:
     """Return the array if compiled code can use its memory, an alias of it if it is only read-only, else a copy."""
     if _is_usable(array):
         return array
+    if array.flags.writeable or not _is_readable(array):
+        return array.copy()
     # The runtime rejects read-only buffers, but code that overwrites no input can get a writable alias.
-    return (
-        _copy(array) if array.flags.writeable or not _is_readable(array) else make_writable_alias(_view_bytes(array), owner=array)
-    )
+    return make_writable_alias(_view_bytes(array), owner=array)
 
 
 def _choose_buffer(buffer: Any, spec: _BufferSpec, shape: tuple[int, ...]) -> Array:
     """Return the array to compute an output in: the caller's buffer if compiled code can use it, else a new array."""
     return buffer if buffer is not None and buffer.shape == shape and _is_usable(buffer) else np.empty(shape, spec.dtype)
-
-
-def _fill(buffer: Array, array: Array) -> Array:
-    if array is not buffer:
-        fill(buffer, array)
-    return buffer
-
-
-def _copy(array: Array) -> Array:
-    copy = np.empty(array.shape, array.dtype)
-    copy[...] = array
-    return copy
 
 
 def _view_bytes(array: Array) -> Array:
@@ -271,20 +260,14 @@ def is_small(function: Function) -> bool:
 
 
 def _count_operations(node: Node, function: Function) -> int:
-    """Estimate the scalar operations of a node: the number of elements, times the terms of the sum that computes each."""
-    num_written = sum(prod(_list_extents(name, function)) for name in node.outputs)
-    num_read = max((prod(_list_extents(name, function)) for name in node.inputs), default=0)
-    return max(num_written, num_read) * _count_terms(node, function)
-
-
-def _count_terms(node: Node, function: Function) -> int:
-    """Count the products that are added for each element of a matrix product or convolution; 1 for other operators."""
-    extents = _list_extents(node.inputs[1], function) if node.op_type in _PRODUCTS and len(node.inputs) > 1 else ()
-    if not extents:
-        return 1
+    """Estimate the scalar operations of a node: the elements of its largest value, times the products that are added for each."""
+    num_elements = max((prod(_list_extents(name, function)) for name in (*node.inputs, *node.outputs)), default=0)
+    weights = _list_extents(node.inputs[1], function) if node.op_type in _PRODUCTS and len(node.inputs) > 1 else ()
+    if not weights:
+        return num_elements
     # MatMul sums over the last but one axis of its right operand. The weights of Conv, and mostly of Gemm, have output channels
     # first, and the sum is over all other axes.
-    return extents[-2:][0] if node.op_type == "MatMul" else max(prod(extents[1:]), 1)
+    return num_elements * (weights[-2:][0] if node.op_type == "MatMul" else max(prod(weights[1:]), 1))
 
 
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})

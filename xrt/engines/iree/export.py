@@ -7,7 +7,7 @@ constants are literals. Large ones are *parameters*: the code refers to them by 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -72,12 +72,6 @@ def format_builtin_type(type_: Type | None) -> str:
     return f"tensor<{'x'.join([*shape, element.builtin])}>"
 
 
-def format_literal_type(type_: Type | None) -> str:
-    """Format the type of a literal."""
-    shape, element = _split_type(type_)
-    return f"tensor<{'x'.join([*shape, element.torch])}>"
-
-
 def _split_type(type_: Type | None) -> tuple[list[str], MlirType]:
     """Return the dims of a tensor type in MLIR's notation, and its element type; ValueError if MLIR cannot express it."""
     if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype not in MLIR_TYPES:
@@ -117,10 +111,11 @@ def export_module(function: Function) -> str:
     for k, value in enumerate(function.outputs):
         writer.write_result(k, value.name)
     writer.lines.append("return")
-    globals_ = [_format_global(index, constant) for index, constant in enumerate(weights.values())]
-    return _format_module(
-        [*globals_, *_format_function("main", [*inputs, *storage], "", _find_lowest_opset(function), writer.lines)]
-    )
+    globals_ = [
+        f'util.global private @weight{index} = #flow.parameter.named<"{PARAMETER_SCOPE}"::"{index}"> : {builtin}'
+        for index, builtin in enumerate(format_builtin_type(constant.type) for constant in weights.values())
+    ]
+    return writer.format_module("main", [*inputs, *storage], globals_=globals_)
 
 
 def make_query_module(function: Function, name: str) -> str:
@@ -130,28 +125,7 @@ def make_query_module(function: Function, name: str) -> str:
     writer.write_body()
     types = ", ".join(format_value_type(function.get_type(value.name)) for value in function.outputs)
     writer.lines.append(f"return {', '.join(writer.values[value.name] for value in function.outputs)} : {types}")
-    return _format_module(_format_function(name, inputs, f" -> ({types})", _find_lowest_opset(function), writer.lines))
-
-
-def _find_lowest_opset(function: Function) -> int:
-    """Find the lowest opset that has the same operator versions, because IREE's rules are written for these versions."""
-    return max((since_version(node, function) or 1 for node in function.nodes), default=1)
-
-
-def _format_module(lines: Iterable[str]) -> str:
-    return "\n".join(["module {", *(f"  {line}" for line in lines), "}", ""])
-
-
-def _format_function(name: str, arguments: Sequence[str], results: str, opset: int, lines: Sequence[str]) -> Iterator[str]:
-    meta = f"{{torch.onnx_meta.ir_version = 10 : si64, torch.onnx_meta.opset_version = {opset} : si64}}"
-    yield f"func.func @{name}({', '.join(arguments)}){results} attributes {meta} {{"
-    yield from (f"  {line}" for line in lines)
-    yield "}"
-
-
-def _format_global(index: int, constant: Constant) -> str:
-    parameter = f'#flow.parameter.named<"{PARAMETER_SCOPE}"::"{index}">'
-    return f"util.global private @weight{index} = {parameter} : {format_builtin_type(constant.type)}"
+    return writer.format_module(name, inputs, f" -> ({types})")
 
 
 @dataclass(slots=True)
@@ -161,6 +135,14 @@ class _ModuleWriter:
     function: Function
     values: dict[str, str] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
+
+    def format_module(self, name: str, arguments: Sequence[str], results: str = "", globals_: Sequence[str] = ()) -> str:
+        """Format a module with one function, whose body is the written lines. ``globals_`` are lines before the function."""
+        # The lowest opset that has the same operator versions, because IREE's rules are written for these versions.
+        opset = max((since_version(node, self.function) or 1 for node in self.function.nodes), default=1)
+        meta = f"{{torch.onnx_meta.ir_version = 10 : si64, torch.onnx_meta.opset_version = {opset} : si64}}"
+        head = f"func.func @{name}({', '.join(arguments)}){results} attributes {meta} {{"
+        return "\n".join(["module {", *globals_, head, *self.lines, "}", "}", ""])
 
     def name_value(self, name: str) -> str:
         return self.values.setdefault(name, f"%v{len(self.values)}")
@@ -227,7 +209,9 @@ def _format_string(value: str | bytes) -> str:
 
 def _format_tensor(constant: Constant) -> str:
     """Write a literal as hexadecimal bytes. Booleans are listed one by one, because MLIR packs them to bits."""
-    array, type_ = constant.array, format_literal_type(constant.type)
+    array = constant.array
+    shape, element = _split_type(constant.type)
+    type_ = f"tensor<{'x'.join([*shape, element.torch])}>"
     if not array.size:
         return f"dense<> : {type_}"
     if constant.dtype is DType.BOOL:

@@ -23,11 +23,6 @@ MAX_QUERIES_PER_RUN = 32
 long."""
 
 
-def why_not(node: Node, function: Function) -> str | None:
-    """Explain why IREE does not support the node; None if it does."""
-    return _SUPPORT.why_not(node, function)
-
-
 def _why_not_importable(node: Node, function: Function) -> str | None:
     if node.domain:
         return f"IREE's compiler has rules for ONNX's own operators, not for those of {node.domain!r}"
@@ -52,42 +47,35 @@ def _why_not_type(node: Node, name: str, type_: Type) -> str | None:
     return None
 
 
-class _ReasonCache:
-    """Caches the reasons why IREE's compiler cannot lower nodes (None if it can). The oldest entries are removed first."""
+_reasons: dict[NodeQuery, str | None] = {}
+"""Why IREE's compiler cannot lower a node; None if it can. The oldest entries are removed first."""
+_lock = renew_after_fork(threading.Lock())
 
-    def __init__(self) -> None:
-        self._reasons: dict[NodeQuery, str | None] = {}
-        self._lock = renew_after_fork(threading.Lock())
 
-    def get_reason(self, node: Node, function: Function) -> str | None:
-        """Explain why the compiler cannot lower the node; None if it can.
+def _why_not_lowered(node: Node, function: Function) -> str | None:
+    """Explain why the compiler cannot lower the node; None if it can.
 
-        If the node is not cached, other nodes of the Function are lowered in the same run of the compiler, because starting it
-        takes longer than lowering them.
-        """
-        query = _make_query(node, function)
-        # Held while the compiler runs, because other threads usually query the same nodes.
-        with self._lock:
-            if query not in self._reasons:
-                supported = (n for n in function.nodes if _SUPPORT.why_not_by_rules(n, function) is None)
-                # Without duplicates, and with the query of this node first.
-                queries = dict.fromkeys((query, *(_make_query(n, function) for n in supported)))
-                self._query_and_store(
-                    [query, *(q for q in queries if q not in self._reasons and q != query)][:MAX_QUERIES_PER_RUN]
-                )
-            return self._reasons[query]
-
-    def _query_and_store(self, queries: Sequence[NodeQuery]) -> None:
-        self._reasons.update(zip(queries, _find_reasons(queries), strict=True))
-        for old in list(self._reasons)[: max(len(self._reasons) - MAX_CACHED_REASONS, 0)]:
-            del self._reasons[old]
+    If the node is not cached, other nodes of the Function are lowered in the same run of the compiler, because starting it takes
+    longer than lowering them.
+    """
+    query = _make_query(node, function)
+    # Held while the compiler runs, because other threads usually query the same nodes.
+    with _lock:
+        if query not in _reasons:
+            supported = (n for n in function.nodes if SUPPORT.why_not_by_rules(n, function) is None)
+            queries = dict.fromkeys((query, *(_make_query(n, function) for n in supported)))
+            new_queries = [q for q in queries if q not in _reasons][:MAX_QUERIES_PER_RUN]
+            _reasons.update(zip(new_queries, _find_reasons(new_queries), strict=True))
+            for oldest in list(_reasons)[:-MAX_CACHED_REASONS]:
+                del _reasons[oldest]
+        return _reasons[query]
 
 
 def _make_query(node: Node, function: Function) -> NodeQuery:
     return NodeQuery.of(node, function, limit=MAX_LITERAL_ELEMENTS, outputs=list_used_outputs(node, function))
 
 
-_SUPPORT = LibrarySupport(
+SUPPORT = LibrarySupport(
     operator=(_why_not_importable, why_not_defined, _why_not_random),
     why_not_type=_why_not_type,
     tables=(
@@ -95,7 +83,7 @@ _SUPPORT = LibrarySupport(
         partial(match_known_issue, ISSUES),
         lambda node, function: why_not_upgradable(node, function, MIN_OPSET),
     ),
-    answer=_ReasonCache().get_reason,
+    answer=_why_not_lowered,
 )
 
 

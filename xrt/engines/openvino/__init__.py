@@ -2,11 +2,19 @@
 
 OpenVINO's ONNX frontend converts a Function, with large constants passed by reference, and its CPU plugin compiles the result.
 Each concurrent call uses a separate infer request. Values are computed in the types of the model unless a lower precision is
-requested. OpenVINO's telemetry is disabled: see the module `library`.
+requested.
+
+``import openvino`` imports its model converter, which sends an event to a web analytics service and writes files to the home
+directory (``openvino/tools/ovc/__init__.py``, through ``openvino-telemetry``). Hiding that package during the import makes the
+converter use its silent stub. If other code has imported OpenVINO earlier, nothing changes. The frontend and the runtime report
+only to a ``TelemetryExtension``, which XRT does not add.
 """
 
 from xrt.engines.contract.registry import EngineDeclaration
-from xrt.engines.openvino.engine import OpenVino
+from xrt.engines.toolkit.libraries import hide_module
+
+with hide_module("openvino_telemetry", even_imported=True):  # NNCF imports it, too
+    from xrt.engines.openvino.engine import OpenVino
 
 DECLARATION = EngineDeclaration(
     "openvino",

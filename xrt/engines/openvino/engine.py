@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import openvino
+
 from xrt.engines.contract.graph_compiler import Deviation, Executable, GraphCompiler
 from xrt.engines.contract.options import check_options, option
 from xrt.engines.openvino.executable import (
@@ -22,7 +24,6 @@ from xrt.engines.openvino.library import (
     check_thread_pools,
     get_core,
     has_precision,
-    openvino,
     report_memory,
     summarize_error,
 )

@@ -7,15 +7,16 @@ lacks, such as bfloat16, are passed as integers of the same size.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
+import openvino
 
 from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill
 from xrt.engines.contract.options import RunOptions
-from xrt.engines.openvino.library import LIBRARY, get_core, mark_pool_idle, openvino, summarize_error
+from xrt.engines.openvino.library import LIBRARY, get_core, mark_pool_idle, summarize_error
 from xrt.engines.toolkit.memory import make_writable_alias
 from xrt.errors import InputError, RunFailed
 from xrt.graph import DType, Function, TensorType, Type, Value
@@ -119,17 +120,6 @@ class CompiledModel:
         can_preset = (type_.is_static and not is_passed for type_, is_passed in zip(outputs, passed_through, strict=True))
         return cls(model, used_inputs, inputs, outputs, tuple(can_preset), tuple(passed_through))
 
-    @property
-    def idle_threads(self) -> int:
-        """Number of threads that OpenVINO holds for the model: one per stream, and one for callbacks."""
-        streams = int(self.model.get_property("NUM_STREAMS"))
-        return streams + 1 if streams else 0
-
-    @property
-    def concurrent_runs(self) -> int:
-        """How many requests can compute at the same time: one per stream; others wait. Without streams there is one graph."""
-        return max(1, int(self.model.get_property("NUM_STREAMS")))
-
 
 def _get_port_type(port: Any) -> TensorType:
     type_ = convert_type(port.element_type, port.partial_shape)
@@ -232,8 +222,11 @@ class OpenVinoExecutable(Executable):
 
         ``inplace`` maps the index of an input to the index of the output that may overwrite it.
         """
-        self.idle_threads = compiled.idle_threads
-        self.concurrent_runs = compiled.concurrent_runs
+        streams = int(compiled.model.get_property("NUM_STREAMS"))
+        # One thread per stream, and one for callbacks.
+        self.idle_threads = streams + 1 if streams else 0
+        # One run per stream; without streams there is one graph, for one run.
+        self.concurrent_runs = max(1, streams)
         self.function = function
         self.compiled: CompiledModel | None = compiled
         self.saved: memoryview | None = None
@@ -241,13 +234,16 @@ class OpenVinoExecutable(Executable):
         self.inplace = inplace
         self._owner = owner
         self._report_memory = report_memory
+        self._symbolic_inputs = [
+            (index, value.type.shape)
+            for index, value in enumerate(function.inputs)
+            if isinstance(value.type, TensorType) and any(isinstance(dim, str) for dim in value.type.shape or ())
+        ]
+        """Index and shape of each input that has symbolic dims."""
+        input_dims = {dim for _, shape in self._symbolic_inputs for dim in shape or () if isinstance(dim, str)}
         types = zip(compiled.outputs, function.outputs, strict=True)
-        self._output_dims = [_trace_dims(type_ if type_.is_static else value.type, function) for type_, value in types]
-        """For each output, its dims: numbers, or (input index, axis) of an equal dim. None if a dim is unknown before the run."""
-        self._has_symbolic_outputs = any(isinstance(dim, tuple) for dims in self._output_dims for dim in dims or ())
-        self._symbolic_inputs = [index for index in compiled.used_inputs if _has_symbolic_dims(function.inputs[index])]
-        """Indices of used inputs with symbolic dims."""
-        self._shared_dims = _find_shared_dims(function)
+        self._output_shapes = [_find_shape(type_ if type_.is_static else value.type, input_dims) for type_, value in types]
+        """The shape of each output; None if it contains a dim that is unknown before the run."""
         self._no_buffers: list[Array | None] = [None] * len(function.outputs)
         # As many frames as there were concurrent calls. Its pop and append are atomic, so no lock is needed.
         self._idle: list[RequestFrame] = []
@@ -260,42 +256,38 @@ class OpenVinoExecutable(Executable):
             return self._compute(inputs, self._no_buffers)
         _check_buffers(out, self.function.outputs)
         results = self._compute(inputs, self._choose_buffers(inputs, out))
-        return [_copy_to_buffer(buffer, result) for buffer, result in zip(out, results, strict=True)]
+        # A result that was not computed in its buffer is copied there.
+        return [r if buffer is None or r is buffer else fill(buffer, r) for buffer, r in zip(out, results, strict=True)]
 
     def _compute(self, inputs: Sequence[Any], buffers: Sequence[Array | None]) -> list[Array]:
         try:
-            # Only some operators of the plugin support empty inputs. Inputs with static shapes were checked at compile time.
-            if self._symbolic_inputs and not all(inputs[index].size for index in self._symbolic_inputs):
-                raise ValueError("an input with symbolic dims has no elements, which only some of its operators support")
-            if self._shared_dims:
-                self._check_shared_dims(inputs)
+            shapes = self._resolve_shapes(inputs) if self._symbolic_inputs else self._output_shapes
             frame = self._acquire_frame()
-            results = frame.run(inputs, buffers, self._find_shapes(inputs))
+            results = frame.run(inputs, buffers, shapes)
         except Exception as error:
             raise RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {summarize_error(error)}") from error
         # A frame is reused only after success: a failed request is dropped.
         self._idle.append(frame)
         return results
 
-    def _find_shapes(self, inputs: Sequence[Any]) -> Sequence[tuple[int, ...] | None]:
-        """Determine the shape of each output from the shapes of the inputs; None if it is unknown before the run."""
-        if not self._has_symbolic_outputs:
-            return self._output_dims  # type: ignore[return-value]  # all extents are numbers
-        return [
-            None if dims is None else tuple(d if isinstance(d, int) else inputs[d[0]].shape[d[1]] for d in dims)
-            for dims in self._output_dims
-        ]
+    def _resolve_shapes(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Determine the shape of each output from those of the inputs; None if it is unknown before the run.
 
-    def _check_shared_dims(self, inputs: Sequence[Any]) -> None:
-        """Raise ValueError if a dim has two sizes: with one thread OpenVINO would read beyond the end of the smaller input."""
-        for dim, (first, axis), *others in self._shared_dims:
-            size = inputs[first].shape[axis]
-            for index, other_axis in others:
-                if inputs[index].shape[other_axis] != size:
-                    names = self.function.inputs[first].name, self.function.inputs[index].name
-                    raise ValueError(
-                        f"dim {dim!r} is {size} in input {names[0]!r} and {inputs[index].shape[other_axis]} in {names[1]!r}"
-                    )
+        Raises ValueError for an empty input, which only some of the plugin's operators support, and for a dim with two sizes,
+        with which OpenVINO would read beyond the end of the smaller input.
+        """
+        sizes: dict[str, int] = {}
+        for index, shape in self._symbolic_inputs:
+            if not inputs[index].size:
+                raise ValueError("an input with symbolic dims has no elements, which only some of its operators support")
+            for dim, size in zip(shape or (), inputs[index].shape, strict=True):
+                if isinstance(dim, str) and sizes.setdefault(dim, size) != size:
+                    name = self.function.inputs[index].name
+                    raise ValueError(f"dim {dim!r} is {size} in input {name!r}, and {sizes[dim]} in an earlier input")
+        return [
+            None if shape is None else tuple(dim if isinstance(dim, int) else sizes[dim] for dim in shape)
+            for shape in self._output_shapes
+        ]
 
     def _acquire_frame(self) -> RequestFrame:
         """Get a frame that no other call uses, an idle or a new one."""
@@ -351,13 +343,6 @@ class OpenVinoExecutable(Executable):
         return targets
 
 
-def _copy_to_buffer(buffer: Array | None, result: Array) -> Array:
-    """Copy the result into the buffer unless it is there already, and return the buffer. Without a buffer return the result."""
-    if buffer is None or buffer is result:
-        return result
-    return fill(buffer, result)
-
-
 def _check_buffers(buffers: Sequence[Array | None], outputs: Sequence[Value]) -> None:
     """Raise InputError if the type or shape of a buffer differs from that of its output."""
     for buffer, value in zip(buffers, outputs, strict=True):
@@ -371,30 +356,11 @@ def _check_buffers(buffers: Sequence[Array | None], outputs: Sequence[Value]) ->
             )
 
 
-def _has_symbolic_dims(value: Value) -> bool:
-    type_ = value.type
-    return isinstance(type_, TensorType) and any(isinstance(dim, str) for dim in type_.shape or ())
-
-
-def _find_shared_dims(function: Function) -> list[tuple[Any, ...]]:
-    """List the symbolic dims that occur several times in the inputs, each as (name, (input index, axis), ...)."""
-    occurrences: dict[str, list[tuple[int, int]]] = {}
-    for index, value in enumerate(function.inputs):
-        if _has_symbolic_dims(value):
-            for axis, dim in enumerate(value.type.shape or ()):  # type: ignore[union-attr]  # only tensors have symbolic dims
-                if isinstance(dim, str):
-                    occurrences.setdefault(dim, []).append((index, axis))
-    return [(dim, *pairs) for dim, pairs in occurrences.items() if len(pairs) > 1]
-
-
-def _trace_dims(type_: Type | None, function: Function) -> tuple[int | tuple[int, int], ...] | None:
-    """Describe each dim of an output: a number, or the (input index, axis) of an equal symbol. None if a dim is neither."""
-    if not isinstance(type_, TensorType) or type_.shape is None:
-        return None
-    inputs = [(index, value.type) for index, value in enumerate(function.inputs) if isinstance(value.type, TensorType)]
-    axes = {dim: (index, axis) for index, t in inputs for axis, dim in enumerate(t.shape or ()) if isinstance(dim, str)}
-    sources = [dim if isinstance(dim, int) else axes.get(dim or "") for dim in type_.shape]
-    return None if None in sources else tuple(sources)  # type: ignore[arg-type]  # checked above
+def _find_shape(type_: Type | None, input_dims: Collection[str]) -> tuple[Any, ...] | None:
+    """Find the shape of an output; None if it has a dim that is neither a number nor one of ``input_dims``."""
+    shape = type_.shape if isinstance(type_, TensorType) else None
+    is_known = shape is not None and all(isinstance(dim, int) or dim in input_dims for dim in shape)
+    return shape if is_known else None
 
 
 def _is_large(value: Value, threshold: int | None) -> bool:

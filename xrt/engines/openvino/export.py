@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import openvino
+
 from xrt.engines.openvino.executable import Array, make_contiguous, to_tensor
-from xrt.engines.openvino.library import get_core, openvino
+from xrt.engines.openvino.library import get_core
 from xrt.formats.onnx import lowest_model
 from xrt.graph import DType, Function, Value
 

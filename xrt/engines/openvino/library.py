@@ -1,10 +1,4 @@
-"""Import OpenVINO without telemetry, and wrap its process-wide parts: Core, thread pools, errors, precisions, memory.
-
-``import openvino`` imports its model converter, which sends an event to a web analytics service and writes files to the home
-directory (``openvino/tools/ovc/__init__.py``, through ``openvino-telemetry``). Hiding that package during the import makes the
-converter use its silent stub. If other code has imported OpenVINO earlier, nothing changes. The frontend and the runtime report
-only to a ``TelemetryExtension``, which XRT does not add.
-"""
+"""Wrap the process-wide parts of OpenVINO: Core, thread pools, errors, precisions, memory."""
 
 from __future__ import annotations
 
@@ -13,28 +7,15 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import openvino
 
 from xrt.engines.contract.graph_compiler import MemoryUse
-from xrt.engines.toolkit.libraries import hide_module, remove_noise, shorten
+from xrt.engines.toolkit.libraries import remove_noise, shorten
 from xrt.errors import CompileRefused
 from xrt.graph.constants import find_file_offset
 
 if TYPE_CHECKING:
     from xrt.engines.toolkit.libraries import AllocationTracker
-
-__all__ = [
-    "LIBRARY",
-    "PRECISIONS",
-    "check_precision",
-    "get_core",
-    "has_precision",
-    "openvino",
-    "report_memory",
-    "summarize_error",
-]
-
-with hide_module("openvino_telemetry", even_imported=True):  # NNCF imports it, too
-    import openvino
 
 LIBRARY = f"OpenVINO {openvino.__version__.partition('-')[0]}"
 """Name and version of the library for error messages."""

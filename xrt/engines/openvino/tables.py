@@ -156,20 +156,12 @@ def _is_computed(index: int) -> Test:
     return lambda node, function: has_input(node, index) and find_input(node, index, function) is None
 
 
-def _is_since_opset_25(node: Node, function: Function) -> bool:
-    return (since_version(node, function) or 0) >= 25
-
-
 def _flattens_axes(node: Node, function: Function) -> bool:
     """Whether a Softmax before opset 13, which flattens all axes from ``axis`` on, may have several that are larger than 1."""
     shape = find_shape(node, 0, function)
     if (since_version(node, function) or 0) >= 13:
         return False
     return shape is None or any(extent != 1 for extent in shape[node.attr("axis", 1) :][1:])
-
-
-def _is_causal_after_past(node: Node, function: Function) -> bool:
-    return node.attr("is_causal", 0) == 1 and has_input(node, _PAST_KEY)
 
 
 def may_mask_all_keys(node: Node, function: Function) -> bool:
@@ -307,11 +299,6 @@ def _may_be_empty_at_run_time(node: Node, function: Function) -> bool:
         return False
     shape = find_shape(node, 1, function)
     return shape is None or not (len(shape) == 1 and isinstance(shape[0], int) and shape[0] > 0)
-
-
-def _is_inexact_transform(node: Node, function: Function) -> bool:
-    """Whether a DFT or STFT with float32 angles has an error above `MAX_TRANSFORM_ERROR`."""
-    return estimate_transform_error(node, function) > MAX_TRANSFORM_ERROR
 
 
 def _divides_constant_integers(node: Node, function: Function) -> bool:
@@ -465,7 +452,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("DFT", "STFT"),
-        _is_inexact_transform,
+        lambda node, function: estimate_transform_error(node, function) > MAX_TRANSFORM_ERROR,
         "computes the angles of this transform in float32, so that its error is beyond 1e-4 of the largest element",
         ("compared with NumPy: a length of 1,000 leaves 1.5e-4, one of 1,024 3e-7",),
     ),
@@ -513,13 +500,13 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("Attention",),
-        _is_since_opset_25,
+        lambda node, function: (since_version(node, function) or 0) >= 25,
         "supports Attention up to opset 24, which has no windows",
         ("test_attention_local_window", "test_attention_bidirectional_window"),
     ),
     KnownIssue(
         ("Attention",),
-        _is_causal_after_past,
+        lambda node, function: node.attr("is_causal", 0) == 1 and has_input(node, _PAST_KEY),
         "masks other keys than ONNX in a causal Attention with past keys",
         ("test_attention_4d_with_past_and_present_qk_matmul_bias_3d_mask_causal",),
     ),

@@ -44,6 +44,8 @@ _WIDENED = {
     DType.UINT4: torch.uint8,
     DType.UINT2: torch.uint8,
 }
+CODED = {dtype: torch.uint8 for dtype in DType if dtype.is_float and dtype.bits <= 8}
+"""Floats of at most 8 bits, which uint8 codes represent."""
 BIT_MASKS = {DType.UINT16: 0xFFFF, DType.UINT32: 0xFFFFFFFF}
 """Bits to which kernels truncate results of widened types, so that they wrap around as in the type itself."""
 _NUMPY_DTYPES: dict[DType, np.dtype[Any]] = {
@@ -58,10 +60,7 @@ def get_torch_dtype(dtype: DType) -> torch.dtype:
     # PyTorch has a uint64, but few kernels for it.
     if dtype is DType.UINT64:
         return torch.int64
-    return NATIVE.get(dtype) or COMPLEX.get(dtype) or _WIDENED.get(dtype) or _CODED[dtype]
-
-
-_CODED = {dtype: torch.uint8 for dtype in DType if dtype.is_float and dtype.bits <= 8}
+    return NATIVE.get(dtype) or COMPLEX.get(dtype) or _WIDENED.get(dtype) or CODED[dtype]
 
 
 def make_from_numpy(dtype: DType) -> Callable[[np.ndarray[Any, Any]], torch.Tensor]:
@@ -74,7 +73,7 @@ def make_from_numpy(dtype: DType) -> Callable[[np.ndarray[Any, Any]], torch.Tens
         return lambda array: _share(array.view(np.int16)).view(torch.bfloat16)
     if dtype is DType.UINT64:
         return lambda array: _share(array.view(np.int64))
-    if dtype in _CODED:
+    if dtype in CODED:
         return lambda array: _share(array.view(np.uint8))
     return _share
 
@@ -95,7 +94,7 @@ def make_to_numpy(dtype: DType) -> Callable[[torch.Tensor], np.ndarray[Any, Any]
         return lambda tensor: tensor.numpy().astype(dtype.numpy)
     if dtype is DType.BFLOAT16:
         return lambda tensor: tensor.view(torch.int16).numpy().view(dtype.numpy)
-    if dtype is DType.UINT64 or dtype in _CODED:
+    if dtype is DType.UINT64 or dtype in CODED:
         return lambda tensor: tensor.numpy().view(dtype.numpy)
     return lambda tensor: tensor.numpy()
 

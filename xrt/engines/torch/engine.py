@@ -66,7 +66,8 @@ class Torch(GraphCompiler):
             return self.load(compile_function(function, context), function, context)
         try:
             with use_default_modes():
-                return TorchExecutable(make_program(function), function, context.threads)
+                program = make_program(function)
+                return TorchExecutable(program, function, context.threads, program.constants, program.packed_weights)
         except CompileRefused:
             raise
         except Exception as cause:

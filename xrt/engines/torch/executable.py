@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -63,32 +63,28 @@ def call_with_threads(threads: int, call: Callable[..., Any], *arguments: Any) -
 Convert = Callable[[Any], Any]
 
 
-class TensorCall(Protocol):
-    """The callable that `TorchExecutable` runs: computes the outputs of a Function on tensors."""
-
-    @property
-    def constants(self) -> frozenset[int]:
-        """Memory addresses of constants. Outputs at these addresses are copied before the caller gets them."""
-        ...
-
-    @property
-    def packed_weights(self) -> Sequence[torch.Tensor]:
-        """Copies of constants in another layout, which kernels have made."""
-        ...
-
-    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        """Compute the outputs, which may share memory with inputs, constants and each other."""
-        ...
-
-
 class TorchExecutable(Executable):
     """Runs a program on tensors that share memory with the caller's arrays. Calls share no state, so they may be concurrent."""
 
     outputs_are_fresh = True
 
-    def __init__(self, program: TensorCall, function: Function, threads: int) -> None:
-        self.program = program
+    def __init__(
+        self,
+        compute: Callable[[Sequence[Any]], list[Any]],
+        function: Function,
+        threads: int,
+        constants: frozenset[int] = frozenset(),
+        packed_weights: Sequence[torch.Tensor] = (),
+    ) -> None:
+        """``compute`` computes the outputs of the Function on tensors. It is called with at most ``threads`` threads.
+
+        ``constants`` are the memory addresses of constants: outputs at these addresses are copied before the caller gets them.
+        ``packed_weights`` are the copies of constants in another layout that kernels have made.
+        """
         self.function = function
+        self._compute_shared = compute
+        self._constants = constants
+        self._packed_weights = packed_weights
         self._threads = threads
         self._input_converters = tuple(_make_converter(value.type, make_from_numpy) for value in function.inputs)
         self._output_converters = tuple(_make_converter(value.type, make_to_numpy) for value in function.outputs)
@@ -99,18 +95,20 @@ class TorchExecutable(Executable):
             tensors = [read(x) for read, x in zip(self._input_converters, inputs, strict=True)]
             results = call_with_threads(self._threads, self._compute, tensors)
             arrays = [write(result) for write, result in zip(self._output_converters, results, strict=True)]
-        return arrays if out is None else [_write_result(array, buffer) for array, buffer in zip(arrays, out, strict=True)]
+        if out is None:
+            return arrays
+        return [array if buffer is None else fill(buffer, array) for array, buffer in zip(arrays, out, strict=True)]
 
     def _compute(self, tensors: list[Any]) -> list[Any]:
         """Compute the outputs. None of them shares memory with an input, a constant or another output."""
         # Kernels such as Identity and Reshape return their input, but the caller may write to results.
-        addresses = {*self.program.constants, *iter_addresses(tensors)}
-        return [_make_unshared(result, addresses) for result in self.program(tensors)]
+        addresses = {*self._constants, *iter_addresses(tensors)}
+        return [_make_unshared(result, addresses) for result in self._compute_shared(tensors)]
 
     def memory(self) -> tuple[MemoryUse, ...]:
         why = "inner values, each until its last reader has run; what a kernel takes while it computes comes on top"
         workspace = MemoryUse("workspace", peak_of_values(self.function), why, per_call=True)
-        packed = sum(tensor.nbytes for tensor in self.program.packed_weights)
+        packed = sum(tensor.nbytes for tensor in self._packed_weights)
         return (workspace, MemoryUse("packed weights", packed, "gates in PyTorch's order")) if packed else (workspace,)
 
 
@@ -143,13 +141,6 @@ def _make_unshared(value: Any, addresses: set[int]) -> Any:
         tensor = tensor.clone()
     addresses.add(tensor.untyped_storage().data_ptr())
     return tensor
-
-
-def _write_result(array: Any, buffer: Any) -> Any:
-    if buffer is None:
-        return array
-    fill(buffer, array)
-    return buffer
 
 
 def use_default_modes() -> AbstractContextManager[Any]:

@@ -292,10 +292,6 @@ _unwrap = ctypes.pythonapi.PyCapsule_GetPointer
 _unwrap.restype, _unwrap.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 
 
-class LibraryError(RuntimeError):
-    """The compiled code failed, or could not be loaded. The message is PyTorch's."""
-
-
 class InductorLibrary:
     """Calls the C interface of a library that Inductor compiled from a Function."""
 
@@ -314,7 +310,7 @@ class InductorLibrary:
         self._call = self._code.AOTInductorModelContainerRun
 
     def __call__(self, tensors: Sequence[Any]) -> list[Any]:
-        """Compute the outputs into new tensors. The inputs must be contiguous. Raises LibraryError."""
+        """Compute the outputs into new tensors. The inputs must be contiguous. Raises RuntimeError with PyTorch's message."""
         handles = [_unwrap(handle, None) for handle in torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors))]
         arguments = (ctypes.c_void_p * len(handles))(*handles)
         results = self._results()
@@ -326,44 +322,12 @@ class InductorLibrary:
         if code:
             message = ctypes.c_char_p()
             self._code.AOTInductorGetLastError(ctypes.byref(message))
-            raise LibraryError((message.value or b"").decode(errors="replace"))
+            raise RuntimeError((message.value or b"").decode(errors="replace"))
 
     def close(self) -> None:
         """Unload the library."""
         self._code.AOTInductorModelContainerDelete(self._container)
         dlclose(self._code._handle)
-
-
-class CompiledProgram:
-    """Computes a Function by its library, or by kernels if a dynamic dim is 0 or 1, for which Inductor's code is not valid."""
-
-    constants: frozenset[int] = frozenset()
-    packed_weights: tuple[Any, ...] = ()
-
-    def __init__(self, library: InductorLibrary, function: Function) -> None:
-        self.library = library
-        self.function = function
-        self._dynamic_axes = tuple(_iter_dynamic_axes(function))
-        """(Input index, axis) of each symbolic or unknown dim."""
-
-    @cached_property
-    def kernels(self) -> TensorProgram:
-        """The Function as a program of kernels, built on first use."""
-        return make_program(self.function)
-
-    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        if any(inputs[i].shape[axis] < 2 for i, axis in self._dynamic_axes):
-            return [result.clone() for result in self.kernels(inputs)]  # an output must not share a constant's memory
-        try:
-            return self.library([tensor.contiguous() for tensor in inputs])
-        except LibraryError as cause:
-            raise RunFailed(f"torch failed in {self.function.name!r}: {summarize_error(cause)}") from cause
-
-
-def _iter_dynamic_axes(function: Function) -> Iterator[tuple[int, int]]:
-    for i, value in enumerate(function.inputs):
-        if isinstance(value.type, TensorType) and value.type.shape is not None:
-            yield from ((i, axis) for axis, dim in enumerate(value.type.shape) if not isinstance(dim, int))
 
 
 class InductorExecutable(TorchExecutable):
@@ -375,8 +339,29 @@ class InductorExecutable(TorchExecutable):
             file.write(data)
             file.flush()
             self._library = InductorLibrary(Path(file.name))
-        super().__init__(CompiledProgram(self._library, function), function, context.threads)
+        super().__init__(self._call_library, function, context.threads)
         self.data = data
+        self._dynamic_axes = [
+            (index, axis)
+            for index, value in enumerate(function.inputs)
+            for axis, dim in enumerate(getattr(value.type, "shape", None) or ())
+            if not isinstance(dim, int)
+        ]
+        """(Input index, axis) of each symbolic or unknown dim."""
+
+    @cached_property
+    def _kernels(self) -> TensorProgram:
+        """The Function as a program of kernels, built on first use."""
+        return make_program(self.function)
+
+    def _call_library(self, inputs: Sequence[Any]) -> list[Any]:
+        # Inductor's code is not valid for dynamic dims of 0 or 1.
+        if any(inputs[index].shape[axis] < 2 for index, axis in self._dynamic_axes):
+            return [result.clone() for result in self._kernels(inputs)]  # an output must not share a constant's memory
+        try:
+            return self._library([tensor.contiguous() for tensor in inputs])
+        except RuntimeError as cause:
+            raise RunFailed(f"torch failed in {self.function.name!r}: {summarize_error(cause)}") from cause
 
     def memory(self) -> tuple[MemoryUse, ...]:
         packed = MemoryUse(

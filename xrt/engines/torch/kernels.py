@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -16,14 +16,12 @@ from xrt.engines.kernels import eager, elementwise, ops as shared, recurrent, re
 from xrt.engines.kernels.arrays import broadcast_parameters, get_integer_limits, round_once, widen
 from xrt.engines.kernels.quantization import SATURABLE
 from xrt.engines.kernels.table import KernelContext, Run
-from xrt.engines.torch.dtypes import BIT_MASKS, NATIVE, get_decoded_values, get_torch_dtype, make_from_numpy, make_to_numpy
+from xrt.engines.torch.dtypes import BIT_MASKS, CODED, NATIVE, get_decoded_values, get_torch_dtype, make_from_numpy, make_to_numpy
 from xrt.engines.torch.namespace import TORCH, Tensor, is_integral
 from xrt.graph import DType, Function, Node, TensorType
+from xrt.operators import find_value
 from xrt.operators.windows import Placement, Window, compute_padding_trims, make_window
 from xrt.passes import find_constant
-
-if TYPE_CHECKING:
-    from xrt.graph import Constant
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +40,6 @@ class TorchKernelContext(KernelContext):
         """Get the torch.dtype that represents the element type in an attribute; None if it is absent or 0."""
         dtype = self.get_dtype_attribute(name)
         return None if dtype is None else get_torch_dtype(dtype)
-
-
-def find_constant_input(node: Node, function: Function, index: int) -> Constant | None:
-    """Find the constant that an input is, directly or as the output of a Constant node; None if it is omitted or computed."""
-    name = node.inputs[index] if index < len(node.inputs) else ""
-    if not name:
-        return None
-    producer = function.producer(name)
-    return function.constants.get(name) if producer is None else find_constant(producer, function)
 
 
 Factory: TypeAlias = Callable[[TorchKernelContext], Run]
@@ -289,7 +278,7 @@ def _compute_weight_gradient(x: Tensor, w: Tensor, placement: Placement) -> Tens
 @overrides("Conv", why_not=_why_not_convolution_rank)
 def conv(ctx: TorchKernelContext) -> Run:
     group = ctx.attr("group", 1)
-    is_computed = find_constant_input(ctx.node, ctx.function, 1) is None
+    is_computed = find_value(ctx.node.inputs[1], ctx.function) is None
     compute = round_once(TORCH, lambda x, w, bias: convolve(x, w, make_window(ctx.node, w.shape[2:]), group, bias, is_computed))
     return lambda x, w, bias=None: compute(x, w, bias)
 
@@ -336,10 +325,8 @@ class PyTorchLayer:
         self._direction = ctx.attr("direction", "forward")
         self._batch_first = bool(ctx.attr("layout", 0))
         self._call = _find_layer_function(ctx)
-        has_bias = len(ctx.node.inputs) > 3 and bool(ctx.node.inputs[3])
-        self._is_constant = all(
-            find_constant_input(ctx.node, ctx.function, i) is not None for i in range(1, 4 if has_bias else 3)
-        )
+        weights = filter(None, ctx.node.inputs[1:4])  # of the input and the state, and biases, which may be omitted
+        self._is_constant = all(find_value(name, ctx.function) is not None for name in weights)
         self._packed = ctx.packed_weights
         self._weights: list[Tensor] | None = None
 
@@ -428,26 +415,19 @@ overrides("GRU", since=7)(_make_layer_factory(recurrent.gru, slice(1)))
 overrides("LSTM", since=7)(_make_layer_factory(recurrent.lstm, slice(2)))
 
 
-TWO_TO_64 = 2.0**64
-
-
 def decode(x: Tensor, dtype: DType | None) -> Tensor:
     """Convert a tensor that represents ``dtype`` to its values: small floats to float32, uint64 to float64, others unchanged."""
     if dtype is DType.UINT64:
         wide = x.to(torch.float64)
-        return torch.where(x < 0, wide + TWO_TO_64, wide)
-    return get_decoded_values(dtype)[x.int()] if dtype is not None and _is_coded(dtype) else x
-
-
-def _is_coded(dtype: DType | None) -> bool:
-    return dtype is not None and dtype.is_float and dtype.bits <= 8
+        return torch.where(x < 0, wide + 2.0**64, wide)
+    return get_decoded_values(dtype)[x.int()] if dtype in CODED else x
 
 
 def convert(x: Tensor, source: DType | None, to: DType, saturate: bool = True) -> Tensor:
     """Convert a tensor that represents ``source`` to one that represents ``to``, by the rules of ONNX's Cast."""
     if source is to:
         return x
-    if to is DType.UINT64 and not x.dtype.is_floating_point and not _is_coded(source):
+    if to is DType.UINT64 and not x.dtype.is_floating_point and source not in CODED:
         return x.to(torch.int64)
     # The result has the lowest bits. Decoding to float64 would round them away.
     if source is DType.UINT64 and to.is_integer:
@@ -455,7 +435,7 @@ def convert(x: Tensor, source: DType | None, to: DType, saturate: bool = True) -
     x = decode(x, source)
     if to is DType.BOOL:
         return x != 0
-    if _is_coded(to):
+    if to in CODED:
         return _encode(x, to, saturate)
     if to is DType.UINT64:
         # PyTorch converts floats only to signed integers: subtract 2**63 from values that have this bit, and set it afterwards.

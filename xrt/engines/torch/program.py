@@ -14,13 +14,14 @@ import torch
 
 from xrt.engines.kernels.table import Run
 from xrt.engines.torch.dtypes import BIT_MASKS, make_from_numpy, summarize_error
-from xrt.engines.torch.kernels import TorchKernelContext, find_constant_input, ops
+from xrt.engines.torch.kernels import TorchKernelContext, ops
 from xrt.engines.torch.namespace import TORCH
 from xrt.engines.torch.opaque import make_opaque_kernel
 from xrt.engines.torch.tables import MOVING_OPS
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Function, Node, TensorType
 from xrt.graph.node import DOMAIN
+from xrt.operators import find_value
 from xrt.passes import find_decomposition
 
 Step: TypeAlias = tuple[Run, tuple[int, ...], int | tuple[int, ...], tuple[int, ...]]
@@ -156,7 +157,8 @@ def _make_kernel(ctx: TorchKernelContext) -> Run:
 
 def _bind_constants(run: Run, host: Sequence[int], ctx: TorchKernelContext) -> Run:
     """Pass constants to a kernel as NumPy arrays, at the input indices ``host``, where it reads numbers such as axes."""
-    constants = {i: constant.array for i in host if (constant := find_constant_input(ctx.node, ctx.function, i)) is not None}
+    values = {i: find_value(name, ctx.function) for i, name in enumerate(ctx.node.inputs) if i in host}
+    constants = {i: value.array for i, value in values.items() if value is not None}
     if not constants:
         return run
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 import tvm
@@ -31,21 +31,21 @@ from tvm_ffi.serialization import from_json_graph_str, to_json_graph_str
 from xrt.engines.contract.graph_compiler import Executable, MemoryUse
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.tvm.executable import summarize_error
-from xrt.engines.tvm.export import tensor_type
+from xrt.engines.tvm.export import ImportedModule, tensor_type
 from xrt.engines.tvm.pipeline import (
     ALLOCATE_RESULT,
+    ALLOCATE_STORAGE,
     FUSION,
     LOWERING,
     PLANNING,
-    find_result_origin,
     get_called_operator,
     legalize,
     lift_constants,
-    list_tuple_fields,
+    list_bindings,
+    list_result_origins,
 )
-from xrt.engines.tvm.serialization import pack, unpack
 from xrt.errors import CompileRefused, RunFailed
-from xrt.graph import DType, Function, TensorType
+from xrt.graph import DType, Function
 
 if TYPE_CHECKING:
     from xrt.engines.contract.graph_compiler import Accelerator
@@ -120,13 +120,34 @@ def _list_float_headers(source: str) -> tuple[str, ...]:
 def compile_with_nvrtc(source: str, architecture: str) -> bytes:
     """Compile CUDA C++ to machine code for an architecture (``sm_90``); raises CompileRefused if NVRTC is missing or fails."""
     library = _load_nvrtc()
+    program = ctypes.c_void_p()
+
+    def check(status: int) -> None:
+        if status:
+            raise CompileRefused(f"NVRTC failed: {library.nvrtcGetErrorString(status).decode()}")
+
+    def read(output: str) -> bytes:
+        """Read an output of the compile: ``"ProgramLog"`` or ``"CUBIN"``."""
+        # For each output NVRTC has one function that returns its size, and one that fills a buffer of this size.
+        size = ctypes.c_size_t()
+        check(getattr(library, f"nvrtcGet{output}Size")(program, ctypes.byref(size)))
+        content = ctypes.create_string_buffer(size.value)
+        check(getattr(library, f"nvrtcGet{output}")(program, content))
+        return content.raw
+
     # "-default-device", as in TVM's own call of NVRTC: functions without an annotation are device code.
     flags = ["-default-device", f"--gpu-architecture={architecture}", *_make_include_flags(source)]
-    program = _NvrtcProgram(library, add_min_max_macros(source))
+    headers = _make_c_strings([*REPLACEMENT_HEADERS.values()]), _make_c_strings([*REPLACEMENT_HEADERS])
+    arguments = ctypes.byref(program), add_min_max_macros(source).encode(), b"tvm.cu", len(REPLACEMENT_HEADERS), *headers
+    check(library.nvrtcCreateProgram(*arguments))
     try:
-        return program.compile(flags)
+        if status := library.nvrtcCompileProgram(program, len(flags), _make_c_strings(flags)):
+            errors = [line for line in read("ProgramLog").decode(errors="replace").splitlines() if "error" in line]
+            reason = errors[0] if errors else library.nvrtcGetErrorString(status).decode()
+            raise CompileRefused(f"NVRTC cannot compile TVM's code: {reason}")
+        return read("CUBIN")
     finally:
-        program.close()
+        library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
 def _make_include_flags(source: str) -> list[str]:
@@ -159,52 +180,15 @@ def _load_nvrtc() -> ctypes.CDLL:
         NVRTC_LIBRARY,
     ):
         try:
-            return ctypes.CDLL(path)
+            library = ctypes.CDLL(path)
         except OSError as error:
             failure = error
+        else:
+            library.nvrtcGetErrorString.restype = ctypes.c_char_p
+            return library
     raise CompileRefused(
         f"TVM's CUDA code is compiled by NVRTC 13, which was not found: {failure}; {NVRTC_INSTALL_HINT}"
     ) from failure
-
-
-class _NvrtcProgram:
-    """CUDA C++ to compile with NVRTC. Methods raise CompileRefused if a call of NVRTC fails."""
-
-    def __init__(self, library: ctypes.CDLL, source: str) -> None:
-        self._library = library
-        self._handle = ctypes.c_void_p()
-        headers = _make_c_strings([*REPLACEMENT_HEADERS.values()]), _make_c_strings([*REPLACEMENT_HEADERS])
-        arguments = ctypes.byref(self._handle), source.encode(), b"tvm.cu", len(REPLACEMENT_HEADERS), *headers
-        self._check(library.nvrtcCreateProgram(*arguments))
-
-    def compile(self, options: Sequence[str]) -> bytes:
-        status = self._library.nvrtcCompileProgram(self._handle, len(options), _make_c_strings(options))
-        if status:
-            log = self._read("ProgramLog").decode(errors="replace").strip("\0").strip()
-            first_error = next((line for line in log.splitlines() if "error" in line), "") or self._get_error_name(status)
-            raise CompileRefused(f"NVRTC cannot compile TVM's code: {first_error}")
-        return self._read("CUBIN")
-
-    def _read(self, kind: str) -> bytes:
-        """Read a result of the compile: ``"ProgramLog"`` or ``"CUBIN"``."""
-        # NVRTC has a pair of functions for each kind of result: one for the size, one that fills a buffer of this size.
-        size = ctypes.c_size_t()
-        self._check(getattr(self._library, f"nvrtcGet{kind}Size")(self._handle, ctypes.byref(size)))
-        content = ctypes.create_string_buffer(size.value)
-        self._check(getattr(self._library, f"nvrtcGet{kind}")(self._handle, content))
-        return content.raw
-
-    def _check(self, status: int) -> None:
-        if status:
-            raise CompileRefused(f"NVRTC failed: {self._get_error_name(status)}")
-
-    def _get_error_name(self, status: int) -> str:
-        get_error_string = self._library.nvrtcGetErrorString
-        get_error_string.restype = ctypes.c_char_p
-        return str(get_error_string(status).decode())
-
-    def close(self) -> None:
-        self._library.nvrtcDestroyProgram(ctypes.byref(self._handle))
 
 
 def _make_c_strings(strings: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
@@ -267,10 +251,9 @@ def use_nvrtc(compiler: Callable[[str], bytes]) -> Iterator[None]:
         tvm_ffi.register_global_func(_COMPILE_HOOK, original, override=True)
 
 
-_ALLOCATE_STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")
 _ALLOCATE_TENSOR = tvm.ir.Op.get("relax.memory.alloc_tensor")
 _MEMORY_OPERATORS = (
-    _ALLOCATE_STORAGE,
+    ALLOCATE_STORAGE,
     ALLOCATE_RESULT,
     tvm.ir.Op.get("relax.memory.kill_storage"),
     tvm.ir.Op.get("relax.memory.kill_tensor"),
@@ -278,30 +261,18 @@ _MEMORY_OPERATORS = (
 _CREATE_VIEW = relax.ExternFunc("runtime.TVMTensorCreateView")
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleWithBuffers:
-    """A module that allocates no memory. ``main`` has additional parameters: blocks of workspace, then arrays for the results."""
+def lift_allocations(module: IRModule) -> tuple[IRModule, tuple[int, ...], tuple[ResultType, ...], tuple[int, ...]]:
+    """Turn all memory that ``main`` allocates after StaticPlanBlockMemory into its last parameters.
 
-    module: IRModule
-    workspace: tuple[int, ...]
-    """Bytes of each workspace block. Intermediate values are stored in blocks, several in one block if not in use together."""
-    result_types: tuple[TensorType, ...]
-    """Types of the result arrays, which are the last parameters."""
-    result_positions: tuple[int, ...]
-    """For each result, the index of the parameter that contains it after the call: a result array, or an input or constant."""
-
-
-def lift_allocations(module: IRModule) -> ModuleWithBuffers:
-    """Turn all memory that ``main`` allocates after StaticPlanBlockMemory into parameters.
-
-    Raises CompileRefused if ``main`` contains anything but calls of the module's functions on tensors of static shape.
+    Return the module, then the fields ``workspace``, ``result_types`` and ``result_positions`` of `DeviceProgram`. Raises
+    CompileRefused if ``main`` contains anything but calls of the module's functions on tensors of static shape.
     """
     main = module["main"]
-    bindings = [binding for block in main.body.blocks for binding in block.bindings]
+    bindings = list_bindings(main)
     blocks = {
         binding.var: _make_workspace_parameter(binding)
         for binding in bindings
-        if get_called_operator(binding) == _ALLOCATE_STORAGE
+        if get_called_operator(binding) == ALLOCATE_STORAGE
     }
     outputs = [binding.var for binding in bindings if get_called_operator(binding) == ALLOCATE_RESULT]
     # Operators that allocate or free memory disappear: the caller of the program owns all of it.
@@ -311,10 +282,10 @@ def lift_allocations(module: IRModule) -> ModuleWithBuffers:
     parameters = [*main.params, *blocks.values(), *outputs]
     body = relax.SeqExpr([relax.BindingBlock(inner)], main.body.body)
     module["main"] = relax.Function(parameters, body, main.ret_ty, main.is_pure, main.attrs)
-    values = {binding.var: binding.value for binding in inner}
-    result_positions = tuple(_find_parameter(field, values, parameters) for field in list_tuple_fields(main.body.body, values))
+    result_positions = tuple(_find_parameter(origin, parameters) for origin in list_result_origins(main.body.body, inner))
     sizes = tuple(int(block.ty.shape.values[0]) for block in blocks.values())
-    return ModuleWithBuffers(module, sizes, tuple(tensor_type(variable.ty) for variable in outputs), result_positions)
+    result_types = [tensor_type(variable.ty) for variable in outputs]
+    return module, sizes, tuple((str(type_.dtype), type_.shape) for type_ in result_types), result_positions
 
 
 def _make_workspace_parameter(binding: Any) -> relax.Var:
@@ -346,15 +317,15 @@ def _get_callee_name(call: Call) -> str:
     return str(first.global_symbol) if isinstance(first, relax.ExternFunc) else str(getattr(call.op, "name", call.op))
 
 
-def _find_parameter(result: Any, values: Mapping[Any, Any], parameters: Sequence[Any]) -> int:
-    """Find the index of the parameter that contains a result; raises CompileRefused if none does."""
-    origin = find_result_origin(result, values)
+def _find_parameter(origin: Any, parameters: Sequence[Any]) -> int:
+    """Find the index of the parameter that a result is; raises CompileRefused if it is none."""
     for position, parameter in enumerate(parameters):
         if parameter.same_as(origin):
             return position
     raise CompileRefused("one of its results is in memory that the caller does not own")
 
 
+ResultType: TypeAlias = tuple[str, Any]
 OLDEST_ARCHITECTURE = "sm_75"
 """Oldest architecture that CUDA 13 supports."""
 
@@ -367,8 +338,9 @@ class DeviceProgram:
     """A Relax executable, or a module that was exported and loaded."""
     constants: tuple[Constant, ...]
     workspace: tuple[int, ...]
-    """Bytes of each workspace block."""
-    result_types: tuple[TensorType, ...]
+    """Bytes of each workspace block. A block contains one or more intermediate values, but only one at a time."""
+    result_types: tuple[ResultType, ...]
+    """Dtype and shape of each result array."""
     result_positions: tuple[int, ...]
     """For each result, the index of the argument that contains it after the call: a result array, an input or a constant."""
 
@@ -386,40 +358,36 @@ def make_target(architecture: str, host: Target) -> Target:
     return Target({"kind": "cuda", "arch": architecture, **limits}, host=host)
 
 
-def build(module: IRModule, weights: Sequence[Constant], target: Target, opt_level: int, architecture: str = "") -> DeviceProgram:
-    """Compile the module's ``main`` for a GPU. ``weights`` are the arguments of its last parameters.
+def build(imported: ImportedModule, target: Target, opt_level: int, architecture: str = "") -> DeviceProgram:
+    """Compile a module for a GPU. Without an ``architecture``, CUDA C++ is generated but not compiled.
 
-    Without an ``architecture``, CUDA C++ is generated but not compiled. Raises CompileRefused if part of the work would run on
-    the host or allocate memory, and if NVRTC is missing or fails.
+    Raises CompileRefused if part of the work would run on the host or allocate memory, and if NVRTC is missing or fails.
     """
 
     def compile_source(source: str) -> bytes:
         return compile_with_nvrtc(source, architecture) if architecture else b""
 
+    # For each loop nest the first rule that fits is applied.
+    gpu = dlight.gpu
+    rules = [gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback()]
     with target, tvm.transform.PassContext(opt_level=opt_level), use_nvrtc(compile_source):
-        fused = tvm.transform.Sequential(FUSION)(legalize(_rename_parameters(module), target))
+        fused = tvm.transform.Sequential(FUSION)(legalize(_rename_parameters(imported.module), target))
         # Constants become parameters before the memory is planned, because constants inside the program are in host memory.
-        free, constants = lift_constants(dlight.ApplyDefaultSchedule(*_list_schedule_rules())(_remove_pragmas(fused)))
-        lifted = lift_allocations(tvm.transform.Sequential(PLANNING)(free))
-        code = relax.build(tvm.transform.Sequential(LOWERING)(lifted.module), target, relax_pipeline=None)
+        free, constants = lift_constants(dlight.ApplyDefaultSchedule(*rules)(_remove_pragmas(fused)))
+        lifted, workspace, result_types, positions = lift_allocations(tvm.transform.Sequential(PLANNING)(free))
+        code = relax.build(tvm.transform.Sequential(LOWERING)(lifted), target, relax_pipeline=None)
     _check_no_device_allocation(code)
-    return DeviceProgram(code, (*weights, *constants), lifted.workspace, lifted.result_types, lifted.result_positions)
+    return DeviceProgram(code, (*imported.weights, *constants), workspace, result_types, positions)
 
 
 def _rename_parameters(module: IRModule) -> IRModule:
     """Rename the parameters of ``main`` to C identifiers, because TVM copies their names to its CUDA source."""
     main = module["main"]
-    plain = [relax.Var(f"given{index}", old.ty) for index, old in enumerate(main.params)]
-    bindings = [relax.VarBinding(old, new) for old, new in zip(main.params, plain, strict=True)]
+    parameters = [relax.Var(f"parameter{index}", old.ty) for index, old in enumerate(main.params)]
+    bindings = [relax.VarBinding(old, new) for old, new in zip(main.params, parameters, strict=True)]
     body = relax.SeqExpr([relax.BindingBlock(bindings), *main.body.blocks], main.body.body)
-    functions = {**dict(module.functions_items()), module.get_global_var("main"): relax.Function(plain, body, main.ret_ty)}
-    return IRModule({gvar: f.with_attrs(main.attrs) if gvar.name_hint == "main" else f for gvar, f in functions.items()})
-
-
-def _list_schedule_rules() -> list[Any]:
-    """List TVM's default schedule rules for GPUs. For each loop nest the first that fits is applied."""
-    gpu = dlight.gpu
-    return [gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback()]
+    renamed = relax.Function(parameters, body, main.ret_ty).with_attrs(main.attrs)
+    return IRModule({**dict(module.functions_items()), module.get_global_var("main"): renamed})
 
 
 def _remove_pragmas(module: IRModule) -> IRModule:
@@ -447,23 +415,6 @@ def _check_no_device_allocation(code: Any) -> None:
 
 
 _ALLOCATE_WORKSPACE = "TVMBackendAllocWorkspace"
-
-
-def export_program(program: DeviceProgram, function: Function, folder: Path | None) -> bytes:
-    """Serialize a GPU program for `load_program`. ``function`` is the Function that it was compiled from.
-
-    Temporary files are written to ``folder``. Raises CompileRefused if that is None, or if there is no C compiler.
-    """
-    outputs = [[str(type_.dtype), type_.shape] for type_ in program.result_types]
-    details = {"workspace": program.workspace, "made": outputs, "results": program.result_positions}
-    return pack(program.code, program.constants, details, function, folder)
-
-
-def load_program(data: memoryview, function: Function, folder: Path | None) -> DeviceProgram:
-    """Load a program that `export_program` serialized for an equal Function. The caller has verified the checksum of ``data``."""
-    code, constants, details = unpack(data, function, folder)
-    outputs = tuple(TensorType(DType.parse(dtype), tuple(shape)) for dtype, shape in details["made"])
-    return DeviceProgram(code, constants, tuple(details["workspace"]), outputs, tuple(details["results"]))
 
 
 ARRAY_ALIGNMENT = 64
@@ -511,38 +462,33 @@ class TvmOnDevice(Executable):
     def _launch(self, inputs: Sequence[Any], stream: Any) -> list[Any]:
         if self._closed:
             raise RunFailed(f"the executable of {self.function.name!r} is closed")
-        program = self.program
+        positions = self.program.result_positions
         empty = self._accelerator.xp.empty
         # In the order of the program's parameters: inputs, constants, workspace, results.
         arrays = [*map(self._align, inputs), *self._constants]
-        arrays += [empty((nbytes,), np.dtype(np.uint8)) for nbytes in program.workspace]
+        arrays += [empty((nbytes,), np.dtype(np.uint8)) for nbytes in self.program.workspace]
         first_result = len(arrays)
-        arrays += [empty(type_.shape, type_.dtype.numpy) for type_ in program.result_types]
-        main = self._acquire_machine()
+        arrays += [empty(shape, DType.parse(dtype).numpy) for dtype, shape in self.program.result_types]
         try:
-            with self._use_stream(stream):
+            main = self._idle.pop()
+        except IndexError:
+            main = self._make_machine()
+        try:
+            with tvm_ffi.use_raw_stream(self._device, self._accelerator.address(stream)):
                 main(*map(view_as_tensor, arrays))
         except Exception as cause:
             raise RunFailed(f"TVM failed while it ran {self.function.name!r}: {summarize_error(cause)}") from cause
         # A machine whose call failed is not used again.
         self._idle.append(main)
-        return _collect_results(arrays, program.result_positions, first_result)
-
-    def _use_stream(self, stream: Any) -> AbstractContextManager[object]:
-        context: AbstractContextManager[object] = tvm_ffi.use_raw_stream(self._device, self._accelerator.address(stream))
-        return context
+        # A result that is an input, a constant or an earlier result too is copied.
+        is_new = [position >= first_result and position not in positions[:k] for k, position in enumerate(positions)]
+        return [arrays[position] if new else arrays[position].copy() for position, new in zip(positions, is_new, strict=True)]
 
     def _align(self, array: Any) -> Any:
         """Return the array, or a copy if it is not C-contiguous or not aligned to `ARRAY_ALIGNMENT`."""
         if array.flags.c_contiguous and not self._accelerator.address(array) % ARRAY_ALIGNMENT:
             return array
         return array.copy(order="C")
-
-    def _acquire_machine(self) -> Callable[..., Any]:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return self._make_machine()
 
     def _make_machine(self) -> Callable[..., Any]:
         machine: Callable[..., Any] = relax.VirtualMachine(self.program.code, self._device)["main"]
@@ -579,18 +525,3 @@ def view_as_tensor(array: Any) -> Tensor:
 
 
 _create_view = tvm.get_global_func("runtime.TVMTensorCreateView")
-
-
-def _collect_results(arrays: Sequence[Any], result_positions: Sequence[int], first_result: int) -> list[Any]:
-    """List the array of each result. ``arrays`` are the arguments of a call; those from ``first_result`` on are result arrays.
-
-    ``result_positions`` has the argument index of each result. An input or constant, and an array that is also an earlier
-    result, is copied.
-    """
-    seen: set[int] = set()
-    returned = []
-    for position in result_positions:
-        is_new = position >= first_result and position not in seen
-        seen.add(position)
-        returned.append(arrays[position] if is_new else arrays[position].copy())
-    return returned

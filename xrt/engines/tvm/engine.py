@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, ClassVar
 
 import tvm
 import tvm_ffi
@@ -13,12 +14,12 @@ from xrt.engines.contract.graph_compiler import Deviation, Executable, GraphComp
 from xrt.engines.contract.options import check_options, option
 from xrt.engines.toolkit.support import has_symbolic_dims
 from xrt.engines.tvm import cuda
-from xrt.engines.tvm.cuda import TvmOnDevice, load_runtime
+from xrt.engines.tvm.cuda import DeviceProgram, TvmOnDevice, load_runtime
 from xrt.engines.tvm.executable import RelaxExecutable, summarize_error
 from xrt.engines.tvm.export import compiler_lock, import_function
-from xrt.engines.tvm.pipeline import build
-from xrt.engines.tvm.serialization import export_library, load_program
-from xrt.engines.tvm.support import why_not
+from xrt.engines.tvm.pipeline import TvmProgram, build
+from xrt.engines.tvm.serialization import load_program, save_program
+from xrt.engines.tvm.support import SUPPORT
 from xrt.engines.tvm.tables import STATIC_SCHEDULES
 from xrt.engines.tvm.target import check_mcpu, make_target
 from xrt.errors import CompileRefused
@@ -62,7 +63,7 @@ class Tvm(GraphCompiler):
             check_mcpu(self.mcpu)
 
     def why_not(self, node: Node, function: Function) -> str | None:
-        return why_not(node, function)
+        return SUPPORT.why_not(node, function)
 
     def why_not_dynamic(self, function: Function) -> str | None:
         """Explain why one executable should not serve all sizes, by the first node that prevents it; None if it should."""
@@ -74,37 +75,23 @@ class Tvm(GraphCompiler):
         return None
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
-        if context.device != "cpu":
-            return self._compile_on_device(function, context)
+        """Compile for the context's device. Raises CompileRefused if TVM cannot, or if a CUDA library is missing."""
+        on_host = context.device == "cpu"
+        architecture = "" if on_host else _require_accelerator(context).architecture
         target = make_target(self.mcpu, self.opt_level)
+        program: TvmProgram | DeviceProgram
         try:
             with compiler_lock:
-                imported = import_function(function)
-                program = build(imported.module, imported.weights, target, context.threads, self.opt_level)
+                imported = import_function(function, polynomials=on_host)
+                if on_host:
+                    program = build(imported, target, context.threads, self.opt_level)
+                else:
+                    program = cuda.build(imported, cuda.make_target(architecture, target), self.opt_level, architecture)
         except CompileRefused:
             raise
         except Exception as cause:
             raise CompileRefused(f"TVM cannot compile {function.name!r}: {summarize_error(cause)}") from cause
-        return RelaxExecutable(program, context.threads, function)
-
-    def _compile_on_device(self, function: Function, context: CompileContext) -> TvmOnDevice:
-        """Compile for the architecture of the context's device; raises CompileRefused if a CUDA library is missing."""
-        accelerator = _require_accelerator(context)
-        load_runtime()
-        host = make_target(self.mcpu, self.opt_level)
-        architecture = accelerator.architecture
-        try:
-            with compiler_lock:
-                imported = import_function(function, polynomials=False)
-                target = cuda.make_target(architecture, host)
-                program = cuda.build(imported.module, imported.weights, target, self.opt_level, architecture)
-        except CompileRefused:
-            raise
-        except Exception as cause:
-            raise CompileRefused(
-                f"TVM cannot compile {function.name!r} for {context.device}: {summarize_error(cause)}"
-            ) from cause
-        return TvmOnDevice(program, function, accelerator, _get_tvm_device(context))
+        return _make_executable(program, function, context)
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         """Serialize the compiled library, and the constants that are not in the Function; CompileRefused without a C compiler."""
@@ -113,14 +100,11 @@ class Tvm(GraphCompiler):
         if executable.saved is not None:
             return executable.saved
         with compiler_lock:
-            if isinstance(executable, TvmOnDevice):
-                return cuda.export_program(executable.program, executable.function, context.workdir)
-            return export_library(executable.program, executable.function, context.workdir)
+            return save_program(executable.program, executable.function, context.workdir)
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
-        if context.device != "cpu":
-            return self._load_on_device(data, function, context)
-        executable = RelaxExecutable(load_program(data, function, context.workdir), context.threads, function)
+        kind = TvmProgram if context.device == "cpu" else DeviceProgram
+        executable = _make_executable(load_program(kind, data, function, context.workdir), function, context)
         executable.saved = data
         return executable
 
@@ -128,13 +112,9 @@ class Tvm(GraphCompiler):
         """Yes, if it was compiled for several threads: its parallel loops run on any number. For one thread it has none."""
         return saved == threads or saved > 1
 
-    def _load_on_device(self, data: memoryview, function: Function, context: CompileContext) -> TvmOnDevice:
-        accelerator = _require_accelerator(context)
-        load_runtime()
-        program = cuda.load_program(data, function, context.workdir)
-        executable = TvmOnDevice(program, function, accelerator, _get_tvm_device(context))
-        executable.saved = data
-        return executable
+    def available_devices(self) -> tuple[str, ...]:
+        # Arrays of a device are CuPy's.
+        return self.devices if find_spec("cupy") is not None else ("cpu",)
 
     def remarks(self, function: Function) -> tuple[str, ...]:
         return ("untuned: loops follow fixed rules, not measurements on this processor",)
@@ -144,11 +124,20 @@ class Tvm(GraphCompiler):
 
 
 def _require_accelerator(context: CompileContext) -> Accelerator:
-    """Get the accelerator to compile for; raises CompileRefused if its arrays have no addresses to pass to TVM."""
+    """Get the accelerator of the context and load TVM's runtime for it.
+
+    Raises CompileRefused if the accelerator's arrays have no addresses to pass to TVM, or if a CUDA library is missing.
+    """
     if context.accelerator is None or not context.accelerator.has_addresses:
         raise CompileRefused(f"TVM needs memory of {context.device} at addresses, and is given none")
+    load_runtime()
     return context.accelerator
 
 
-def _get_tvm_device(context: CompileContext) -> Any:
-    return tvm.runtime.device("cuda", int(context.device.partition(":")[2] or 0))
+def _make_executable(
+    program: TvmProgram | DeviceProgram, function: Function, context: CompileContext
+) -> RelaxExecutable | TvmOnDevice:
+    if isinstance(program, TvmProgram):
+        return RelaxExecutable(program, context.threads, function)
+    device = tvm.runtime.device("cuda", int(context.device.partition(":")[2] or 0))
+    return TvmOnDevice(program, function, _require_accelerator(context), device)

@@ -59,9 +59,8 @@ class RelaxExecutable(Executable):
         self._threads = threads
         self._has_symbolic_dims = program.workspace is None
         types = enumerate(value.type for value in function.inputs)
-        self._maybe_empty_inputs = [k for k, type_ in types if isinstance(type_, TensorType) and _may_be_empty(type_)]
-        """Indices of inputs that are empty for some sizes. The compiled loops cannot run on empty tensors."""
-        self._function_name = function.name
+        self._symbolic_inputs = [k for k, type_ in types if isinstance(type_, TensorType) and not type_.is_static]
+        """Indices of inputs with symbolic dims. They may be empty, and the compiled loops cannot run on empty tensors."""
         self._idle: list[dict[str, Callable[..., Any]]] = []
 
     def prepare(self) -> None:
@@ -69,7 +68,7 @@ class RelaxExecutable(Executable):
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         out = options.host_buffers
-        if not all(inputs[index].size for index in self._maybe_empty_inputs):
+        if not all(inputs[index].size for index in self._symbolic_inputs):
             raise RunFailed("TVM's loops need tensors with elements")
         tensors = [*map(to_tensor, inputs), *self._constants]
         if out is not None and self._can_fill(out, inputs):
@@ -111,7 +110,7 @@ class RelaxExecutable(Executable):
         try:
             returned = call_function(machine[entry], tensors, self._threads)
         except Exception as cause:
-            raise RunFailed(f"TVM failed while it ran {self._function_name!r}: {summarize_error(cause)}") from cause
+            raise RunFailed(f"TVM failed while it ran {self.function.name!r}: {summarize_error(cause)}") from cause
         self._idle.append(machine)
         return returned
 
@@ -161,8 +160,3 @@ def _to_array(tensor: Any) -> Array:
         return np.from_dlpack(tensor)
     except RuntimeError:
         return np.asarray(tensor.numpy())
-
-
-def _may_be_empty(type_: TensorType) -> bool:
-    """Whether an input is empty for some sizes of its symbolic dims, but not for all (with a static dim of 0 it always is)."""
-    return not type_.is_static and 0 not in (type_.shape or ())

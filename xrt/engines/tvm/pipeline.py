@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -20,7 +20,7 @@ from tvm.target import Target
 from tvm_ffi.serialization import from_json_graph_str, to_json_graph_str
 
 from xrt.engines.tvm.executable import DESTINATION
-from xrt.engines.tvm.export import compiler_lock, tensor_type
+from xrt.engines.tvm.export import ImportedModule, compiler_lock, tensor_type
 from xrt.engines.tvm.schedules import CpuSchedule
 from xrt.graph import Constant
 
@@ -79,11 +79,12 @@ _failures: list[Exception] = []
 """Errors that legalization rules raised in the running pass. Guarded by `compiler_lock`."""
 
 
-def legalize_operators(module: IRModule) -> IRModule:
+def legalize(module: IRModule, target: Target) -> IRModule:
     """Lower Relax operators to TIR loops with TVM's legalization rules. Raises the first error that a rule raised."""
-    with compiler_lock:
+    passes = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings(), DispatchSortScan()]
+    with compiler_lock, target:
         try:
-            legalized = relax.transform.LegalizeOps(_list_rules())(module)
+            legalized = tvm.transform.Sequential([*passes, relax.transform.LegalizeOps(_list_rules())])(module)
             if _failures:
                 raise _failures[0]
             return legalized
@@ -155,24 +156,11 @@ class TvmProgram:
     """Bytes of intermediate values per call; None if that depends on symbolic dims."""
 
 
-def legalize(module: IRModule, target: Target) -> IRModule:
-    """Lower the Relax operators of a module to TIR loops; raises TVM's error if an operator has no lowering."""
-    passes = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings(), DispatchSortScan()]
-    with target:
-        return legalize_operators(tvm.transform.Sequential(passes)(module))
-
-
-def build(
-    module: IRModule,
-    weights: Sequence[Constant],
-    target: Target,
-    threads: int,
-    opt_level: int,
-) -> TvmProgram:
-    """Compile the module's ``main``, whose last arguments are ``weights``, for a CPU. Large loops use ``threads`` threads."""
-    is_open = not all(tensor_type(parameter.ty).is_static for parameter in module["main"].params)
+def build(imported: ImportedModule, target: Target, threads: int, opt_level: int) -> TvmProgram:
+    """Compile a module for a CPU. Large loops use ``threads`` threads."""
+    is_static = all(tensor_type(parameter.ty).is_static for parameter in imported.module["main"].params)
     with target, tvm.transform.PassContext(opt_level=opt_level):
-        fused = tvm.transform.Sequential(FUSION)(legalize(module, target))
+        fused = tvm.transform.Sequential(FUSION)(legalize(imported.module, target))
         # Determined before planning, which replaces each call by an allocation that the call fills.
         fresh = list_fresh_results(fused["main"])
         # Determined before scheduling, which adds remainders to the indices of fused and split loops. Those are compiled
@@ -181,11 +169,11 @@ def build(
         scheduled = dlight.ApplyDefaultSchedule(CpuSchedule(threads))(_relax_buffer_alignment(fused))
         lifted, constants = lift_constants(compile_without_vectorizer(scheduled, remainder_functions, target))
         planned = tvm.transform.Sequential(PLANNING)(lifted)
-        workspace = None if is_open else _count_planned_bytes(planned["main"])
+        workspace = _count_planned_bytes(planned["main"]) if is_static else None
         # The virtual machine allocates results of symbolic shape itself, so the caller cannot pass arrays for them.
-        extended, fills = (planned, False) if is_open else add_destination_variant(planned)
+        extended, fills = add_destination_variant(planned) if is_static else (planned, False)
         code = relax.build(tvm.transform.Sequential(LOWERING)(extended), target, relax_pipeline=None)
-    return TvmProgram(code, (*weights, *constants), fresh, fills, workspace)
+    return TvmProgram(code, (*imported.weights, *constants), fresh, fills, workspace)
 
 
 FUSION = [
@@ -221,30 +209,61 @@ def _relax_buffer_alignment(module: IRModule) -> IRModule:
     return from_json_graph_str(text.replace('"pragma_scope"', '"scope"'))
 
 
+ALLOCATE_STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")
+"""After memory planning this operator allocates the storage of intermediate values."""
+ALLOCATE_RESULT = tvm.ir.Op.get("relax.builtin.alloc_tensor")
+"""After memory planning this operator allocates the results."""
+
+
+def list_bindings(function: relax.Function) -> list[Any]:
+    """List all variable bindings of a function, in order."""
+    return [binding for block in function.body.blocks for binding in block.bindings]
+
+
+def get_called_operator(binding: Any) -> Any:
+    """The operator or function that a Relax binding calls; None if its value is not a call."""
+    return binding.value.op if isinstance(binding.value, Call) else None
+
+
+def list_result_origins(returned: Any, bindings: Sequence[Any]) -> list[Any]:
+    """Find what each result of a function is: a parameter, or a variable whose value is computed by a call.
+
+    ``returned`` is the expression that the function returns, a tuple if it has several results. If a call returns a tuple, the
+    origin of each field is a TupleGetItem.
+    """
+    values = {binding.var: binding.value for binding in bindings}
+
+    def find_origin(expression: Any) -> Any:
+        while True:
+            if isinstance(expression, relax.TupleGetItem):
+                source = find_origin(expression.tuple_value)
+                if not isinstance(source, relax.Tuple):
+                    return expression
+                expression = source.fields[expression.index]
+            elif expression in values and not isinstance(values[expression], Call):
+                expression = values[expression]
+            else:
+                return expression
+
+    origin = find_origin(returned)
+    return [find_origin(field) for field in origin.fields] if isinstance(origin, relax.Tuple) else [origin]
+
+
 def _count_planned_bytes(main: relax.Function) -> int:
     """Sum the bytes of all storage that a function allocates after StaticPlanBlockMemory."""
-    sizes: list[int] = []
-
-    def visit(expression: Any) -> None:
-        if isinstance(expression, tvm.ir.Call) and expression.op == _ALLOCATE_STORAGE:
-            sizes.extend(int(extent) for extent in expression.args[0].values)
-
-    relax.analysis.post_order_visit(main, visit)
-    return sum(sizes)
-
-
-_ALLOCATE_STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")
-
-
-ALLOCATE_RESULT = tvm.ir.Op.get("relax.builtin.alloc_tensor")
-"""After memory planning this operator allocates the results. Intermediate values are placed in planned storage instead."""
+    storage = [binding.value for binding in list_bindings(main) if get_called_operator(binding) == ALLOCATE_STORAGE]
+    return sum(int(extent) for call in storage for extent in call.args[0].values)
 
 
 def list_fresh_results(main: relax.Function) -> tuple[bool, ...]:
     """List for each result of ``main`` whether it is a new array: computed by a call, and not an earlier result too."""
-    values = {binding.var: binding.value for block in main.body.blocks for binding in block.bindings}
-    results = list_tuple_fields(main.body.body, values)
-    return tuple(isinstance(r, Call | relax.TupleGetItem) and r not in results[:i] for i, r in enumerate(results))
+    bindings = list_bindings(main)
+    computed = {binding.var for binding in bindings}
+    origins = list_result_origins(main.body.body, bindings)
+    return tuple(
+        (origin in computed or isinstance(origin, relax.TupleGetItem)) and origin not in origins[:k]
+        for k, origin in enumerate(origins)
+    )
 
 
 def add_destination_variant(module: IRModule) -> tuple[IRModule, bool]:
@@ -255,51 +274,14 @@ def add_destination_variant(module: IRModule) -> tuple[IRModule, bool]:
     """
     # Two functions of a module must not share variables.
     copy = relax.utils.copy_with_new_vars(module["main"])
-    bindings = [binding for block in copy.body.blocks for binding in block.bindings]
-    storage = {binding.var: binding.var for binding in bindings if get_called_operator(binding) == ALLOCATE_RESULT}
-    values = {binding.var: binding.value for binding in bindings if binding.var not in storage}
-    results = [find_result_origin(field, values) for field in list_tuple_fields(copy.body.body, values)]
-    # The last condition: a result that is allocated but not returned would have no parameter to be written to.
-    if (
-        len(set(results)) < len(results)
-        or not all(r in storage and _has_dlpack_type(r) for r in results)
-        or len(results) < len(storage)
-    ):
+    bindings = list_bindings(copy)
+    allocated = {binding.var for binding in bindings if get_called_operator(binding) == ALLOCATE_RESULT}
+    results = list_result_origins(copy.body.body, bindings)
+    has_dlpack_types = all(tensor_type(result.ty).dtype.numpy.kind in "biuf" for result in results)
+    # As many results as allocations: one that is allocated but not returned would have no parameter to be written to.
+    if not has_dlpack_types or set(results) != allocated or len(results) > len(allocated):
         return module, False
-    inner = [binding for binding in bindings if binding.var not in storage]
+    inner = [binding for binding in bindings if binding.var not in allocated]
     body = relax.SeqExpr([relax.BindingBlock(inner)], copy.body.body)
     function = relax.Function([*copy.params, *results], body, copy.ret_ty, copy.is_pure).with_attr("global_symbol", DESTINATION)
     return IRModule({**dict(module.functions_items()), relax.GlobalVar(DESTINATION): function}, attrs=module.attrs), True
-
-
-def _has_dlpack_type(result: relax.Var) -> bool:
-    return tensor_type(result.ty).dtype.numpy.kind in "biuf"
-
-
-def get_called_operator(binding: Any) -> Any:
-    """The operator or function that a Relax binding calls; None if its value is not a call."""
-    return binding.value.op if isinstance(binding.value, Call) else None
-
-
-def list_tuple_fields(returned: Any, values: Mapping[Any, Any]) -> list[Any]:
-    """List the results of a function whose body ends with ``returned``. ``values`` maps variables to the bound values."""
-    whole = _resolve(returned, values)
-    return [_resolve(field, values) for field in whole.fields] if isinstance(whole, relax.Tuple) else [whole]
-
-
-def _resolve(expression: Any, values: Mapping[Any, Any]) -> Any:
-    """Follow variable bindings as far as possible; unlike `find_result_origin`, into the value of a call."""
-    while expression in values and not isinstance(expression, Call):
-        expression = values[expression]
-    return expression
-
-
-def find_result_origin(expression: Any, values: Mapping[Any, Any]) -> Any:
-    """Follow variable bindings and tuple fields from an expression back to a parameter, or the variable that holds a call."""
-    while True:
-        if isinstance(expression, relax.TupleGetItem):
-            expression = find_result_origin(expression.tuple_value, values).fields[expression.index]
-        elif expression in values and not isinstance(values[expression], Call):
-            expression = values[expression]
-        else:
-            return expression

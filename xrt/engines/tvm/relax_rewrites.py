@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from tvm import relax, topi
@@ -32,56 +32,47 @@ def make_scalar(value: float, like: Any) -> Any:
 
 def _exp(call: Call, builder: BlockBuilder) -> Any:
     """Compute exp(x) as exp(x / 2) squared, because TVM's polynomial overflows for slightly smaller x than exp does."""
-    if get_dtype_name(call) != "float32":
-        return call
     root = builder.emit(_fast_exp(relax.op.multiply(call.args[0], make_scalar(0.5, call)), builder))
     return relax.op.multiply(root, root)
 
 
 def _tanh(call: Call, builder: BlockBuilder) -> Any:
-    return builder.call_te(topi.fast_tanh, call.args[0]) if get_dtype_name(call) == "float32" else call
+    return builder.call_te(topi.fast_tanh, call.args[0])
 
 
 def _erf(call: Call, builder: BlockBuilder) -> Any:
     (x,) = call.args
-    if get_dtype_name(x) != "float32":
-        return call
     # The polynomial clamps its argument, which would turn NaN into a number.
     return relax.op.where(relax.op.isnan(x), x, builder.call_te(topi.fast_erf, x))
 
 
 def _sigmoid(call: Call, builder: BlockBuilder) -> Any:
-    if get_dtype_name(call) != "float32":
-        return call
     one = make_scalar(1, call)
     return relax.op.divide(one, relax.op.add(one, _fast_exp(relax.op.negative(call.args[0]), builder)))
 
 
 def _silu(call: Call, builder: BlockBuilder) -> Any:
-    (x,) = call.args
-    return relax.op.multiply(x, _sigmoid(call, builder)) if get_dtype_name(x) == "float32" else call
+    return relax.op.multiply(call.args[0], _sigmoid(call, builder))
 
 
 def _gelu(call: Call, builder: BlockBuilder) -> Any:
     (x,) = call.args
-    if get_dtype_name(x) != "float32":
-        return call
     # x * (1 + erf(x / sqrt(2))) / 2
     erf = builder.call_te(topi.fast_erf, builder.normalize(relax.op.multiply(x, make_scalar(0.5**0.5, x))))
     return relax.op.multiply(relax.op.multiply(x, make_scalar(0.5, x)), relax.op.add(erf, make_scalar(1, x)))
 
 
 def _softmax(call: Call, builder: BlockBuilder) -> Any:
-    return (
-        builder.call_te(topi.nn.fast_softmax, call.args[0], int(call.attrs.axis)) if get_dtype_name(call) == "float32" else call
-    )
+    return builder.call_te(topi.nn.fast_softmax, call.args[0], int(call.attrs.axis))
 
 
 def _fast_exp(x: Any, builder: BlockBuilder) -> Any:
     return builder.call_te(topi.fast_exp, builder.normalize(x))
 
 
-POLYNOMIALS: Mapping[str, Callable[[Call, BlockBuilder], Any]] = {
+Rewrite: TypeAlias = Callable[[Call, BlockBuilder], Any]
+"""Returns the expression that replaces a call."""
+POLYNOMIALS: Mapping[str, Rewrite] = {
     "relax.exp": _exp,
     "relax.tanh": _tanh,
     "relax.erf": _erf,
@@ -95,7 +86,7 @@ POLYNOMIALS: Mapping[str, Callable[[Call, BlockBuilder], Any]] = {
 
 def rewrite_calls(module: IRModule, polynomials: bool = True) -> IRModule:
     """Rewrite the calls in ``main`` as in `_REWRITES`, and if ``polynomials`` is set also as in `POLYNOMIALS`."""
-    rewriter = _CallRewriter(module, {**_REWRITES, **POLYNOMIALS} if polynomials else _REWRITES)
+    rewriter = _CallRewriter(module, POLYNOMIALS if polynomials else {})
     rewriter.builder_.update_func(module.get_global_var("main"), rewriter.visit_expr(module["main"]))
     rewritten: IRModule = relax.transform.DeadCodeElimination()(rewriter.builder_.finalize())
     return rewritten
@@ -103,29 +94,26 @@ def rewrite_calls(module: IRModule, polynomials: bool = True) -> IRModule:
 
 @mutator
 class _CallRewriter(PyExprMutator):  # type: ignore[misc]  # TVM has no types
-    """Replaces each call of an operator in ``rewrites`` by the result of its function."""
+    """Applies `_REWRITES` and `_ACCUMULATED_IN_FLOAT32` to each call, and ``polynomials`` to each call in float32."""
 
-    def __init__(self, module: IRModule, rewrites: Mapping[str, Callable[[Call, BlockBuilder], Any]]) -> None:
+    def __init__(self, module: IRModule, polynomials: Mapping[str, Rewrite]) -> None:
         super().__init__(module)
-        self.rewrites = rewrites
+        self.polynomials = polynomials
 
     def visit_call_(self, call: Call) -> Any:
         call = self.visit_expr_post_order(call)
+        dtype = get_dtype_name(call.args[0]) if getattr(call.op, "name", "") in _ACCUMULATED_IN_FLOAT32 else ""
+        if dtype not in ("float16", "bfloat16"):
+            return self._rewrite(call)
+        wide = [self.builder_.normalize(relax.op.astype(operand, "float32")) for operand in call.args]
+        return relax.op.astype(self._rewrite(self.builder_.normalize(Call(call.op, wide, call.attrs))), dtype)
+
+    def _rewrite(self, call: Call) -> Any:
         name = getattr(call.op, "name", "")
-        rewrite = self.rewrites.get(name, _return_unchanged)
-        if name in _ACCUMULATED_IN_FLOAT32 and (narrow := get_dtype_name(call.args[0])) in ("float16", "bfloat16"):
-            return relax.op.astype(rewrite(_widen_operands(call, self.builder_), self.builder_), narrow)
-        return rewrite(call, self.builder_)
-
-
-def _return_unchanged(call: Call, builder: BlockBuilder) -> Any:
-    return call
-
-
-def _widen_operands(call: Call, builder: BlockBuilder) -> Call:
-    """Copy a call with all operands cast to float32."""
-    wide = [builder.normalize(relax.op.astype(tensor, "float32")) for tensor in call.args]
-    return builder.normalize(Call(call.op, wide, call.attrs))
+        rewrite = _REWRITES.get(name)
+        if name in self.polynomials and get_dtype_name(call) == "float32":
+            rewrite = self.polynomials[name]
+        return call if rewrite is None else rewrite(call, self.builder_)
 
 
 def _take(call: Call, builder: BlockBuilder) -> Any:
@@ -160,12 +148,13 @@ def _scatter_nd(call: Call, builder: BlockBuilder) -> Any:
 
 
 def _power(call: Call, builder: BlockBuilder) -> Any:
-    """Multiply ``x ** 3`` out to ``x * x * x``, for constant exponents from 2 to 8."""
+    """Multiply ``x ** 3`` out to ``x * x * x``, if the exponent is a constant scalar and an integer from 2 to 8."""
     base, exponent = call.args
-    if not isinstance(exponent, GenericConst) or (power := _get_small_exponent(exponent)) is None:
+    value = exponent.value.numpy() if isinstance(exponent, GenericConst) else None
+    if value is None or value.ndim or float(value) not in range(2, 9):
         return call
     product = base
-    for _ in range(power - 1):
+    for _ in range(int(value) - 1):
         product = relax.op.multiply(product, base)
     return product
 
@@ -203,7 +192,7 @@ def _is_same(a: Any, b: Any) -> bool:
     return bool(a.same_as(b) or (isinstance(a, GenericConst) and structural_equal(a, b)))
 
 
-_REWRITES: dict[str, Callable[[Call, BlockBuilder], Any]] = {
+_REWRITES: Mapping[str, Rewrite] = {
     "relax.take": _take,
     "relax.gather_elements": _gather_elements,
     "relax.gather_nd": _gather_nd,
@@ -247,11 +236,3 @@ def _clamp_indices(indices: Any, extents: int | tuple[int, ...], *, from_end: bo
     extent = np.asarray(extents, dtype)
     first = relax.const(-extent if from_end else extent * 0, dtype)
     return relax.op.minimum(relax.op.maximum(indices, first), relax.const(extent - 1, dtype))
-
-
-def _get_small_exponent(exponent: GenericConst) -> int | None:
-    """Return the exponent if it is a scalar integer from 2 to 8, for which the power is written as a product; else None."""
-    value = exponent.value.numpy()
-    if value.size != 1 or value.ndim or float(value) not in range(2, 9):
-        return None
-    return int(value)

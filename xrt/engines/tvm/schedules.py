@@ -148,7 +148,9 @@ class LoopNest:
     def schedule_by_default(self) -> None:
         """Schedule an elementwise nest: fuse contiguous loops, tile transposed accesses, parallelize the outermost loop."""
         runs = self._group_loops()
-        loops = self._fuse_runs(runs)
+        all_loops = self.schedule.get_loops(self.block)
+        # Each run becomes one loop, so that LLVM can vectorize the last of them.
+        loops = [self.schedule.fuse(*(all_loops[i] for i in run)) if len(run) > 1 else all_loops[run[0]] for run in runs]
         # A reduction, too small for `tile` and `split_rows` or rejected by both: leave its inner loops to LLVM.
         if self.num_spatial < len(self.loop_kinds):
             self._parallelize(loops[0])
@@ -177,11 +179,6 @@ class LoopNest:
             else:
                 runs.append([index])
         return runs
-
-    def _fuse_runs(self, runs: list[list[int]]) -> list[Loop]:
-        """Fuse each run to one loop, so that LLVM can vectorize the last of them. Return the loops."""
-        loops = self.schedule.get_loops(self.block)
-        return [self.schedule.fuse(*(loops[i] for i in run)) if len(run) > 1 else loops[run[0]] for run in runs]
 
     def _interleave(self, loop: Loop) -> Loop:
         """Compute several vectors per iteration if the body is a long arithmetic expression; return the outermost loop.
@@ -446,9 +443,11 @@ def _inline_producers(schedule: s_tir.Schedule, blocks: Sequence[SBlockInfo]) ->
             continue
         # Analyzed here rather than once for all blocks, because inlining the previous blocks made later expressions longer.
         usage = _Usage.from_block(schedule, block, remaining)
-        if usage.is_worth_inlining(budget) and _inline(schedule, block):
-            budget -= max(usage.extra, 0)
-            remaining.remove(block)
+        if usage.is_worth_inlining(budget):
+            with suppress(s_tir.ScheduleError):
+                schedule.compute_inline(block.block_rv)
+                budget -= max(usage.extra, 0)
+                remaining.remove(block)
     return remaining
 
 
@@ -525,15 +524,6 @@ def _is_identity_access(access: Any, block: SBlockInfo) -> bool:
     return len(access.region) == len(block.iters) and all(
         dim.min.same_as(item.var) for dim, item in zip(access.region, block.iters, strict=True)
     )
-
-
-def _inline(schedule: s_tir.Schedule, block: SBlockInfo) -> bool:
-    """Inline the block into its readers; return False if TVM cannot."""
-    try:
-        schedule.compute_inline(block.block_rv)
-    except s_tir.ScheduleError:
-        return False
-    return True
 
 
 def _can_move(schedule: s_tir.Schedule, block: SBlockInfo, blocks: Sequence[SBlockInfo]) -> bool:

@@ -15,17 +15,21 @@ import json
 import os
 import resource
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import tvm
 from tvm.support import cc
 from tvm_ffi import load_module
 
-from xrt.engines.tvm.pipeline import TvmProgram
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function
+
+if TYPE_CHECKING:
+    from xrt.engines.tvm.cuda import DeviceProgram
+    from xrt.engines.tvm.pipeline import TvmProgram
 
 _LIBRARY_NAME = "library.so"
 
@@ -83,27 +87,20 @@ def _write_object(module: Any) -> bytes:
 
 
 ALIGNMENT = 64
-_STORED_FIELDS = ("fresh", "fills", "workspace")
-"""Fields of `TvmProgram` that the header stores."""
+Program = TypeVar("Program", "TvmProgram", "DeviceProgram")
 
 
-def export_library(program: TvmProgram, function: Function, folder: Path | None) -> bytes:
-    """Serialize a CPU program for `load_program`; raises CompileRefused without a C compiler or a folder for temporary files."""
-    return pack(program.code, program.constants, {name: getattr(program, name) for name in _STORED_FIELDS}, function, folder)
+def save_program(program: TvmProgram | DeviceProgram, function: Function, folder: Path | None) -> bytes:
+    """Serialize a program for `load_program`.
 
-
-def pack(
-    code: Any, constants: tuple[Constant, ...], details: Mapping[str, Any], function: Function, folder: Path | None
-) -> bytes:
-    """Serialize code, constants and ``details`` (further JSON fields of the header) for `unpack`.
-
-    ``function`` is the Function that the code was compiled from: its constants are stored by index. Temporary files are written
-    to ``folder``; raises CompileRefused if it is None.
+    ``function`` is the Function that the program was compiled from: its constants are stored by index. Temporary files are
+    written to ``folder``. Raises CompileRefused if that is None, or if there is no C compiler.
     """
     if folder is None:
         raise CompileRefused("TVM exports through a file, and there is no working directory")
-    library = link(code, folder)
-    entries, parts = _describe_constants(constants, function)
+    library = link(program.code, folder)
+    entries, parts = _describe_constants(program.constants, function)
+    details = {field.name: getattr(program, field.name) for field in fields(program) if field.name != "code"}
     text = json.dumps({**details, "constants": entries, "library": len(library)}).encode()
     start = len(text).to_bytes(8, "little") + text + library
     return b"".join([start, bytes(-len(start) % ALIGNMENT), *parts])
@@ -136,28 +133,26 @@ def _list_constants(function: Function) -> list[Constant]:
     return [function.constants[name] for name in used]
 
 
-def load_program(data: memoryview, function: Function, folder: Path | None) -> TvmProgram:
-    """Load a program that `export_library` serialized for an equal Function. The caller has verified the checksum of ``data``."""
-    code, constants, details = unpack(data, function, folder)
-    fields: dict[str, Any] = {name: details[name] for name in _STORED_FIELDS}
-    return TvmProgram(code, constants, **{**fields, "fresh": tuple(fields["fresh"])})
+def load_program(kind: type[Program], data: memoryview, function: Function, folder: Path | None) -> Program:
+    """Load a program of class ``kind`` that `save_program` serialized for an equal Function.
 
-
-def unpack(data: memoryview, function: Function, folder: Path | None) -> tuple[Any, tuple[Constant, ...], dict[str, Any]]:
-    """Deserialize code, constants and header of `pack` for an equal Function. The library is written to ``folder``."""
+    The library is written to ``folder``. The caller has verified the checksum of ``data``.
+    """
     if folder is None:
         raise CompileRefused("TVM loads a library from a file, and there is no working directory")
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(bytes(data[8:start]))
-    end = start + header["library"]
+    end = start + header.pop("library")
     # The system can only load a library from a file. The library stays mapped after the folder is removed.
     (folder / _LIBRARY_NAME).write_bytes(data[start:end])
     # By default TVM never unmaps a library: each load would leak 36 KB and 5 of the 65,530 mappings that Linux allows.
     code = load_module(str(folder / _LIBRARY_NAME), keep_module_alive=False)
     stored = data[end + -end % ALIGNMENT :]
     ordered = _list_constants(function)
-    constants = tuple(ordered[e["place"]] if "place" in e else _read_constant(e, stored) for e in header["constants"])
-    return code, constants, header
+    constants = [ordered[e["place"]] if "place" in e else _read_constant(e, stored) for e in header.pop("constants")]
+    # JSON has no tuples.
+    details = {name: tuple(value) if isinstance(value, list) else value for name, value in header.items()}
+    return kind(code, tuple(constants), **details)
 
 
 def _read_constant(entry: Mapping[str, Any], data: memoryview) -> Constant:

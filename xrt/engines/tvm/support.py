@@ -18,15 +18,11 @@ from xrt.engines.tvm.cuda import OLDEST_ARCHITECTURE, build, make_target as devi
 from xrt.engines.tvm.executable import summarize_error
 from xrt.engines.tvm.export import MAX_INLINE_ELEMENTS, compiler_lock, import_function
 from xrt.engines.tvm.pipeline import legalize
-from xrt.engines.tvm.tables import DTYPES, ISSUES, SIZE_INDEPENDENT, list_constant_operands
+from xrt.engines.tvm.tables import CONSTANT_OPERANDS, DTYPES, ISSUES, SIZE_INDEPENDENT
 from xrt.engines.tvm.target import make_target
 from xrt.errors import CompileRefused
 from xrt.graph import Function, Node, TensorType, Type, find_schema, since_version
-
-
-def why_not(node: Node, function: Function) -> str | None:
-    """Explain why TVM does not support the node on its device; None if it does."""
-    return _SUPPORT.why_not(node, function)
+from xrt.operators import list_shape_operands
 
 
 def _why_not_importable(node: Node, function: Function) -> str | None:
@@ -64,7 +60,7 @@ def _try_node(node: Node, function: Function) -> str | None:
 
 
 _why_not_every_size = support_every_size(SIZE_INDEPENDENT)
-_SUPPORT = LibrarySupport(
+SUPPORT = LibrarySupport(
     operator=(_why_not_importable, why_not_defined),
     why_not_type=_why_not_type,
     typed="inputs",
@@ -100,7 +96,7 @@ def _why_not_buildable_on_cuda(query: NodeQuery) -> str | None:
         with compiler_lock:
             imported = import_function(query.to_function(), polynomials=False)
             # Every later architecture supports the features of the oldest one.
-            build(imported.module, imported.weights, device_target(OLDEST_ARCHITECTURE, make_target(None, 3)), 3)
+            build(imported, device_target(OLDEST_ARCHITECTURE, make_target(None, 3)), 3)
     except CompileRefused as refused:
         return f"TVM does not support this {query.op_type} on CUDA: {refused}"
     except Exception as cause:  # noqa: BLE001  # TVM may raise anything
@@ -110,7 +106,7 @@ def _why_not_buildable_on_cuda(query: NodeQuery) -> str | None:
 
 def _why_not_constant(query: NodeQuery) -> str | None:
     """Explain which computed input TVM needs as a constant; None if there is none."""
-    for position in list_constant_operands(query.op_type):
+    for position in (*list_shape_operands(query.op_type), *CONSTANT_OPERANDS.get(query.op_type, ())):
         if position < len(query.inputs) and isinstance(query.inputs[position], TensorType):
             schema = find_schema(query.op_type, query.version)
             name = schema.inputs[position].name if schema is not None else str(position)

@@ -7,7 +7,7 @@ from fractions import Fraction
 from xrt.engines.toolkit.known_issues import KnownIssue, always, attribute_is, casts_bfloat16, find_cast, find_dtype, find_shape
 from xrt.engines.toolkit.support import ELEMENTWISE
 from xrt.graph import DType, Function, Node, TensorType, since_version
-from xrt.operators import Trait, find_value, has_trait, is_training, list_operators, list_shape_operands
+from xrt.operators import Trait, find_value, has_trait, is_training, list_operators
 
 _FLOATS = {DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64}
 _INTEGERS = {DType.INT8, DType.INT16, DType.INT32, DType.INT64, DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64}
@@ -15,9 +15,7 @@ DTYPES = _FLOATS | _INTEGERS | {DType.BOOL}
 
 
 LOWERED = frozenset(
-    {
-        *("Celu", "Equal", "LayerNormalization", "Max", "Mean", "MeanVarianceNormalization", "Min", "Mish", "Softplus", "Sum"),
-    }
+    ["Celu", "Equal", "LayerNormalization", "Max", "Mean", "MeanVarianceNormalization", "Min", "Mish", "Softplus", "Sum"]
 )
 """Operators that TVM's importer makes wrong or slow. XRT decomposes them before the import, if a decomposition is known."""
 STATIC_SCHEDULES = frozenset(
@@ -26,13 +24,8 @@ STATIC_SCHEDULES = frozenset(
 """Operators that are two to three times as fast with static shapes."""
 SIZE_INDEPENDENT = ELEMENTWISE.union(list_operators(Trait.REARRANGES), STATIC_SCHEDULES, ["Concat"])
 """Operators that, compiled once with symbolic dims, matched the reference at every tested size."""
-_CONSTANT_OPERANDS = {"CumSum": (1,), "OneHot": (2,), "Pad": (2,), "Resize": (1,), "Trilu": (1,)}
-"""Indices of inputs that TVM's importer needs as constants, in addition to `list_shape_operands`."""
-
-
-def list_constant_operands(op_type: str) -> tuple[int, ...]:
-    """List the indices of all inputs that TVM's importer needs as constants."""
-    return (*list_shape_operands(op_type), *_CONSTANT_OPERANDS.get(op_type, ()))
+CONSTANT_OPERANDS = {"CumSum": (1,), "OneHot": (2,), "Pad": (2,), "Resize": (1,), "Trilu": (1,)}
+"""Indices of inputs that TVM's importer needs as constants, in addition to those of `list_shape_operands`."""
 
 
 def _is_integer(node: Node, function: Function) -> bool:
@@ -61,10 +54,9 @@ def _scales_by_a_fraction(node: Node, function: Function) -> bool:
 
 
 def _has_inexact_ties(node: Node, function: Function) -> bool:
-    """Whether a nearest-neighbor resize samples halfway between two elements, at a position that float32 cannot represent.
+    """Whether a nearest-neighbor resize reads at the boundary between two elements, at a position that float32 cannot represent.
 
-    TVM multiplies by a rounded ratio, so the position may fall on either side of the tie. Ratios whose denominator is a power
-    of two are exact.
+    TVM multiplies by a rounded ratio, so the computed position may be on either side of the boundary.
     """
     before, after = (function.get_type(name) for name in (node.inputs[0], node.outputs[0]))
     shapes = [type_.shape for type_ in (before, after) if isinstance(type_, TensorType) and type_.shape is not None]
@@ -72,31 +64,23 @@ def _has_inexact_ties(node: Node, function: Function) -> bool:
         return False
     has_fixed_coordinates = node.op_type == "Upsample" or (since_version(node, function) or 0) < 11
     coordinates = "asymmetric" if has_fixed_coordinates else node.attr("coordinate_transformation_mode", "half_pixel")
-    nearest = "floor" if has_fixed_coordinates else node.attr("nearest_mode", "round_prefer_floor")
+    rounding = "floor" if has_fixed_coordinates else node.attr("nearest_mode", "round_prefer_floor")
+    # Rounding selects another element from each half on, floor and ceil from each integer on.
+    boundary = Fraction(1, 2) if rounding.startswith("round") else Fraction(0)
     extents = ((a, b) for a, b in zip(*shapes, strict=True) if isinstance(a, int) and isinstance(b, int) and a != b)
-    return any(_axis_has_inexact_tie(a, b, coordinates, is_rounded=nearest.startswith("round")) for a, b in extents)
+    return any(_reads_at_boundary(source, target, coordinates, boundary) for source, target in extents)
 
 
-def _axis_has_inexact_tie(extent: int, target: int, coordinates: str, *, is_rounded: bool) -> bool:
-    """Whether resizing a dim from ``extent`` to ``target`` samples a boundary between two elements at an inexact position.
-
-    The position is mathematically on the boundary but inexact in float32, so rounding selects the element.
-    Output ``i`` reads position ``(i + c) * extent / target - c``, with c = 1/2 for half-pixel coordinates and 0 otherwise. The
-    boundaries are integers, or with ``is_rounded`` halves. False if the ratio's
-    denominator is a power of two: all positions are exact.
-    """
+def _reads_at_boundary(source: int, target: int, coordinates: str, boundary: Fraction) -> bool:
+    """Whether resizing a dim from ``source`` to ``target`` elements reads an inexact position at an integer plus ``boundary``."""
     is_aligned = coordinates == "align_corners"
-    has_half_pixels = int(coordinates in _HALF_PIXEL_MODES)
-    ratio = Fraction(extent - is_aligned, max(target - is_aligned, 1))
-    p, q = ratio.numerator, ratio.denominator
-    if q & (q - 1) == 0:  # a power of two: all positions are exact in binary
+    ratio = Fraction(source - is_aligned, max(target - is_aligned, 1))
+    if ratio.denominator & (ratio.denominator - 1) == 0:  # a power of two: all positions are exact in binary
         return False
-    first = 1 - has_half_pixels  # without an offset position 0 is exact
-    # The position times 2q, an integer, is compared with the boundaries times 2q.
-    return any(((2 * i + has_half_pixels) * p - (has_half_pixels + is_rounded) * q) % (2 * q) == 0 for i in range(first, target))
-
-
-_HALF_PIXEL_MODES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
+    offset = Fraction(1, 2) if coordinates in ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel") else Fraction(0)
+    # Without an offset the first position is 0, which is exact.
+    positions = ((index + offset) * ratio - offset for index in range(0 if offset else 1, target))
+    return any((position - boundary).denominator == 1 for position in positions)
 
 
 def _widens_wrapped_integers(node: Node, function: Function) -> bool:

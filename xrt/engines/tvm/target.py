@@ -71,14 +71,10 @@ if hasattr(os, "register_at_fork"):
 def make_target(mcpu: str | None, opt_level: int) -> Target:
     """Make the target for the CPU that LLVM calls ``mcpu``. None is this one, without features that NumPy does not detect."""
     config = {"kind": "llvm", "mcpu": mcpu or codegen.llvm_get_system_cpu(), "num-cores": CORES, "opt-level": opt_level}
-    hidden = sorted({f"-{feature}" for name in _list_missing_extensions() for feature in _FEATURES_TO_DISABLE.get(name, ())})
+    numpy_config: Any = np.show_config(mode="dicts")
+    missing = numpy_config.get("SIMD Extensions", {}).get("not found", ())
+    hidden = sorted({f"-{feature}" for name in missing for feature in _FEATURES_TO_DISABLE.get(name, ())})
     return Target({**config, "mattr": hidden} if hidden else config)
-
-
-def _list_missing_extensions() -> list[str]:
-    """List the vector extensions that NumPy did not detect on this machine, by NumPy's names."""
-    config: Any = np.show_config(mode="dicts")
-    return list(config.get("SIMD Extensions", {}).get("not found", ()))
 
 
 def check_mcpu(mcpu: str) -> None:
