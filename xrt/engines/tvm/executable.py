@@ -32,7 +32,7 @@ def summarize_error(cause: BaseException) -> str:
     """Shorten TVM's error to its first informative line, without source locations."""
     lines = [line.strip() for line in str(cause).splitlines()]
     text = next((line for line in lines if line and not line.startswith(("Stack trace", "File "))), "")
-    text = re.sub(r"^.*Check failed:\s*\(.*?\)(?: is false)?:?\s*", "", text) or text
+    text = re.sub(r"^.*Check failed:\s*(?:\(.*\) is false|\(.*?\)):?\s*", "", text) or text
     text = re.sub(r"\s+", " ", text).rstrip(" .:")
     return shorten(text, MAX_SUMMARY_LENGTH) or type(cause).__name__
 

@@ -147,8 +147,11 @@ def _compares_booleans(node: Node, function: Function) -> bool:
 def _rewrite_node(w: NodeWriter) -> str | Sequence[str] | None:
     """Write a replacement for ``w.node`` and return the names of its results; None leaves the node as it is."""
     if w.node.op in LOWERED:
-        # The importer supports LayerNormalization only without its statistics.
-        return None if w.node.op == "LayerNormalization" and not any(w.node.outputs[1:]) else write_decomposition(w)
+        # TVM supports LayerNormalization only without its statistics, and not in float64.
+        has_statistics = any(w.node.outputs[1:])
+        if w.node.op == "LayerNormalization" and not has_statistics and w.dtype(w.x) is not DType.FLOAT64:
+            return None
+        return write_decomposition(w)
     rule = _REWRITTEN.get(w.node.op)
     return None if rule is None else rule(w)
 
