@@ -197,7 +197,7 @@ def _make_usable(array: Array) -> Array:
     if array.flags.writeable or not _is_readable(array):
         return array.copy()
     # The runtime rejects read-only buffers, but code that overwrites no input can get a writable alias.
-    return make_writable_alias(_view_bytes(array), owner=array)
+    return make_writable_alias(array)
 
 
 def _choose_buffer(buffer: Any, spec: _BufferSpec, shape: tuple[int, ...]) -> Array:
