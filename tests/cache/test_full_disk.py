@@ -63,5 +63,5 @@ def test_a_program_is_not_saved_where_its_object_might_not_fit(monkeypatch: pyte
     with pytest.raises(CompileRefused) as caught:
         engine.save(executable, CompileContext(workdir=tmp_path))
     assert str(caught.value) == (
-        "LLVM ends the process where it cannot write a file, and this one may not write files over 1048576 bytes (ulimit -f)"
+        "LLVM ends the process if it cannot write a file, and this one may not write files over 1048576 bytes (ulimit -f)"
     )

@@ -137,7 +137,7 @@ def list_reasons() -> Iterator[Any]:
     for engine in ("tvm", "xla", "iree", "torch", "openvino", "torch{mode=inductor}"):
         yield engine, one("NoSuch", tensor(2), output=tensor(2)), "NoSuch is not an operator of opset 18"
     for engine, reason in (
-        ("tvm", "which TVM does not compute in on a CPU"),
+        ("tvm", "which XRT does not compile with TVM"),
         ("iree", "which XRT does not export to IREE"),
         ("xla", "and this engine does not support Identity in that type"),
         ("torch", "and this engine does not support Identity in that type"),
@@ -155,10 +155,10 @@ def list_reasons() -> Iterator[Any]:
         yield engine, one("Reshape", tensor(4), integers, output=tensor(2, 2)), reason
         reason = f"{engine.upper()} takes the result of this Relu for float32[4], where ONNX says float32[5]"
         yield engine, one("Relu", tensor(4), output=tensor(5)), reason
-    for engine, reason in (("tvm", ", and TVM's loops need one"), ("iree", " and so no memory to pass")):
+    for engine, reason in (("tvm", ", and TVM's loops need at least one"), ("iree", " and so no memory to pass")):
         yield engine, one("Relu", tensor(0, 3), output=tensor(0, 3)), f"'x0' is float32[0,3], which has no elements{reason}"
     int4 = tensor(2, dtype=DType.INT4)
-    yield "tvm", one("Relu", int4, output=int4), "'x0' is int4, which TVM does not compute in on a CPU"
+    yield "tvm", one("Relu", int4, output=int4), "'x0' is int4, which XRT does not compile with TVM"
     yield "iree", one("Relu", int4, output=int4), "'x0' is int4, which XRT does not export to IREE"
     yield "tvm", one("NonZero", tensor(3)), "TVM does not know the shape of the result of NonZero before the run"
     yield "iree", one("NonZero", tensor(3), output=tensor(1, None)), "the shape of 'y' is not known before the run"

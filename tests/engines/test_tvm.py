@@ -132,7 +132,7 @@ def test_a_function_without_code_is_not_saved(tmp_path: Path) -> None:
     f = function(node("Unsqueeze", "c axes", "y"), inputs={}, outputs={"y": tensor(1)}, constants=constants)
     executable = Tvm().compile(f, CONTEXT)
     try:
-        with pytest.raises(CompileRefused, match=r"^TVM writes no object file of a module of kind '\w+', which has no code$"):
+        with pytest.raises(CompileRefused, match=r"^TVM writes no object file for a module of kind '\w+', which has no code$"):
             Tvm().save(executable, CompileContext(workdir=tmp_path))
     finally:
         executable.close()

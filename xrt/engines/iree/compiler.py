@@ -26,15 +26,14 @@ _NO_LOWERING_RULE = "it has no rule to lower this"
 
 
 def summarize_error(output: str) -> str:
-    """Shorten the compiler's output to its first error, without source locations, which refer to a pipe."""
+    """Shorten the compiler's output to its first error, without source locations: these refer to a pipe."""
     lines = output.splitlines()
     # If MLIR reports no error, the first line is an error of the linker or the system's loader.
     errors = [line for line in lines if "error: " in line or "ERROR: " in line] or [line for line in lines if line.strip()]
     text = errors[0].strip() if errors else "it gives no reason"
-    unknown = re.search(r'failed to legalize operation \'torch\.operator\'.*name = "onnx\.(\w+)"', text)
-    # Replaced, because this message contains the whole operator with its types.
-    if unknown:
-        return f"{_NO_LOWERING_RULE} {unknown[1]}"
+    # MLIR's message for an operator without a rule contains the whole operator with its types: keep only the name.
+    if match := re.search(r'failed to legalize operation \'torch\.operator\'.*name = "onnx\.(\w+)"', text):
+        return f"{_NO_LOWERING_RULE} {match[1]}"
     text = re.sub(r"^.*?(?:error|ERROR): ", "", text)
     text = re.sub(r"^(failed to legalize operation '[\w.]+').*$", r"\1", text)
     return shorten(text, MAX_SUMMARY_LENGTH)
@@ -51,10 +50,11 @@ BINARY = _find_binary()
 VERSION = version("iree-base-compiler")
 OPT_BINARY = BINARY.with_name("iree-opt")
 ALIGNMENT = 16
-"""Compiled code requires buffers at multiples of this, as NumPy allocates them. IREE's default of 64 would require copies."""
+"""Compiled code requires buffers at addresses that are multiples of this number. NumPy's arrays are aligned to 16 bytes, so with
+IREE's default of 64 they would be copied."""
 QUERY_SECONDS = 60.0
-"""Time limit of one run of the compiler that only finds out whether nodes are supported."""
-# Constant expressions are not hoisted into the module, because IREE 3.13 sometimes places two hoisted values at the same address
+"""Time limit of one run of the compiler that only checks whether nodes are supported."""
+# Hoisting of constant expressions is off, because IREE 3.13 sometimes stores two hoisted values at the same address
 # (`scattered_by_constants` of the corpus).
 _TARGET_FLAGS = (
     "--iree-opt-const-expr-hoisting=false",
@@ -86,11 +86,11 @@ def compile_module(source: str, opt_level: int, time_limit: float, threads: int,
 def why_not_lowerable(modules: Sequence[str], function_names: Sequence[str]) -> list[str | None]:
     """For each MLIR module, explain why IREE cannot lower it to loops; None if it can.
 
-    Each module has a single function, with the name in ``function_names``. All modules are lowered in one run of the compiler.
-    Those that fail are lowered again one by one, to get their errors.
+    Each module has a single function, named as in ``function_names``. All modules are lowered in one run of the compiler. Modules
+    that fail are lowered again one by one, to get their errors.
     """
     lowered: set[str] = set()
-    # After a crash or timeout of this run no module counts as lowered, so each is lowered alone.
+    # If this run crashes or exceeds the time limit, all modules are lowered one by one.
     if len(modules) > 1:
         with suppress(CompileRefused):
             process = _run(
@@ -104,12 +104,12 @@ _LOWERING_FLAGS = (
     "--pass-pipeline=builtin.module(func.func(convert-torch-onnx-to-torch),torch-to-iree)",
     "--mlir-disable-threading",
 )
-"""The first passes of a compile, except the one that infers shapes: it parses a library of shape functions, for 60 of 80 ms."""
+"""The first passes of a compile, without shape inference, which parses a library of shape functions and takes 60 of 80 ms."""
 _COMPILE_TO_INPUT_FLAGS = (*_TARGET_FLAGS, "--compile-to=input", "--mlir-disable-threading")
 
 
 def _why_not_lowered(source: str) -> str | None:
-    """Explain why IREE cannot lower a module, even if it infers shapes (`_COMPILE_TO_INPUT_FLAGS`); None if it can."""
+    """Explain why IREE cannot lower a module, with or without shape inference; None if it can."""
     reason = None
     for flags, binary in ((_LOWERING_FLAGS, OPT_BINARY), (_COMPILE_TO_INPUT_FLAGS, BINARY)):
         try:
@@ -133,7 +133,7 @@ def _explain_failure(process: subprocess.CompletedProcess[bytes]) -> str:
 
 
 _CURRENT_FOLDER = "/proc/self/cwd"
-"""A path of the working directory without spaces, because the compiler does not quote paths that it passes to its linker."""
+"""A path of the working directory without spaces: the compiler does not quote the paths that it passes to its linker."""
 
 
 def _run(

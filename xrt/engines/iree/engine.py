@@ -36,11 +36,11 @@ class Iree(GraphCompiler):
     supports_dynamic_shapes: ClassVar[bool] = True
 
     opt_level: int = option(2, at_least=0, at_most=3)
-    """0 to 3: IREE's optimisation level."""
+    """IREE's optimization level, 0 to 3."""
     device: DeviceName = "auto"
-    """IREE's device: the calling thread (``local-sync``), or a pool of as many threads as allowed (``local-task``)."""
+    """IREE's device: ``local-sync`` runs in the calling thread, ``local-task`` in a thread pool of the size of the budget."""
     compile_seconds: float = option(120.0, above=0)
-    """Time limit of a compile."""
+    """Time limit of a compile, in seconds."""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -49,9 +49,11 @@ class Iree(GraphCompiler):
         return SUPPORT.why_not(node, function)
 
     def why_not_dynamic(self, function: Function) -> str | None:
-        """Explain the first unsupported node; None if all are supported, so that one executable supports all sizes."""
-        declined = ((node, self.why_not(node, function)) for node in function.nodes)
-        return next((f"{node.name!r} ({node.op}): {reason}" for node, reason in declined if reason), None)
+        """Explain the first node that is unsupported; None if all are supported."""
+        for node in function.nodes:
+            if reason := self.why_not(node, function):
+                return f"{node.name!r} ({node.op}): {reason}"
+        return None
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         try:
@@ -75,12 +77,12 @@ class Iree(GraphCompiler):
         return executable.code
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
-        # The module does not contain weights. `preprocess` computes the same weights as at compile time, in the same order.
+        # `preprocess` computes the weights again, in the same order as at compile time.
         prepared = preprocess(function)
         return IreeExecutable(data, prepared, self._get_device(prepared, context))
 
     def can_load_with_threads(self, saved: int, threads: int) -> bool:
-        """Yes, for any thread count: the code consists of work groups, which IREE distributes to the threads at run time."""
+        """True for all thread counts: the code consists of work groups, which IREE distributes to threads at run time."""
         return True
 
     def version(self) -> str:

@@ -35,10 +35,9 @@ from xrt.graph import Function, Node, Shape, TensorType, Type
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Invoke: TypeAlias = Callable[[Any, Any], None]
-"""``f(arguments, results)`` calls ``main``. ``results`` stays empty, because results are written to buffers among the
-arguments."""
+"""``f(arguments, results)`` calls ``main``. ``results`` stays empty, because ``main`` writes to buffers in ``arguments``."""
 OVERWRITING_OPS = frozenset({"Scatter", "ScatterElements", "ScatterND", "TopK"})
-"""Operators whose compiled code may overwrite their input, even if that is an input of the Function (IREE 3.13)."""
+"""Operators whose code may overwrite an input of the node, even if it is an input of the Function too (IREE 3.13)."""
 _MEMORY_TYPE = int(MemoryType.DEVICE_LOCAL)
 _BUFFER_USAGE = int(BufferUsage.DEFAULT | BufferUsage.MAPPING)
 
@@ -50,10 +49,10 @@ class _BufferSpec:
     shape: Shape
     """May contain symbolic dims, whose sizes follow from the inputs of a call."""
     dtype: np.dtype[Any]
-    hal: int
-    """The runtime's number of the element type."""
+    hal_type: int
+    """The number of the element type in IREE's runtime, the hardware abstraction layer (HAL)."""
     has_buffer: bool
-    """Whether arrays of the type support the buffer protocol. Those of ml_dtypes, such as bfloat16, do not."""
+    """Whether arrays of the type support the buffer protocol. Arrays of ml_dtypes, such as bfloat16, do not."""
 
     @classmethod
     def from_type(cls, type_: Type | None) -> _BufferSpec:
@@ -61,7 +60,7 @@ class _BufferSpec:
         # Only a Function that was not checked by `why_not` has other types.
         if not isinstance(type_, TensorType) or type_.shape is None:
             raise CompileRefused(f"a value of type {type_} cannot be passed to {LIBRARY}")
-        return cls(type_.shape, type_.dtype.numpy, MLIR_TYPES[type_.dtype].hal, type_.dtype.numpy.isbuiltin == 1)
+        return cls(type_.shape, type_.dtype.numpy, MLIR_TYPES[type_.dtype].hal_type, type_.dtype.numpy.isbuiltin == 1)
 
     @property
     def is_static(self) -> bool:
@@ -87,8 +86,9 @@ class IreeExecutable(Executable):
         self._output_shapes = [spec.shape for spec in self._outputs]
         constants = [constant.array for constant in list_parameters(function).values()]
         self._weights = [array if _is_readable(array) else array.copy() for array in constants]
-        # If the code may overwrite an input, copy all of them, because it is not known which one.
-        self._prepare_input = np.ndarray.copy if any(n.op_type in OVERWRITING_OPS for n in function.nodes) else _make_usable
+        # If the code may overwrite an input, copy all inputs, because it is not known which of them it overwrites.
+        may_overwrite = any(node.op_type in OVERWRITING_OPS for node in function.nodes)
+        self._prepare_input: Callable[[Array], Array] = np.ndarray.copy if may_overwrite else _make_usable
         self._copied_bytes = sum(new.nbytes for new, old in zip(self._weights, constants, strict=True) if new is not old)
         self._modules: list[Any] = []
         self._main: Any = None
@@ -109,7 +109,7 @@ class IreeExecutable(Executable):
         return [create_io_parameters_module(self._device.instance, index.create_provider(PARAMETER_SCOPE))]
 
     def _make_context(self) -> Invoke:
-        # A context has the state of the module in one call, so concurrent calls need one each. They share the weights.
+        # A context has the state of one call, so each concurrent call needs a context. All contexts share the weights.
         context = VmContext(self._device.instance, self._modules)
         main = self._main
         invoke = context.invoke
@@ -127,31 +127,33 @@ class IreeExecutable(Executable):
         return [0] * len(self._outputs)
 
     def _resolve_shapes(self, inputs: Sequence[Array]) -> Sequence[Any]:
-        """Determine the shapes of the outputs. Raises RunFailed for inputs of other types: code would read beyond their end."""
+        """Determine the shapes of the outputs from those of the inputs.
+
+        Raises RunFailed for an empty input, and for a shape that does not match: the code would read beyond the end of the array.
+        """
         if self._is_static:
             return self._output_shapes
         sizes: dict[object, int] = {}
         for array, spec in zip(inputs, self._inputs, strict=True):
-            is_compatible = len(array.shape) == len(spec.shape)
+            is_compatible = array.size > 0 and len(array.shape) == len(spec.shape)
             for dim, size in zip(spec.shape, array.shape, strict=False):
-                is_compatible = is_compatible and (
-                    dim == size if isinstance(dim, int) else sizes.setdefault(dim, size) == size > 0
-                )
+                expected_size = dim if isinstance(dim, int) else sizes.setdefault(dim, size)
+                is_compatible = is_compatible and size == expected_size
             if not is_compatible:
                 expected = ", ".join(map(str, self.function.inputs))
                 raise RunFailed(f"{LIBRARY} needs inputs {expected}, with elements, and one has the shape {list(array.shape)}")
-        # Every symbolic dim of an output is one of an input: `why_not_sized` rejects others at compile time.
+        # Each symbolic dim of an output is a dim of an input: `why_not_sized` rejects others at compile time.
         return [tuple(dim if isinstance(dim, int) else sizes[dim] for dim in shape) for shape in self._output_shapes]
 
     def _call(self, arrays: Sequence[Array]) -> None:
-        """Run the code on the inputs and, after them, the arrays for the outputs. The caller keeps all arrays alive."""
+        """Run the code. ``arrays`` are the inputs, then the arrays to write the outputs to. The caller keeps them alive."""
         # In a forked child the pool has no threads, so a call would wait forever.
         if not self.survives_fork and (reason := why_left_behind(self._device.generation)):
             raise RunFailed(f"{LIBRARY} cannot run {self.function.name!r}: {reason}")
         arguments, results = VmVariantList(len(arrays)), VmVariantList(0)
         for array, spec, shape in zip(arrays, self._specs, self._static_shapes, strict=True):
             buffer = self._import_buffer(array if spec.has_buffer else _view_bytes(array), _MEMORY_TYPE, _BUFFER_USAGE)
-            arguments.push_ref(HalBufferView(buffer, array.shape if shape is None else shape, spec.hal))
+            arguments.push_ref(HalBufferView(buffer, array.shape if shape is None else shape, spec.hal_type))
         # No two calls use a context at the same time. `pop` and `append` are atomic, so no lock is needed.
         try:
             invoke = self._idle.pop()
@@ -164,8 +166,8 @@ class IreeExecutable(Executable):
         self._idle.append(invoke)
 
     def memory(self) -> tuple[MemoryUse, ...]:
-        aligned = f"weights that are not contiguous or not aligned to {ALIGNMENT} bytes are copied"
-        copies = (MemoryUse("copied weights", self._copied_bytes, aligned),) if self._copied_bytes else ()
+        why = f"weights that are not contiguous or not aligned to {ALIGNMENT} bytes are copied"
+        copies = (MemoryUse("copied weights", self._copied_bytes, why),) if self._copied_bytes else ()
         why = "the peak of inner values; the compiler fuses most of them away"
         return *copies, MemoryUse("workspace", peak_of_values(self.function), why, per_call=True)
 
@@ -191,7 +193,7 @@ def _is_readable(array: Array) -> bool:
 
 
 def _make_usable(array: Array) -> Array:
-    """Return the array if compiled code can use its memory, an alias of it if it is only read-only, else a copy."""
+    """Return an array that compiled code can use: the array itself, an alias if it is read-only, or a copy."""
     if _is_usable(array):
         return array
     if array.flags.writeable or not _is_readable(array):
@@ -200,9 +202,11 @@ def _make_usable(array: Array) -> Array:
     return make_writable_alias(array)
 
 
-def _choose_buffer(buffer: Any, spec: _BufferSpec, shape: tuple[int, ...]) -> Array:
-    """Return the array to compute an output in: the caller's buffer if compiled code can use it, else a new array."""
-    return buffer if buffer is not None and buffer.shape == shape and _is_usable(buffer) else np.empty(shape, spec.dtype)
+def _choose_buffer(buffer: Array | None, spec: _BufferSpec, shape: tuple[int, ...]) -> Array:
+    """Return the array to write an output to: the caller's buffer if compiled code can use it, else a new array."""
+    if buffer is not None and buffer.shape == shape and _is_usable(buffer):
+        return buffer
+    return np.empty(shape, spec.dtype)
 
 
 def _view_bytes(array: Array) -> Array:
@@ -211,7 +215,8 @@ def _view_bytes(array: Array) -> Array:
 
 
 MAX_SMALL_OPERATIONS = 1 << 18
-"""With fewer scalar operations, submitting work to a thread pool (20 us) takes longer than a second thread saves."""
+"""Functions with at most this many scalar operations run on the calling thread. For these, submitting work to a thread pool
+(20 us) takes longer than a second thread saves."""
 _lock = renew_after_fork(threading.Lock())
 
 
@@ -242,6 +247,7 @@ def get_device(threads: int) -> IreeDevice:
 
 
 def _make_pool(threads: int) -> Any:
+    """Make a device that runs on a pool of ``threads`` threads."""
     # The size of the pool is a process-wide flag, which is read when a driver is created.
     parse_flags(f"--task_topology_group_count={threads}")
     try:
@@ -253,7 +259,6 @@ def _make_pool(threads: int) -> Any:
 
 def is_small(function: Function) -> bool:
     """Whether a Function has so few operations that the calling thread is faster than a pool. False with symbolic dims."""
-    # The inputs of a call may have any size.
     if not all(isinstance(value.type, TensorType) and value.type.is_static for value in function.inputs):
         return False
     return sum(_count_operations(node, function) for node in function.nodes) <= MAX_SMALL_OPERATIONS
@@ -265,9 +270,10 @@ def _count_operations(node: Node, function: Function) -> int:
     weights = _list_extents(node.inputs[1], function) if node.op_type in _PRODUCTS and len(node.inputs) > 1 else ()
     if not weights:
         return num_elements
-    # MatMul sums over the last but one axis of its right operand. The weights of Conv, and mostly of Gemm, have output channels
-    # first, and the sum is over all other axes.
-    return num_elements * (weights[-2:][0] if node.op_type == "MatMul" else max(prod(weights[1:]), 1))
+    # A MatMul sums over the second to last axis of its right operand. The weights of Conv, and usually of Gemm, have the output
+    # channels first, and the sum is over all other axes.
+    num_products = weights[-2:][0] if node.op_type == "MatMul" else prod(weights[1:])
+    return num_elements * max(num_products, 1)
 
 
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})

@@ -28,24 +28,26 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class MlirType:
-    """The names of an element type in MLIR, and IREE's number of it."""
+    """The names of an element type in MLIR, and its number in IREE's runtime."""
 
     torch: str
-    """The name in torch-mlir, which distinguishes signed and unsigned integers: ``si32``, ``ui32``."""
+    """The name in torch-mlir, such as ``si32`` and ``ui32``: signed and unsigned integers are different types."""
     builtin: str
-    """The name in IREE's own dialects, which do not: ``i32``."""
-    hal: int
-    """The runtime's number of the type. Compiled code checks it for each buffer."""
+    """The name in IREE's own dialects, such as ``i32`` for both signed and unsigned integers."""
+    hal_type: int
+    """The number of the type in IREE's runtime. Compiled code checks the number for each buffer."""
 
 
 _PREFIXES = {"float": "f", "bfloat": "bf", "int": "si", "uint": "ui"}
+"""By kind of number: the prefix of its types in torch-mlir."""
 
 
 def _make_mlir_type(dtype: DType) -> MlirType:
     kind = dtype.text.rstrip("0123456789")
     torch = f"{_PREFIXES[kind]}{dtype.bits}"
-    # Neither IREE's own dialects nor its buffers distinguish signed integers from unsigned ones.
-    return MlirType(torch, torch.lstrip("su"), int(getattr(HalElementType, f"{kind.removeprefix('u').upper()}_{dtype.bits}")))
+    # IREE's own dialects and its buffers have one type for signed and unsigned integers.
+    hal_name = f"{kind.removeprefix('u').upper()}_{dtype.bits}"
+    return MlirType(torch, torch.lstrip("su"), int(getattr(HalElementType, hal_name)))
 
 
 _INTEGERS = [dtype for dtype in DType if dtype.is_integer and dtype.bits >= 8]
@@ -56,13 +58,13 @@ MLIR_TYPES[DType.BOOL] = MlirType("i1", "i1", int(HalElementType.BOOL_8))
 
 
 def format_value_type(type_: Type | None) -> str:
-    """Format the torch-mlir type of a value. Raises ValueError if it has none."""
+    """Format the torch-mlir type of a value. Raises ValueError if torch-mlir has no such type."""
     shape, element = _split_type(type_)
     return f"!torch.vtensor<[{','.join(shape)}],{element.torch}>"
 
 
 def format_storage_type(type_: Type | None) -> str:
-    """Format the type of the buffer that an output of this type is written to."""
+    """Format the torch-mlir type of a buffer for an output of type ``type_``."""
     return format_value_type(type_).replace("!torch.vtensor", "!torch.tensor")
 
 
@@ -73,23 +75,23 @@ def format_builtin_type(type_: Type | None) -> str:
 
 
 def _split_type(type_: Type | None) -> tuple[list[str], MlirType]:
-    """Return the dims of a tensor type in MLIR's notation, and its element type; ValueError if MLIR cannot express it."""
+    """Return the dims of a tensor type in MLIR's notation, and its element type; raises ValueError for other types."""
     if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype not in MLIR_TYPES:
         raise ValueError(f"a value of type {type_} has no MLIR type that IREE supports")
     return [str(extent) if isinstance(extent, int) else "?" for extent in type_.shape], MLIR_TYPES[type_.dtype]
 
 
 MAX_LITERAL_ELEMENTS = 64
-"""Constants up to this size are literals, because the compiler must know shapes, axes and scales. Larger ones are parameters."""
-
-
+"""Constants with at most this many elements are literals, because the compiler must know shapes, axes and scales. Larger ones
+are parameters."""
 PARAMETER_SCOPE = "weights"
 """The namespace of the parameters in MLIR and in the runtime."""
 _NONE = "%none"
+"""The MLIR value that stands for an omitted input."""
 
 
 def list_parameters(function: Function) -> dict[str, Constant]:
-    """List the constants that are parameters by name, in the order of first use, which is the same for equal Functions."""
+    """Map the names of large constants to the constants, in the order of first use, which is the same for equal Functions."""
     used = dict.fromkeys(name for node in function.nodes for name in node.uses)
     used.update(dict.fromkeys(value.name for value in function.outputs))
     used_constants = {name: function.constants[name] for name in used if name in function.constants}
@@ -138,7 +140,7 @@ class _ModuleWriter:
 
     def format_module(self, name: str, arguments: Sequence[str], results: str = "", globals_: Sequence[str] = ()) -> str:
         """Format a module with one function, whose body is the written lines. ``globals_`` are lines before the function."""
-        # The lowest opset that has the same operator versions, because IREE's rules are written for these versions.
+        # The lowest opset with the operator versions of the nodes, because IREE's rules are written for certain versions.
         opset = max((since_version(node, self.function) or 1 for node in self.function.nodes), default=1)
         meta = f"{{torch.onnx_meta.ir_version = 10 : si64, torch.onnx_meta.opset_version = {opset} : si64}}"
         head = f"func.func @{name}({', '.join(arguments)}){results} attributes {meta} {{"
@@ -180,24 +182,25 @@ class _ModuleWriter:
         operands = [self.values[name] if name else _NONE for name in node.inputs]
         in_types = [format_value_type(self.function.get_type(name)) if name else "!torch.none" for name in node.inputs]
         out_types = [format_value_type(self.function.get_type(name)) if name else "!torch.none" for name in node.outputs]
-        # MLIR needs a name for every result, even for one that the node omits.
+        # MLIR needs a name for each result, even if the node omits the output.
         results = [self.name_value(name) if name else f"%unused{len(self.lines)}_{k}" for k, name in enumerate(node.outputs)]
         attributes = ", ".join(f"torch.onnx.{a.name} = {_format_attribute(a)}" for a in node.attributes)
         dictionary = f" {{{attributes}}}" if attributes else ""
-        signature = f"({', '.join(in_types)}) -> {out_types[0] if len(out_types) == 1 else '(' + ', '.join(out_types) + ')'}"
-        call = f'torch.operator "onnx.{node.op_type}"({", ".join(operands)}){dictionary} : {signature}'
+        out_type = out_types[0] if len(out_types) == 1 else f"({', '.join(out_types)})"
+        types = f"({', '.join(in_types)}) -> {out_type}"
+        call = f'torch.operator "onnx.{node.op_type}"({", ".join(operands)}){dictionary} : {types}'
         self.lines.append(f"{', '.join(results)} = {call}" if results else call)
 
 
 def _format_attribute(attribute: Attribute) -> str:
-    write = _WRITERS.get(attribute.kind.element)
-    if write is None:
+    format_value = _FORMATTERS.get(attribute.kind.element)
+    if format_value is None:
         raise ValueError(f"attribute {attribute.name!r} is a {attribute.kind.name.lower()}, which cannot be written in this MLIR")
-    return f"[{', '.join(map(write, attribute.value))}]" if attribute.kind.is_list else write(attribute.value)
+    return f"[{', '.join(map(format_value, attribute.value))}]" if attribute.kind.is_list else format_value(attribute.value)
 
 
 def _format_float(value: float) -> str:
-    """Write a float32 in hexadecimal, which is exact and can express infinities."""
+    """Format a float32 by its bits in hexadecimal, which is exact, also for infinities."""
     return f"0x{np.float32(value).view(np.uint32):08X} : f32"
 
 
@@ -208,7 +211,7 @@ def _format_string(value: str | bytes) -> str:
 
 
 def _format_tensor(constant: Constant) -> str:
-    """Write a literal as hexadecimal bytes. Booleans are listed one by one, because MLIR packs them to bits."""
+    """Format a literal by its bytes in hexadecimal. Booleans are listed one by one, because MLIR packs their bytes to bits."""
     array = constant.array
     shape, element = _split_type(constant.type)
     type_ = f"tensor<{'x'.join([*shape, element.torch])}>"
@@ -219,7 +222,7 @@ def _format_tensor(constant: Constant) -> str:
     return f'dense<"0x{array.tobytes().hex().upper()}"> : {type_}'
 
 
-_WRITERS: Mapping[AttrKind, Callable[[Any], str]] = {
+_FORMATTERS: Mapping[AttrKind, Callable[[Any], str]] = {
     AttrKind.FLOAT: _format_float,
     AttrKind.INT: lambda value: f"{value} : si64",
     AttrKind.STRING: _format_string,
@@ -231,31 +234,31 @@ def _rewrite_node(w: NodeWriter) -> str | Sequence[str] | None:
     """Write a replacement for ``w.node`` and return the names of its results; None leaves the node as it is."""
     if w.node.op in LOWERED:
         return write_decomposition(w)
+    min_opset, rule = _REWRITTEN.get(w.node.op, (0, None))
     # Older versions of an operator have other inputs and attributes than the rule expects.
-    since, rule = _REWRITTEN.get(w.node.op, (0, None))
-    return None if rule is None or w.opset < since else rule(w)
+    return None if rule is None or w.opset < min_opset else rule(w)
 
 
 def _index_along_axis(w: NodeWriter) -> str:
-    """Write the same operator with indices along its axis that are normalized by `_normalize_indices`."""
+    """Write the same operator with normalized indices along its axis."""
     return _write_indexed(w, np.array(w.extents(w.x)[w.attr("axis", 0)]))
 
 
 def _index_by_coordinates(w: NodeWriter) -> str:
-    """Write the same operator with normalized indices, whose last axis has one coordinate per indexed axis."""
+    """Write the same operator with normalized coordinates. The last axis of the indices has one coordinate per indexed axis."""
     batch, depth = w.attr("batch_dims", 0), w.extents(w.node.inputs[1])[-1]
     return _write_indexed(w, np.array(w.extents(w.x)[batch : batch + depth]))
 
 
 def _write_indexed(w: NodeWriter, extents: Array) -> str:
-    """Write the node with normalized indices. ``extents``, of the indexed axes, broadcast to the indices."""
+    """Write the node with normalized indices. ``extents`` are the extents of the indexed axes, and broadcast to the indices."""
     return w.op(w.node.op_type, w.x, _normalize_indices(w, extents), *w.node.inputs[2:], attributes=w.node.attributes)
 
 
 def _normalize_indices(w: NodeWriter, extents: Array) -> str:
-    """Write indices as positive ones within the bounds, because IREE supports no negative ones and checks no bounds."""
+    """Make negative indices positive, and clamp indices to the bounds: IREE supports no negative ones and checks no bounds."""
     indices, constant = w.node.inputs[1], w.find_input(1)
-    # Constant indices usually are.
+    # Constant indices are usually valid.
     if constant is not None and bool(((constant >= 0) & (constant < extents)).all()):
         return indices
     integer = w.dtype(indices).numpy
@@ -266,7 +269,7 @@ def _normalize_indices(w: NodeWriter, extents: Array) -> str:
 
 
 def _conv(w: NodeWriter) -> str | None:
-    """Remove elements after the only window of an axis, because IREE's compiler would include them in the product."""
+    """If an axis has a single window, remove the elements after it, which IREE's compiler would include in the product."""
     if len(w.node.inputs) < 2 or w.attr("auto_pad", "NOTSET") != "NOTSET":
         return None
     extents = np.array(w.extents(w.x)[2:])
@@ -274,26 +277,28 @@ def _conv(w: NodeWriter) -> str | None:
         return None
     pads_before, pads_after = np.array(w.attr("pads") or [0] * 2 * len(extents)).reshape(2, -1)
     unread = _count_unread_elements(w, extents + pads_before + pads_after)
-    # Of the unread elements, `padding` are part of the padding; the others are elements of the input.
-    padding = np.minimum(unread, pads_after)
-    ends = extents - unread + padding
+    unread_padding = np.minimum(unread, pads_after)
+    unread_data = unread - unread_padding
+    ends = extents - unread_data
     if not unread.any() or (ends < 1).any():
         return None
-    axes = np.arange(2, 2 + len(ends))
-    # Removing padding only changes the attribute. Removing elements of the input needs a Slice.
-    name = w.x if padding.sum() == unread.sum() else w.op("Slice", w.x, *map(w.constant, (axes * 0, ends, axes)))
-    pads = Attribute.of("pads", [*pads_before.tolist(), *(pads_after - padding).tolist()])
-    others = (attribute for attribute in w.node.attributes if attribute.name != "pads")
-    return w.op("Conv", name, *w.node.inputs[1:], attributes=(*others, pads))
+    data = w.x
+    if unread_data.any():
+        axes = np.arange(2, 2 + len(ends))
+        data = w.op("Slice", w.x, *map(w.constant, (np.zeros_like(axes), ends, axes)))
+    pads = Attribute.of("pads", [*pads_before.tolist(), *(pads_after - unread_padding).tolist()])
+    other_attributes = (attribute for attribute in w.node.attributes if attribute.name != "pads")
+    return w.op("Conv", data, *w.node.inputs[1:], attributes=(*other_attributes, pads))
 
 
 def _count_unread_elements(w: NodeWriter, extents: Array) -> Array:
-    """Count the elements, padding included, after the only window of each axis; 0 for an axis with several windows."""
+    """For each axis, count the elements after its only window; 0 if it has several windows. ``extents`` include the padding."""
     # From the weights, because the attribute kernel_shape may be absent.
     window = np.array(w.extents(w.node.inputs[1])[2:])
     strides, dilations = (np.array(w.attr(name) or np.ones_like(window)) for name in ("strides", "dilations"))
-    remaining = extents - (window - 1) * dilations - 1
-    return np.where(remaining < strides, remaining, 0)
+    num_after = extents - (window - 1) * dilations - 1
+    # As many as a stride would contain a second window.
+    return np.where(num_after < strides, num_after, 0)
 
 
 _REWRITTEN: Mapping[str, tuple[int, Callable[[NodeWriter], str | None]]] = {
@@ -301,11 +306,10 @@ _REWRITTEN: Mapping[str, tuple[int, Callable[[NodeWriter], str | None]]] = {
     **dict.fromkeys(("GatherND", "ScatterND"), (12, _index_by_coordinates)),
     "Conv": (11, _conv),
 }
-"""By operator: the first opset version that the rule supports, and the rule, for operators that IREE computes wrong in some
-forms."""
+"""Rules for operators that IREE computes wrong for some inputs or attributes, each with the lowest opset that it supports."""
 
 
-def _find_expansion(node: Node, function: Function) -> Function | None:
+def _find_function_body(node: Node, function: Function) -> Function | None:
     return find_decomposition(node, function) if node.op in EXPANDED_BY_ONNX else None
 
 
@@ -317,21 +321,21 @@ def preprocess(function: Function) -> Function:
     """Prepare a Function for export: infer types, upgrade the opset, fold constants, decompose operators.
 
     Constants are folded here, because IREE simplifies exp(-(1 / c) * c) to exp(-1) even for c = 0. Convolutions are written as
-    matrix products if these are faster. Raises ModelError, which is a ValueError, if an operator cannot be upgraded to
-    `MIN_OPSET`. The result depends only on the content of the Function: a saved module is loaded with the weights of the result
-    for an equal Function.
+    matrix products if products are faster. Raises ModelError, which is a ValueError, if an operator cannot be upgraded to
+    `MIN_OPSET`. The result depends only on the content of the Function, because `Iree.load` computes the weights of a saved
+    module again.
     """
     # No supported node has side effects, so control edges have no effect.
     free = function.replace(nodes=tuple(replace(node, control=()) for node in function.nodes))
     # Upgrades and decompositions depend on types, so infer them first, and again after each step that adds nodes.
-    expanded = decompose_nodes(infer_shapes(upgrade_opset(infer_shapes(free), MIN_OPSET)), _find_expansion)
+    expanded = decompose_nodes(infer_shapes(upgrade_opset(infer_shapes(free), MIN_OPSET)), _find_function_body)
     folded = infer_shapes(fold_constants(infer_shapes(expanded), evaluate))
     rewritten = rewrite_nodes(infer_shapes(write_convolutions_as_products(folded)), _rewrite_node)
     return infer_shapes(drop_dead_nodes(rewritten))
 
 
 def why_not_sized(function: Function) -> str | None:
-    """Explain that the shape of an input or output is unknown, or has a dim that no input has; None if all can be determined."""
+    """Explain that the shape of an input or output is unknown, or has a dim that no input has; None if all shapes are known."""
     input_dims: set[object] = set()
     for value in function.inputs:
         input_dims.update(getattr(value.type, "shape", None) or ())

@@ -19,8 +19,7 @@ from xrt.operators import is_deterministic
 MAX_CACHED_REASONS = 8192
 """Number of nodes whose reasons are cached."""
 MAX_QUERIES_PER_RUN = 32
-"""Maximum number of nodes that one run of the compiler lowers. With more, a search with a short time limit would wait too
-long."""
+"""Maximum number of nodes in one run of the compiler, so that a search with a short time limit does not wait too long."""
 
 
 def _why_not_importable(node: Node, function: Function) -> str | None:
@@ -88,14 +87,14 @@ SUPPORT = LibrarySupport(
 
 
 def _find_reasons(queries: Sequence[NodeQuery]) -> list[str | None]:
-    """For each query, explain why IREE cannot lower its node; None if it can. All nodes are lowered in one run."""
+    """For each query, explain why IREE cannot lower its node; None if it can. One run of the compiler lowers all nodes."""
     reasons: list[str | None] = []
     modules: dict[int, str] = {}
     for index, query in enumerate(queries):
         try:
             modules[index] = make_query_module(preprocess(query.to_function()), f"query{index}")
             reasons.append(None)
-        except ValueError as error:  # not expressible in MLIR
+        except ValueError as error:  # MLIR has no such type or attribute
             reasons.append(str(error))
     lowering_reasons = why_not_lowerable(list(modules.values()), [f"query{index}" for index in modules])
     for index, reason in zip(modules, lowering_reasons, strict=True):

@@ -22,7 +22,7 @@ LOWERED = frozenset(
         *("ReduceLogSumExp", "Softsign", "Swish"),
     }
 )
-"""Operators of which IREE does not import every form. XRT decomposes them if a decomposition is known."""
+"""Operators that IREE imports only for some types or attributes. XRT decomposes them if a decomposition is known."""
 EXPANDED_BY_ONNX = frozenset({"Attention", "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
 """Operators that IREE does not import. They are replaced by ONNX's function bodies."""
 _SIZE_INDEPENDENT_NAMES = (
@@ -56,6 +56,7 @@ def _may_crop(node: Node, function: Function) -> bool:
 
 
 def _may_step_backwards(node: Node, function: Function) -> bool:
+    """Whether a step of a Slice may be negative."""
     if not has_input(node, 4):
         return False
     steps = find_value(node.inputs[4], function)
@@ -65,8 +66,8 @@ def _may_step_backwards(node: Node, function: Function) -> bool:
 def _returns_indices_of_several_planes(node: Node, function: Function) -> bool:
     """Whether a MaxPool returns indices, and its input may have more than one plane (a channel of an image)."""
     shape = find_shape(node, 0, function)
-    planes = (None,) if shape is None else shape[:2]
-    return len(node.outputs) > 1 and bool(node.outputs[1]) and any(extent != 1 for extent in planes)
+    returns_indices = len(node.outputs) > 1 and bool(node.outputs[1])
+    return returns_indices and (shape is None or any(extent != 1 for extent in shape[:2]))
 
 
 _SUMMING_OPS = (
@@ -260,8 +261,13 @@ ISSUES: tuple[KnownIssue, ...] = (
 
 
 def list_fused_topk(function: Function) -> list[str]:
-    """List the TopK nodes that IREE would fuse with an earlier one of the same axis and input type (two_topk of the corpus)."""
-    first: dict[tuple[str, int], str] = {}
-    nodes = [node for node in function.nodes if node.op == "TopK" and len(node.outputs) > 1]
-    keys = ((str(function.get_type(node.inputs[0])), node.attr("axis", -1)) for node in nodes)
-    return [node.name for node, key in zip(nodes, keys, strict=True) if first.setdefault(key, node.name) != node.name]
+    """List the TopK nodes that IREE would fuse with an earlier TopK of equal axis and input type (two_topk of the corpus)."""
+    seen = set()
+    fused = []
+    for node in function.nodes:
+        if node.op == "TopK" and len(node.outputs) > 1:
+            key = str(function.get_type(node.inputs[0])), node.attr("axis", -1)
+            if key in seen:
+                fused.append(node.name)
+            seen.add(key)
+    return fused

@@ -56,13 +56,13 @@ class OpenVino(GraphCompiler):
     supports_dynamic_shapes: ClassVar[bool] = True
 
     streams: int = option(1, at_least=1)
-    """Maximum number of concurrent runs of an executable. Its threads are divided among them; further calls wait."""
+    """Maximum number of concurrent runs of an executable, which share its threads. Further calls wait."""
     pinning: bool = False
-    """Whether to pin the threads to cores. This slows down the threads of other engines."""
+    """Whether to pin the threads to cores. Pinning slows down the threads of other engines."""
 
     precision: Literal["allowed", "fp32", "bf16", "fp16"] = "allowed"
-    """The precision of float32 operators. ``allowed`` means the one that the module allows, by default float32. The others apply
-    regardless of the module. Compilation fails if OpenVINO would use another precision."""
+    """The precision of float32 operators. ``allowed``: the precision that the module allows, which is float32 by default. Other
+    values override the module. Compilation fails if OpenVINO would use another precision."""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -76,11 +76,11 @@ class OpenVino(GraphCompiler):
         return has_quantized_readers(node, function) and self.why_not(node, function) is None
 
     def why_not_dynamic(self, function: Function) -> str | None:
-        """Explain why one executable cannot support all sizes: an input of unknown rank, or an unsupported node. Else None."""
+        """Explain why one executable cannot serve all sizes: an input of unknown rank, or an unsupported node. Otherwise None."""
         for value in function.inputs:
             if isinstance(value.type, TensorType) and value.type.shape is None:
                 return f"the rank of {value.name!r} is not known, and OpenVINO needs it"
-        # The nodes may have been accepted for fixed sizes. Some are unsupported with symbolic dims.
+        # Nodes that are supported with fixed sizes may be unsupported with symbolic dims.
         for node in function.nodes:
             if reason := self.why_not(node, function):
                 return f"{node.name!r} ({node.op}): {reason}"
@@ -99,11 +99,12 @@ class OpenVino(GraphCompiler):
         from xrt.operators import compute_outputs
 
         check_thread_pools()
-        names = {node.name for node in function.nodes}
+        checked_names = {node.name for node in function.nodes}
         function = compute_outputs(function)
         _check_boundary_types(function)
-        if reason := next(filter(None, (self.why_not(x, function) for x in function.nodes if x.name not in names)), None):
-            raise CompileRefused(reason)
+        for node in function.nodes:
+            if node.name not in checked_names and (reason := self.why_not(node, function)):
+                raise CompileRefused(reason)
         lowered = lower(function)
         # The plugin does not report its memory use, so measure the growth of the process.
         with AllocationTracker(sum(constant.nbytes for constant in function.constants.values())) as growth:
@@ -115,8 +116,8 @@ class OpenVino(GraphCompiler):
                 compiled = CompiledModel.from_model(model, imported.used_inputs, imported.passed_through)
             except (RuntimeError, ValueError, TypeError) as error:
                 raise CompileRefused(f"{LIBRARY} declines: {summarize_error(error)}") from error
-        uses = partial(report_memory, imported.copied_bytes, growth)
-        return OpenVinoExecutable(function, compiled, imported.arrays, uses, find_inplace_outputs(function))
+        report = partial(report_memory, imported.copied_bytes, growth)
+        return OpenVinoExecutable(function, compiled, imported.arrays, report, find_inplace_outputs(function))
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         """Serialize the compiled model, including its constants."""
@@ -136,7 +137,7 @@ class OpenVino(GraphCompiler):
         return executable
 
     def can_load_with_threads(self, saved: int, threads: int) -> bool:
-        """Yes, for any thread count: the plugin selects kernels for the thread count when it loads the graph."""
+        """True for all thread counts: the plugin selects kernels for the thread count when it loads the graph."""
         return True
 
     def unsupported_options(self, context: CompileContext) -> str | None:
@@ -152,9 +153,10 @@ class OpenVino(GraphCompiler):
         )
 
     def lower_precision(self, precision: Precision) -> GraphCompiler | None:
-        """Return this engine with its option ``precision`` set; None if the CPU does not support that, or the option is fp32.
+        """Return this engine with its option ``precision`` set to ``precision``.
 
-        For int8 return the engine unchanged, because it computes quantized operators in integers anyway.
+        None if the CPU does not support that precision, or if the option is already fp32. For int8 return the engine unchanged,
+        because it computes quantized operators in integers anyway.
         """
         if precision == "int8":
             return self
@@ -170,23 +172,25 @@ class OpenVino(GraphCompiler):
         return f"openvino {openvino.__version__}"
 
     def _choose_precision(self, context: CompileContext) -> str:
-        """The engine's option ``precision``, or the precision that the module allows if that is ``allowed``."""
+        """The engine's option ``precision``; if the option is ``allowed``, the precision that the module allows."""
         return context.options.precision if self.precision == "allowed" else self.precision
 
     def _make_settings(self, context: CompileContext, function: Function) -> dict[str, Any]:
         is_static = all(isinstance(value.type, TensorType) and value.type.is_static for value in function.inputs)
         precision = self._choose_precision(context)
-        # With one thread use no streams: then a call computes in the calling thread, and OpenVINO starts no others.
+        # With one thread use no streams: then a call computes in the calling thread, and OpenVINO starts no other threads.
         streams = min(self.streams, context.threads) if context.threads > 1 else 0
-        # For dynamic shapes the plugin caches kernels of about 25 kB for each size. Its default limit is 5,000 entries.
-        return {
+        settings = {
             "EXECUTION_MODE_HINT": "ACCURACY" if precision == "fp32" else "PERFORMANCE",
             "INFERENCE_PRECISION_HINT": PRECISIONS[precision],
             "INFERENCE_NUM_THREADS": context.threads,
             "NUM_STREAMS": streams,
             "ENABLE_CPU_PINNING": self.pinning,
-            **({} if is_static else {"CPU_RUNTIME_CACHE_CAPACITY": min(max(128 * len(function.nodes), 512), 2048)}),
         }
+        if not is_static:
+            # The plugin caches kernels for each size, of about 25 kB each. Its default limit is 5,000 kernels.
+            settings["CPU_RUNTIME_CACHE_CAPACITY"] = min(max(128 * len(function.nodes), 512), 2048)
+        return settings
 
 
 def _check_boundary_types(function: Function) -> None:

@@ -1,7 +1,7 @@
 """Run a compiled model: convert arrays to tensors, reuse infer requests, and serialize the model.
 
-OpenVINO rejects read-only arrays although it never writes to an input, so it gets a writable alias of them. Types that NumPy
-lacks, such as bfloat16, are passed as integers of the same size.
+OpenVINO rejects read-only arrays, although it never writes to an input, so read-only inputs are passed as writable aliases. Types
+that NumPy lacks, such as bfloat16, are passed as integers of the same size.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ _ELEMENT_TYPES = {
 }
 _DTYPES_BY_NAME = {type_.get_type_name(): dtype for dtype, type_ in _ELEMENT_TYPES.items()}
 _INTEGER_VIEWS = {DType.BFLOAT16: np.uint16}
+"""Types that NumPy lacks, and the integers that they are passed as."""
 
 
 def why_not_passable(name: str, type_: Type | None) -> str | None:
@@ -52,7 +53,7 @@ def why_not_passable(name: str, type_: Type | None) -> str | None:
 
 
 def convert_type(element: Any, shape: Any) -> TensorType | None:
-    """Convert a type of OpenVINO; dynamic dims become None. Return None for an element type that XRT does not pass."""
+    """Convert a type of OpenVINO to XRT's type. Dynamic dims become None. None for an element type that XRT does not pass."""
     dtype = _DTYPES_BY_NAME.get(element.get_type_name())
     if dtype is None:
         return None
@@ -67,9 +68,10 @@ def to_tensor(array: Array, dtype: DType) -> Any:
         array = make_writable_alias(array)
     bits = _INTEGER_VIEWS.get(dtype)
     if bits is None:
-        # NumPy has two equivalent 64-bit integer types (long, long long), and OpenVINO accepts only one.
-        canonical = array if array.dtype.num == dtype.numpy.num else array.view(dtype.numpy)
-        return openvino.Tensor(canonical, shared_memory=True)
+        # NumPy has two equivalent 64-bit integer types, long and long long, and OpenVINO accepts only one of them.
+        if array.dtype.num != dtype.numpy.num:
+            array = array.view(dtype.numpy)
+        return openvino.Tensor(array, shared_memory=True)
     return openvino.Tensor(array.view(bits), list(array.shape), _ELEMENT_TYPES[dtype])
 
 
@@ -91,12 +93,12 @@ def to_array(tensor: Any, dtype: DType) -> Array:
 
 
 MAX_COPIED_BYTES = 16 * 1024
-"""Inputs and outputs up to this size are copied to or from tensors that are set once per request. That takes 0.3 to 1 us, and
-setting a tensor over the caller's array takes 4 us."""
+"""Inputs and outputs up to this size are copied to or from tensors that are set once per request. A copy takes 0.3 to 1 us;
+setting the caller's array as the tensor of a run takes 4 us."""
 
 _Request = openvino._pyopenvino.InferRequest
-"""The class of the C++ binding. Its public Python wrapper dispatches on the types of the inputs, which would double the time of a
-small call."""
+"""The class of the C++ binding. The public class in Python dispatches on the types of the inputs, which would double the time of
+a small call."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +111,9 @@ class CompiledModel:
     inputs: tuple[TensorType, ...]
     outputs: tuple[TensorType, ...]
     can_preset: tuple[bool, ...]
-    """For each output, whether its tensor can be set once per request: its shape is static, and it is not passed through."""
+    """For each output, whether its tensor can be set once for all runs: its shape is static, and it is not passed through."""
     passed_through: tuple[bool, ...]
-    """For each output, whether it is an input or a constant. Setting the tensor of such an output would also set the input's."""
+    """For each output, whether it is an input or a constant. Setting the output's tensor would also set the input's tensor."""
 
     @classmethod
     def from_model(cls, model: Any, used_inputs: tuple[int, ...], passed_through: Sequence[bool]) -> CompiledModel:
@@ -129,7 +131,7 @@ def _get_port_type(port: Any) -> TensorType:
 
 
 class RequestFrame:
-    """An infer request and the arrays of its tensors, for one call at a time: concurrent runs would compute wrong results."""
+    """An infer request and the arrays of its tensors. It runs one call at a time: concurrent runs would mix their results."""
 
     def __init__(self, compiled: CompiledModel) -> None:
         self._request = compiled.model.create_infer_request()
@@ -142,9 +144,10 @@ class RequestFrame:
         self._inputs = [self._preset("input", index, type_) for index, type_ in enumerate(compiled.inputs)]
 
     def _preset(self, side: str, index: int, type_: TensorType) -> Array | None:
-        """Allocate an array and set it as input or output of the request, if it is static and at most `MAX_COPIED_BYTES`.
+        """Allocate an array, set it as the tensor of an input or output for all runs, and return it.
 
-        ``side`` is "input" or "output". Return the array, or None for other values, whose tensors are set in each run.
+        ``side`` is "input" or "output". Return None for a value that is not static or has more than `MAX_COPIED_BYTES`; the
+        tensor of such a value is set in each run.
         """
         nbytes = type_.nbytes if type_.is_static else None
         if not nbytes or nbytes > MAX_COPIED_BYTES:
@@ -165,27 +168,26 @@ class RequestFrame:
     def run(
         self, inputs: Sequence[Array], buffers: Sequence[Array | None], shapes: Sequence[tuple[int, ...] | None]
     ) -> list[Array]:
-        """Compute the outputs into ``buffers``, or into new arrays where a buffer is None. A buffer must not overlap an input.
+        """Compute the outputs into ``buffers``; an output whose buffer is None, into a new array. No buffer may overlap an input.
 
-        ``shapes`` has the shape of each output for these inputs, or None if it is unknown. For each output it is either known in
-        every run or in none.
+        ``shapes`` are the shapes of the outputs for these inputs. The shape of an output is None in each run if it is unknown.
         """
         for index, (preset, source) in enumerate(zip(self._inputs, self._compiled.used_inputs, strict=True)):
             if preset is None:
                 self.set_tensor("input", index, make_contiguous(inputs[source]), self._compiled.inputs[index].dtype)
             else:
                 preset[...] = inputs[source]
-        targets = [self._choose_target(*item) for item in zip(range(len(shapes)), shapes, buffers, strict=True)]
+        targets = [self._choose_target(index, shape, buffers[index]) for index, shape in enumerate(shapes)]
         # This releases the GIL while OpenVINO computes.
         _Request.infer(self._request, {}, share_outputs=True, decode_strings=False)
-        return [self._read_result(*item) for item in zip(range(len(targets)), targets, buffers, strict=True)]
+        return [self._read_result(index, target, buffers[index]) for index, target in enumerate(targets)]
 
     def release_model(self) -> None:
         """Release the reference to the model. The frame cannot run afterwards."""
         del self._compiled
 
     def _choose_target(self, index: int, shape: tuple[int, ...] | None, buffer: Array | None) -> Array | None:
-        """Set the buffer or a new array as the tensor of an output, and return it; None if the result must be copied instead."""
+        """Set the buffer, or a new array, as the tensor of an output, and return it; None if the result is copied instead."""
         if shape is None or 0 in shape or self._outputs[index] is not None or self._compiled.passed_through[index]:
             return None
         dtype = self._compiled.outputs[index].dtype
@@ -195,15 +197,15 @@ class RequestFrame:
 
     def _read_result(self, index: int, target: Array | None, buffer: Array | None) -> Array:
         """Return an output after the run: ``target`` if OpenVINO wrote to it, else a copy in ``buffer`` or in a new array."""
-        preset = self._outputs[index]
+        result = self._outputs[index]
         type_ = self._compiled.outputs[index]
-        if preset is None:
+        if result is None:
             tensor = _Request.get_output_tensor(self._request, index)
-            # OpenVINO replaces the tensor if it computes another shape than that of the target.
+            # OpenVINO replaces the tensor if the result has another shape than the target.
             if target is not None and (type_.is_static or tuple(tensor.shape) == target.shape):
                 return target
-            preset = np.asarray(to_array(tensor, type_.dtype), type_.dtype.numpy)
-        return preset.copy() if buffer is None else fill(buffer, preset)
+            result = np.asarray(to_array(tensor, type_.dtype), type_.dtype.numpy)
+        return result.copy() if buffer is None else fill(buffer, result)
 
 
 ReportMemory = Callable[[], Sequence[MemoryUse]]
@@ -218,9 +220,9 @@ class OpenVinoExecutable(Executable):
     def __init__(
         self, function: Function, compiled: CompiledModel, owner: object, report_memory: ReportMemory, inplace: Mapping[int, int]
     ) -> None:
-        """``compiled`` was compiled from ``function``. ``owner`` owns memory that it reads, such as weights, and is kept alive.
+        """``compiled`` was compiled from ``function``. ``owner`` is kept alive, because it owns memory that the model reads.
 
-        ``inplace`` maps the index of an input to the index of the output that may overwrite it.
+        ``inplace`` maps the index of an input to the index of the output that may overwrite the input.
         """
         streams = int(compiled.model.get_property("NUM_STREAMS"))
         # One thread per stream, and one for callbacks.
@@ -245,7 +247,7 @@ class OpenVinoExecutable(Executable):
         self._output_shapes = [_find_shape(type_ if type_.is_static else value.type, input_dims) for type_, value in types]
         """The shape of each output; None if it contains a dim that is unknown before the run."""
         self._no_buffers: list[Array | None] = [None] * len(function.outputs)
-        # As many frames as there were concurrent calls. Its pop and append are atomic, so no lock is needed.
+        # As many frames as there were concurrent calls. `pop` and `append` are atomic, so no lock is needed.
         self._idle: list[RequestFrame] = []
 
     def prepare(self) -> None:
@@ -271,18 +273,18 @@ class OpenVinoExecutable(Executable):
         return results
 
     def _resolve_shapes(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Determine the shape of each output from those of the inputs; None if it is unknown before the run.
+        """Determine the shape of each output from the shapes of the inputs; None for a shape that is unknown before the run.
 
-        Raises ValueError for an empty input, which only some of the plugin's operators support, and for a dim with two sizes,
-        with which OpenVINO would read beyond the end of the smaller input.
+        Raises ValueError for an empty input. Also raises it for a dim with two sizes, because OpenVINO would read beyond the end
+        of the smaller input.
         """
         sizes: dict[str, int] = {}
         for index, shape in self._symbolic_inputs:
-            if not inputs[index].size:
-                raise ValueError("an input with symbolic dims has no elements, which only some of its operators support")
-            for dim, size in zip(shape or (), inputs[index].shape, strict=True):
+            name, array = self.function.inputs[index].name, inputs[index]
+            if not array.size:
+                raise ValueError(f"input {name!r} has no elements, which only some operators of OpenVINO support")
+            for dim, size in zip(shape or (), array.shape, strict=True):
                 if isinstance(dim, str) and sizes.setdefault(dim, size) != size:
-                    name = self.function.inputs[index].name
                     raise ValueError(f"dim {dim!r} is {size} in input {name!r}, and {sizes[dim]} in an earlier input")
         return [
             None if shape is None else tuple(dim if isinstance(dim, int) else sizes[dim] for dim in shape)
@@ -290,7 +292,7 @@ class OpenVinoExecutable(Executable):
         ]
 
     def _acquire_frame(self) -> RequestFrame:
-        """Get a frame that no other call uses, an idle or a new one."""
+        """Take an idle frame, or make a new one."""
         try:
             return self._idle.pop()
         except IndexError:
@@ -321,11 +323,11 @@ class OpenVinoExecutable(Executable):
         return self._report_memory()
 
     def close(self) -> None:
-        """Release the model. Requests must be its last owners, because only they free it without holding the GIL."""
-        if self.compiled is not None:
-            # OpenVINO holds the thread pool of a closed model for the next one. A forked child must not use that pool.
-            if self.idle_threads:
-                mark_pool_idle()
+        """Release the model."""
+        # OpenVINO keeps the thread pool of a closed model for the next model. A forked child must not use that pool.
+        if self.compiled is not None and self.idle_threads:
+            mark_pool_idle()
+        # Release other references before the requests, because only requests free the model without holding the GIL.
         self.compiled = None
         for frame in self._idle:
             frame.release_model()
@@ -333,13 +335,17 @@ class OpenVinoExecutable(Executable):
         self._owner = None
 
     def _choose_buffers(self, inputs: Sequence[Any], buffers: Sequence[Array | None]) -> list[Array | None]:
-        """For each output, return its buffer if it is contiguous and overlaps only the input that it may overwrite, else None."""
-        overwritten = {output: index for index, output in self.inplace_pairs()}
+        """List the buffers that OpenVINO may write to: contiguous ones that overlap no input. None in place of others.
+
+        A buffer may be the input that `inplace_pairs` allows its output to overwrite.
+        """
+        overwritable = {output: index for index, output in self.inplace_pairs()}
         targets: list[Array | None] = []
         for output, buffer in enumerate(buffers):
-            updated = overwritten.get(output) if output in overwritten and inputs[overwritten[output]] is buffer else None
-            others = [value for index, value in enumerate(inputs) if index != updated]
-            targets.append(None if buffer is None or _overlaps(buffer, others) else buffer)
+            index = overwritable.get(output)
+            is_inplace = index is not None and inputs[index] is buffer
+            other_inputs = [value for k, value in enumerate(inputs) if not (is_inplace and k == index)]
+            targets.append(None if buffer is None or not _is_writable(buffer, other_inputs) else buffer)
         return targets
 
 
@@ -364,24 +370,27 @@ def _find_shape(type_: Type | None, input_dims: Collection[str]) -> tuple[Any, .
 
 
 def _is_large(value: Value, threshold: int | None) -> bool:
-    """Whether a value has more than ``threshold`` bytes. False if ``threshold`` is None or the shape is not static."""
+    """Whether a value has more than ``threshold`` bytes. False if the threshold is None, or the size is unknown."""
     nbytes = value.type.nbytes if isinstance(value.type, TensorType) else None
     return threshold is not None and nbytes is not None and nbytes > threshold
 
 
-def _overlaps(buffer: Array, values: Sequence[Any]) -> bool:
-    return not buffer.flags.c_contiguous or any(np.may_share_memory(buffer, array) for array in values)
+def _is_writable(buffer: Array, inputs: Sequence[Any]) -> bool:
+    """Whether OpenVINO may write to a buffer: it is C-contiguous, and overlaps none of ``inputs``."""
+    return buffer.flags.c_contiguous and not any(np.may_share_memory(buffer, array) for array in inputs)
 
 
-# The format: OpenVINO's own export of the optimized graph and all constants (the blob); a header in JSON, with the used inputs,
-# the outputs passed through, the size of the blob, and the outputs that may overwrite an input; 8 bytes, the header's length.
+# The format of a serialized model:
+# - the blob: OpenVINO's export of the optimized graph and all constants.
+# - the header, in JSON: the used inputs, the outputs that are passed through, the size of the blob in bytes, and ``inplace``.
+# - 8 bytes: the length of the header in bytes.
 
 
 def export_model(compiled: CompiledModel, inplace: Mapping[int, int]) -> memoryview:
-    """Serialize a model for `load_model`. ``inplace`` maps indices of inputs to those of the outputs that may overwrite them."""
+    """Serialize a model for `load_model`. ``inplace`` maps the index of an input to that of the output that may overwrite it."""
     stream = compiled.model.export_model()
     size = len(stream.getbuffer())
-    # The header comes last, so that the blob starts where the file does and is aligned.
+    # The header comes last, so that the blob starts at the start of the file and is aligned.
     header = {"used": compiled.used_inputs, "passed": compiled.passed_through, "blob": size}
     encoded = json.dumps({**header, "inplace": list(inplace.items())}).encode()
     stream.seek(size)
@@ -391,7 +400,7 @@ def export_model(compiled: CompiledModel, inplace: Mapping[int, int]) -> memoryv
 
 
 def load_model(data: memoryview, device: str, settings: Mapping[str, Any]) -> tuple[CompiledModel, dict[int, int]]:
-    """Load a model of `export_model`, and its ``inplace``. ``data``, whose checksum was verified, must outlive the model."""
+    """Load a model that `export_model` serialized, and its ``inplace``. The caller verifies ``data`` and keeps it alive."""
     length = int.from_bytes(data[-8:], "little")
     header = json.loads(bytes(data[-8 - length : -8]))
     blob = np.frombuffer(data[: header["blob"]], np.uint8)

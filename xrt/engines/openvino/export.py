@@ -1,4 +1,4 @@
-"""Convert a Function to an OpenVINO model, by way of an ONNX model without the large constants, which are not copied."""
+"""Convert a Function to an OpenVINO model: small constants through ONNX, large constants by reference."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ImportedModel:
     passed_through: tuple[bool, ...]
     """For each output, whether it is an input or a constant."""
     arrays: tuple[Array, ...]
-    """The large constants. They must live as long as the model and everything compiled from it."""
+    """The large constants. They must live as long as the model and all models that are compiled from it."""
     copied_bytes: int
     """Total size of large constants that were copied because they were not contiguous."""
 
@@ -43,7 +43,7 @@ def export_function(function: Function) -> ImportedModel:
     """
     large = {name: c for name, c in function.constants.items() if c.nbytes >= MIN_SHARED_BYTES and c.dtype is not DType.STRING}
     small = {name: c for name, c in function.constants.items() if name not in large}
-    # Large constants come after the Function's inputs, so an index tells which of the two it is.
+    # Large constants come after the Function's inputs, so an index of at least len(function.inputs) is a constant's.
     inputs = (*function.inputs, *(Value(name, c.type) for name, c in large.items()))
     model = read_model(function.replace(inputs=inputs, constants=small) if large else function)
     weights = list(large.values())
@@ -65,16 +65,16 @@ def export_function(function: Function) -> ImportedModel:
 def _map_inputs(names: Sequence[str], model: Any) -> list[int]:
     """Find the index in ``names`` of each input of the model.
 
-    The frontend may have dropped unused inputs; then the others are matched by name. It may also have renamed an input that is
-    an output too. Raises TypeError if it did both.
+    If the frontend dropped unused inputs, the remaining inputs are matched by name. Raises TypeError if it also renamed an input,
+    which it does to an input that is an output too.
     """
     parameters = model.get_parameters()
-    # Without dropped inputs the order is that of the Function.
+    # If no input was dropped, they are in the order of the Function.
     if len(parameters) == len(names):
         return list(range(len(names)))
     matches = [next((name for name in parameter.output(0).names if name in names), None) for parameter in parameters]
     if None in matches:
-        raise TypeError("the frontend dropped inputs, and renamed another that is passed on as an output")
+        raise TypeError("the frontend dropped an input, and renamed another one that is also an output")
     return [names.index(name) for name in matches if name is not None]
 
 
@@ -102,8 +102,8 @@ def _make_topk_stable(model: Any) -> None:
         if node.get_type_name() == "TopK":
             attributes = node.get_attributes()
             data, count = node.input_value(0), node.input_value(1)
-            kind = attributes["index_element_type"]
-            stable = openvino.opset13.topk(data, count, attributes["axis"], attributes["mode"], "value", kind, stable=True)
+            axis, mode, index_type = (attributes[name] for name in ("axis", "mode", "index_element_type"))
+            stable = openvino.opset13.topk(data, count, axis, mode, "value", index_type, stable=True)
             # Redirect all readers from the old node to the stable one.
             for old, new in zip(node.outputs(), stable.outputs(), strict=True):
                 for reader in list(old.get_target_inputs()):

@@ -28,19 +28,19 @@ def get_core() -> Any:
 
 
 class _ThreadPools:
-    """The thread pools of closed models, which OpenVINO reuses for the next model. A forked child does not have their threads."""
+    """State of OpenVINO's thread pools: it keeps those of closed models for later models. A forked child lacks their threads."""
 
     have_idle_threads = False
     were_lost_in_fork = False
 
 
 def mark_pool_idle() -> None:
-    """Record that a model was closed, so OpenVINO holds a thread pool to reuse."""
+    """Record that OpenVINO keeps the thread pool of a closed model."""
     _ThreadPools.have_idle_threads = True
 
 
 def check_thread_pools() -> None:
-    """Raise CompileRefused in a forked child in which OpenVINO would reuse a pool without threads, and wait forever."""
+    """Raise CompileRefused in a forked child where OpenVINO would reuse a thread pool without threads, and wait forever."""
     if _ThreadPools.were_lost_in_fork:
         text = f"{LIBRARY} had closed a model in the process that this one was forked from; fork earlier, or spawn"
         # With an OSError as cause the error is not stored in the disk cache, because it holds for this process only.
@@ -76,7 +76,7 @@ def summarize_error(error: BaseException, limit: int = 300) -> str:
 
 
 PRECISIONS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
-"""OpenVINO's values of its property INFERENCE_PRECISION_HINT, by XRT's names of precisions."""
+"""Maps XRT's names of precisions to the values of OpenVINO's property INFERENCE_PRECISION_HINT."""
 
 
 @cache
@@ -97,16 +97,17 @@ def check_precision(model: Any, precision: str) -> None:
 def report_memory(copied_bytes: int, growth: AllocationTracker, blob: memoryview | None = None) -> tuple[MemoryUse, ...]:
     """List the memory of an executable.
 
-    ``copied_bytes`` are constants that were copied, and ``growth`` measured the process during the compile. ``blob`` contains
-    the serialized model if the executable was loaded: OpenVINO reads constants from it without copying.
+    ``copied_bytes`` is the size of the constants that were copied. ``growth`` measured the process during the compile. ``blob``
+    is the serialized model if the executable was loaded: OpenVINO reads constants from it without copying.
     """
-    uses = [MemoryUse("copied weights", copied_bytes, _COPIED)] if copied_bytes else []
+    uses = (
+        [MemoryUse("copied weights", copied_bytes, "constants that are not contiguous, or not aligned")] if copied_bytes else []
+    )
     if blob is not None:
-        uses.append(MemoryUse("blob", len(blob), _BLOB, shared=find_file_offset(np.frombuffer(blob, np.uint8)) is not None))
-    return (*uses, MemoryUse("model", growth.nbytes, _MODEL), MemoryUse("workspace", None, _WORKSPACE, per_call=True))
-
-
-_COPIED = "constants that did not lie in order"
-_BLOB = "the graph and the constants as OpenVINO exports them, which it reads where they were loaded"
-_MODEL = "weights packed for products and convolutions, folded and small constants, kernels and plans"
-_WORKSPACE = "inner values and scratch, which its streams keep from call to call; the library does not tell"
+        is_file = find_file_offset(np.frombuffer(blob, np.uint8)) is not None
+        why = "the graph and the constants as OpenVINO exports them; it reads the constants from there without copying"
+        uses.append(MemoryUse("blob", len(blob), why, shared=is_file))
+    why = "weights packed for products and convolutions, folded and small constants, kernels and plans"
+    uses.append(MemoryUse("model", growth.nbytes, why))
+    why = "inner values and scratch memory, which its streams keep from call to call; OpenVINO does not report the size"
+    return (*uses, MemoryUse("workspace", None, why, per_call=True))

@@ -1,4 +1,4 @@
-"""Decompose operators that OpenVINO lacks, by decompositions of `xrt.operators` and of ONNX, and a rule for Pad."""
+"""Decompose operators that OpenVINO lacks: by decompositions of `xrt.operators` and of ONNX, and by a rule for Pad."""
 
 from __future__ import annotations
 
@@ -32,46 +32,52 @@ def find_decomposition(node: Node, function: Function) -> Function | None:
     return _decompose(as_function(node, function))
 
 
-def decompose(function: Function, is_lowered: Callable[[Node, Function], bool]) -> Function:
-    """Replace each node for which ``is_lowered(node, function)`` holds by its decomposition, and that one's nodes likewise."""
-    return decompose_nodes(function, lambda node, holder: find_decomposition(node, holder) if is_lowered(node, holder) else None)
+def decompose(function: Function, should_decompose: Callable[[Node, Function], bool]) -> Function:
+    """Replace each node for which ``should_decompose(node, function)`` is True by its decomposition, recursively."""
+    return decompose_nodes(function, lambda node, f: find_decomposition(node, f) if should_decompose(node, f) else None)
 
 
 @lru_cache(maxsize=MAX_CACHED_DECOMPOSITIONS)
 def _decompose(isolated: Function) -> Function | None:
-    lowered = passes.find_decomposition(isolated.nodes[0], isolated)
-    return None if lowered is None or lowered.opset() != isolated.opset() else _fold_shapes(lowered)
+    """Decompose the single node of a Function. None if the decomposition needs another opset, in which it cannot be inlined."""
+    decomposition = passes.find_decomposition(isolated.nodes[0], isolated)
+    if decomposition is None or decomposition.opset() != isolated.opset():
+        return None
+    return _fold_shapes(decomposition)
 
 
 @lru_cache(maxsize=MAX_CACHED_DECOMPOSITIONS)
 def _decompose_pad(isolated: Function) -> Function | None:
-    lowered = rewrite_nodes(isolated, _write_pad)
-    return None if lowered is isolated else _fold_shapes(lowered.replace(types={}))
+    rewritten = rewrite_nodes(isolated, _write_pad)
+    return None if rewritten is isolated else _fold_shapes(rewritten.replace(types={}))
 
 
-def _fold_shapes(lowered: Function) -> Function | None:
+def _fold_shapes(decomposition: Function) -> Function | None:
     """Fold computed shapes and axes, because OpenVINO needs some of them as constants; None if the types are inconsistent."""
     try:
-        folded = passes.fold_constants(passes.infer_shapes(lowered), evaluate)
+        folded = passes.fold_constants(passes.infer_shapes(decomposition), evaluate)
     except ModelError:
         return None
     return _add_identities(passes.drop_dead_nodes(passes.infer_shapes(folded)))
 
 
-def _add_identities(lowered: Function) -> Function:
-    """Insert an Identity before each constant result, because support is decided, and types are checked, node by node."""
-    computed = [value.name for value in lowered.outputs if value.name in lowered.constants]
-    if not computed:
-        return lowered
-    names = {name: f"{name}/constant" for name in computed}
-    nodes = tuple(rename_node(node, names, {}) for node in lowered.nodes)
-    identities = (Node("Identity", (constant,), (name,)) for name, constant in names.items())
-    constants = {names.get(name, name): constant for name, constant in lowered.constants.items()}
-    return lowered.replace(nodes=(*nodes, *identities), constants=constants)
+def _add_identities(function: Function) -> Function:
+    """Compute each output that is a constant by an Identity, because support and types are checked for nodes only."""
+    constant_outputs = [value.name for value in function.outputs if value.name in function.constants]
+    if not constant_outputs:
+        return function
+    new_names = {name: f"{name}/constant" for name in constant_outputs}
+    nodes = tuple(rename_node(node, new_names, {}) for node in function.nodes)
+    identities = (Node("Identity", (constant,), (output,)) for output, constant in new_names.items())
+    constants = {new_names.get(name, name): constant for name, constant in function.constants.items()}
+    return function.replace(nodes=(*nodes, *identities), constants=constants)
 
 
 def _write_pad(w: NodeWriter) -> str | None:
-    """Write a Pad that crops as a positive Pad and a Slice; None for modes that read cropped elements, or an unknown rank."""
+    """Write a Pad that may crop as a Pad that only adds elements, and a Slice.
+
+    None if the mode is not ``constant``, because others read the elements to crop, or if a rank is unknown.
+    """
     x, pads = w.find_type(w.x), w.find_type(w.get_input(1))
     count = pads.shape[0] if pads is not None and pads.shape else None
     if x is None or x.shape is None or not isinstance(count, int) or w.attr("mode", "constant") != "constant":

@@ -20,24 +20,26 @@ from xrt.graph import Function, Node, TensorType, Value, since_version
 
 
 def why_not(node: Node, function: Function) -> str | None:
-    """Explain why OpenVINO supports neither the node nor its decomposition; None if it supports one of them."""
+    """Explain why OpenVINO supports neither the node nor its decomposition; None if it supports the node or the decomposition."""
     reason = _SUPPORT.why_not(node, function)
     # A decomposition does not help if OpenVINO does not support the type of an input or output.
     if reason is None or _SUPPORT.why_not_types(node, function):
         return reason
-    lowered = find_decomposition(node, function)
-    is_supported = lowered is not None and all(why_not(part, lowered) is None for part in lowered.nodes)
-    return None if is_supported else reason
+    decomposition = find_decomposition(node, function)
+    if decomposition is None or any(why_not(inner, decomposition) for inner in decomposition.nodes):
+        return reason
+    return None
 
 
 def lower(function: Function) -> Function:
-    """Decompose those nodes that OpenVINO does not support, but whose decomposition it supports."""
-    return decompose(function, lambda node, holder: _SUPPORT.why_not(node, holder) is not None and why_not(node, holder) is None)
+    """Decompose the nodes that OpenVINO supports only in decomposed form."""
+    return decompose(function, lambda node, f: _SUPPORT.why_not(node, f) is not None and why_not(node, f) is None)
 
 
 def _why_not_scan(node: Node, function: Function) -> str | None:
-    if node.op_type == "Scan" and (outer := [n for body in node.bodies for n in body.captures if function.producer(n)]):
-        return f"{LIBRARY} cannot convert a Scan whose body uses {outer[0]!r}, which a node outside the body computes"
+    captures = [name for body in node.bodies for name in body.captures if function.producer(name)]
+    if node.op_type == "Scan" and captures:
+        return f"{LIBRARY} cannot convert a Scan whose body uses {captures[0]!r}, which a node outside the body computes"
     return None
 
 
@@ -63,12 +65,11 @@ def _why_not_operator(node: Node, function: Function) -> str | None:
 def _list_typed_outputs(node: Node, function: Function) -> list[str]:
     """List the outputs whose types must be known: all except an unused mask of a Dropout, whose type is often not inferred.
 
-    An output that the operator does not define has no type, so it makes the node unsupported. OpenVINO would crash on it.
+    A node with more outputs than its operator defines is unsupported, because their types are unknown. OpenVINO would crash.
     """
-    if node.op_type != "Dropout" or len(node.outputs) != 2 or not node.outputs[1]:
-        return list(node.defines)
-    mask = node.outputs[1]
-    return list(node.defines) if mask in list_used_outputs(node, function) else [node.outputs[0]]
+    if node.op_type == "Dropout" and len(node.outputs) == 2 and node.outputs[1] not in list_used_outputs(node, function):
+        return [node.outputs[0]]
+    return list(node.defines)
 
 
 _SUPPORTING_EMPTY = {f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Min", "Prod", "Sum", "SumSquare")}
@@ -79,9 +80,9 @@ def _why_not_empty(node: Node, function: Function) -> str | None:
     if node.op_type in _SUPPORTING_EMPTY:
         return None
     data = list_data_inputs(node, function)
-    for name in filter(data.__contains__, (*node.uses, *node.defines)):
+    for name in (*node.uses, *node.defines):
         type_ = function.get_type(name)
-        if isinstance(type_, TensorType) and type_.shape and 0 in type_.shape:
+        if name in data and isinstance(type_, TensorType) and type_.shape and 0 in type_.shape:
             return f"{name!r} is {type_}, which has no elements, and only some operators of {LIBRARY} support that"
     return None
 
@@ -90,13 +91,13 @@ MAX_CACHED_CONVERSIONS = 8192
 """Size of the cache of results of trial conversions."""
 
 _INPUTS_MAY_BE_DROPPED = frozenset({"CastLike", "Dropout", "EyeLike", "ConstantOfShape"})
-"""Operators of which the frontend may drop an input: only the input's type or shape matters, which is known."""
+"""Operators with an input that the frontend may drop, because only the type or shape of the input matters."""
 
 
 def why_not_converted(node: Node, function: Function) -> str | None:
-    """Explain why the frontend fails to convert the single node, or converts it wrongly; None if neither.
+    """Explain why the frontend fails to convert the single node, or converts it wrongly; None if it converts the node.
 
-    Takes about a millisecond, except for a node equal to an earlier one. The types of the inputs must be known.
+    The types of the inputs must be known. Takes about a millisecond; equal nodes are cached.
     """
     tensors = [name for name in node.outputs if isinstance(function.get_type(name) if name else None, TensorType)]
     # The operator's version, not the model's opset: nodes with the same definition share a cache entry.
@@ -119,12 +120,12 @@ def _try_conversion(query: NodeQuery) -> str | None:
 
 def _why_input_ignored(query: NodeQuery, isolated: Function, model: Any) -> str | None:
     """Explain that the frontend dropped an input whose value matters; None if it did not."""
-    count = len(model.get_parameters())
+    used_count = len(model.get_parameters())
     # An input without elements may be dropped.
-    empty_inputs = sum(1 for value in isolated.inputs if isinstance(value.type, TensorType) and value.type.nbytes == 0)
-    if count >= len(isolated.inputs) - empty_inputs or query.op_type in _INPUTS_MAY_BE_DROPPED:
+    empty_count = sum(1 for value in isolated.inputs if isinstance(value.type, TensorType) and value.type.nbytes == 0)
+    if used_count >= len(isolated.inputs) - empty_count or query.op_type in _INPUTS_MAY_BE_DROPPED:
         return None
-    return f"{LIBRARY} ignores an input of this {query.op_type}: it uses {count} of {len(isolated.inputs)}"
+    return f"{LIBRARY} ignores an input of this {query.op_type}: it uses {used_count} of {len(isolated.inputs)}"
 
 
 _SUPPORT = LibrarySupport(

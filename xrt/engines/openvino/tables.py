@@ -1,8 +1,8 @@
 """Tables of the openvino engine: supported operators with their element types, and known issues.
 
-Each row of ISSUES and DYNAMIC_SHAPE_ISSUES makes some nodes unsupported, with a reason and evidence. If its condition depends on
-a size that is unknown, the row applies: a node that is declined without need runs on another engine, but one that is accepted by
-mistake gives wrong results.
+Each row of ISSUES and DYNAMIC_SHAPE_ISSUES makes some nodes unsupported, with a reason and evidence. If the condition of a row
+depends on a size that is unknown, the row applies: a node that is declined without need runs on another engine, but a node that
+is accepted by mistake gives wrong results.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from xrt.engines.toolkit.known_issues import (
     always,
     attribute_is,
     estimate_transform_error,
+    find_cast,
     find_dtype,
     find_input,
     find_shape,
@@ -49,9 +50,11 @@ INTEGERS = INT8S | INT16S | INT32S_INT64S
 ANY = FLOATS | BOOL | INTEGERS
 
 
-def _make_rows(operators: str, dtypes: frozenset[DType], main: int = 0) -> Iterator[tuple[str, tuple[frozenset[DType], int]]]:
-    """Make one row of `EXPORTED` per operator. ``main`` is the index of the input that must have one of the types."""
-    return ((operator, (dtypes, main)) for operator in operators.split())
+def _make_rows(
+    operators: str, dtypes: frozenset[DType], input_index: int = 0
+) -> Iterator[tuple[str, tuple[frozenset[DType], int]]]:
+    """Make one row of `EXPORTED` per operator. ``input_index`` is the index of the input that must have one of the types."""
+    return ((operator, (dtypes, input_index)) for operator in operators.split())
 
 
 EXPORTED: Mapping[str, tuple[frozenset[DType], int]] = dict(
@@ -60,7 +63,7 @@ EXPORTED: Mapping[str, tuple[frozenset[DType], int]] = dict(
         # moved unchanged
         *_make_rows("CenterCropPad Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity Reshape", ANY),
         *_make_rows("Scatter ScatterElements ScatterND Slice SpaceToDepth Split Squeeze Tile Transpose Trilu Unsqueeze", ANY),
-        *_make_rows("Where", ANY, main=1),
+        *_make_rows("Where", ANY, input_index=1),
         *_make_rows("Col2Im", FLOATS - {DType.BFLOAT16} | BOOL | INT8S | INT16S | {DType.INT32}),
         *_make_rows("Pad", ANY),
         *_make_rows("ReverseSequence", ANY - {DType.BFLOAT16}),
@@ -104,7 +107,7 @@ EXPORTED: Mapping[str, tuple[frozenset[DType], int]] = dict(
         *_make_rows("BlackmanWindow HammingWindow HannWindow", frozenset({DType.INT32, DType.INT64})),
         # control flow
         *_make_rows("If Scan", ANY),
-        *_make_rows("Loop", ANY, main=2),
+        *_make_rows("Loop", ANY, input_index=2),
         *_make_rows("TopK", FLOATS | INTEGERS),
         # quantized numbers
         *_make_rows("ConvInteger MatMulInteger QLinearConv QLinearMatMul", INT8S),
@@ -116,12 +119,12 @@ EXPORTED: Mapping[str, tuple[frozenset[DType], int]] = dict(
 """For each supported operator of OpenVINO 2026.4: the element types for which its results match the reference on ordinary
 values, and the index of the input that must have one of these types.
 
-The types were found by tests, because the plugin accepts every type, but computes only in float32, int32, int8, uint8 and bool.
-Sums of int8 and uint8 saturate, so Add does not list these types."""
+The types were determined by tests, because the plugin accepts every type, but computes only in float32, int32, int8, uint8 and
+bool. Sums of int8 and uint8 saturate, so Add does not list these types."""
 
 
 def why_not_computed(node: Node, function: Function) -> str | None:
-    """Explain that the operator is not in `EXPORTED`, or not for this element type; None if it is."""
+    """Explain that `EXPORTED` does not contain the operator, or not this element type of it; None if it does."""
     if node.op_type not in EXPORTED:
         return f"{LIBRARY} does not support {node.op}, or computes it differently from ONNX"
     dtypes = EXPORTED[node.op_type][0]
@@ -139,16 +142,21 @@ def why_not_computed(node: Node, function: Function) -> str | None:
 
 
 def list_data_inputs(node: Node, function: Function) -> frozenset[str]:
-    """List the names of inputs and outputs that, by ONNX's schema, have the type of the main input; not indices and sizes."""
+    """List the inputs and outputs that have the element type of the operator's row in `EXPORTED`, by name.
+
+    In ONNX's schema they share the type variable of the input that the row names. Others are, for example, indices and sizes.
+    """
     schema = find_schema(node.op_type, since_version(node, function) or 1)
     if node.op_type not in EXPORTED or schema is None or not schema.inputs:
         return frozenset(node.uses)
-    # Type variables of the schema, such as "T", of the inputs and of the outputs. The last one also applies to variadic values.
-    variables = [[formal.type_str for formal in formals] for formals in (schema.inputs, schema.outputs)]
-    pairs = zip(variables, (node.inputs, node.outputs), strict=True)
-    typed_names = [(side[min(k, len(side) - 1)], name) for side, names in pairs for k, name in enumerate(names) if side and name]
-    main = variables[0][min(EXPORTED[node.op_type][1], len(variables[0]) - 1)]
-    return frozenset(name for variable, name in typed_names if variable == main)
+    main = schema.inputs[min(EXPORTED[node.op_type][1], len(schema.inputs) - 1)]
+    names = set()
+    for formals, actual_names in ((schema.inputs, node.inputs), (schema.outputs, node.outputs)):
+        for index, name in enumerate(actual_names):
+            # The last formal parameter also describes the variadic values.
+            if name and formals and formals[min(index, len(formals) - 1)].type_str == main.type_str:
+                names.add(name)
+    return frozenset(names)
 
 
 def _is_computed(index: int) -> Test:
@@ -157,30 +165,29 @@ def _is_computed(index: int) -> Test:
 
 
 def _flattens_axes(node: Node, function: Function) -> bool:
-    """Whether a Softmax before opset 13, which flattens all axes from ``axis`` on, may have several that are larger than 1."""
-    shape = find_shape(node, 0, function)
+    """Whether a Softmax before opset 13, which flattens all axes from ``axis`` on, may flatten several larger than 1."""
     if (since_version(node, function) or 0) >= 13:
         return False
+    shape = find_shape(node, 0, function)
     return shape is None or any(extent != 1 for extent in shape[node.attr("axis", 1) :][1:])
 
 
 def may_mask_all_keys(node: Node, function: Function) -> bool:
     """Whether an Attention may mask all keys of a query: it has a boolean mask, or lengths of padded keys.
 
-    ONNX defines the result of such a query as zeros, which OpenVINO's own Attention computes for static shapes. It must not be
-    decomposed then: the decomposition finds these rows by a maximum of -inf, and OpenVINO's ReduceMax returns the lowest finite
-    number instead.
+    In ONNX the result of such a query is zero, which OpenVINO's own Attention computes for static shapes. ONNX's decomposition
+    would give wrong results: it expects a maximum of -inf, and OpenVINO's ReduceMax returns the lowest finite number instead.
     """
     return has_input(node, _NONPAD_KV_SEQLEN) or find_dtype(node, _ATTN_MASK, function) is DType.BOOL
 
 
 def _multiplies_vector_by_scaled_weights(node: Node, function: Function) -> bool:
-    """Whether a MatMul may have a vector as one operand, and the other one is dequantized with several scales."""
+    """Whether a MatMul may have a vector as an operand, and weights that are dequantized with several scales."""
     shapes = [find_shape(node, index, function) for index in (0, 1)]
     if all(shape is not None and len(shape) != 1 for shape in shapes):
         return False
-    # OpenVINO 2026.4.1 moves scales through Transpose, Mul, Gather, Pad and the like, so search the producers behind these. It
-    # does not move scales through another product, so stop there.
+    # OpenVINO 2026.4.1 moves scales through operators such as Transpose, Mul, Gather and Pad, so search the producers of their
+    # inputs. It does not move scales through another product, so stop there.
     seen = {""}  # absent inputs have the name ""
     remaining = list(node.inputs)
     while remaining:
@@ -221,10 +228,10 @@ def _may_resize_to_fraction(node: Node, function: Function) -> bool:
 
 
 def _adds_pooling_window(reaches: Callable[[int, int, int, int], bool]) -> Test:
-    """Make a predicate: whether the last window that a pooling with ``ceil_mode`` adds satisfies, or may satisfy, ``reaches``.
+    """Make a predicate: whether the last window of a pooling with ``ceil_mode`` satisfies, or may satisfy, ``reaches``.
 
-    ``reaches`` gets four positions along one axis, counted from the start of the padding: the first and the last element of the
-    window, the end of the data, and the end of the padding.
+    The arguments of ``reaches`` are four positions along one axis, counted from the start of the padding: the first and the last
+    element of the window, the end of the data, and the end of the padding.
     """
 
     def applies(node: Node, function: Function) -> bool:
@@ -262,6 +269,7 @@ def _ends_after_padding(first: int, last: int, data_end: int, end: int) -> bool:
 
 
 def _counts_beyond_padding(node: Node, function: Function) -> bool:
+    """Whether a pooling divides by the size of its windows, and one may end after the padding."""
     counts = node.op_type == "LpPool" or bool(node.attr("count_include_pad", 0))
     return counts and _adds_pooling_window(_ends_after_padding)(node, function)
 
@@ -275,12 +283,12 @@ def _splits_symbolic_extent(node: Node, function: Function) -> bool:
 
 
 def _gathers_from_larger_data(node: Node, function: Function) -> bool:
-    """Whether the indices of a GatherElements may be smaller than the data along an axis other than the gathered one."""
+    """Whether data and indices of a GatherElements may have different extents along an axis other than ``axis``."""
     data, indices = find_shape(node, 0, function), find_shape(node, 1, function)
     if data is None or indices is None or len(data) != len(indices):
         return True
-    others = set(range(len(data))) - {node.attr("axis", 0) % max(1, len(data))}
-    return any(data[i] is None or data[i] != indices[i] for i in others)
+    other_axes = set(range(len(data))) - {node.attr("axis", 0) % max(1, len(data))}
+    return any(data[axis] is None or data[axis] != indices[axis] for axis in other_axes)
 
 
 def _has_ambiguous_slopes(node: Node, function: Function) -> bool:
@@ -290,7 +298,8 @@ def _has_ambiguous_slopes(node: Node, function: Function) -> bool:
         return True
     if len(slopes) != 1 or len(shape) <= 2:
         return False
-    return slopes[0] == shape[1] or not (isinstance(slopes[0], int) and isinstance(shape[1], int))
+    count, channels = slopes[0], shape[1]
+    return count == channels or not (isinstance(count, int) and isinstance(channels, int))
 
 
 def _may_be_empty_at_run_time(node: Node, function: Function) -> bool:
@@ -302,6 +311,7 @@ def _may_be_empty_at_run_time(node: Node, function: Function) -> bool:
 
 
 def _divides_constant_integers(node: Node, function: Function) -> bool:
+    """Whether OpenVINO divides integers at compile time."""
     dtype = find_dtype(node, 0, function)
     return dtype is not None and dtype.is_integer and _is_constant_expression(node, function)
 
@@ -334,56 +344,60 @@ def _is_empty_range(node: Node, function: Function) -> bool:
 def _transforms_another_axis(node: Node, function: Function) -> bool:
     """Whether OpenVINO transforms another axis than a DFT specifies.
 
-    It does if the axis is a negative attribute, or an input, as of opset 20, that may be another axis than the first after the
-    batch.
+    Before opset 20 the axis is an attribute, and OpenVINO is wrong for a negative one. Since opset 20 the axis is an input, and
+    OpenVINO transforms axis 1.
     """
     if (since_version(node, function) or 0) < AXIS_IS_INPUT:
         return bool(node.attr("axis", 1) < 0)
-    rank = len(find_shape(node, 0, function) or ())
-    axis = find_input(node, 2, function)
-    if has_input(node, 2) and axis is None:
+    constant = find_input(node, 2, function)
+    if has_input(node, 2) and constant is None:
         return True
-    return (int(axis.array) if axis is not None else -2) % max(rank, 1) != 1
+    axis = -2 if constant is None else int(constant.array)
+    rank = len(find_shape(node, 0, function) or ())
+    return axis % max(rank, 1) != 1
 
 
 def may_crop_whole_axis(node: Node, function: Function) -> bool:
     """Whether the negative amounts of a Pad may crop more elements than an axis has."""
-    pads_constant, axes = find_input(node, 1, function), find_input(node, 3, function)
-    if pads_constant is None and has_input(node, 1):
+    constant, axes = find_input(node, 1, function), find_input(node, 3, function)
+    if constant is None and has_input(node, 1):
         # The decomposition of a Pad contains another Pad whose amounts are computed as Max(pads, 0), so it crops nothing.
         producer = function.producer(node.inputs[1])
-        limits = [function.constants.get(name) for name in (producer.inputs if producer and producer.op == "Max" else ())]
-        return not any(limit is not None and bool((limit.array >= 0).all()) for limit in limits)
-    pads = [int(pad) for pad in (node.attr("pads", ()) if pads_constant is None else pads_constant.array.reshape(-1))]
+        operands = [function.constants.get(name) for name in producer.inputs] if producer and producer.op == "Max" else []
+        return not any(operand is not None and bool((operand.array >= 0).all()) for operand in operands)
+    pads = [int(pad) for pad in (node.attr("pads", ()) if constant is None else constant.array.reshape(-1))]
     if min(pads, default=0) >= 0:
         return False
     shape, count = find_shape(node, 0, function), len(pads) // 2
     if shape is None or (has_input(node, 3) and axes is None):
         return True
     extents = shape if axes is None else [shape[axis] for axis in axes.array.reshape(-1).tolist()]
-    cuts = [max(0, -begin) + max(0, -end) for begin, end in zip(pads[:count], pads[count:], strict=True)]
-    return any(cut and not (isinstance(extent, int) and cut <= extent) for cut, extent in zip(cuts, extents, strict=True))
+    # The amounts before each axis come first, then the amounts after each axis.
+    for extent, begin, end in zip(extents, pads[:count], pads[count:], strict=True):
+        cropped = max(0, -begin) + max(0, -end)
+        if cropped and (not isinstance(extent, int) or cropped > extent):
+            return True
+    return False
 
 
 def _truncates_inside_region(node: Node, function: Function) -> bool:
     """Whether a cast to a 16-bit integer may truncate a number, and another node of the region reads the result."""
-    source, result = find_dtype(node, 0, function), getattr(function.get_type(node.outputs[0]), "dtype", None)
-    return result in INT16S and source not in INT8S | BOOL | {result} and bool(function.users(node.outputs[0]))
+    source, target = find_cast(node, function)
+    may_truncate = target in INT16S and source not in INT8S | BOOL | {target}
+    return may_truncate and bool(function.users(node.outputs[0]))
 
 
 def _may_stack_unknown_empty_rows(node: Node, function: Function) -> bool:
     """Whether a Loop may run no iteration, and has a scan output whose shape its body does not declare completely."""
     trip_count, condition = (find_input(node, index, function) for index in (0, 1))
-    if (
-        trip_count is not None
-        and trip_count.array.item() > 0
-        and (not has_input(node, 1) or (condition is not None and condition.array.item()))
-    ):
+    has_trips = trip_count is not None and trip_count.array.item() > 0
+    if has_trips and (not has_input(node, 1) or (condition is not None and condition.array.item())):
         return False
-    carried = len(node.inputs) - 2  # the first two inputs are the trip count and the condition
-    # The first output of a body is the condition, then come the loop-carried values, then the scan outputs.
-    rows = [value.type for body in node.bodies for value in body.outputs[1 + carried :]]
-    return not all(isinstance(type_, TensorType) and type_.is_static for type_ in rows)
+    # Inputs: the trip count, the condition, the loop-carried values. Outputs of the body: the condition, the loop-carried values,
+    # the scan outputs.
+    num_carried = len(node.inputs) - 2
+    scan_types = [value.type for body in node.bodies for value in body.outputs[1 + num_carried :]]
+    return not all(isinstance(type_, TensorType) and type_.is_static for type_ in scan_types)
 
 
 ISSUES: tuple[KnownIssue, ...] = (
@@ -577,11 +591,11 @@ ISSUES: tuple[KnownIssue, ...] = (
         ("loop_of_no_turns_over_open_extents of the corpus: the Concat behind it fails when run",),
     ),
 )
-"""Known issues of OpenVINO 2026.4, for static and dynamic shapes."""
+"""Known issues of OpenVINO 2026.4 that do not depend on dynamic shapes."""
 
 
 def _may_resize_channels(node: Node, function: Function) -> bool:
-    """Whether a Resize has ``sizes``, and the extent of the batch or channel axis is unknown, so it might be resized too."""
+    """Whether a Resize has ``sizes``, and may resize the batch or channel axis, whose extent is unknown."""
     shape = find_shape(node, 0, function) or (None,)
     return has_input(node, 3) and not all(isinstance(extent, int) for extent in shape[:2])
 
@@ -630,7 +644,7 @@ DYNAMIC_SHAPE_ISSUES: tuple[KnownIssue, ...] = (
         ("test_dequantizelinear_axis", "test_quantizelinear_axis"),
     ),
 )
-"""Known issues with dynamic shapes only."""
+"""Known issues of nodes with symbolic dims only."""
 
 
 def why_known_issue(node: Node, function: Function) -> str | None:

@@ -1,10 +1,10 @@
 """How tensors of PyTorch represent ONNX's element types.
 
-Types that PyTorch computes in represent themselves, and such tensors share memory with NumPy arrays. The other types:
+For types that PyTorch computes in, tensors have the same type and share memory with NumPy arrays. The other types:
 
-- uint16 and uint32 are int32 and int64, and integers of 2 and 4 bits are int8 or uint8 (widened).
-- uint64 is int64 with the same bits.
-- Floats of at most 8 bits are uint8 codes, which only conversions decode (coded).
+- Widened: uint16 and uint32 are represented by int32 and int64, and integers of 2 and 4 bits by int8 or uint8.
+- uint64 is represented by int64 with the same bits.
+- Coded: floats of at most 8 bits are represented by their bits in uint8. Only conversions decode them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NATIVE = {
 }
 """Types that PyTorch computes in."""
 COMPLEX = {DType.COMPLEX64: torch.complex64, DType.COMPLEX128: torch.complex128}
-"""Types that only nodes of the domain ``aten`` compute in."""
+"""Types that only nodes of the domain ``aten`` support."""
 _WIDENED = {
     DType.UINT16: torch.int32,
     DType.UINT32: torch.int64,
@@ -45,9 +45,9 @@ _WIDENED = {
     DType.UINT2: torch.uint8,
 }
 CODED = {dtype: torch.uint8 for dtype in DType if dtype.is_float and dtype.bits <= 8}
-"""Floats of at most 8 bits, which uint8 codes represent."""
+"""Floats of at most 8 bits, which are represented by their bits."""
 BIT_MASKS = {DType.UINT16: 0xFFFF, DType.UINT32: 0xFFFFFFFF}
-"""Bits to which kernels truncate results of widened types, so that they wrap around as in the type itself."""
+"""Bits to keep of results in widened types, so that they wrap around as in the type that they represent."""
 _NUMPY_DTYPES: dict[DType, np.dtype[Any]] = {
     dtype: np.dtype(str(kind).removeprefix("torch."))
     for dtype, kind in {**NATIVE, **_WIDENED}.items()
@@ -57,14 +57,14 @@ _NUMPY_DTYPES: dict[DType, np.dtype[Any]] = {
 
 def get_torch_dtype(dtype: DType) -> torch.dtype:
     """Get the torch.dtype that represents an element type; raises KeyError for strings."""
-    # PyTorch has a uint64, but few kernels for it.
+    # PyTorch has a type uint64, but few kernels for it.
     if dtype is DType.UINT64:
         return torch.int64
     return NATIVE.get(dtype) or COMPLEX.get(dtype) or _WIDENED.get(dtype) or CODED[dtype]
 
 
 def make_from_numpy(dtype: DType) -> Callable[[np.ndarray[Any, Any]], torch.Tensor]:
-    """Make a function that converts arrays of an element type to tensors, which share their memory unless the type is widened."""
+    """Make a function that converts arrays of an element type to tensors. They share memory unless the type is widened."""
     if dtype in _WIDENED:
         wider = _NUMPY_DTYPES[dtype]
         return lambda array: torch.from_numpy(array.astype(wider))
@@ -89,7 +89,7 @@ def _share(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def make_to_numpy(dtype: DType) -> Callable[[torch.Tensor], np.ndarray[Any, Any]]:
-    """Make a function that converts tensors to arrays of an element type, which share their memory unless the type is widened."""
+    """Make a function that converts tensors to arrays of an element type. They share memory unless the type is widened."""
     if dtype in _WIDENED:
         return lambda tensor: tensor.numpy().astype(dtype.numpy)
     if dtype is DType.BFLOAT16:
@@ -101,7 +101,7 @@ def make_to_numpy(dtype: DType) -> Callable[[torch.Tensor], np.ndarray[Any, Any]
 
 @lru_cache(maxsize=16)
 def get_decoded_values(dtype: DType) -> torch.Tensor:
-    """Make a tensor of the 256 float32 values that the uint8 codes of a small float type represent."""
+    """Get the float32 value of each of the 256 uint8 codes of a coded type."""
     return torch.from_numpy(np.arange(256, dtype=np.uint8).view(dtype.numpy).astype(np.float32))
 
 

@@ -36,8 +36,8 @@ class Torch(GraphCompiler):
     supports_dynamic_shapes: ClassVar[bool] = True
 
     mode: Mode = "eager"
-    """``eager`` runs PyTorch's kernels; ``inductor`` compiles a region to C++, with weights folded and packed. That takes ten
-    seconds to a minute and needs ``g++``. Data-dependent operators go to the next engine."""
+    """``eager`` runs PyTorch's kernels; ``inductor`` compiles a region to C++, with weights folded and packed. Compiling takes 10
+    to 60 seconds and needs ``g++``. ``inductor`` does not support operators whose result shapes depend on data."""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -62,7 +62,7 @@ class Torch(GraphCompiler):
         if self.mode == "inductor":
             from xrt.engines.torch.inductor import compile_function
 
-            # A subprocess compiles, so its library is loaded here like one from a file.
+            # A subprocess compiles. Its library is loaded in this process like a saved one.
             return self.load(compile_function(function, context), function, context)
         try:
             with use_default_modes():
@@ -90,7 +90,7 @@ class Torch(GraphCompiler):
         return InductorExecutable(data, function, context)
 
     def can_load_with_threads(self, saved: int, threads: int) -> bool:
-        """Yes, except for Inductor's code that was compiled for one thread: that has no parallel loops."""
+        """True except for Inductor's code that was compiled for one thread, because it has no parallel loops."""
         return self.mode == "eager" or saved == threads or saved > 1
 
     def missing_features(self) -> str:

@@ -23,14 +23,16 @@ if TYPE_CHECKING:
     from xrt.graph import Function
 
 
-_IS_FORKED = [False]
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: _IS_FORKED.__setitem__(0, True))
+_PROCESS_ID = os.getpid()
+"""The process that imported this module. Another id means a forked child, which does not have OpenMP's threads."""
 
 
 @cache
 def _find_thread_setters() -> tuple[Callable[[int], Any], Callable[[int], Any]]:
-    """Find functions that set the thread counts of OpenMP and MKL for the calling thread. Without OpenMP use PyTorch's setter."""
+    """Find the functions that set the thread counts of OpenMP and MKL for the calling thread. MKL's returns the previous count.
+
+    Without the library of OpenMP, PyTorch's setter replaces the first function. Without MKL, the second one does nothing.
+    """
     lib = Path(torch.__file__).parent / "lib"
     try:
         omp = ctypes.CDLL(str(next(iter(sorted(lib.glob("libgomp*")))))).omp_set_num_threads
@@ -38,33 +40,33 @@ def _find_thread_setters() -> tuple[Callable[[int], Any], Callable[[int], Any]]:
         return torch.set_num_threads, lambda count: 0
     try:
         mkl = ctypes.CDLL(str(lib / "libtorch_cpu.so")).MKL_Set_Num_Threads_Local
-    except (OSError, AttributeError):  # a build with another library of products
+    except (OSError, AttributeError):  # PyTorch was built with another library than MKL
         return omp, lambda count: 0
     return omp, mkl
 
 
 def call_with_threads(threads: int, call: Callable[..., Any], *arguments: Any) -> Any:
-    """Call ``call(*arguments)`` with ``threads`` threads; with one in a forked child, which does not have OpenMP's threads."""
-    # Set for the calling thread only: other threads may be in calls with other thread counts.
-    before = torch.get_num_threads()
-    budget = 1 if _IS_FORKED[0] else threads
-    if before == budget:
+    """Call ``call(*arguments)`` with ``threads`` threads, in a forked child with one thread."""
+    threads_before = torch.get_num_threads()
+    budget = threads if os.getpid() == _PROCESS_ID else 1
+    if threads_before == budget:
         return call(*arguments)
+    # Set for the calling thread only: other threads may be in calls with other thread counts.
     set_omp, set_mkl = _find_thread_setters()
     set_omp(budget)
-    local = set_mkl(budget)
+    mkl_threads_before = set_mkl(budget)
     try:
         return call(*arguments)
     finally:
-        set_mkl(local)
-        set_omp(before)
+        set_mkl(mkl_threads_before)
+        set_omp(threads_before)
 
 
 Convert = Callable[[Any], Any]
 
 
 class TorchExecutable(Executable):
-    """Runs a program on tensors that share memory with the caller's arrays. Calls share no state, so they may be concurrent."""
+    """Runs a Function on tensors that share memory with the caller's arrays. Calls share no state, so they may be concurrent."""
 
     outputs_are_fresh = True
 
@@ -76,13 +78,13 @@ class TorchExecutable(Executable):
         constants: frozenset[int] = frozenset(),
         packed_weights: Sequence[torch.Tensor] = (),
     ) -> None:
-        """``compute`` computes the outputs of the Function on tensors. It is called with at most ``threads`` threads.
+        """``compute`` returns the outputs of the Function for its inputs, all as tensors. It runs on ``threads`` threads.
 
-        ``constants`` are the memory addresses of constants: outputs at these addresses are copied before the caller gets them.
-        ``packed_weights`` are the copies of constants in another layout that kernels have made.
+        ``constants`` are memory addresses of constants. An output at one of these addresses is copied. ``packed_weights`` are
+        copies of constants in another layout, which kernels have made.
         """
         self.function = function
-        self._compute_shared = compute
+        self._compute_outputs = compute
         self._constants = constants
         self._packed_weights = packed_weights
         self._threads = threads
@@ -92,36 +94,36 @@ class TorchExecutable(Executable):
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         out = options.host_buffers
         with torch.inference_mode(), use_default_modes():
-            tensors = [read(x) for read, x in zip(self._input_converters, inputs, strict=True)]
-            results = call_with_threads(self._threads, self._compute, tensors)
-            arrays = [write(result) for write, result in zip(self._output_converters, results, strict=True)]
+            tensors = [convert(value) for convert, value in zip(self._input_converters, inputs, strict=True)]
+            results = call_with_threads(self._threads, self._compute_unshared, tensors)
+            arrays = [convert(result) for convert, result in zip(self._output_converters, results, strict=True)]
         if out is None:
             return arrays
         return [array if buffer is None else fill(buffer, array) for array, buffer in zip(arrays, out, strict=True)]
 
-    def _compute(self, tensors: list[Any]) -> list[Any]:
-        """Compute the outputs. None of them shares memory with an input, a constant or another output."""
+    def _compute_unshared(self, tensors: list[Any]) -> list[Any]:
+        """Compute the outputs, and copy those that share memory with an input, a constant or another output."""
         # Kernels such as Identity and Reshape return their input, but the caller may write to results.
         addresses = {*self._constants, *iter_addresses(tensors)}
-        return [_make_unshared(result, addresses) for result in self._compute_shared(tensors)]
+        return [_make_unshared(result, addresses) for result in self._compute_outputs(tensors)]
 
     def memory(self) -> tuple[MemoryUse, ...]:
-        why = "inner values, each until its last reader has run; what a kernel takes while it computes comes on top"
+        why = "inner values, each until its last reader has run; kernels may need more memory while they run"
         workspace = MemoryUse("workspace", peak_of_values(self.function), why, per_call=True)
         packed = sum(tensor.nbytes for tensor in self._packed_weights)
         return (workspace, MemoryUse("packed weights", packed, "gates in PyTorch's order")) if packed else (workspace,)
 
 
-def _make_converter(type_: Type | None, of: Callable[[Any], Convert]) -> Convert:
-    """Make a function that converts values of a type. ``of(dtype)`` makes the function for tensors of an element type."""
+def _make_converter(type_: Type | None, make_tensor_converter: Callable[[Any], Convert]) -> Convert:
+    """Make a function that converts values of a type. ``make_tensor_converter`` makes it for tensors of an element type."""
     if isinstance(type_, SequenceType):
-        element = _make_converter(type_.element, of)
-        return lambda values: [element(value) for value in values]
+        convert_element = _make_converter(type_.element, make_tensor_converter)
+        return lambda values: [convert_element(value) for value in values]
     if isinstance(type_, OptionalType):
-        inner = _make_converter(type_.element, of)
-        return lambda value: None if value is None else inner(value)
+        convert_present = _make_converter(type_.element, make_tensor_converter)
+        return lambda value: None if value is None else convert_present(value)
     assert isinstance(type_, TensorType)  # checked by `why_not`
-    return of(type_.dtype)
+    return make_tensor_converter(type_.dtype)
 
 
 def _make_unshared(value: Any, addresses: set[int]) -> Any:
@@ -144,7 +146,7 @@ def _make_unshared(value: Any, addresses: set[int]) -> Any:
 
 
 def use_default_modes() -> AbstractContextManager[Any]:
-    """Context in which the caller's default device and autocast do not apply, for the calling thread."""
+    """A context in which the calling thread's default device and autocast have no effect."""
     has_autocast = torch.is_autocast_enabled("cpu")
     if not has_autocast and not torch._C._len_torch_function_stack():
         return _NO_CONTEXT

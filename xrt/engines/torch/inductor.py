@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @cache
 def why_no_cxx_compiler() -> str | None:
-    """Explain that no C++ compiler is installed, which Inductor needs; None if one is."""
+    """Explain that the C++ compiler that Inductor needs is not installed; None if it is."""
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(compiler) is not None:
         return None
@@ -75,10 +75,10 @@ def why_not(node: Node, function: Function) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _why_not_traceable(isolated: Function) -> str | None:
-    """Explain why `trace_node` fails; None if it does not. Cached. The environment variables are left unchanged.
+    """Explain why Inductor cannot trace the single node of a Function; None if it can. Cached.
 
-    The first trace creates Inductor's cache folder and stores its name in a variable. Setting the variable to an existing folder
-    meanwhile prevents both, so the caller's own compiles use their usual folder.
+    The first trace would create Inductor's cache folder, and store its name in an environment variable. The user's own compiles
+    must not use that folder. Therefore the variable is set to an existing folder for the time of the trace, then removed.
     """
     is_set = _CACHE_VARIABLE in os.environ
     if not is_set:
@@ -91,7 +91,7 @@ def _why_not_traceable(isolated: Function) -> str | None:
 
 
 EXAMPLE_SIZES = (5, 7, 11, 13, 17, 19, 23, 29)
-"""Sizes to use for symbolic dims while tracing. PyTorch would specialize the code for sizes 0 and 1, and for equal sizes."""
+"""Sizes to trace symbolic dims with: different, and neither 0 nor 1, because PyTorch would specialize the code for such sizes."""
 
 
 class ExampleSizes(dict[str, int]):
@@ -102,8 +102,9 @@ class ExampleSizes(dict[str, int]):
         if isinstance(dim, int):
             return dim
         symbol = f"?{len(self)}" if dim is None else dim
-        # After the last of EXAMPLE_SIZES start again 31 higher: 31 exceeds their range, so no size repeats.
-        return self.setdefault(symbol, EXAMPLE_SIZES[len(self) % len(EXAMPLE_SIZES)] + len(self) // len(EXAMPLE_SIZES) * 31)
+        # If all of EXAMPLE_SIZES are in use, repeat them plus 31, which exceeds the largest one, so that all sizes are different.
+        repetitions, index = divmod(len(self), len(EXAMPLE_SIZES))
+        return self.setdefault(symbol, EXAMPLE_SIZES[index] + 31 * repetitions)
 
     def make_example(self, type_: Type | None) -> torch.Tensor:
         """Make a tensor of zeros of the type, with an example size for each symbolic dim."""
@@ -134,7 +135,7 @@ _TRACE_ERRORS = {
     "DataDependentOutputException": "it reads values that are known only at run time",
     "DynamicOutputShapeException": "the sizes of its results are known only at run time",
 }
-"""Reasons in plain words, by the name of PyTorch's error."""
+"""Explanations of PyTorch's errors, by the name of the error."""
 
 
 def trace_node(isolated: Function) -> str | None:
@@ -157,9 +158,8 @@ def trace_node(isolated: Function) -> str | None:
             replace(program, template=tuple(template))(inputs)
     except Exception as error:  # noqa: BLE001  # PyTorch raises many kinds of errors here
         cause = error.__cause__ or error
-        return (
-            f"mode=inductor does not support this {node.op}: {_TRACE_ERRORS.get(type(cause).__name__) or summarize_error(cause)}"
-        )
+        reason = _TRACE_ERRORS.get(type(cause).__name__) or summarize_error(cause)
+        return f"mode=inductor does not support this {node.op}: {reason}"
     # The trace has replaced a symbolic dim by its example size, so the code would be correct for that size only.
     if shapes.replacements:
         return f"mode=inductor does not support this {node.op}: its code depends on sizes that are known only at run time"
@@ -179,7 +179,7 @@ def _silence_trace_log() -> Iterator[None]:
 
 
 def _make_fake_tensor(mode: FakeTensorMode, type_: Type | None, example_sizes: ExampleSizes) -> torch.Tensor:
-    """Make a tensor without data for the trace. Its symbolic and unknown dims are dynamic."""
+    """Make a tensor without data for the trace. Symbolic and unknown dims of the type become dynamic dims of PyTorch."""
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
     assert isinstance(type_, TensorType)
@@ -212,8 +212,8 @@ def compile_function(function: Function, context: CompileContext) -> memoryview:
 
 
 _USER_PREFIXES = ("TORCHINDUCTOR_", "AOT_INDUCTOR_", "AOTINDUCTOR_", "TORCH_COMPILE_")
-"""Prefixes of environment variables that configure the user's own compiles. The subprocess removes them, because the key of XRT's
-cache does not contain them."""
+"""Prefixes of environment variables that configure the user's own compiles. The subprocess removes these variables, because XRT's
+cache key does not contain them."""
 
 INDUCTOR_SETTINGS: dict[str, Any] = {
     "freezing": True,
@@ -242,7 +242,7 @@ def compile_library(function: Function, threads: int, folder: Path) -> Path:
     with torch.no_grad():
         program = torch.export.export(module, examples, dynamic_shapes=(tuple(shapes),), strict=False)
         settings = INDUCTOR_SETTINGS | {"cpp.threads": 1, "aot_inductor.output_path": str(folder / "region.so")}
-        if threads > 1:  # the code uses OpenMP's thread count at run time, which `call_with_threads` sets
+        if threads > 1:  # with dynamic threads, the code runs on the thread count that `call_with_threads` sets
             settings |= {"cpp.threads": threads, "cpp.dynamic_threads": True}
         output = torch._inductor.aot_compile(program.module(), examples, options=settings)
     if called := sorted(_list_python_calls(folder)):
@@ -251,7 +251,10 @@ def compile_library(function: Function, threads: int, folder: Path) -> Path:
 
 
 def _make_export_dims(type_: Type | None, dims: dict[str, Any]) -> dict[int, Any] | None:
-    """Map dynamic axes of an input to dimensions of torch.export, one per symbol (``dims`` has those so far); None if static."""
+    """Map the dynamic axes of an input to dims of torch.export; None if it is static.
+
+    ``dims`` maps symbols to dims of torch.export, and receives the new ones.
+    """
     assert isinstance(type_, TensorType)
     assert type_.shape is not None
     axes = {}
@@ -264,13 +267,13 @@ def _make_export_dims(type_: Type | None, dims: dict[str, Any]) -> dict[int, Any
 
 
 def _list_python_calls(folder: Path) -> set[str]:
-    """List the operators without a C interface, which the code would call through Python. Inductor writes them to a JSON file."""
+    """List the operators without a C interface, which the code calls through Python. Inductor writes them to JSON files."""
     files = [file for file in folder.rglob("*.json") if not file.name.endswith("_metadata.json")]
     return {entry["node"]["target"] for file in files for entry in json.loads(file.read_text())["nodes"]}
 
 
 def main(handle: str) -> None:
-    """Run the subprocess: compile the Functions that it receives on the socket with this handle."""
+    """Run the subprocess: compile each Function that it receives on the socket ``handle``."""
     for name in [name for name in os.environ if name.startswith(_USER_PREFIXES)]:
         del os.environ[name]
 
@@ -285,11 +288,12 @@ def main(handle: str) -> None:
 
 
 MAX_CONCURRENT_RUNS = 8
-"""Number of threads that may run one library at the same time. They share its weights; further threads wait."""
-_wrap = ctypes.pythonapi.PyCapsule_New
-_wrap.restype, _wrap.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-_unwrap = ctypes.pythonapi.PyCapsule_GetPointer
-_unwrap.restype, _unwrap.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+"""Number of threads that may run one library at the same time. They share the weights. Further threads wait."""
+# PyTorch's functions in Python pass handles of tensors as capsules, and the library's C functions as pointers.
+_make_capsule = ctypes.pythonapi.PyCapsule_New
+_make_capsule.restype, _make_capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 
 
 class InductorLibrary:
@@ -306,17 +310,18 @@ class InductorLibrary:
         )
         count = ctypes.c_size_t()
         self._check(self._code.AOTInductorModelContainerGetNumOutputs(self._container, ctypes.byref(count)))
-        self._results = ctypes.c_void_p * count.value
-        self._call = self._code.AOTInductorModelContainerRun
+        self._output_array = ctypes.c_void_p * count.value
+        self._run = self._code.AOTInductorModelContainerRun
 
     def __call__(self, tensors: Sequence[Any]) -> list[Any]:
         """Compute the outputs into new tensors. The inputs must be contiguous. Raises RuntimeError with PyTorch's message."""
-        handles = [_unwrap(handle, None) for handle in torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors))]
-        arguments = (ctypes.c_void_p * len(handles))(*handles)
-        results = self._results()
-        sizes = ctypes.c_size_t(len(arguments)), ctypes.c_size_t(len(results))
-        self._check(self._call(self._container, arguments, sizes[0], results, sizes[1], None, None))
-        return list(torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs([_wrap(result, None, None) for result in results]))
+        capsules = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors))
+        inputs = (ctypes.c_void_p * len(capsules))(*(_get_pointer(capsule, None) for capsule in capsules))
+        outputs = self._output_array()
+        counts = ctypes.c_size_t(len(inputs)), ctypes.c_size_t(len(outputs))
+        self._check(self._run(self._container, inputs, counts[0], outputs, counts[1], None, None))
+        capsules = [_make_capsule(pointer, None, None) for pointer in outputs]
+        return list(torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(capsules))
 
     def _check(self, code: int) -> None:
         if code:
@@ -355,6 +360,7 @@ class InductorExecutable(TorchExecutable):
         return make_program(self.function)
 
     def _call_library(self, inputs: Sequence[Any]) -> list[Any]:
+        """Compute the outputs by the library, or by kernels for sizes that its code does not support."""
         # Inductor's code is not valid for dynamic dims of 0 or 1.
         if any(inputs[index].shape[axis] < 2 for index, axis in self._dynamic_axes):
             return [result.clone() for result in self._kernels(inputs)]  # an output must not share a constant's memory
@@ -364,10 +370,8 @@ class InductorExecutable(TorchExecutable):
             raise RunFailed(f"torch failed in {self.function.name!r}: {summarize_error(cause)}") from cause
 
     def memory(self) -> tuple[MemoryUse, ...]:
-        packed = MemoryUse(
-            "packed weights", len(self.data), "Inductor's library holds the weights as it packs them, and its code"
-        )
-        return (packed, *super().memory())
+        why = "Inductor's library, which contains code and packed weights"
+        return (MemoryUse("packed weights", len(self.data), why), *super().memory())
 
     def close(self) -> None:
         """Unload the library."""

@@ -26,10 +26,10 @@ from xrt.passes import find_constant
 
 @dataclass(frozen=True, slots=True)
 class TorchKernelContext(KernelContext):
-    """What a kernel factory of this engine gets: the node, its Function, and a list for packed weights."""
+    """The argument of this engine's kernel factories: the node, its Function, and a list for packed weights."""
 
     packed_weights: list[Tensor] = field(default_factory=list)
-    """Kernels append the copies of constants that they make to this list, so that the executable can report their memory."""
+    """Kernels append their copies of constants to this list, so that the executable can report the memory of the copies."""
 
     def get_dtype_attribute(self, name: str) -> DType | None:
         """Get the element type that an attribute stores as ONNX's number; None if it is absent or 0."""
@@ -45,7 +45,7 @@ class TorchKernelContext(KernelContext):
 Factory: TypeAlias = Callable[[TorchKernelContext], Run]
 
 ops = shared.extend("torch", eager)
-"""The table of kernels: the shared ones, and those of this module, which have a higher priority."""
+"""The table of kernels: the shared kernels, and the kernels of this module, which have a higher priority."""
 
 
 def overrides(*op_types: str, **options: Any) -> Callable[[Factory], Factory]:
@@ -69,7 +69,7 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
     """
     if not is_integral(a):
         return torch.div(a, b)
-    # Replace divisors that would raise or crash by 1, and set their quotients afterwards.
+    # Replace divisors that would raise or crash by 1, and set the quotients of these elements afterwards.
     is_zero = b == 0
     if not a.dtype.is_signed:
         return torch.div(a, b.masked_fill(is_zero, 1), rounding_mode="trunc").masked_fill_(is_zero, 0)
@@ -86,7 +86,7 @@ def power(base: Tensor, exponent: Tensor) -> Tensor:
         return torch.pow(base, exponent if is_integral(exponent) else exponent.to(base.dtype))
     if not is_integral(exponent):
         return torch.pow(base.double(), exponent.double()).to(base.dtype)
-    # Compute both: the integer power raises for negative exponents, and the one in float64 is inexact from 2**53 on.
+    # Compute powers both in integers, which raises for negative exponents, and in float64, which is inexact from 2**53 on.
     powers = torch.pow(base, exponent.clamp(min=0)).to(base.dtype)
     truncated = torch.pow(base.double(), exponent.double()).to(base.dtype)
     return torch.where(exponent < 0, truncated, powers)
@@ -97,7 +97,7 @@ elementwise.register_binary(ops, "Pow", priority=2)(lambda node, ctx: power)
 
 
 def _make_comparison(name: str) -> Any:
-    """Make the kernel factory of a comparison. For uint64, which int64 represents, the kernel flips the sign bits first."""
+    """Make the kernel factory of a comparison. The kernel for uint64 flips the sign bits of the int64 operands first."""
 
     def factory(node: Any, ctx: TorchKernelContext) -> Run:
         compare = getattr(torch, name)
@@ -136,7 +136,7 @@ def mod(ctx: TorchKernelContext) -> Run:
 
 @overrides("Gemm")
 def gemm(ctx: TorchKernelContext) -> Run:
-    """Compute with a single addmm, unless an operand is scaled."""
+    """Use torch.addmm if there is a third operand and no factor, else the shared kernel."""
     general = elementwise.gemm(ctx.node, ctx)
     is_unscaled = ctx.attr("alpha", 1.0) == 1 and ctx.attr("beta", 1.0) == 1
     transpose_a, transpose_b = ctx.attr("transA", 0), ctx.attr("transB", 0)
@@ -176,7 +176,7 @@ def constant(ctx: TorchKernelContext) -> Run:
     value = find_constant(ctx.node, ctx.function)
     if value is None:
         raise ctx.refuse("does not contain numbers")
-    # All calls return the same tensor. `make_program` records its address, so that results at this address are copied.
+    # All calls return the same tensor. `make_program` records its address, so that an output at this address is copied.
     tensor = make_from_numpy(value.dtype)(value.array)
     return lambda: tensor
 
@@ -197,7 +197,7 @@ def layer_normalization(ctx: TorchKernelContext) -> Run:
     def run(x: Tensor, scale: Tensor, bias: Tensor = None) -> Any:
         extents = x.shape[axis % x.ndim :]
         has_full_shape = scale.shape == extents and (bias is None or bias.shape == extents)
-        # PyTorch's kernel may overflow for a single element.
+        # PyTorch's kernel may overflow if it normalizes over a single element.
         is_supported = has_full_shape and x.dtype is stash_dtype is torch.float32 and extents.numel() > 1
         return torch.native_layer_norm(x, extents, scale, bias, epsilon) if is_supported else general(x, scale, bias)
 
@@ -205,7 +205,7 @@ def layer_normalization(ctx: TorchKernelContext) -> Run:
 
 
 def softmax(xp: Any, x: Tensor, axis: int) -> Tensor:
-    """PyTorch's softmax, except for floats under 32 bits: ONNX defines that these are rounded after each step."""
+    """Use PyTorch's softmax, except for floats under 32 bits, which ONNX defines to be rounded after each step."""
     return reduction.softmax(xp, x, axis) if x.dtype in xp.narrow else torch.softmax(x, axis)
 
 
@@ -222,18 +222,18 @@ CONV_TRANSPOSE = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d
 
 
 def _why_not_convolution_rank(node: Node, function: Function) -> str | None:
-    """Explain that PyTorch's convolutions do not support the rank of the input, so the shared kernel is used; else None."""
+    """Explain that PyTorch's convolutions do not support the rank of the input; None if they do."""
     type_ = function.get_type(node.inputs[0])
     rank = len(type_.shape) - 2 if isinstance(type_, TensorType) and type_.shape is not None else 0
     return None if 1 <= rank <= 3 else f"PyTorch supports {node.op} only with one, two or three spatial axes"
 
 
 def convolve(x: Tensor, w: Tensor, window: Window, group: int, bias: Tensor, is_computed: bool) -> Tensor:
-    """Convolve with PyTorch's convolution, or with its function for gradients of weights if that is faster.
+    """Convolve with PyTorch's convolution, or with its function for gradients of weights if that function is faster.
 
-    The latter applies to convolutions with computed weights (``is_computed``), which are common in a backward pass: the gradient
-    of a convolution's weights is the convolution of its input with the gradient of its result. A training step of a ResNet of
-    32 x 32 pixels takes 1.3 times as long as eager PyTorch with that function, and 1.8 times without.
+    It may be faster if the weights are computed (``is_computed``), which is common in a backward pass: the gradient of a
+    convolution's weights is the convolution of its input with the gradient of its result. A training step of a ResNet on images
+    of 32 x 32 pixels takes 1.3 times as long as in eager PyTorch; without that function 1.8 times.
     """
     if group == 1 and bias is None and is_computed:
         placement = window.over(x.shape[2:])
@@ -245,34 +245,43 @@ def convolve(x: Tensor, w: Tensor, window: Window, group: int, bias: Tensor, is_
 def _is_weight_gradient(x: Tensor, placement: Placement) -> bool:
     """Whether PyTorch's function for gradients of weights can compute this convolution, and is faster.
 
-    It is faster if the window has at least four times as many elements as the result has positions. The function pads both ends
-    of an axis by the padding at the beginning, and that must result in the same number of positions.
+    It is faster if the window has at least four times as many elements as the result has positions. The function pads the end of
+    an axis as much as the beginning, so the number of positions must be the same with such padding.
     """
     window = placement.window
     is_supported = type(x) is torch.Tensor and x.dtype in (torch.float32, torch.float64)
     if not is_supported or not 0 < 4 * prod(placement.positions) <= window.size or any(n < 0 for n in placement.begins):
         return False
-    # Per axis: the elements, with equal padding at both ends, that remain after the last window. If they are fewer than the
-    # dilation, the function returns exactly as many elements as the window has.
-    rests = (
-        begin + extent + begin - ((kernel - 1) * dilation + (count - 1) * stride + 1)
-        for begin, extent, kernel, dilation, count, stride in zip(
-            placement.begins, placement.extents, window.kernel, window.dilations, placement.positions, window.strides, strict=True
-        )
+    axes = zip(
+        *(placement.begins, placement.extents, placement.positions),
+        *(window.kernel, window.dilations, window.strides),
+        strict=True,
     )
-    return all(0 <= rest < dilation for rest, dilation in zip(rests, window.dilations, strict=True))
+    for begin, extent, count, kernel, dilation, stride in axes:
+        padded = begin + extent + begin
+        covered = (kernel - 1) * dilation + (count - 1) * stride + 1
+        # If fewer elements than the dilation remain after the last window, the function returns exactly `kernel` elements.
+        if not 0 <= padded - covered < dilation:
+            return False
+    return True
 
 
 def _compute_weight_gradient(x: Tensor, w: Tensor, placement: Placement) -> Tensor:
-    """Compute a convolution as the gradient of weights (M, N, *positions): batch and channels, strides and dilations swap."""
+    """Compute a convolution as the gradient of weights of shape (M, N, *positions).
+
+    Compared with the convolution, batch and channels are swapped, and so are strides and dilations.
+    """
     window = placement.window
     source, gradient = x.transpose(0, 1), w.transpose(0, 1)
     weights = source.new_empty((gradient.shape[1], source.shape[1], *placement.positions))
-    stride_padding_dilation = (list(window.dilations), list(placement.begins), list(window.strides))
-    # Not transposed, no output padding, one group, and of the gradients of input, weights and bias only the second.
-    options = (False, [0] * len(placement.positions), 1, [False, True, False])
-    gradients = torch.ops.aten.convolution_backward(gradient, source, weights, None, *stride_padding_dilation, *options)
-    return gradients[1].transpose(0, 1)
+    strides, padding, dilations = list(window.dilations), list(placement.begins), list(window.strides)
+    # Not transposed, without output padding, in one group.
+    options = False, [0] * len(placement.positions), 1
+    # Of the gradients of input, weights and bias compute only that of the weights.
+    mask = [False, True, False]
+    backward = torch.ops.aten.convolution_backward
+    _, result, _ = backward(gradient, source, weights, None, strides, padding, dilations, *options, mask)
+    return result.transpose(0, 1)
 
 
 @overrides("Conv", why_not=_why_not_convolution_rank)
@@ -295,11 +304,11 @@ def conv_transpose(ctx: TorchKernelContext) -> Run:
         pads = [-begin for begin in trims[:count]]
         output_padding = [pad + end for pad, end in zip(pads, trims[count:], strict=True)]
         limits = zip(pads, output_padding, window.strides, window.dilations, strict=True)
-        # PyTorch supports no negative padding, and output padding only below the stride or dilation. For others compute without
-        # padding, and crop or pad the result.
+        # PyTorch supports no negative padding, and only output padding that is smaller than the stride or the dilation.
         if all(pad >= 0 and 0 <= end < max(s, d) for pad, end, s, d in limits):
             y = CONV_TRANSPOSE[count](x, w, None, window.strides, pads, output_padding, group, window.dilations)
         else:
+            # Compute without padding, and crop or pad the result.
             padded = CONV_TRANSPOSE[count](x, w, None, window.strides, 0, 0, group, window.dilations)
             y = TORCH.pad_axes(padded, trims, "constant", 0, range(2, x.ndim))
         return y if bias is None else y + bias.reshape(-1, *(1,) * (y.ndim - 2))
@@ -308,8 +317,8 @@ def conv_transpose(ctx: TorchKernelContext) -> Run:
     return lambda x, w, bias=None: rounded(x, w, bias)
 
 
-# For each gate in PyTorch's order its index in ONNX's order, which is i o f c for LSTM and z r h for GRU.
 _GATE_ORDERS = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
+"""For each gate in PyTorch's order, its index in ONNX's order, which is i o f c for LSTM and z r h for GRU."""
 _DEFAULT_ACTIVATIONS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"], "RNN": ["tanh"]}
 _LAYER_DTYPES = (torch.float32, torch.float64)
 
@@ -330,26 +339,25 @@ class PyTorchLayer:
         self._packed = ctx.packed_weights
         self._weights: list[Tensor] | None = None
 
-    def accepts(self, x: Tensor, rest: Sequence[Tensor]) -> bool:
-        """Whether PyTorch supports a call. ``rest`` are the lengths and peepholes, of which it supports none."""
+    def accepts(self, x: Tensor, unsupported: Sequence[Tensor]) -> bool:
+        """Whether PyTorch supports a call. ``unsupported`` are the lengths and peepholes, which must be absent."""
         is_supported = self._call is not None and type(x) is torch.Tensor and x.dtype in _LAYER_DTYPES
-        return is_supported and x.numel() > 0 and all(operand is None for operand in rest)
+        return is_supported and x.numel() > 0 and all(operand is None for operand in unsupported)
 
     def __call__(self, x: Tensor, w: Tensor, r: Tensor, bias: Tensor, initial: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Compute Y and the last states, in the node's layout. ``initial`` are the initial states, or None for zeros."""
-        x = x.transpose(0, 1) if self._batch_first else x
-        # PyTorch has no layer that runs only backwards: reverse the sequence before and after.
-        backwards = self._direction == "reverse"
-        x = x.flip(0) if backwards else x
-        shape = (r.shape[0], x.shape[1], r.shape[-1])
-        states = [x.new_zeros(shape) if state is None else self._swap_batch_axis(state).contiguous() for state in initial]
-        is_bidirectional = self._direction == "bidirectional"
-        states_argument = states if self._op == "LSTM" else states[0]
-        assert self._call is not None
-        y, *last = self._call(
-            x, states_argument, self._reorder_weights(w, r, bias), bias is not None, 1, 0.0, False, is_bidirectional, False
-        )
-        y = (y.flip(0) if backwards else y).unflatten(2, (shape[0], shape[2]))
+        """Compute Y and the last states, in the node's layout. ``initial`` are the initial states; None means zeros."""
+        assert self._call is not None  # checked by `accepts`
+        x = x.transpose(0, 1) if self._batch_first else x  # (time, batch, features)
+        # PyTorch has no layer that runs only backwards: reverse the sequence before and after the call.
+        is_reversed = self._direction == "reverse"
+        x = x.flip(0) if is_reversed else x
+        directions, batch, hidden = r.shape[0], x.shape[1], r.shape[-1]
+        zeros = x.new_zeros((directions, batch, hidden))
+        states = [zeros if state is None else self._swap_batch_axis(state).contiguous() for state in initial]
+        # One layer, no dropout, no training.
+        options = bias is not None, 1, 0.0, False, directions == 2, False
+        y, *last = self._call(x, states if self._op == "LSTM" else states[0], self._reorder_weights(w, r, bias), *options)
+        y = (y.flip(0) if is_reversed else y).unflatten(2, (directions, hidden))
         y = y.transpose(0, 1) if self._batch_first else y.transpose(1, 2)
         return y, *map(self._swap_batch_axis, last)
 
@@ -357,16 +365,16 @@ class PyTorchLayer:
         return state.transpose(0, 1) if self._batch_first else state
 
     def _reorder_weights(self, w: Tensor, r: Tensor, bias: Tensor) -> list[Tensor]:
-        """List the parameters of each direction with their gates in PyTorch's order: weights of input and state, then biases."""
+        """List the parameters of PyTorch's function, with gates in its order: for each direction the weights, then the biases."""
         if self._weights is not None:
             return self._weights
         order = _GATE_ORDERS[self._op]
-        by_gate = [w, r] if bias is None else [w, r, *bias.chunk(2, 1)]
-        # Axis 1 has all gates, each as many rows as there are hidden elements.
-        parts = [value.unflatten(1, (len(order), r.shape[-1]))[:, list(order)].flatten(1, 2) for value in by_gate]
-        weights = [value[d] for d in range(len(w)) for value in parts]
+        onnx_parameters = [w, r] if bias is None else [w, r, *bias.chunk(2, 1)]
+        # Axis 1 consists of one block per gate, with as many rows as there are hidden elements.
+        reordered = [p.unflatten(1, (len(order), r.shape[-1]))[:, list(order)].flatten(1, 2) for p in onnx_parameters]
+        weights = [parameter[direction] for direction in range(len(w)) for parameter in reordered]
         if self._is_constant:  # two threads may both do this, with equal results
-            self._packed.extend(parts)
+            self._packed.extend(reordered)
             self._weights = weights
         return weights
 
@@ -374,49 +382,53 @@ class PyTorchLayer:
 def _find_layer_function(ctx: TorchKernelContext) -> Callable[..., Any] | None:
     """Find PyTorch's function for a layer with the node's attributes; None if there is none."""
     op = ctx.node.op_type
-    names = {name.lower() for name in ctx.attr("activations") or ()}
     if ctx.attr("clip") is not None or ctx.attr("activation_alpha") or ctx.attr("activation_beta"):
         return None
-    if op == "RNN":
-        by_name: dict[str, Callable[..., Any]] = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}
-        return by_name.get((names or {"tanh"}).pop()) if len(names) < 2 else None
-    # PyTorch's LSTM and GRU have fixed activations, and its GRU applies the reset gate after the product.
     directions = 2 if ctx.attr("direction", "forward") == "bidirectional" else 1
-    activations = [name.lower() for name in ctx.attr("activations") or _DEFAULT_ACTIVATIONS[op] * directions]
-    if activations != _DEFAULT_ACTIVATIONS[op] * directions or ctx.attr("input_forget", 0):
+    defaults = _DEFAULT_ACTIVATIONS[op] * directions
+    activations = [name.lower() for name in ctx.attr("activations") or defaults]
+    if op == "RNN" and activations == ["relu"] * directions:
+        return torch.rnn_relu  # type: ignore[no-any-return]  # a function of PyTorch
+    # PyTorch's LSTM and GRU have fixed activations.
+    if activations != defaults or ctx.attr("input_forget", 0):
         return None
-    return torch.lstm if op == "LSTM" else torch.gru if ctx.attr("linear_before_reset", 0) else None
+    # PyTorch's GRU applies the reset gate after the product.
+    if op == "GRU" and not ctx.attr("linear_before_reset", 0):
+        return None
+    functions: dict[str, Callable[..., Any]] = {"RNN": torch.rnn_tanh, "LSTM": torch.lstm, "GRU": torch.gru}
+    return functions[op]
 
 
-def _make_layer_factory(general_factory: Callable[..., Run], states: slice) -> Factory:
+def _make_layer_factory(general_factory: Callable[..., Run], num_states: int) -> Factory:
     """Make the kernel factory of a recurrent layer. The kernel uses PyTorch's function in calls that it supports.
 
-    Other calls use the shared kernel of ``general_factory``. ``states`` selects the initial states among the inputs that follow
-    the lengths; after these come the peepholes.
+    Other calls use the shared kernel of ``general_factory``. The inputs after the lengths are ``num_states`` initial states, then
+    the peepholes.
     """
 
     def factory(ctx: TorchKernelContext) -> Run:
-        library = PyTorchLayer(ctx)
+        layer = PyTorchLayer(ctx)
         general = general_factory(ctx.node, ctx)
 
-        def run(x: Tensor, w: Tensor, r: Tensor, bias: Tensor = None, lengths: Tensor = None, *rest: Tensor) -> Any:
-            initial = [*rest[states], *[None] * (states.stop - len(rest[states]))]
-            if library.accepts(x, [lengths, *rest[states.stop :]]):
-                return library(x, w, r, bias, initial)
-            return general(x, w, r, bias, lengths, *rest)
+        def run(x: Tensor, w: Tensor, r: Tensor, bias: Tensor = None, lengths: Tensor = None, *optional: Tensor) -> Any:
+            initial, peepholes = list(optional[:num_states]), optional[num_states:]
+            if layer.accepts(x, [lengths, *peepholes]):
+                initial += [None] * (num_states - len(initial))
+                return layer(x, w, r, bias, initial)
+            return general(x, w, r, bias, lengths, *optional)
 
         return run
 
     return factory
 
 
-overrides("RNN", since=7)(_make_layer_factory(recurrent.rnn, slice(1)))
-overrides("GRU", since=7)(_make_layer_factory(recurrent.gru, slice(1)))
-overrides("LSTM", since=7)(_make_layer_factory(recurrent.lstm, slice(2)))
+overrides("RNN", since=7)(_make_layer_factory(recurrent.rnn, num_states=1))
+overrides("GRU", since=7)(_make_layer_factory(recurrent.gru, num_states=1))
+overrides("LSTM", since=7)(_make_layer_factory(recurrent.lstm, num_states=2))
 
 
 def decode(x: Tensor, dtype: DType | None) -> Tensor:
-    """Convert a tensor that represents ``dtype`` to its values: small floats to float32, uint64 to float64, others unchanged."""
+    """Convert a tensor that represents ``dtype`` to its values: coded floats to float32, uint64 to float64, others unchanged."""
     if dtype is DType.UINT64:
         wide = x.to(torch.float64)
         return torch.where(x < 0, wide + 2.0**64, wide)
@@ -429,7 +441,7 @@ def convert(x: Tensor, source: DType | None, to: DType, saturate: bool = True) -
         return x
     if to is DType.UINT64 and not x.dtype.is_floating_point and source not in CODED:
         return x.to(torch.int64)
-    # The result has the lowest bits. Decoding to float64 would round them away.
+    # The result consists of the lowest bits, which decoding to float64 would lose.
     if source is DType.UINT64 and to.is_integer:
         return _narrow(x, to)
     x = decode(x, source)
@@ -438,18 +450,17 @@ def convert(x: Tensor, source: DType | None, to: DType, saturate: bool = True) -
     if to in CODED:
         return _encode(x, to, saturate)
     if to is DType.UINT64:
-        # PyTorch converts floats only to signed integers: subtract 2**63 from values that have this bit, and set it afterwards.
-        high = x >= 2.0**63
-        return torch.where(high, (x - 2.0**63).to(torch.int64) ^ torch.iinfo(torch.int64).min, x.to(torch.int64))
+        # PyTorch converts floats only to signed integers: subtract 2**63 from values of at least 2**63, and set that bit after.
+        return torch.where(x >= 2.0**63, (x - 2.0**63).to(torch.int64) ^ SIGN_BIT, x.to(torch.int64))
     if to.is_integer and (to.bits < 8 or to in BIT_MASKS):
         return _narrow(x.to(torch.int64), to)
     if x.dtype.is_floating_point and to.is_integer and to.bits < 32:
-        x = x.to(torch.int32)  # so that values out of range wrap around; otherwise that depends on the vector instructions used
+        x = x.to(torch.int32)  # values out of range wrap around; a direct conversion depends on the CPU's vector instructions
     return x.to(get_torch_dtype(to))
 
 
 def _narrow(x: Tensor, to: DType) -> Tensor:
-    """Truncate integers to the bits of ``to``, and represent them as this type does."""
+    """Truncate integers to the lowest bits, as many as ``to`` has, and return a tensor that represents ``to``."""
     if to in BIT_MASKS:
         return (x & BIT_MASKS[to]).to(get_torch_dtype(to))
     if to.bits >= 8:
@@ -463,7 +474,7 @@ def _narrow(x: Tensor, to: DType) -> Tensor:
 
 
 def _encode(x: Tensor, to: DType, saturate: bool) -> Tensor:
-    """Convert numbers to the uint8 codes of a small float type. NumPy's ``ml_dtypes`` rounds them."""
+    """Convert numbers to the uint8 codes of a coded type. ``ml_dtypes`` rounds the numbers."""
     if to in SATURABLE and saturate:
         largest = float(get_decoded_values(to).nan_to_num(posinf=0).max())
         x = torch.clamp(x.float() if x.dtype.itemsize < 4 else x, -largest, largest)
@@ -498,7 +509,7 @@ def bit_cast(ctx: TorchKernelContext) -> Run:
 
 
 def _quantize(ratio: Tensor, zero: Tensor, to: DType, saturate: bool = True) -> Tensor:
-    """Round ``ratio`` (input / scale) to nearest, ties to even; add the zero point; clamp to the range of ``to``."""
+    """Round ``ratio`` (input / scale) to the nearest integer, add the zero point, and clamp to the range of ``to``."""
     if not to.is_integer:
         shifted = ratio if zero is None else ratio + decode(zero, to).to(ratio.dtype)
         return convert(shifted, None, to, saturate)
@@ -552,7 +563,10 @@ def dft(ctx: TorchKernelContext) -> Run:
 
 
 def _fourier_transform(ctx: TorchKernelContext, x: Tensor, length: int | None, axis: int) -> Tensor:
-    """Compute a DFT of ``length`` (None: the whole axis). The last axis of ``x`` has real parts, or real and imaginary parts."""
+    """Compute a DFT of ``length`` elements; None means the whole axis.
+
+    The last axis of ``x`` contains the real part, or the real and the imaginary part.
+    """
     axis, onesided, inverse = axis % x.ndim, ctx.attr("onesided", 0), ctx.attr("inverse", 0)
     signal = _to_complex(x)
     n = length or x.shape[axis]
@@ -565,6 +579,6 @@ def _fourier_transform(ctx: TorchKernelContext, x: Tensor, length: int | None, a
 
 
 def _to_complex(x: Tensor) -> Tensor:
-    """Combine the real and imaginary parts in the last axis to complex numbers. Missing imaginary parts are zero."""
-    wide = x.double()
-    return torch.complex(wide[..., 0], wide[..., 1] if x.shape[-1] == 2 else torch.zeros_like(wide[..., 0]))
+    """Combine the real and imaginary parts in the last axis to complex numbers. A missing imaginary part is zero."""
+    real, *imaginary = x.double().unbind(-1)
+    return torch.complex(real, imaginary[0] if imaginary else torch.zeros_like(real))

@@ -32,10 +32,7 @@ _DTYPES: dict[Any, torch.dtype] = {
     None: torch.float64,
 }
 """PyTorch's types by NumPy's. None is the default of NumPy's functions, float64."""
-_DTYPE_KINDS = {
-    t: "b" if t is torch.bool else "c" if t.is_complex else "f" if t.is_floating_point else "iu"[not t.is_signed]
-    for t in (*NATIVE.values(), *COMPLEX.values())
-}
+_DTYPE_KINDS: dict[Any, str] = {get_torch_dtype(dtype): dtype.numpy.kind for dtype in (*NATIVE, *COMPLEX)} | {torch.bfloat16: "f"}
 """NumPy's letter for the kind of a dtype, by PyTorch's dtype."""
 _CONVOLVE = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
 _POOL: dict[int, Any] = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
@@ -47,7 +44,7 @@ def is_integral(x: Tensor) -> bool:
 
 
 def make_nonnegative(indices: Tensor, extent: int) -> Tensor:
-    """Convert indices of an axis with this extent to int64, and negative ones, which count from the end, to positive ones."""
+    """Convert indices of an axis with this extent to int64, and negative indices, which count from the end, to positive ones."""
     return torch.where(indices < 0, indices + extent, indices).long()
 
 
@@ -72,7 +69,7 @@ class TorchNamespace:
         return value
 
     def dtype_kind(self, x: Tensor) -> str:
-        return _DTYPE_KINDS.get(x.dtype) or x.dtype.kind
+        return _DTYPE_KINDS.get(x.dtype) or str(x.dtype.kind)
 
     def get_extreme_value(self, dtype: torch.dtype, *, lowest: bool) -> Any:
         if dtype is torch.bool:
@@ -192,7 +189,7 @@ class TorchNamespace:
         return torch.einsum(equation, *operands)
 
     def sum(self, x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        return x if axis == () else torch.sum(x, _list_axes(x, axis), keepdims) if x.ndim else x
+        return x if axis == () or not x.ndim else torch.sum(x, _list_axes(x, axis), keepdims)
 
     def mean(self, x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
         x = x.double() if is_integral(x) else x
@@ -311,14 +308,14 @@ class TorchNamespace:
 
 
 def _map_padded_indices(indices: Tensor, extent: int, mode: str) -> Tensor:
-    """Map indices that may be outside an axis, where it is padded, to the elements to read, by the mode of a Pad."""
+    """Map indices on a padded axis, which may be outside of the data, to the elements to read, by the mode of a Pad."""
     if mode == "edge":
         return indices.clamp(0, extent - 1)
     if mode == "wrap":
         return indices.remainder(extent)
     if extent == 1:
         return torch.zeros_like(indices)
-    # Reflection has a period of 2 * extent - 2: forth and back, without repeating the elements at the ends.
+    # Reflection reads forwards and backwards without repeating the first and last element: a period of 2 * extent - 2.
     phase = indices.remainder(2 * extent - 2)
     return torch.minimum(phase, 2 * extent - 2 - phase)
 
@@ -328,21 +325,20 @@ _COMBINING_FUNCTIONS: dict[str, Any] = {"add": torch.add, "mul": torch.mul, "min
 
 
 def _write_elements(x: Tensor, indices: tuple[Tensor, ...], values: Tensor, reduction: str) -> Tensor:
-    """Write ``values`` to a copy of ``x``, at the elements ``x[indices]``; with a reduction, combine them with the elements."""
+    """Copy ``x``, and write ``values`` to its elements ``x[indices]``, or combine both by a reduction other than ``"none"``."""
     if reduction == "none":
         return x.index_put(indices, values)
     if reduction == "add" and x.dtype is not torch.bool:
         return x.index_put(indices, values, accumulate=True)
-    # scatter_reduce has indices along one axis only: flatten the axes that are indexed to rows, and the others to columns.
+    if x.dtype is torch.bool:
+        # The sum of booleans is their maximum, and the product is their minimum.
+        extreme = "max" if reduction in ("add", "max") else "min"
+        return _write_elements(x.to(torch.uint8), indices, values.to(torch.uint8), extreme).to(torch.bool)
+    # scatter_reduce has indices along one axis only: flatten the indexed axes to rows, and the other axes to columns.
     shape = x.shape
     rows = prod(shape[: len(indices)])
     strides = [prod(shape[i + 1 : len(indices)]) for i in range(len(indices))]
     flat: Any = sum(index * stride for index, stride in zip(indices, strides, strict=True))
-    if x.dtype is torch.bool:
-        wide = _write_elements(
-            x.to(torch.uint8), indices, values.to(torch.uint8), "max" if reduction in ("add", "max") else "min"
-        )
-        return wide.to(torch.bool)
     target = x.reshape(rows, -1)
     index = flat.reshape(-1, 1).expand(-1, target.shape[1])
     parts = values.expand(*flat.shape, *shape[len(indices) :]).reshape(index.shape)

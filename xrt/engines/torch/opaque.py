@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _OPERATOR_NAME = re.compile(r"(\w+)::(\w+)\.(\w+)", re.ASCII)
 _BUILTIN_NAMESPACES = frozenset({"aten", "prims"})
+"""Namespaces of PyTorch's own operators that models may call."""
 _INTERNAL_NAMESPACES = frozenset({"debugprims", "device_mesh", "pippy", "testlib"})
 """Namespaces in which PyTorch itself registers operators with `torch.library.define`. Models may not call these."""
 _RESULT_TYPES = frozenset({"Tensor", "int", "float", "bool", "complex", "number"})
@@ -89,9 +90,12 @@ def _is_registered_by_program(qualified: str) -> bool:
     if defined := OPDEFS.get(qualified):
         return str(defined._init_fn.__module__).partition(".")[0] != "torch"
     registration = re.search(r"^debug: registered at (.*):\d+$", torch._C._dispatch_dump(qualified), re.MULTILINE)
-    if registration is None or Path(registration[1]) == _TORCH_FOLDER / "library.py":  # registered by `torch.library.define`
-        return registration is not None and qualified.partition("::")[0] not in _INTERNAL_NAMESPACES
-    return not Path(registration[1]).is_relative_to(_TORCH_FOLDER)
+    if registration is None:
+        return False
+    file = Path(registration[1])
+    if file == _TORCH_FOLDER / "library.py":  # registered by `torch.library.define`, which PyTorch itself calls, too
+        return qualified.partition("::")[0] not in _INTERNAL_NAMESPACES
+    return not file.is_relative_to(_TORCH_FOLDER)
 
 
 def _why_not_callable(schema: Any) -> str | None:
@@ -101,16 +105,13 @@ def _why_not_callable(schema: Any) -> str | None:
     arguments = [(argument.name, _find_element_type(argument.type)) for argument in schema.arguments]
     if any(kind == "str" and ("file" in name or "path" in name) for name, kind in arguments):
         return "it has a file name as argument"
-    if all(kind != "Tensor" for _, kind in arguments) and not _is_factory(schema.name):
+    # Operators that create a tensor from numbers are allowed, but not ``empty``, which exposes uninitialized memory.
+    is_factory = schema.name.partition("::")[0] in _BUILTIN_NAMESPACES and "empty" not in schema.name
+    if all(kind != "Tensor" for _, kind in arguments) and not is_factory:
         return "it has no tensor as argument"
     if not schema.returns or any(_find_element_type(result.type) not in _RESULT_TYPES for result in schema.returns):
         return "it returns something other than tensors and numbers"
     return None
-
-
-def _is_factory(name: str) -> bool:
-    """Whether the operator creates a tensor from numbers. ``empty`` is excluded, because it exposes uninitialized memory."""
-    return name.partition("::")[0] in ("aten", "prims") and "empty" not in name
 
 
 def _find_element_type(type_: Any) -> str:
@@ -122,7 +123,7 @@ def _find_element_type(type_: Any) -> str:
 
 
 def _resolve_argument(tagged: Tagged, inputs: tuple[Any, ...]) -> Any:
-    """Convert an argument that a node stores in its attributes: an index of an input, a device, or a constant of torch."""
+    """Convert an argument from its form in the node's attributes: the index of an input, a device, or a constant of torch."""
     if tagged.kind == "tensor":
         value = inputs[tagged.value]
         # oneDNN's operators return other results for other memory orders.

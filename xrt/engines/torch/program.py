@@ -25,12 +25,11 @@ from xrt.operators import find_value
 from xrt.passes import find_decomposition
 
 Step: TypeAlias = tuple[Run, tuple[int, ...], int | tuple[int, ...], tuple[int, ...]]
-"""A kernel, the slots that it reads, the slot (or slots, of several outputs) that it writes, and the slots to clear
-afterwards."""
+"""A kernel, the slots that it reads, the slot that it writes (a tuple for several outputs), and the slots to clear afterwards."""
 UNUSED_SLOT = 0
 """Slot for outputs that no node reads."""
 ABSENT_SLOT = 1
-"""Slot for omitted inputs. It always contains None."""
+"""Slot for omitted inputs, which always contains None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class TensorProgram:
 
     name: str
     template: tuple[Any, ...]
-    """Content of the slots at the start of a call: the constants, and None elsewhere."""
+    """Content of the slots at the start of a call: constants, and None in all other slots."""
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     steps: tuple[Step, ...]
@@ -58,14 +57,14 @@ class TensorProgram:
         # Index of the running step, for the error message.
         index = 0
         try:
-            for run, arguments, results, dead in self.steps:
+            for run, arguments, results, cleared in self.steps:
                 result = run(*[slots[i] for i in arguments])
                 if results.__class__ is int:
                     slots[results] = result
                 else:
                     for slot, value in zip(results, result, strict=False):  # type: ignore[arg-type]  # a tuple, if not an int
                         slots[slot] = value
-                for slot in dead:
+                for slot in cleared:
                     slots[slot] = None
                 index += 1
         except (RunFailed, CompileRefused):
@@ -78,10 +77,10 @@ class TensorProgram:
         return [slots[i] for i in self.outputs]
 
 
-def make_program(function: Function, packed: list[torch.Tensor] | None = None) -> TensorProgram:
-    """Build the program of a closed Function in linear time; raises CompileRefused for a node without a kernel.
+def make_program(function: Function, packed_weights: list[torch.Tensor] | None = None) -> TensorProgram:
+    """Build the program of a Function without captures in linear time; raises CompileRefused for a node without a kernel.
 
-    Kernels append the copies of constants that they make to ``packed``.
+    Kernels append the copies of constants that they make to ``packed_weights``.
     """
     # Slots 0 and 1 are `UNUSED_SLOT` and `ABSENT_SLOT`.
     slots = {name: i for i, name in enumerate(function.value_names(), start=2)}
@@ -89,23 +88,32 @@ def make_program(function: Function, packed: list[torch.Tensor] | None = None) -
     template: list[Any] = [None] * (len(slots) + 1)
     for name, constant in function.constants.items():
         template[slots[name]] = make_from_numpy(constant.dtype)(constant.array)
-    shared = set(iter_addresses(template))
-    copies: list[torch.Tensor] = [] if packed is None else packed
+    constant_addresses = set(iter_addresses(template))
+    packed: list[torch.Tensor] = [] if packed_weights is None else packed_weights
 
     def make_inner(inner: Function) -> TensorProgram:
-        program = make_program(inner, copies)
-        shared.update(program.constants)
+        """Build the program of a body or a decomposition."""
+        program = make_program(inner, packed)
+        constant_addresses.update(program.constants)
         return program
 
     steps = []
-    for node, dead in zip(function.nodes, _list_last_uses(function), strict=True):
-        run = _make_kernel(TorchKernelContext(node, function, TORCH, make_inner, copies))
-        # The tensor of a Constant node counts as a constant too.
+    for node, last_uses in zip(function.nodes, _list_last_uses(function), strict=True):
+        run = _make_kernel(TorchKernelContext(node, function, TORCH, make_inner, packed))
+        # A Constant node returns the same tensor in each call.
         if node.op_type == "Constant":
-            shared.update(iter_addresses([run()]))
-        steps.append(_make_step(run, node, slots, dead))
-    inputs, outputs = (tuple(slots[value.name] for value in values) for values in (function.inputs, function.outputs))
-    return TensorProgram(function.name, tuple(template), inputs, outputs, tuple(steps), function.nodes, frozenset(shared), copies)
+            constant_addresses.update(iter_addresses([run()]))
+        steps.append(_make_step(run, node, slots, last_uses))
+    return TensorProgram(
+        name=function.name,
+        template=tuple(template),
+        inputs=tuple(slots[value.name] for value in function.inputs),
+        outputs=tuple(slots[value.name] for value in function.outputs),
+        steps=tuple(steps),
+        nodes=function.nodes,
+        constants=frozenset(constant_addresses),
+        packed_weights=packed,
+    )
 
 
 def iter_addresses(values: Sequence[Any]) -> Iterator[int]:
@@ -118,22 +126,22 @@ def iter_addresses(values: Sequence[Any]) -> Iterator[int]:
 
 
 def _list_last_uses(function: Function) -> list[list[str]]:
-    """List for each node the values that no later node reads, in linear time. Their slots are cleared after it."""
+    """List for each node the values that no later node reads, so that their slots can be cleared. Takes linear time."""
     # Outputs and constants are never cleared.
-    seen = {value.name for value in function.outputs} | set(function.constants)
-    dying: list[list[str]] = []
+    needed_later = {value.name for value in function.outputs} | set(function.constants)
+    last_uses: list[list[str]] = []
     for node in reversed(function.nodes):
         names = dict.fromkeys((*node.uses, *node.defines))
-        dying.append([name for name in names if name not in seen])
-        seen.update(names)
-    return dying[::-1]
+        last_uses.append([name for name in names if name not in needed_later])
+        needed_later.update(names)
+    return last_uses[::-1]
 
 
-def _make_step(run: Run, node: Node, slots: dict[str, int], dying: Sequence[str]) -> Step:
+def _make_step(run: Run, node: Node, slots: dict[str, int], last_uses: Sequence[str]) -> Step:
     arguments = tuple(slots[name] for name in (*node.inputs, *node.captures))
     results = tuple(slots[name] if name else UNUSED_SLOT for name in node.outputs)
-    dead = tuple(slots[name] for name in dying)
-    return run, arguments, results[0] if _has_single_output(node) else results, dead
+    cleared = tuple(slots[name] for name in last_uses)
+    return run, arguments, results[0] if _has_single_output(node) else results, cleared
 
 
 def _has_single_output(node: Node) -> bool:
@@ -141,7 +149,7 @@ def _has_single_output(node: Node) -> bool:
 
 
 def _make_kernel(ctx: TorchKernelContext) -> Run:
-    """Make the kernel of a node. It returns the output of a node with a single one, else a tuple."""
+    """Make the kernel of a node. It returns the output of a node with a single output, and a tuple for other nodes."""
     node, function = ctx.node, ctx.function
     kernel = ops.find(node, function)
     if node.domain == DOMAIN:
@@ -156,7 +164,7 @@ def _make_kernel(ctx: TorchKernelContext) -> Run:
 
 
 def _bind_constants(run: Run, host: Sequence[int], ctx: TorchKernelContext) -> Run:
-    """Pass constants to a kernel as NumPy arrays, at the input indices ``host``, where it reads numbers such as axes."""
+    """Wrap a kernel to pass constant inputs as NumPy arrays, at the input indices ``host``, where it reads axes or sizes."""
     values = {i: find_value(name, ctx.function) for i, name in enumerate(ctx.node.inputs) if i in host}
     constants = {i: value.array for i, value in values.items() if value is not None}
     if not constants:
@@ -172,21 +180,21 @@ def _bind_constants(run: Run, host: Sequence[int], ctx: TorchKernelContext) -> R
 
 
 def _decompose(ctx: TorchKernelContext, reason: str) -> Run:
-    """Make a kernel that computes the node's decomposition; raises CompileRefused with ``reason`` if there is none."""
+    """Make a kernel that computes the node's decomposition; raises CompileRefused with ``reason`` if none is known."""
     node = ctx.node
     decomposition = find_decomposition(node, ctx.function)
     if decomposition is None:
         raise CompileRefused(reason)
     program = ctx.compile(decomposition)
     # A decomposition calls its inputs i0, i1, ..., one for each distinct input of the node, and its outputs o0, o1, ...
-    positions = {f"i{k}": node.inputs.index(name) for k, name in enumerate(dict.fromkeys(filter(None, node.inputs)))}
-    input_indices = [positions[value.name] for value in decomposition.inputs]
-    result_indices = {name: k for k, name in enumerate(value.name for value in decomposition.outputs)}
-    output_indices = [result_indices.get(f"o{k}") if name else None for k, name in enumerate(node.outputs)]
+    distinct_inputs = dict.fromkeys(filter(None, node.inputs))
+    indices_by_name = {f"i{k}": node.inputs.index(name) for k, name in enumerate(distinct_inputs)}
+    input_indices = [indices_by_name[value.name] for value in decomposition.inputs]
 
     def run(*inputs: Any) -> tuple[Any, ...]:
         results = program([inputs[i] for i in input_indices])
-        return tuple(None if index is None else results[index] for index in output_indices)
+        by_name = {value.name: result for value, result in zip(decomposition.outputs, results, strict=True)}
+        return tuple(by_name.get(f"o{k}") if name else None for k, name in enumerate(node.outputs))
 
     return run
 
@@ -202,7 +210,7 @@ def _select_first(run: Run) -> Run:
 
 
 def _truncate_results(run: Run, masks: Sequence[int | None]) -> Run:
-    """Wrap a kernel to truncate its outputs by a mask of bits each; None leaves an output unchanged."""
+    """Wrap a kernel to mask the bits of its outputs. There is one mask per output; None leaves an output unchanged."""
     if not any(masks):
         return run
 
@@ -216,6 +224,6 @@ def _truncate_results(run: Run, masks: Sequence[int | None]) -> Run:
 
 
 def _find_mask(function: Function, name: str) -> int | None:
-    """Find the mask of the bits of a widened value (`BIT_MASKS`); None for other values."""
+    """Find the mask in `BIT_MASKS` for the type of a value; None if its type has none."""
     type_ = function.get_type(name) if name else None
     return BIT_MASKS.get(type_.dtype) if isinstance(type_, TensorType) else None

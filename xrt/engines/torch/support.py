@@ -32,32 +32,30 @@ def _why_not_type(node: Node, name: str, type_: Type) -> str | None:
         return _why_not_type(node, name, type_.element)
     if not isinstance(type_, TensorType):
         return f"{name!r} is {type_}, and this engine supports only tensors, sequences and optionals"
-    dtype = type_.dtype
-    if (
-        dtype in NATIVE
-        or (dtype in BIT_MASKS and node.domain != DOMAIN)
-        or (node.op_type in CONTROL_OPS and dtype not in _UNSUPPORTED)
-    ):
+    if _supports_dtype(node, type_.dtype, is_input=name in node.inputs):
         return None
-    # FLOAT8E8M0 is supported as an input only: casts to it have rounding modes, which this engine does not implement.
-    if (
-        dtype not in _UNSUPPORTED
-        and (dtype is not DType.FLOAT8E8M0 or name in node.inputs)
-        and (node.op_type in MOVING_OPS or node.op_type in CONVERTING_OPS)
-    ):
-        return None
-    if dtype is DType.UINT64 and node.op_type in UINT64_OPS:
-        return None
-    # The kernels of ONNX's operators do not support complex tensors. Opaque calls do.
-    if dtype in COMPLEX and node.domain == DOMAIN:
-        return None
-    return f"{name!r} is {dtype}, and this engine does not support {node.op} in that type"
+    return f"{name!r} is {type_.dtype}, and this engine does not support {node.op} in that type"
 
 
-_UNSUPPORTED = frozenset({DType.STRING, *COMPLEX})
+def _supports_dtype(node: Node, dtype: DType, *, is_input: bool) -> bool:
+    """Whether the kernel of a node supports an input, or an output, of this element type."""
+    if dtype in NATIVE:
+        return True
+    # Kernels of ONNX's operators support no complex tensors. Opaque calls do, but support no types that PyTorch lacks.
+    if node.domain == DOMAIN:
+        return dtype in COMPLEX
+    if dtype is DType.STRING or dtype in COMPLEX:
+        return False
+    if dtype in BIT_MASKS or node.op_type in CONTROL_OPS:
+        return True
+    if node.op_type in MOVING_OPS or node.op_type in CONVERTING_OPS:
+        # FLOAT8E8M0 is supported as an input only: casts to it have rounding modes, which this engine does not implement.
+        return is_input or dtype is not DType.FLOAT8E8M0
+    return dtype is DType.UINT64 and node.op_type in UINT64_OPS
 
 
 def _why_not_kernel(node: Node, function: Function) -> str | None:
+    """Explain why neither a kernel nor a decomposition supports the node; None if one does."""
     try:
         if node.domain == DOMAIN:
             make_opaque_kernel(TorchKernelContext(node, function, TORCH, make_program))
@@ -76,7 +74,7 @@ def _why_not_kernel(node: Node, function: Function) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _why_not_decomposed(isolated: Function, reason: str) -> str | None:
-    """Explain why the decomposition of a node is not supported; None if it is. ``reason``, why it has no kernel, comes first."""
+    """Explain why the decomposition of a node is not supported; None if it is. ``reason`` explains why the node has no kernel."""
     (node,) = isolated.nodes
     try:
         decomposition = find_decomposition(node, isolated)

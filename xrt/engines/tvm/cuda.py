@@ -1,6 +1,6 @@
 """``tvm`` on CUDA: TVM's GPU schedules, compiled by NVRTC, on XRT's memory and streams.
 
-TVM lowers a Function to CUDA C++, with all memory of a call as parameters. Therefore a run allocates nothing in TVM, does not
+TVM translates a Function to CUDA C++. All memory of a call is passed to the code, so a run allocates nothing in TVM, does not
 synchronize, and can be captured in a CUDA graph. NVRTC compiles the source, TVM's CUDA runtime loads the binary, and
 `TvmOnDevice` launches it. Compiling needs no GPU.
 """
@@ -31,7 +31,7 @@ from tvm_ffi.serialization import from_json_graph_str, to_json_graph_str
 from xrt.engines.contract.graph_compiler import Executable, MemoryUse
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.tvm.executable import summarize_error
-from xrt.engines.tvm.export import ImportedModule, tensor_type
+from xrt.engines.tvm.export import ImportedModule, convert_type
 from xrt.engines.tvm.pipeline import (
     ALLOCATE_RESULT,
     ALLOCATE_STORAGE,
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from xrt.engines.contract.graph_compiler import Accelerator
     from xrt.graph import Constant
 
-
-# NVRTC has no C++ standard library, and TVM's sources include headers of NVIDIA's. These replacements declare what TVM uses.
 
 NVRTC_LIBRARY = "libnvrtc.so.13"
 NVRTC_INSTALL_HINT = "pip install nvidia-cuda-nvrtc"
@@ -94,20 +92,22 @@ REPLACEMENT_HEADERS = {
     "cuda/std/type_traits": _TYPE_TRAITS_HEADER,
     "math_constants.h": _MATH_CONSTANTS_HEADER,
 }
-"""By name: short replacements for the headers that TVM's sources include. Parsing the originals would take most of a compile."""
+"""Replacements, by file name, for the headers that TVM's sources include: NVRTC has no C++ standard library.
+
+They declare only what TVM uses, because parsing NVIDIA's headers would take most of the compile time.
+"""
 _MIN_MAX_MACROS = """\
 template <class T> __device__ __forceinline__ T xrt_max(T a, T b) { return a > b ? a : b; }
 template <class T> __device__ __forceinline__ T xrt_min(T a, T b) { return a < b ? a : b; }
 #define max xrt_max
 #define min xrt_min
 """
-"""Make max and min of NaN return the second operand, as TVM's CPU code does. CUDA's functions return the operand that is not
-NaN."""
+"""Make max and min return the second operand if one is NaN, as TVM's CPU code does. CUDA's own functions return the number."""
 
 
 def add_min_max_macros(source: str) -> str:
-    """Insert `_MIN_MAX_MACROS` into CUDA C++, after the headers of CUDA that declare functions called max and min."""
-    # Before the headers, the macros would rewrite those declarations.
+    """Insert `_MIN_MAX_MACROS` into CUDA C++."""
+    # After CUDA's headers that declare functions called max and min: before them, the macros would rewrite the declarations.
     headers = [f"#include <{name}>\n" for name in _list_float_headers(source)]
     position = max((source.index(header) + len(header) for header in headers), default=0)
     return source[:position] + _MIN_MAX_MACROS + source[position:]
@@ -142,7 +142,8 @@ def compile_with_nvrtc(source: str, architecture: str) -> bytes:
     check(library.nvrtcCreateProgram(*arguments))
     try:
         if status := library.nvrtcCompileProgram(program, len(flags), _make_c_strings(flags)):
-            errors = [line for line in read("ProgramLog").decode(errors="replace").splitlines() if "error" in line]
+            log = read("ProgramLog").rstrip(b"\0").decode(errors="replace")
+            errors = [line for line in log.splitlines() if "error" in line]
             reason = errors[0] if errors else library.nvrtcGetErrorString(status).decode()
             raise CompileRefused(f"NVRTC cannot compile TVM's code: {reason}")
         return read("CUBIN")
@@ -174,11 +175,9 @@ def iter_cuda_folders(name: str) -> Iterator[Path]:
 
 @lru_cache(maxsize=1)
 def _load_nvrtc() -> ctypes.CDLL:
-    # The bare name comes last: the system's loader searches for it in its default folders.
-    for path in (
-        *(str(folder / NVRTC_LIBRARY) for folder in iter_cuda_folders("lib") if (folder / NVRTC_LIBRARY).is_file()),
-        NVRTC_LIBRARY,
-    ):
+    files = filter(Path.is_file, (folder / NVRTC_LIBRARY for folder in iter_cuda_folders("lib")))
+    # Last the name without a folder, which the system's loader searches for in its default folders.
+    for path in (*map(str, files), NVRTC_LIBRARY):
         try:
             library = ctypes.CDLL(path)
         except OSError as error:
@@ -201,15 +200,16 @@ _CUDA_RUNTIME_LIBRARY = "libcudart.so.13"
 
 
 def load_runtime() -> None:
-    """Load TVM's CUDA runtime into this process, once. Raises CompileRefused if the driver or a library is missing."""
+    """Load TVM's CUDA runtime into this process. Raises CompileRefused if the driver or a library is missing."""
     if tvm.get_global_func("device_api.cuda", allow_missing=True) is not None:
         return
-    # TVM's library depends on CUDA's runtime by name, and the system does not search NVIDIA's wheel: load that one beforehand.
+    # TVM's library needs CUDA's runtime, which the system does not find in NVIDIA's wheel unless it is loaded already.
     for folder in iter_cuda_folders("lib"):
         with suppress(OSError):
             ctypes.CDLL(str(folder / _CUDA_RUNTIME_LIBRARY), ctypes.RTLD_GLOBAL)
             break
-    path = next((path for folder in package_lib_paths() if (path := folder / _TVM_RUNTIME_LIBRARY).is_file()), None)
+    files = filter(Path.is_file, (folder / _TVM_RUNTIME_LIBRARY for folder in package_lib_paths()))
+    path = next(files, None)
     if path is None:
         raise CompileRefused(
             f"this build of TVM has no runtime for CUDA: there is no {_TVM_RUNTIME_LIBRARY}; pip install 'xrt-engine[tvm]'"
@@ -227,7 +227,7 @@ def load_runtime() -> None:
 def use_nvrtc(compiler: Callable[[str], bytes]) -> Iterator[None]:
     """Within the ``with`` block, TVM calls ``compiler`` to compile CUDA C++ to machine code, instead of its own compiler.
 
-    If ``compiler`` raises CompileRefused, the block raises it unchanged. TVM would convert it to another error.
+    A CompileRefused that ``compiler`` raises leaves the block unchanged, although TVM converts it to another error.
     """
     refused: list[CompileRefused] = []
 
@@ -284,7 +284,7 @@ def lift_allocations(module: IRModule) -> tuple[IRModule, tuple[int, ...], tuple
     module["main"] = relax.Function(parameters, body, main.ret_ty, main.is_pure, main.attrs)
     result_positions = tuple(_find_parameter(origin, parameters) for origin in list_result_origins(main.body.body, inner))
     sizes = tuple(int(block.ty.shape.values[0]) for block in blocks.values())
-    result_types = [tensor_type(variable.ty) for variable in outputs]
+    result_types = [convert_type(variable.ty) for variable in outputs]
     return module, sizes, tuple((str(type_.dtype), type_.shape) for type_ in result_types), result_positions
 
 
@@ -295,21 +295,22 @@ def _make_workspace_parameter(binding: Any) -> relax.Var:
 
 
 def _replace_allocation(binding: Any, blocks: Mapping[Any, relax.Var]) -> Any:
-    """Turn the allocation of a tensor within a storage into a view of the storage's workspace block.
+    """Replace the allocation of a tensor in a storage by a view of the workspace block that replaces the storage.
 
-    ``blocks`` has the block's parameter by storage. Calls of functions of the module are returned unchanged. Raises
-    CompileRefused for other calls, and for a tensor at an offset other than 0, because TVM's code supports no such views.
+    ``blocks`` maps the variable of a storage to the parameter of its workspace block. Bindings that call a function of the module
+    are returned unchanged. Raises CompileRefused for other calls, and for an offset other than 0, which TVM's views lack.
     """
     call = binding.value
     if not isinstance(call, Call) or isinstance(call.op, GlobalVar):
         return binding
     if call.op != _ALLOCATE_TENSOR or int(call.args[1]):
-        raise CompileRefused(f"TVM computes a part of it by {_get_callee_name(call)}, which is not a device kernel")
+        raise CompileRefused(f"TVM's code for it calls {_get_callee_name(call)}, which is not a kernel of the device")
     storage, offset, shape, dtype, _ = call.args
     return relax.VarBinding(binding.var, Call(_CREATE_VIEW, [blocks[storage], shape, dtype, offset], ty_args=[binding.var.ty]))
 
 
 def _get_callee_name(call: Call) -> str:
+    """Get the name of the function or operator that a call calls."""
     if isinstance(call.op, relax.ExternFunc):
         return str(call.op.global_symbol)
     # Operators such as call_packed pass the function as the first argument.
@@ -318,14 +319,15 @@ def _get_callee_name(call: Call) -> str:
 
 
 def _find_parameter(origin: Any, parameters: Sequence[Any]) -> int:
-    """Find the index of the parameter that a result is; raises CompileRefused if it is none."""
+    """Find the index of the parameter that contains a result of this origin; raises CompileRefused if there is none."""
     for position, parameter in enumerate(parameters):
         if parameter.same_as(origin):
             return position
-    raise CompileRefused("one of its results is in memory that the caller does not own")
+    raise CompileRefused("TVM allocates the memory of one of its results")
 
 
 ResultType: TypeAlias = tuple[str, Any]
+"""Name of the element type, such as ``"float32"``, and static shape."""
 OLDEST_ARCHITECTURE = "sm_75"
 """Oldest architecture that CUDA 13 supports."""
 
@@ -338,9 +340,9 @@ class DeviceProgram:
     """A Relax executable, or a module that was exported and loaded."""
     constants: tuple[Constant, ...]
     workspace: tuple[int, ...]
-    """Bytes of each workspace block. A block contains one or more intermediate values, but only one at a time."""
+    """Bytes of each workspace block. Intermediate values that are not needed at the same time share a block."""
     result_types: tuple[ResultType, ...]
-    """Dtype and shape of each result array."""
+    """The types of the result arrays."""
     result_positions: tuple[int, ...]
     """For each result, the index of the argument that contains it after the call: a result array, an input or a constant."""
 
@@ -401,12 +403,12 @@ def list_kernel_sources(program: DeviceProgram) -> str:
 
 
 def _list_imported_modules(module: Any) -> list[Any]:
-    """List all modules that a TVM module imports, directly or through others."""
+    """List all modules that a TVM module imports, directly or indirectly."""
     return [inner for direct in module.imports for inner in (direct, *_list_imported_modules(direct))]
 
 
 def _check_no_device_allocation(code: Any) -> None:
-    """Raise CompileRefused if host code allocates device memory, because TVM's pools are per thread and ignore streams."""
+    """Raise CompileRefused if host code allocates device memory: TVM takes it from a pool per thread, which ignores streams."""
     for module in _list_imported_modules(code.mod):
         if module.kind == "llvm" and _ALLOCATE_WORKSPACE in str(module.inspect_source("ll")):
             raise CompileRefused(
@@ -429,7 +431,7 @@ class TvmOnDevice(Executable):
     outputs_are_fresh: ClassVar[bool] = True
 
     def __init__(self, program: DeviceProgram, function: Function, accelerator: Accelerator, device: Any) -> None:
-        """``device`` is TVM's handle of the accelerator's device."""
+        """``device`` is TVM's handle for the device of ``accelerator``."""
         self.program = program
         self.function = function
         self.saved: memoryview | None = None
@@ -450,7 +452,7 @@ class TvmOnDevice(Executable):
         self._idle.append(self._make_machine())
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        """Enqueue the work on the stream of the options, the thread's current one. Without a stream wait for the results."""
+        """Enqueue the work on ``options.stream``, which is the current stream of the thread. Without it, wait for the results."""
         if options.stream is not None:
             return self._launch(inputs, options.stream)
         # A caller without a stream does not synchronize with the device, so the results must be complete on return.
@@ -480,7 +482,7 @@ class TvmOnDevice(Executable):
             raise RunFailed(f"TVM failed while it ran {self.function.name!r}: {summarize_error(cause)}") from cause
         # A machine whose call failed is not used again.
         self._idle.append(main)
-        # A result that is an input, a constant or an earlier result too is copied.
+        # Results that are also an input, a constant or an earlier result are copied.
         is_new = [position >= first_result and position not in positions[:k] for k, position in enumerate(positions)]
         return [arrays[position] if new else arrays[position].copy() for position, new in zip(positions, is_new, strict=True)]
 
@@ -514,8 +516,8 @@ class TvmOnDevice(Executable):
 
 
 def view_as_tensor(array: Any) -> Tensor:
-    """Make a TVM tensor that shares the array's memory. Types that DLPack may lack, such as bfloat16, are passed as integers."""
-    # The numeric kinds of NumPy. The types of ml_dtypes, such as bfloat16, are of kind "V".
+    """Make a TVM tensor that shares the array's memory, also for types that DLPack may lack, such as bfloat16."""
+    # The numeric kinds of NumPy. The types of ml_dtypes, such as bfloat16, are of kind "V", and are passed as integers.
     if array.dtype.kind in "biuf":
         return tvm_ffi.from_dlpack(array.__dlpack__(stream=_NO_SYNCHRONIZATION))
     bits = array.view(np.dtype(f"u{array.dtype.itemsize}"))

@@ -38,7 +38,7 @@ _COMPARISON_OPS = (
 
 @dataclass(frozen=True)
 class Tvm(GraphCompiler):
-    """Apache TVM. Compiles quickly, and is fast for chains of elementwise operators. Vendor libraries are faster for the rest.
+    """Apache TVM. It compiles quickly, and its code is fast for chains of elementwise operators.
 
     On CUDA, TVM's GPU schedules generate CUDA C++, which NVRTC compiles for the device in use.
     """
@@ -53,9 +53,9 @@ class Tvm(GraphCompiler):
     compiles_in_parallel: ClassVar[bool] = False  # the importer and the pass contexts keep state of the process
 
     opt_level: int = option(3, at_least=0, at_most=3)
-    """0 to 3: how much TVM fuses (nothing at 0) and LLVM optimises."""
+    """Optimization level of TVM and LLVM, 0 to 3. At 0 TVM fuses no operators."""
     mcpu: str | None = option(None, names_files=False)
-    """The processor to compile for, as LLVM names it (``"x86-64-v3"``); None is this one. On CUDA it is the one that launches."""
+    """The CPU to compile for, by LLVM's name (``"x86-64-v3"``); None: this machine's. On CUDA, the CPU that launches kernels."""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -66,7 +66,7 @@ class Tvm(GraphCompiler):
         return SUPPORT.why_not(node, function)
 
     def why_not_dynamic(self, function: Function) -> str | None:
-        """Explain why one executable should not serve all sizes, by the first node that prevents it; None if it should."""
+        """Explain the first node that is unsupported, or faster with static shapes; None if there is no such node."""
         for node in function.nodes:
             if reason := self.why_not(node, function):
                 return f"{node.name!r} ({node.op}): {reason}"
@@ -103,17 +103,21 @@ class Tvm(GraphCompiler):
             return save_program(executable.program, executable.function, context.workdir)
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
-        kind = TvmProgram if context.device == "cpu" else DeviceProgram
-        executable = _make_executable(load_program(kind, data, function, context.workdir), function, context)
+        program: TvmProgram | DeviceProgram
+        if context.device == "cpu":
+            program = load_program(TvmProgram, data, function, context.workdir)
+        else:
+            program = load_program(DeviceProgram, data, function, context.workdir)
+        executable = _make_executable(program, function, context)
         executable.saved = data
         return executable
 
     def can_load_with_threads(self, saved: int, threads: int) -> bool:
-        """Yes, if it was compiled for several threads: its parallel loops run on any number. For one thread it has none."""
+        """True for equal counts, and for code that was compiled for several threads: parallel loops run on any number."""
         return saved == threads or saved > 1
 
     def available_devices(self) -> tuple[str, ...]:
-        # Arrays of a device are CuPy's.
+        # XRT keeps the arrays of a CUDA device in CuPy.
         return self.devices if find_spec("cupy") is not None else ("cpu",)
 
     def remarks(self, function: Function) -> tuple[str, ...]:
@@ -129,7 +133,7 @@ def _require_accelerator(context: CompileContext) -> Accelerator:
     Raises CompileRefused if the accelerator's arrays have no addresses to pass to TVM, or if a CUDA library is missing.
     """
     if context.accelerator is None or not context.accelerator.has_addresses:
-        raise CompileRefused(f"TVM needs memory of {context.device} at addresses, and is given none")
+        raise CompileRefused(f"TVM cannot use {context.device}: its arrays have no memory addresses")
     load_runtime()
     return context.accelerator
 
@@ -137,6 +141,7 @@ def _require_accelerator(context: CompileContext) -> Accelerator:
 def _make_executable(
     program: TvmProgram | DeviceProgram, function: Function, context: CompileContext
 ) -> RelaxExecutable | TvmOnDevice:
+    """Make the executable of a compiled or loaded program for the context's device."""
     if isinstance(program, TvmProgram):
         return RelaxExecutable(program, context.threads, function)
     device = tvm.runtime.device("cuda", int(context.device.partition(":")[2] or 0))

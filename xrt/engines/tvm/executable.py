@@ -38,13 +38,13 @@ def summarize_error(cause: BaseException) -> str:
 
 
 Array = np.ndarray[Any, Any]
-DESTINATION = "into"
-"""Name of the compiled function that is like ``main``, but writes its results to arrays that the caller passes last."""
+DESTINATION = "write_results"
+"""Name of the compiled function that computes the same as ``main``, but writes the results to its last arguments."""
 _clear_pool = tvm.get_global_func("vm.builtin.memory_manager.clear")
 
 
 class RelaxExecutable(Executable):
-    """A compiled program, with one virtual machine per concurrent call, because machines are not thread-safe."""
+    """Runs a compiled program on the CPU. Each concurrent call uses a separate virtual machine, as they are not thread-safe."""
 
     outputs_are_fresh = True
 
@@ -54,7 +54,7 @@ class RelaxExecutable(Executable):
         self.saved: memoryview | None = None
         """The bytes that this was loaded from; None if it was compiled."""
         self._constants = [to_tensor(constant.array) for constant in program.constants]
-        self._copied_bytes = sum(constant.nbytes for constant in program.constants if not _is_shared(constant.array))
+        self._copied_bytes = sum(constant.nbytes for constant in program.constants if not _can_share(constant.array))
         """Bytes of constants that TVM has a second copy of, because `to_tensor` cannot share their memory."""
         self._threads = threads
         self._has_symbolic_dims = program.workspace is None
@@ -69,7 +69,7 @@ class RelaxExecutable(Executable):
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         out = options.host_buffers
         if not all(inputs[index].size for index in self._symbolic_inputs):
-            raise RunFailed("TVM's loops need tensors with elements")
+            raise RunFailed(f"TVM cannot run {self.function.name!r} on an input without elements")
         tensors = [*map(to_tensor, inputs), *self._constants]
         if out is not None and self._can_fill(out, inputs):
             self._call(DESTINATION, [*tensors, *map(to_tensor, out)])
@@ -81,7 +81,7 @@ class RelaxExecutable(Executable):
         return [result if buffer is None else fill(buffer, result) for result, buffer in zip(results, out, strict=True)]
 
     def fast_call(self) -> Callable[..., Sequence[Any]]:
-        if self.program.fresh != (True,) or self._has_symbolic_dims:
+        if self.program.results_are_fresh != (True,) or self._has_symbolic_dims:
             return super().fast_call()
         # The common case, a single result in new memory: there is nothing to copy.
         call, constants = self._call, self._constants
@@ -94,15 +94,16 @@ class RelaxExecutable(Executable):
 
     def output_buffer_threshold(self) -> Sequence[int | None]:
         # For outputs of every size, computing into a caller's buffer is faster, because it saves an allocation.
-        return [0] * len(self.function.outputs) if self.program.fills else ()
+        return [0] * len(self.function.outputs) if self.program.has_destination else ()
 
-    def _can_fill(self, outputs: Sequence[Any], inputs: Sequence[Any] = ()) -> bool:
-        """Whether `DESTINATION` was compiled, and can write to these buffers: NumPy's, writable, and overlapping no input."""
-        is_writable = all(_is_shared(buffer) and buffer.flags.writeable for buffer in outputs)
-        return self.program.fills and is_writable and not any(np.may_share_memory(x, y) for x in inputs for y in outputs)
+    def _can_fill(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> bool:
+        """Whether `DESTINATION` was compiled and can write to ``outputs``: they are writable arrays that overlap no input."""
+        is_writable = all(_can_share(buffer) and buffer.flags.writeable for buffer in outputs)
+        overlaps = any(np.may_share_memory(array, buffer) for array in inputs for buffer in outputs)
+        return self.program.has_destination and is_writable and not overlaps
 
     def _call(self, entry: str, tensors: Sequence[Any]) -> Any:
-        """Call ``main`` or `DESTINATION` on an idle virtual machine or a new one. One whose call fails is not used again."""
+        """Call ``main`` or `DESTINATION` on an idle or new virtual machine. A machine whose call fails is not used again."""
         try:
             machine = self._idle.pop()
         except IndexError:
@@ -115,36 +116,38 @@ class RelaxExecutable(Executable):
         return returned
 
     def memory(self) -> tuple[MemoryUse, ...]:
-        why = "weights that are not contiguous, or whose type DLPack and NumPy do not share, are copied"
-        copies = (MemoryUse("copied weights", self._copied_bytes, why),) if self._copied_bytes else ()
-        why = "inner values, as planned by the compiler" + ", in TVM's pool" * (not self._has_symbolic_dims)
-        return *copies, MemoryUse("workspace", self.program.workspace, why, per_call=self._has_symbolic_dims)
+        copied = "weights that are not contiguous, or whose type DLPack and NumPy do not share, are copied"
+        copies = (MemoryUse("copied weights", self._copied_bytes, copied),) if self._copied_bytes else ()
+        planned = "inner values, as planned by the compiler"
+        if self._has_symbolic_dims:
+            return *copies, MemoryUse("workspace", None, planned, per_call=True)
+        return *copies, MemoryUse("workspace", self.program.workspace, f"{planned}, in TVM's pool")
 
     def close(self) -> None:
         self._idle.clear()
-        # The pool is global to the process, and has free blocks of every size that ever occurred. To free them takes 10 us.
+        # The pool is global to the process and keeps free blocks of all sizes that were ever used. Freeing them takes 10 us.
         _clear_pool()
 
     def _make_machine(self) -> dict[str, Callable[..., Any]]:
-        # The pooling allocator would keep memory of every size that ever occurred.
+        # With symbolic dims, the pooling allocator would keep free blocks of every size that was ever used.
         allocator = "naive" if self._has_symbolic_dims else None
         machine = relax.VirtualMachine(self.program.code, tvm.cpu(), memory_cfg=allocator)
-        return {entry: machine[entry] for entry in (("main", DESTINATION) if self.program.fills else ("main",))}
+        return {entry: machine[entry] for entry in (("main", DESTINATION) if self.program.has_destination else ("main",))}
 
     def _copy_shared_results(self, returned: Any) -> list[Array]:
-        """Convert the tensor or tuple that ``main`` returned to arrays; copy those that share memory with another value."""
+        """Convert what ``main`` returned to arrays. Results that share memory with an input or another result are copied."""
         tensors = (returned,) if isinstance(returned, Tensor) else returned
-        pairs = zip(map(_to_array, tensors), self.program.fresh, strict=True)
-        return [array if fresh else array.copy() for array, fresh in pairs]
+        pairs = zip(map(_to_array, tensors), self.program.results_are_fresh, strict=True)
+        return [array if is_fresh else array.copy() for array, is_fresh in pairs]
 
 
-def _is_shared(array: Any) -> bool:
+def _can_share(array: Any) -> bool:
     """Whether `to_tensor` shares the array's memory instead of copying it."""
     return isinstance(array, np.ndarray) and array.dtype.kind in "biuf" and array.flags.c_contiguous and array.flags.aligned
 
 
 def to_tensor(array: Array) -> Any:
-    """Convert to a TVM tensor. It shares the array's memory if that is contiguous and DLPack supports its type."""
+    """Convert to a TVM tensor. It shares the array's memory if the array is C-contiguous and DLPack supports its type."""
     flags = array.flags
     if array.dtype.kind in "biuf":
         if flags.carray:

@@ -47,16 +47,17 @@ class ImportedModule:
     module: IRModule
     weights: tuple[Constant, ...]
     results: tuple[TensorType, ...]
-    """Result types that the importer inferred. A shape that it does not know is None."""
+    """Result types that the importer inferred. A shape of unknown rank is None."""
 
 
 def import_function(function: Function, polynomials: bool = True) -> ImportedModule:
     """Import a Function whose inputs have known ranks. Errors of TVM's importer are not caught.
 
-    Constant nodes, and Shape of a static value, are folded first: the importer represents their results by special values,
-    which few of its operators accept. Operators that it imports wrong are decomposed. Weights (constants of more than
-    `MAX_INLINE_ELEMENTS` elements) become parameters, so that they are not copied through protobuf and do not affect the
-    compile time. ``polynomials`` replaces exponentials by polynomials, which are faster on CPUs (`POLYNOMIALS`).
+    - Constant nodes, and Shape of a static value, are folded first, because few operators of the importer accept their results.
+    - Operators that TVM imports wrong are decomposed.
+    - Weights (constants of more than `MAX_INLINE_ELEMENTS` elements) become parameters, so that they are not copied through
+      protobuf and do not affect the compile time.
+    - ``polynomials`` replaces exponentials by polynomials, which are faster on CPUs (`POLYNOMIALS`).
     """
     function = decompose(fold_constants(function, _reject_evaluation))
     weights = {name: c for name, c in function.constants.items() if c.array.size > MAX_INLINE_ELEMENTS}
@@ -73,15 +74,15 @@ def import_function(function: Function, polynomials: bool = True) -> ImportedMod
 
 
 def _reject_evaluation(function: Function, inputs: list[Any]) -> NoReturn:
-    """Stands in for the evaluator of `fold_constants`, which then folds only the nodes that need no computation."""
+    """An evaluator for `fold_constants` that makes it fold only the nodes that need no computation."""
     raise NotImplementedError("only nodes that need no computation are folded")
 
 
 def _list_shapes(function: Function) -> dict[str, list[Any]]:
-    """Map the name of each input to its shape for the importer, with one TVM variable per symbolic dim.
+    """Map the name of each input to its shape, with one TVM variable per symbolic dim.
 
-    The importer cannot read the shapes from the model: it treats a dim of 0 as unknown, and parses sums and products in the
-    names of dims.
+    The importer must not read the shapes from the model: it treats a dim of 0 as unknown, and evaluates names of dims that
+    contain sums and products.
     """
     variables: dict[Dim, Any] = {}
 
@@ -108,11 +109,11 @@ def _log_output(importer: onnx_frontend.ONNXGraphImporter) -> Iterator[None]:
 def _list_result_types(module: IRModule) -> tuple[TensorType, ...]:
     returned = module["main"].ret_ty
     fields = returned.fields if hasattr(returned, "fields") else (returned,)
-    return tuple(tensor_type(field) for field in fields)
+    return tuple(convert_type(field) for field in fields)
 
 
-def tensor_type(type_: Any) -> TensorType:
-    """Convert a Relax type. Symbolic dims become None. Raises TypeError if the type is not a tensor."""
+def convert_type(type_: Any) -> TensorType:
+    """Convert a Relax type to XRT's type. Symbolic dims become None. Raises TypeError if the type is not a tensor type."""
     if not isinstance(type_, relax.TensorType):
         raise TypeError(f"the result is {type_}, which is not a tensor")
     dtype = DType.parse(str(type_.dtype).replace("_", ""))
@@ -129,10 +130,11 @@ MAX_BOX_COORDINATE = 16384
 
 
 def decompose(function: Function) -> Function:
-    """Decompose the operators of `LOWERED`, and apply `_REWRITTEN` to others that the importer gets wrong."""
+    """Decompose the operators of `LOWERED`, and apply the rules of `_REWRITTEN` to others that the importer gets wrong."""
     if not any(node.op in LOWERED or node.op in _REWRITTEN for node in function.nodes):
         return function
     if function.opset() < MIN_REWRITE_OPSET:
+        # Upgrade only if it is necessary: LLVM rejects the importer's Equal of booleans, and the other operators are only slower.
         if not any(_compares_booleans(node, function) for node in function.nodes):
             return function
         function = upgrade_opset(function, MIN_REWRITE_OPSET)
@@ -157,6 +159,7 @@ def _rewrite_node(w: NodeWriter) -> str | Sequence[str] | None:
 
 
 def _is_inf(w: NodeWriter) -> str:
+    # The importer ignores both attributes, so restrict the result by the sign of the input.
     result, zero = w.op("IsInf", w.x), w.number(0)
     if not w.attr("detect_positive", 1):
         result = w.op("And", result, w.op("Less", w.x, zero))
@@ -166,21 +169,22 @@ def _is_inf(w: NodeWriter) -> str:
 
 
 def _pow(w: NodeWriter) -> str:
+    """Convert the exponent to the type of the base, because the importer does not support mixed types."""
     base, exponent = w.node.inputs
     return w.op("Pow", base, w.cast(exponent, w.dtype(base)))
 
 
 def _batch_normalization(w: NodeWriter) -> str | None:
-    """Replace the normalization by one product and one sum, whose factors are computed at compile time from the weights."""
+    """Multiply by one factor and add one term per channel, both computed at compile time from the weights."""
     weights = [weight.astype(np.float64) for index in range(1, 5) if (weight := w.find_input(index)) is not None]
     if len(weights) < 4 or len(w.node.outputs) > 1 or not w.dtype(w.x).is_float:
         return None
     scale, bias, mean, variance = weights
     factor = scale / np.sqrt(variance + w.attr("epsilon", 1e-5))
-    return w.op("Add", w.op("Mul", w.x, _write_channels(w, factor)), _write_channels(w, bias - mean * factor))
+    return w.op("Add", w.op("Mul", w.x, _write_channel_constant(w, factor)), _write_channel_constant(w, bias - mean * factor))
 
 
-def _write_channels(w: NodeWriter, values: np.ndarray[Any, Any]) -> str:
+def _write_channel_constant(w: NodeWriter, values: np.ndarray[Any, Any]) -> str:
     """Write a constant with one value per channel that broadcasts over the input, and return its name."""
     return w.constant(values.reshape((-1, *[1] * (w.rank(w.x) - 2))), w.dtype(w.x).numpy)
 
@@ -196,14 +200,14 @@ def _gemm(w: NodeWriter) -> str | None:
 
 
 def _roi_align(w: NodeWriter) -> str:
-    """Clamp the batch indices to the batch and make the boxes finite: otherwise TVM reads out of bounds."""
+    """Clamp the batch indices to the batch, and make the boxes finite, because TVM would read out of bounds."""
     boxes, batch_indices = w.node.inputs[1:3]
     finite = w.op("Clip", boxes, w.number(-MAX_BOX_COORDINATE), w.number(MAX_BOX_COORDINATE))
     return w.op("RoiAlign", w.x, finite, _clamp_to_batch(w, batch_indices), attributes=w.node.attributes)
 
 
 def _max_roi_pool(w: NodeWriter) -> str:
-    """Clamp the batch indices to the batch, as for RoiAlign. Here they are column 0 of the boxes, before the 4 coordinates."""
+    """Clamp the batch indices to the batch, as for RoiAlign. They are column 0 of the boxes, before the 4 coordinates."""
     boxes = w.node.inputs[1]
     zero, one, five = (w.constant(np.array([k])) for k in (0, 1, 5))
     batch_indices = _clamp_to_batch(w, w.op("Slice", boxes, zero, one, one))
@@ -212,12 +216,11 @@ def _max_roi_pool(w: NodeWriter) -> str:
 
 
 def _clamp_to_batch(w: NodeWriter, batch_indices: str) -> str:
-    type_ = w.function.get_type(w.x)
+    """Clamp indices along the first axis of the image, which is the first input."""
     # MaxRoiPool's indices are sliced from the boxes: a new value without a type, whose dtype is that of the image.
     dtype = w.dtype(batch_indices if w.node.op == "RoiAlign" else w.x).numpy
-    extent = type_.shape[0] if isinstance(type_, TensorType) and type_.shape else 1
-    batch = extent if isinstance(extent, int) else 1
-    return w.op("Clip", batch_indices, w.constant(np.array(0, dtype)), w.constant(np.array(batch - 1, dtype)))
+    batch_size = w.extents(w.x)[0]
+    return w.op("Clip", batch_indices, w.constant(0, dtype), w.constant(batch_size - 1, dtype))
 
 
 _REWRITTEN: Mapping[str, Callable[[NodeWriter], str | None]] = {

@@ -20,7 +20,7 @@ from tvm.target import Target
 from tvm_ffi.serialization import from_json_graph_str, to_json_graph_str
 
 from xrt.engines.tvm.executable import DESTINATION
-from xrt.engines.tvm.export import ImportedModule, compiler_lock, tensor_type
+from xrt.engines.tvm.export import ImportedModule, compiler_lock, convert_type
 from xrt.engines.tvm.schedules import CpuSchedule
 from xrt.graph import Constant
 
@@ -29,12 +29,12 @@ _NO_VECTORIZER_FLAG = "-vectorize-loops:bool=false"
 
 
 def find_remainder_functions(module: IRModule) -> frozenset[str]:
-    """Find the TIR functions of the module that compute a remainder; return their names."""
-    functions = {gvar.name_hint: f for gvar, f in module.functions_items() if isinstance(f, tvm.tirx.PrimFunc)}
-    # Serializing once is faster than once per function, and most modules compute no remainder.
+    """Find the names of the module's TIR functions that compute a remainder."""
+    # Serializing the module once is faster than each function, and most modules compute no remainder.
     if not _computes_remainder(module):
         return frozenset()
-    return frozenset(name for name, function in functions.items() if _computes_remainder(function))
+    functions = [(gvar, f) for gvar, f in module.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
+    return frozenset(gvar.name_hint for gvar, function in functions if _computes_remainder(function))
 
 
 def _computes_remainder(node: Any) -> bool:
@@ -53,9 +53,9 @@ def compile_without_vectorizer(module: IRModule, names: Collection[str], target:
     loops = IRModule({gvar: module[gvar].with_attr("global_symbol", gvar.name_hint) for gvar in gvars})
     library = tvm.tirx.build(loops, target=Target({**target.export(), "cl-opt": [_NO_VECTORIZER_FLAG]}))
     main = _LibraryCaller(module, names).visit_expr(module["main"])
-    rest = {gvar: f for gvar, f in module.functions_items() if gvar.name_hint not in names}
-    rest[module.get_global_var("main")] = main
-    return IRModule(rest).with_attr("external_mods", [library])
+    remaining = {gvar: f for gvar, f in module.functions_items() if gvar.name_hint not in names}
+    remaining[module.get_global_var("main")] = main
+    return IRModule(remaining).with_attr("external_mods", [library])
 
 
 @mutator
@@ -76,7 +76,7 @@ class _LibraryCaller(PyExprMutator):  # type: ignore[misc]  # TVM has no types
 
 
 _failures: list[Exception] = []
-"""Errors that legalization rules raised in the running pass. Guarded by `compiler_lock`."""
+"""Errors that legalization rules raised in the current call of `legalize`. Guarded by `compiler_lock`."""
 
 
 def legalize(module: IRModule, target: Target) -> IRModule:
@@ -84,7 +84,7 @@ def legalize(module: IRModule, target: Target) -> IRModule:
     passes = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings(), DispatchSortScan()]
     with compiler_lock, target:
         try:
-            legalized = tvm.transform.Sequential([*passes, relax.transform.LegalizeOps(_list_rules())])(module)
+            legalized = tvm.transform.Sequential([*passes, relax.transform.LegalizeOps(_make_recording_rules())])(module)
             if _failures:
                 raise _failures[0]
             return legalized
@@ -93,10 +93,10 @@ def legalize(module: IRModule, target: Target) -> IRModule:
 
 
 @cache
-def _list_rules() -> Any:
-    """List TVM's legalization rules by operator, wrapped to record errors: TVM loses the message of one raised in a pass."""
-    legalizations = {name: Op.get(name).get_attr("FLegalize") for name in Op.list_op_names() if name.startswith("relax.")}
-    return tvm_ffi.convert({name: _record_errors(rule) for name, rule in legalizations.items() if rule is not None})
+def _make_recording_rules() -> Any:
+    """Map operators to TVM's legalization rules, wrapped to record errors: TVM loses the message of an error inside a pass."""
+    rules = {name: Op.get(name).get_attr("FLegalize") for name in Op.list_op_names() if name.startswith("relax.")}
+    return tvm_ffi.convert({name: _record_errors(rule) for name, rule in rules.items() if rule is not None})
 
 
 def _record_errors(rule: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -111,7 +111,7 @@ def _record_errors(rule: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
 
 
 def lift_constants(module: IRModule) -> tuple[IRModule, tuple[Constant, ...]]:
-    """Turn the constants of ``main`` into its last parameters. Return the module and the constants in that order."""
+    """Turn the constants of ``main`` into its last parameters. Return the module, and the constants in the same order."""
     main = module["main"]
     lifter = _ConstantLifter(module)
     body = lifter.visit_expr(main.body)
@@ -123,7 +123,7 @@ def lift_constants(module: IRModule) -> tuple[IRModule, tuple[Constant, ...]]:
 
 @mutator
 class _ConstantLifter(PyExprMutator):  # type: ignore[misc]  # TVM has no types
-    """Replaces each constant tensor by a variable; ``lifted`` has the variable and the constant by digest."""
+    """Replaces each constant tensor by a variable. ``lifted`` maps the digest of a constant to the variable and the constant."""
 
     def __init__(self, module: IRModule) -> None:
         super().__init__(module)
@@ -148,32 +148,31 @@ class TvmProgram:
     """A Relax executable, or a module that was exported and loaded."""
     constants: tuple[Constant, ...]
     """Arguments of ``main`` after the inputs: the weights, then the constants that `lift_constants` found."""
-    fresh: tuple[bool, ...]
-    """For each result, whether it is in new memory. A result that is an argument or an earlier result must be copied."""
-    fills: bool
-    """Whether the code has the function `DESTINATION`, which writes to result arrays that the caller passes."""
+    results_are_fresh: tuple[bool, ...]
+    """For each result, whether it is in new memory. Otherwise it is an argument or an earlier result, and must be copied."""
+    has_destination: bool
+    """Whether the code has the function `DESTINATION`, which writes its results to arrays that the caller passes."""
     workspace: int | None
-    """Bytes of intermediate values per call; None if that depends on symbolic dims."""
+    """Bytes of intermediate values per call; None if the number depends on symbolic dims."""
 
 
 def build(imported: ImportedModule, target: Target, threads: int, opt_level: int) -> TvmProgram:
     """Compile a module for a CPU. Large loops use ``threads`` threads."""
-    is_static = all(tensor_type(parameter.ty).is_static for parameter in imported.module["main"].params)
+    is_static = all(convert_type(parameter.ty).is_static for parameter in imported.module["main"].params)
     with target, tvm.transform.PassContext(opt_level=opt_level):
         fused = tvm.transform.Sequential(FUSION)(legalize(imported.module, target))
-        # Determined before planning, which replaces each call by an allocation that the call fills.
-        fresh = list_fresh_results(fused["main"])
-        # Determined before scheduling, which adds remainders to the indices of fused and split loops. Those are compiled
-        # correctly.
+        # Determined before planning, after which results are allocations instead of calls.
+        results_are_fresh = list_fresh_results(fused["main"])
+        # Determined before scheduling, which fuses and splits loops and so adds remainders that LLVM compiles correctly.
         remainder_functions = find_remainder_functions(fused)
         scheduled = dlight.ApplyDefaultSchedule(CpuSchedule(threads))(_relax_buffer_alignment(fused))
         lifted, constants = lift_constants(compile_without_vectorizer(scheduled, remainder_functions, target))
         planned = tvm.transform.Sequential(PLANNING)(lifted)
         workspace = _count_planned_bytes(planned["main"]) if is_static else None
         # The virtual machine allocates results of symbolic shape itself, so the caller cannot pass arrays for them.
-        extended, fills = add_destination_variant(planned) if is_static else (planned, False)
+        extended, has_destination = add_destination_variant(planned) if is_static else (planned, False)
         code = relax.build(tvm.transform.Sequential(LOWERING)(extended), target, relax_pipeline=None)
-    return TvmProgram(code, (*imported.weights, *constants), fresh, fills, workspace)
+    return TvmProgram(code, (*imported.weights, *constants), results_are_fresh, has_destination, workspace)
 
 
 FUSION = [
@@ -221,15 +220,15 @@ def list_bindings(function: relax.Function) -> list[Any]:
 
 
 def get_called_operator(binding: Any) -> Any:
-    """The operator or function that a Relax binding calls; None if its value is not a call."""
+    """Get the operator or function that a Relax binding calls; None if its value is not a call."""
     return binding.value.op if isinstance(binding.value, Call) else None
 
 
 def list_result_origins(returned: Any, bindings: Sequence[Any]) -> list[Any]:
-    """Find what each result of a function is: a parameter, or a variable whose value is computed by a call.
+    """Find the origin of each result of a function: a parameter, a constant, or a variable that a call computes.
 
-    ``returned`` is the expression that the function returns, a tuple if it has several results. If a call returns a tuple, the
-    origin of each field is a TupleGetItem.
+    ``returned`` is the expression that the function returns, a tuple if it has several results. For a field of a tuple that a
+    call returns, the origin is a TupleGetItem.
     """
     values = {binding.var: binding.value for binding in bindings}
 
@@ -256,7 +255,7 @@ def _count_planned_bytes(main: relax.Function) -> int:
 
 
 def list_fresh_results(main: relax.Function) -> tuple[bool, ...]:
-    """List for each result of ``main`` whether it is a new array: computed by a call, and not an earlier result too."""
+    """For each result of ``main``, whether it is a new array: a call computes it, and it is not also an earlier result."""
     bindings = list_bindings(main)
     computed = {binding.var for binding in bindings}
     origins = list_result_origins(main.body.body, bindings)
@@ -267,18 +266,18 @@ def list_fresh_results(main: relax.Function) -> tuple[bool, ...]:
 
 
 def add_destination_variant(module: IRModule) -> tuple[IRModule, bool]:
-    """Add `DESTINATION`: a copy of a planned ``main`` that writes its results to arrays passed as last parameters.
+    """Add `DESTINATION`, a copy of ``main`` whose last parameters are the arrays to write the results to.
 
-    Return the module and whether the function was added. It is not if ``main`` returns a value that it does not allocate, if it
-    returns a value twice, or if DLPack and NumPy cannot exchange the type of a result.
+    Memory must be planned already. Return the module and whether the function was added. It is not added if ``main`` returns a
+    value that it does not allocate, if it returns a value twice, or if DLPack and NumPy cannot exchange the type of a result.
     """
     # Two functions of a module must not share variables.
     copy = relax.utils.copy_with_new_vars(module["main"])
     bindings = list_bindings(copy)
     allocated = {binding.var for binding in bindings if get_called_operator(binding) == ALLOCATE_RESULT}
     results = list_result_origins(copy.body.body, bindings)
-    has_dlpack_types = all(tensor_type(result.ty).dtype.numpy.kind in "biuf" for result in results)
-    # As many results as allocations: one that is allocated but not returned would have no parameter to be written to.
+    has_dlpack_types = all(convert_type(result.ty).dtype.numpy.kind in "biuf" for result in results)
+    # A result buffer that is allocated but not returned would have no parameter.
     if not has_dlpack_types or set(results) != allocated or len(results) > len(allocated):
         return module, False
     inner = [binding for binding in bindings if binding.var not in allocated]

@@ -21,7 +21,7 @@ from tvm_ffi import structural_equal
 
 
 def get_dtype_name(tensor: Any) -> str:
-    """TVM's name of the element type of a tensor, such as ``"float32"``."""
+    """Get TVM's name of the element type of a tensor, such as ``"float32"``."""
     return str(tensor.ty.dtype)
 
 
@@ -81,7 +81,7 @@ POLYNOMIALS: Mapping[str, Rewrite] = {
     "relax.nn.gelu": _gelu,
     "relax.nn.softmax": _softmax,
 }
-"""By Relax operator: functions that replace exp, tanh, erf and operators that contain them by polynomials, for float32."""
+"""Rewrites of float32 exponentials, and of operators that contain exponentials, as polynomials. By Relax operator."""
 
 
 def rewrite_calls(module: IRModule, polynomials: bool = True) -> IRModule:
@@ -94,7 +94,7 @@ def rewrite_calls(module: IRModule, polynomials: bool = True) -> IRModule:
 
 @mutator
 class _CallRewriter(PyExprMutator):  # type: ignore[misc]  # TVM has no types
-    """Applies `_REWRITES` and `_ACCUMULATED_IN_FLOAT32` to each call, and ``polynomials`` to each call in float32."""
+    """Rewrites each call as in `_REWRITES`, and each float32 call as in ``polynomials``; see also `_ACCUMULATED_IN_FLOAT32`."""
 
     def __init__(self, module: IRModule, polynomials: Mapping[str, Rewrite]) -> None:
         super().__init__(module)
@@ -162,33 +162,32 @@ def _power(call: Call, builder: BlockBuilder) -> Any:
 def _left_shift(call: Call, builder: BlockBuilder) -> Any:
     value, amount = call.args
     clamped = _clamp_shift(amount)
-    # If the clamped amount differs, all bits are shifted out.
+    # If the clamped amount differs from the amount, all bits are shifted out.
     return relax.op.where(relax.op.equal(amount, clamped), relax.op.left_shift(value, clamped), make_scalar(0, value))
 
 
 def _right_shift(call: Call, builder: BlockBuilder) -> Any:
     value, amount = call.args
     clamped = _clamp_shift(amount)
-    # If the clamped amount differs, only copies of the sign bit remain, which for unsigned integers are zeros.
-    sign = (
-        relax.op.right_shift(value, make_scalar(_count_bits(value) - 1, value))
-        if get_dtype_name(value).startswith("int")
-        else make_scalar(0, value)
-    )
-    return relax.op.where(relax.op.equal(amount, clamped), relax.op.right_shift(value, clamped), sign)
+    # If the clamped amount differs from the amount, all bits are copies of the sign, or for unsigned integers zeros.
+    signs = make_scalar(0, value)
+    if get_dtype_name(value).startswith("int"):
+        signs = relax.op.right_shift(value, make_scalar(_count_bits(value) - 1, value))
+    return relax.op.where(relax.op.equal(amount, clamped), relax.op.right_shift(value, clamped), signs)
 
 
 def _where(call: Call, builder: BlockBuilder) -> Any:
     """Replace ``where(a > b, a, b)`` by ``maximum(a, b)``, and ``where(a < b, a, b)`` by ``minimum(a, b)``."""
     condition, *branches = call.args
-    compared = builder.lookup_binding(condition) if isinstance(condition, relax.Var) else None
-    if not isinstance(compared, Call) or not all(map(_is_same, compared.args, branches)):
+    comparison = builder.lookup_binding(condition) if isinstance(condition, relax.Var) else None
+    if not isinstance(comparison, Call) or not all(map(_is_same, comparison.args, branches)):
         return call
-    extreme = {"relax.greater": relax.op.maximum, "relax.less": relax.op.minimum}.get(getattr(compared.op, "name", ""))
-    return call if extreme is None else extreme(*branches)
+    select = {"relax.greater": relax.op.maximum, "relax.less": relax.op.minimum}.get(getattr(comparison.op, "name", ""))
+    return call if select is None else select(*branches)
 
 
 def _is_same(a: Any, b: Any) -> bool:
+    """Whether two expressions are the same variable, or equal constants."""
     return bool(a.same_as(b) or (isinstance(a, GenericConst) and structural_equal(a, b)))
 
 
@@ -215,6 +214,7 @@ def _count_bits(tensor: Any) -> int:
 
 
 def _clamp_shift(amount: Any) -> Any:
+    """Clamp the amount of a shift to the bits of its type."""
     return relax.op.minimum(relax.op.maximum(amount, make_scalar(0, amount)), make_scalar(_count_bits(amount) - 1, amount))
 
 
@@ -223,16 +223,19 @@ def _get_shape(tensor: Any) -> tuple[int, ...]:
 
 
 def _list_indexed_extents(data: Any, indices: Any, batch: int) -> tuple[int, ...]:
-    """For GatherND and ScatterND: the extent of the data axis that each coordinate along the last axis of ``indices`` indexes."""
+    """List the extents of the data axes that the coordinates of GatherND and ScatterND index, after ``batch`` batch axes.
+
+    The last axis of ``indices`` has one coordinate per indexed axis.
+    """
     return _get_shape(data)[batch : batch + _get_shape(indices)[-1]]
 
 
 def _clamp_indices(indices: Any, extents: int | tuple[int, ...], *, from_end: bool = False) -> Any:
-    """Clamp indices to ``extents``: of the one axis, or of one axis per coordinate.
+    """Clamp indices to an axis of extent ``extents``, or coordinates to axes of these extents.
 
-    Negative indices are kept only if ``from_end`` is set. Otherwise the importer has already converted them to positive ones.
+    With ``from_end`` negative indices down to -extent are valid. Without it the importer has already made them positive.
     """
     dtype = get_dtype_name(indices)
     extent = np.asarray(extents, dtype)
-    first = relax.const(-extent if from_end else extent * 0, dtype)
-    return relax.op.minimum(relax.op.maximum(indices, first), relax.const(extent - 1, dtype))
+    lowest = relax.const(-extent if from_end else np.zeros_like(extent), dtype)
+    return relax.op.minimum(relax.op.maximum(indices, lowest), relax.const(extent - 1, dtype))

@@ -1,8 +1,8 @@
 """Schedule loops for CPUs. TVM's own CPU pipeline has no schedules: it runs naive loops on one thread.
 
-FuseTIR produces a PrimFunc, which is a sequence of blocks: loop nests that read and write buffers. A block that is elementwise
-is inlined into the blocks that read it, or is computed into a register if several blocks read it. Then each remaining nest is
-scheduled as an elementwise loop, a transposition, or a reduction.
+FuseTIR produces a PrimFunc, which is a sequence of blocks: loop nests that read and write buffers. An elementwise block is
+inlined into its readers, the blocks that read its result. If it has several readers, it may be computed into a register in
+their common loop. Then each remaining nest is scheduled as an elementwise loop, a transposition, or a reduction.
 """
 
 from __future__ import annotations
@@ -21,23 +21,32 @@ from tvm.target.codegen import llvm_get_vector_width
 from tvm.tirx import ForKind
 
 _OPERAND_FIELDS = ("a", "b", "condition", "true_value", "false_value", "value", "body")
+"""Fields of TIR's expressions and statements that contain operands."""
 
 
 def count_operations(statement: Any) -> int:
     """Count the operations in a block's body, without those that compute indices."""
-    return _sum_over_tree(statement, lambda node: 1 if next(_iter_operands(node), None) is not None else 0, {})
+    return _sum_over_tree(statement, lambda node: int(any(True for _ in _iter_operands(node))), {})
 
 
 def count_loads(statement: Any, buffer: Any = None) -> int:
-    """Count the loads in a block's body from one buffer, or from all buffers if it is None."""
-    return _sum_over_tree(
-        statement, lambda node: int(isinstance(node, TensorLoad) and (buffer is None or node.source.same_as(buffer))), {}
-    )
+    """Count the loads in a block's body from a buffer; None counts the loads from all buffers."""
+
+    def count(node: Any) -> int:
+        return int(isinstance(node, TensorLoad) and (buffer is None or node.source.same_as(buffer)))
+
+    return _sum_over_tree(statement, count, {})
 
 
 def count_float_subtractions(statement: Any) -> int:
     """Count the floating-point subtractions in a block's body that have no literal operand."""
-    return _sum_over_tree(statement, lambda node: int(_is_float_subtraction(node)), {})
+
+    def count(node: Any) -> int:
+        if type(node).__name__ != "Sub" or "float" not in str(node.ty):
+            return 0
+        return int(not any(hasattr(operand, "value") for operand in (node.a, node.b)))
+
+    return _sum_over_tree(statement, count, {})
 
 
 def uses_vector_instructions(statement: Any) -> bool:
@@ -60,17 +69,11 @@ _INTRINSICS = {
 }
 
 
-def _is_float_subtraction(node: Any) -> bool:
-    return (
-        type(node).__name__ == "Sub" and "float" in str(node.ty) and not any(hasattr(part, "value") for part in (node.a, node.b))
-    )
-
-
 def _sum_over_tree(node: Any, count: Callable[[Any], int], totals: dict[int, int]) -> int:
-    """Sum ``count(node)`` over an expression tree, in linear time: ``totals`` memoizes the sums of shared subexpressions."""
+    """Sum ``count`` over the nodes of an expression tree. ``totals`` memoizes shared subexpressions, so the time is linear."""
     key = hash(node)  # TVM hashes a node by its address, which is unique as long as the root is alive
     if key not in totals:
-        totals[key] = count(node) + sum(_sum_over_tree(part, count, totals) for part in _iter_operands(node))
+        totals[key] = count(node) + sum(_sum_over_tree(operand, count, totals) for operand in _iter_operands(node))
     return totals[key]
 
 
@@ -79,18 +82,19 @@ def _iter_operands(node: Any) -> Iterator[Any]:
     if isinstance(node, TensorLoad):
         return
     for name in _OPERAND_FIELDS:
-        if (part := getattr(node, name, None)) is not None and not isinstance(part, int | float):
-            yield part
+        operand = getattr(node, name, None)
+        if operand is not None and not isinstance(operand, int | float):
+            yield operand
     yield from getattr(node, "args", ())
 
 
 Loop: TypeAlias = "s_tir.schedule.LoopRV"
 MIN_PARALLEL_ITERATIONS = 16384
-"""A nest with fewer iterations is neither parallelized (waking a second thread takes about 5 us) nor tiled."""
-TYPICAL_EXTENT = 64
-"""Estimate of a symbolic extent for `MIN_PARALLEL_ITERATIONS`: one that is too large costs about 5 us, the wake of a thread."""
+"""A nest with fewer iterations is not tiled, and not parallelized, because waking a second thread takes about 5 us."""
+ASSUMED_SYMBOLIC_EXTENT = 64
+"""The extent that is assumed for a symbolic dim. If the actual extents are smaller, waking a thread wastes about 5 us."""
 MIN_INTERLEAVED_OPERATIONS = 16
-"""LLVM interleaves the iterations of loops whose body has fewer operations. For longer bodies `LoopNest` does."""
+"""Loops with at least this many operations per iteration are interleaved by `LoopNest`. LLVM interleaves shorter ones itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ class CpuProperties:
 
     @property
     def accumulators(self) -> int:
-        """Number of vector registers to use for partial sums: three quarters of all. The others hold operands."""
+        """Number of vector registers to use for partial sums: three quarters. The remaining registers contain operands."""
         return 24 if self.vector_bits >= 512 else 12
 
 
@@ -137,9 +141,10 @@ class LoopNest:
         """Parallelize the outermost loop of a nest with symbolic extents, and leave the inner loops to LLVM."""
         if self.cpu.threads == 1:
             return
-        pairs = zip(self.schedule.get_loops(self.block), self.extents[: self.num_spatial], strict=False)
-        if (row := next((loop for loop, extent in pairs if not isinstance(extent, int) or extent > 1), None)) is not None:
-            self.schedule.parallel(row)
+        for loop, extent in zip(self.schedule.get_loops(self.block), self.extents[: self.num_spatial], strict=False):
+            if not isinstance(extent, int) or extent > 1:
+                self.schedule.parallel(loop)
+                return
 
     @property
     def is_large_reduction(self) -> bool:
@@ -149,19 +154,22 @@ class LoopNest:
         """Schedule an elementwise nest: fuse contiguous loops, tile transposed accesses, parallelize the outermost loop."""
         runs = self._group_loops()
         all_loops = self.schedule.get_loops(self.block)
-        # Each run becomes one loop, so that LLVM can vectorize the last of them.
+        # Fuse the loops of each run, so that LLVM can vectorize the last one.
         loops = [self.schedule.fuse(*(all_loops[i] for i in run)) if len(run) > 1 else all_loops[run[0]] for run in runs]
-        # A reduction, too small for `tile` and `split_rows` or rejected by both: leave its inner loops to LLVM.
         if self.num_spatial < len(self.loop_kinds):
+            # A reduction that is small, or that `tile` and `split_rows` do not support. LLVM optimizes its inner loops.
             self._parallelize(loops[0])
+        elif len(runs) == 1:
+            self._parallelize(self._interleave(loops[0]))
         else:
-            self._parallelize(self._interleave(loops[0]) if len(runs) == 1 else self._tile_transposed(runs, loops))
+            self._parallelize(self._tile_transposed(runs, loops))
 
     @property
     def iterations(self) -> int:
+        """Number of iterations of the nest. A symbolic extent counts as `ASSUMED_SYMBOLIC_EXTENT`."""
         total = 1
         for extent in self.extents:
-            total *= extent if isinstance(extent, int) else TYPICAL_EXTENT
+            total *= extent if isinstance(extent, int) else ASSUMED_SYMBOLIC_EXTENT
         return total
 
     def _parallelize(self, outermost: Loop) -> None:
@@ -169,7 +177,10 @@ class LoopNest:
             self.schedule.parallel(outermost)
 
     def _group_loops(self) -> list[list[int]]:
-        """Group the indices of neighboring spatial loops that can be fused, because every access traverses them contiguously."""
+        """Group neighboring spatial loops that can be fused, because each access traverses them contiguously.
+
+        A group, or run, is a list of loop indices.
+        """
         stmt = self.schedule.get(self.block)
         accesses = [*stmt.reads, *stmt.writes]
         runs = [[0]]
@@ -183,13 +194,13 @@ class LoopNest:
     def _interleave(self, loop: Loop) -> Loop:
         """Compute several vectors per iteration if the body is a long arithmetic expression; return the outermost loop.
 
-        In such an expression each operation waits for the previous one. The CPU executes later iterations meanwhile only if they
+        In such an expression each operation waits for the previous one. Meanwhile the CPU executes later iterations only if they
         start within some hundred instructions, and LLVM interleaves only short loops.
         """
         body = self.schedule.get(self.block).body
         if count_operations(body) < MIN_INTERLEAVED_OPERATIONS or not uses_vector_instructions(body):
             return loop
-        # An interleaved vector needs about three registers for an expression of one operand, six for one of several.
+        # A vector needs about three registers if the expression reads one operand, and six if it reads several.
         vectors = self.cpu.accumulators // (3 if count_loads(body) == 1 else 6)
         vector_lanes = self.cpu.lanes_per_vector(self._widest_bits)
         lanes = _find_divisor(self.iterations, vectors * vector_lanes)
@@ -202,25 +213,25 @@ class LoopNest:
     def _tile_transposed(self, runs: list[list[int]], loops: list[Loop]) -> Loop:
         """Tile by cache lines if an operand is read in another order than the result is written; return the outermost loop.
 
-        Vectors run along the reads, and their elements are written to separate lines. That is twice as fast as the opposite.
-        Without tiles, NHWC to NCHW takes 3 times as long.
+        Vectors are read contiguously, and their elements are written to separate cache lines. That is twice as fast as reading
+        from separate lines and writing vectors. Without tiles, a transposition of NHWC to NCHW takes 3 times as long.
         """
         transposed = self._find_transposed_run(runs)
         if transposed is None or self.iterations < MIN_PARALLEL_ITERATIONS:
             return loops[0]
         schedule = self.schedule
-        *others, last = loops
-        others[transposed], read_tile = schedule.split(others[transposed], [None, self._choose_tile_side(runs[transposed])])
-        last_outer, write_tile = schedule.split(last, [None, self._choose_tile_side(runs[-1])])
-        schedule.reorder(*others, last_outer, write_tile, read_tile)
+        *outer, last = loops
+        outer[transposed], read_tile = schedule.split(outer[transposed], [None, self._choose_tile_size(runs[transposed])])
+        last_outer, write_tile = schedule.split(last, [None, self._choose_tile_size(runs[-1])])
+        schedule.reorder(*outer, last_outer, write_tile, read_tile)
         schedule.vectorize(read_tile)
-        return schedule.fuse(*others) if len(others) > 1 else others[0]
+        return schedule.fuse(*outer) if len(outer) > 1 else outer[0]
 
     def _find_transposed_run(self, runs: list[list[int]]) -> int | None:
-        """Find a run, other than the last, along which an operand is read contiguously; return its index, or None.
+        """Find the index of a run, other than the last one, along which an operand is read contiguously; None if there is none.
 
-        The result is written along the last run, so such an operand is transposed. An operand that does not depend on the last
-        run does not count: it is read once per row.
+        The result is written contiguously along the last run, so the operand is transposed. An operand that does not depend on
+        the last run is skipped, because it is read only once per row.
         """
         last = [self.loop_variables[index] for index in runs[-1]]
         for read in self.schedule.get(self.block).reads:
@@ -231,14 +242,17 @@ class LoopNest:
                     return index
         return None
 
-    def _choose_tile_side(self, run: list[int]) -> int:
+    def _choose_tile_size(self, run: list[int]) -> int:
         length = 1
         for index in run:
             length *= self.extents[index]
         return _find_divisor(length, 8)
 
     def _is_contiguous_pair(self, access: Any, outer: int, inner: int) -> bool:
-        """Whether an access allows fusing two loops: it depends on neither, or they index adjacent axes, the inner one fully."""
+        """Whether an access allows fusing two neighboring loops.
+
+        It does if it depends on neither loop, or if the loops index adjacent axes of the buffer, the inner axis completely.
+        """
         if 1 in (self.extents[outer], self.extents[inner]):
             return True
         region, pair = access.region, (self.loop_variables[outer], self.loop_variables[inner])
@@ -252,45 +266,48 @@ class LoopNest:
         )
 
     def tile(self) -> bool:
-        """Accumulate a tile of the result in registers; return False, and change nothing, if the nest is not suited.
+        """Accumulate a tile of the result in registers. Return False, and change nothing, if that would not be faster.
 
-        A tile is some vectors along the last axis, times some rows of a "reuse axis": one on which the vectors that are read do
-        not depend, so that each row uses them again. In a matrix product these are the rows, in a convolution the output
-        channels. Without a reuse axis a tile is still faster if vectors are read contiguously, as in a sum over the first axis.
+        A tile is some vectors along the last axis, times some rows along a "reuse axis". The vectors that are read do not depend
+        on the reuse axis, so each of the rows uses the same vectors. In a matrix product these are the rows of the result, in a
+        convolution the output channels. Without a reuse axis a tile is faster only if vectors are read contiguously, as in a sum
+        over the first axis.
         """
         last = self.num_spatial - 1
         if not isinstance(self.extents[last], int):
             return False
         reads = [read for read in self.schedule.get(self.block).reads if _varies_along_last_axis(read, self.loop_variables[last])]
         reuse = self._find_reuse_axis(reads)
-        # A sum along contiguous elements has one result per row, so there is no vector to tile. `split_rows` supports it.
-        if not reads or (
-            reuse is None and any(_varies_along_last_axis(r, v) for r in reads for v in self.loop_variables[self.num_spatial :])
-        ):
+        if not reads:
             return False
-        # Rows times vectors must fit in the registers, and divide known extents: a remainder would need a second loop nest.
+        reduction_variables = self.loop_variables[self.num_spatial :]
+        # A sum along contiguous elements has one result per row, so there is no vector to tile. `split_rows` supports it.
+        if reuse is None and any(_varies_along_last_axis(read, v) for read in reads for v in reduction_variables):
+            return False
+        # The registers must contain rows times vectors. Both divide known extents, as a remainder would need a second loop nest.
         lanes = _find_divisor(self.extents[last], self.cpu.lanes_per_vector(self._result_bits))
         vectors = _find_divisor(self.extents[last] // lanes, 2 if reuse is not None else 4)
         rows = 1
         if reuse is not None:
-            max_rows, extent = min(8, self.cpu.accumulators // vectors), self.extents[reuse]
+            max_rows = min(8, self.cpu.accumulators // vectors)
+            extent = self.extents[reuse]
             # TVM adds a condition for the last rows of a symbolic extent.
             rows = _find_divisor(extent, max_rows) if isinstance(extent, int) else max_rows
         self._reorder_tile(reuse, rows, vectors, lanes)
         return True
 
     def _find_reuse_axis(self, reads: list[Any]) -> int | None:
-        """Find the innermost axis of the result on which none of the reads depends; None if each depends on all axes."""
-        for axis in range(self.num_spatial - 2, -1, -1):
-            extent = self.extents[axis]
-            if (not isinstance(extent, int) or extent > 1) and not any(
-                _depends_on(dim, self.loop_variables[axis]) for read in reads for dim in read.region
-            ):
+        """Find the innermost axis of the result on which no read depends, except the last axis; None if there is none."""
+        for axis in reversed(range(self.num_spatial - 1)):
+            variable = self.loop_variables[axis]
+            is_read = any(_depends_on(dim, variable) for read in reads for dim in read.region)
+            is_single = isinstance(self.extents[axis], int) and self.extents[axis] <= 1
+            if not is_read and not is_single:
                 return axis
         return None
 
     def _reorder_tile(self, reuse: int | None, rows: int, vectors: int, lanes: int) -> None:
-        """Reorder the loops for tiles of ``rows`` along the axis ``reuse``, times ``vectors`` of ``lanes`` elements."""
+        """Reorder the loops for tiles of ``rows`` rows along axis ``reuse``, times ``vectors`` vectors of ``lanes`` elements."""
         schedule = self.schedule
         registers = schedule.cache_write(self.block, 0, "local")
         loops = schedule.get_loops(self.block)
@@ -301,7 +318,7 @@ class LoopNest:
             inner.append(row)
         column, vector, lane = schedule.split(loops[self.num_spatial - 1], [None, vectors, lanes])
         schedule.reorder(*outer, column, *reduced, *inner, vector, lane)
-        outermost = schedule.fuse(*outer) if len(outer) > 1 else [*outer, column][0]
+        outermost = schedule.fuse(*outer) if len(outer) > 1 else next(iter(outer), column)
         schedule.reverse_compute_at(registers, column)
         self._parallelize(outermost)
         schedule.vectorize(lane)
@@ -311,17 +328,19 @@ class LoopNest:
         schedule.decompose_reduction(self.block, reduced[0])
 
     def split_rows(self) -> bool:
-        """Reduce each contiguous row into several vectors, added after the loop. Return False if the nest is not suited."""
+        """Reduce each row into several vectors, which are added after the loop. Return False if rows are not contiguous."""
         if not isinstance(self.extents[-1], int):
             return False
         schedule = self.schedule
         reads = schedule.get(self.block).reads
-        # Four vectors in turn, because additions to a single one would wait for each other.
-        width = _find_divisor(self.extents[-1], min(self.extents[-1] // 2, 4 * self.cpu.lanes_per_vector(self._result_bits)))
+        # Four vectors in turn, because additions to a single vector would wait for each other.
+        max_width = min(self.extents[-1] // 2, 4 * self.cpu.lanes_per_vector(self._result_bits))
+        width = _find_divisor(self.extents[-1], max_width)
         if width < 4 or not any(_is_consecutive(read, self.loop_variables[-1]) for read in reads):
             return False
-        _, side = schedule.split(schedule.get_loops(self.block)[-1], [None, width])
-        partial = schedule.rfactor(side, -1)
+        _, lane = schedule.split(schedule.get_loops(self.block)[-1], [None, width])
+        # A new block computes the partial sum of each lane, and the original block adds them.
+        partial = schedule.rfactor(lane, -1)
         spatial = schedule.get_loops(self.block)[: self.num_spatial]
         outermost = schedule.fuse(*spatial) if len(spatial) > 1 else spatial[0]
         schedule.compute_at(partial, outermost)
@@ -354,7 +373,7 @@ def _varies_along_last_axis(access: Any, variable: Any) -> bool:
 
 
 def _is_consecutive(access: Any, variable: Any) -> bool:
-    """Whether the index of an access on its last axis is the loop variable itself, so that the access is contiguous."""
+    """Whether the index of an access on its last axis is the loop variable itself, so that the loop reads contiguously."""
     return bool(len(access.region)) and bool(access.region[-1].min.same_as(variable))
 
 
@@ -364,9 +383,9 @@ def _find_divisor(number: int, limit: int) -> int:
 
 
 def compute_at_readers(schedule: s_tir.Schedule, block: SBlockInfo) -> bool:
-    """Move a block into the innermost loop that its readers share, as a register; return False if there is no such loop."""
-    # Candidate: the innermost loop of the least nested reader that is not vectorized. If another reader is outside this loop,
-    # compute_at raises ScheduleError.
+    """Compute a block in the innermost loop that its readers share, into a register; return False if they share no loop."""
+    # Try the innermost loop that is not vectorized, of the reader with the fewest loops. If another reader is outside of that
+    # loop, compute_at raises ScheduleError.
     loops = min((schedule.get_loops(reader) for reader in schedule.get_consumers(block.block_rv)), key=len)
     while loops and schedule.get(loops[-1]).kind == ForKind.VECTORIZED:
         loops.pop()
@@ -378,11 +397,11 @@ def compute_at_readers(schedule: s_tir.Schedule, block: SBlockInfo) -> bool:
 
 
 MAX_RECOMPUTED_OPERATIONS = 16384
-"""Inlining may recompute this many operations per call in total, because a separate loop nest would take longer."""
+"""Inlining may recompute this many operations per call in total: up to this number, a separate loop nest would take longer."""
 MAX_REPEATED_OPERATIONS = 8
 """An expression with at most this many operations is recomputed by each reader instead of stored and loaded."""
 MAX_INLINED_OPERATIONS = 128
-"""Limit on operations in an expression that inlining repeats, because the time of TVM's simplifier is superlinear."""
+"""Maximum number of operations in an expression with repeated parts. The time of TVM's simplifier is superlinear."""
 
 
 class CpuSchedule(dlight.ScheduleRule):  # type: ignore[misc]  # TVM has no types
@@ -403,8 +422,7 @@ class CpuSchedule(dlight.ScheduleRule):  # type: ignore[misc]  # TVM has no type
         for block in remaining:
             if block.name not in movable:
                 schedule = _schedule_block(schedule, block, cpu)
-        # After their readers, because these determine the loop that the block moves into. In reverse, as they may read each
-        # other.
+        # After their readers, whose schedules determine the loop to move into. In reverse: movable blocks may read each other.
         for block in reversed(remaining):
             if block.name in movable and not compute_at_readers(schedule, block):
                 schedule = _schedule_block(schedule, block, cpu)
@@ -433,89 +451,96 @@ def _schedule_block(schedule: s_tir.Schedule, block: SBlockInfo, cpu: CpuPropert
 def _inline_producers(schedule: s_tir.Schedule, blocks: Sequence[SBlockInfo]) -> list[SBlockInfo]:
     """Inline elementwise blocks into their readers, and return the blocks that remain.
 
-    Blocks whose inlining would make expressions too large remain: an expression that is read three times is repeated three
-    times, so a chain of such blocks would grow exponentially.
+    A block is not inlined if expressions would become too large. A reader that loads a value three times repeats its expression
+    three times, so a chain of such readers would grow exponentially.
     """
     budget = MAX_RECOMPUTED_OPERATIONS
     remaining = list(blocks)
     for block in blocks[:-1]:
         if not block.is_injective():
             continue
-        # Analyzed here rather than once for all blocks, because inlining the previous blocks made later expressions longer.
+        # Analyzed after the previous blocks were inlined, which made the expressions of later blocks longer.
         usage = _Usage.from_block(schedule, block, remaining)
         if usage.is_worth_inlining(budget):
             with suppress(s_tir.ScheduleError):
                 schedule.compute_inline(block.block_rv)
-                budget -= max(usage.extra, 0)
+                budget -= max(usage.recomputed_operations, 0)
                 remaining.remove(block)
     return remaining
 
 
 @dataclass(frozen=True, slots=True)
 class _Usage:
-    """How other blocks read the result of an elementwise block. Decides whether to inline it."""
+    """How readers use the result of an elementwise block, to decide whether to inline its expression."""
 
-    cost: int
+    operations: int
     """Operations in the block's expression."""
-    extra: int
-    """Additional operations per call if inlined: each reader computes the expression once per element of its own result."""
-    repeated: int
-    """Additional operations in the code if inlined."""
-    largest: int
-    """Operations in the largest expression of a reader if inlined."""
+    recomputed_operations: int
+    """Additional operations per call after inlining, because each reader computes the expression for each of its elements."""
+    repeated_operations: int
+    """Additional operations in the code after inlining."""
+    largest_expression: int
+    """Operations in the largest expression of a reader after inlining."""
     can_move: bool
-    """Whether all readers traverse the same elements in the same order, so that the result can be kept in a register instead."""
+    """Whether all readers traverse the same elements in the same order, so that a register can contain the result instead."""
     is_reduced: bool
     """Whether a reader would compute the same element several times, as a broadcasting reduction does."""
     may_cancel: bool
-    """Whether an inlined expression would subtract, and read some buffer twice. TVM simplifies inlined expressions as if they
+    """Whether an inlined expression would subtract, and load from the same buffer twice. TVM simplifies expressions as if they
     were exact: ``(x + c) - c`` becomes ``x``, which is wrong with rounding or infinities."""
 
     @classmethod
     def from_block(cls, schedule: s_tir.Schedule, block: SBlockInfo, blocks: Sequence[SBlockInfo]) -> _Usage:
-        """Analyze how those of ``blocks`` that read the result of ``block`` use it."""
+        """Analyze the use of ``block`` by its readers among ``blocks``."""
         names = {schedule.get(reader).name_hint for reader in schedule.get_consumers(block.block_rv)}
         readers = [other for other in blocks if other.name in names]
-        buffer = schedule.get(block.block_rv).writes[0].source
-        cost = count_operations(schedule.get(block.block_rv).body)
+        stmt = schedule.get(block.block_rv)
+        operations = count_operations(stmt.body)
         bodies = [schedule.get(reader.block_rv).body for reader in readers]
-        counts = [count_loads(body, buffer) for body in bodies]
+        loads = [count_loads(body, stmt.writes[0].source) for body in bodies]
+        inlined = [count_operations(body) + count * operations for body, count in zip(bodies, loads, strict=True)]
         return cls(
-            cost=cost,
-            extra=cost * (sum(map(_count_elements, readers)) - _count_elements(block)),
-            repeated=cost * (sum(counts) - 1),
-            largest=max((count_operations(b) + n * cost for b, n in zip(bodies, counts, strict=True)), default=0),
+            operations=operations,
+            recomputed_operations=operations * (sum(map(_count_elements, readers)) - _count_elements(block)),
+            repeated_operations=operations * (sum(loads) - 1),
+            largest_expression=max(inlined, default=0),
             can_move=all(_has_same_traversal(schedule, block, reader) for reader in readers),
             is_reduced=any(not r.is_injective() and _count_elements(r) > _count_elements(block) for r in readers),
-            may_cancel=any(_may_cancel(schedule.get(block.block_rv), schedule.get(r.block_rv)) for r in readers),
+            may_cancel=any(_may_cancel(stmt, schedule.get(reader.block_rv)) for reader in readers),
         )
 
     def is_worth_inlining(self, budget: int) -> bool:
-        """Whether to inline the block. ``budget`` is how many operations per call may still be recomputed."""
-        if self.may_cancel or self.is_reduced or (self.cost > MAX_REPEATED_OPERATIONS and self.extra > max(budget, 0)):
+        """Whether to inline the block. At most ``budget`` operations per call may be recomputed, unless the block is small."""
+        if self.may_cancel or self.is_reduced:
             return False
-        return self.repeated <= MAX_REPEATED_OPERATIONS or (self.largest <= MAX_INLINED_OPERATIONS and not self.can_move)
+        if self.operations > MAX_REPEATED_OPERATIONS and self.recomputed_operations > max(budget, 0):
+            return False
+        if self.repeated_operations <= MAX_REPEATED_OPERATIONS:
+            return True
+        # A register is better than repeated code, if the block can move.
+        return not self.can_move and self.largest_expression <= MAX_INLINED_OPERATIONS
 
 
 def _may_cancel(block: Any, reader: Any) -> bool:
-    """Whether the expression of ``reader``, with ``block`` inlined, would subtract and read some buffer twice."""
-    buffer = block.writes[0].source
-    if not count_float_subtractions(block.body) + count_float_subtractions(reader.body):
+    """Whether the expression of ``reader``, with ``block`` inlined, would subtract, and load from the same buffer twice."""
+    if not (count_float_subtractions(block.body) or count_float_subtractions(reader.body)):
         return False
-    count = count_loads(reader.body, buffer)
+    buffer = block.writes[0].source
+    # As many copies of the block's expression as the reader has loads of its result.
+    num_copies = count_loads(reader.body, buffer)
     sources = [access.source for access in (*block.reads, *reader.reads) if not access.source.same_as(buffer)]
-    return any(count * count_loads(block.body, source) + count_loads(reader.body, source) > 1 for source in sources)
+    return any(num_copies * count_loads(block.body, source) + count_loads(reader.body, source) > 1 for source in sources)
 
 
 def _has_same_traversal(schedule: s_tir.Schedule, block: SBlockInfo, reader: SBlockInfo) -> bool:
-    """Whether ``reader`` is elementwise too, and reads each element in the iteration in which the block writes it."""
+    """Whether ``reader`` is elementwise too, and reads each element in the same iteration in which ``block`` writes it."""
     write = schedule.get(block.block_rv).writes[0]
-    read = [access for access in schedule.get(reader.block_rv).reads if access.source.same_as(write.source)]
+    reads = [access for access in schedule.get(reader.block_rv).reads if access.source.same_as(write.source)]
     return (
         reader.is_injective()
         and reader.dom() == block.dom()
         and _is_identity_access(write, block)
-        and all(_is_identity_access(access, reader) for access in read)
+        and all(_is_identity_access(read, reader) for read in reads)
     )
 
 
@@ -536,6 +561,7 @@ def _can_move(schedule: s_tir.Schedule, block: SBlockInfo, blocks: Sequence[SBlo
 
 
 def _count_elements(block: SBlockInfo) -> int:
+    """Count the iterations of a block, which for elementwise blocks is the number of elements."""
     count = 1
     for extent in block.dom():
         # A symbolic extent counts as 1, because the compared blocks have the same symbolic extents.

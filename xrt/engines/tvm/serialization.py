@@ -1,12 +1,12 @@
 """Serialize a compiled program: a shared library, and the constants that it is called with.
 
-Linking the library needs a C compiler. TVM's ``.tar`` format would not, but it cannot be loaded. A constant that the Function
+Linking the library needs a C compiler. TVM's ``.tar`` format needs none, but cannot be loaded. A constant that the Function
 contains is stored as its index in the Function, without data. The format:
 
-8 bytes      length of the header
-header       JSON: the program's properties besides its code, the constants, the length of the library
+8 bytes      length of the header in bytes
+header       JSON: the fields of the program except its code, and the length of the library in bytes
 library
-constants    those that the Function does not contain, each at a multiple of 64 bytes
+constants    only those that the Function does not contain, each at a multiple of 64 bytes
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def link(code: Any, folder: Path) -> bytes:
     if cc.get_cc() is None:
         raise CompileRefused("TVM needs a C compiler to export code, and there is none; install gcc or clang")
     if reason := _why_not_in_memory():
-        raise CompileRefused(f"LLVM ends the process where it cannot write a file, and {reason}")
+        raise CompileRefused(f"LLVM ends the process if it cannot write a file, and {reason}")
     # `Module.export_library` would let LLVM write the files, and LLVM ends the process if a write fails.
     objects = []
     for index, module in enumerate(_iter_modules(getattr(code, "mod", code))):
@@ -62,7 +62,7 @@ def _iter_modules(root: Any) -> Iterator[Any]:
     targets = set()
     for module in root._collect_dso_modules():
         if module.kind != "llvm":  # TVM generates C source instead of object code for a Function that computes nothing
-            raise CompileRefused(f"TVM writes no object file of a module of kind {module.kind!r}, which has no code")
+            raise CompileRefused(f"TVM writes no object file for a module of kind {module.kind!r}, which has no code")
         targets.add(module.get_function("_get_target_string")())
         yield module
     if root.imports:
@@ -71,7 +71,7 @@ def _iter_modules(root: Any) -> Iterator[Any]:
 
 
 def _why_not_in_memory() -> str | None:
-    """Explain why this process cannot create in-memory files of any size; None if it can."""
+    """Explain why this process cannot write in-memory files of any size; None if it can."""
     if not hasattr(os, "memfd_create") or not Path("/proc/self/fd").is_dir():
         return "this system has no files in memory"
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -87,6 +87,7 @@ def _write_object(module: Any) -> bytes:
 
 
 ALIGNMENT = 64
+"""Offsets of constants are multiples of this number of bytes."""
 Program = TypeVar("Program", "TvmProgram", "DeviceProgram")
 
 
@@ -109,19 +110,20 @@ def save_program(program: TvmProgram | DeviceProgram, function: Function, folder
 def _describe_constants(constants: tuple[Constant, ...], function: Function) -> tuple[list[dict[str, Any]], list[bytes]]:
     """Return the header entry of each constant, and the padded bytes of those constants that are not in the Function.
 
-    An entry is ``{"place": index}`` for a constant of the Function; for others it has the dtype, shape, offset and size.
+    An entry is ``{"index": index}`` for a constant of the Function. For others it has the dtype, shape, offset and bytes.
     """
-    # In reverse order, so that of equal constants the first one determines the index.
-    indices = {constant.digest: index for index, constant in reversed(list(enumerate(_list_constants(function))))}
+    indices: dict[bytes, int] = {}
+    for index, constant in enumerate(_list_constants(function)):
+        indices.setdefault(constant.digest, index)  # equal constants have the index of the first one
     entries: list[dict[str, Any]] = []
     parts: list[bytes] = []
     for constant in constants:
         if constant.digest in indices:
-            entries.append({"place": indices[constant.digest]})
+            entries.append({"index": indices[constant.digest]})
             continue
         content = constant.array.tobytes()
         offset = sum(map(len, parts))
-        entries.append({"dtype": str(constant.dtype), "shape": constant.shape, "at": offset, "size": len(content)})
+        entries.append({"dtype": str(constant.dtype), "shape": constant.shape, "offset": offset, "nbytes": len(content)})
         parts.append(content + bytes(-len(content) % ALIGNMENT))
     return entries, parts
 
@@ -149,12 +151,12 @@ def load_program(kind: type[Program], data: memoryview, function: Function, fold
     code = load_module(str(folder / _LIBRARY_NAME), keep_module_alive=False)
     stored = data[end + -end % ALIGNMENT :]
     ordered = _list_constants(function)
-    constants = [ordered[e["place"]] if "place" in e else _read_constant(e, stored) for e in header.pop("constants")]
+    constants = [ordered[e["index"]] if "index" in e else _read_constant(e, stored) for e in header.pop("constants")]
     # JSON has no tuples.
-    details = {name: tuple(value) if isinstance(value, list) else value for name, value in header.items()}
+    details: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in header.items()}
     return kind(code, tuple(constants), **details)
 
 
 def _read_constant(entry: Mapping[str, Any], data: memoryview) -> Constant:
-    content = np.frombuffer(data[entry["at"] : entry["at"] + entry["size"]], np.uint8)
+    content = np.frombuffer(data[entry["offset"] : entry["offset"] + entry["nbytes"]], np.uint8)
     return Constant(content.view(DType.parse(entry["dtype"]).numpy).reshape(entry["shape"]))

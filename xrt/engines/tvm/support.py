@@ -35,28 +35,33 @@ def _why_not_type(node: Node, name: str, type_: Type) -> str | None:
     if not isinstance(type_, TensorType):
         return f"{name!r} is {type_}, and TVM supports only tensors"
     if type_.dtype not in DTYPES:
-        return f"{name!r} is {type_.dtype}, which TVM does not compute in on a CPU"
+        return f"{name!r} is {type_.dtype}, which XRT does not compile with TVM"
     if name in node.inputs and (type_.shape is None or None in type_.shape):
         return f"the shape of {name!r} is not known before the run"
     if 0 in (type_.shape or ()):
-        return f"{name!r} is {type_}, which has no elements, and TVM's loops need one"
+        return f"{name!r} is {type_}, which has no elements, and TVM's loops need at least one"
     return None
 
 
+def _is_on_cpu(node: Node) -> bool:
+    return node.device.partition(":")[0] in ("", "cpu")
+
+
 def _why_not_symbolic(node: Node, function: Function) -> str | None:
-    if has_symbolic_dims(node, function) and node.device.partition(":")[0] not in ("", "cpu"):
+    if has_symbolic_dims(node, function) and not _is_on_cpu(node):
         return "TVM's schedules for GPUs need fixed sizes"
     return _why_not_every_size(node, function)
 
 
 def _try_node(node: Node, function: Function) -> str | None:
-    """Explain why TVM fails to import the node, or to build it for its device; None if both work. Cached per class of nodes."""
+    """Explain why TVM fails to import the node, or to build it for its device; None if both work. Equal nodes are cached."""
     # The operator's version, not the model's opset: nodes with the same definition share a cache entry.
     version = since_version(node, function)
     used = list_used_outputs(node, function)
     query = NodeQuery.of(node, function, limit=MAX_INLINE_ELEMENTS, version=version, outputs=used)
-    reason = _why_not_convertible(query)
-    return reason if reason or node.device.partition(":")[0] in ("", "cpu") else _why_not_buildable_on_cuda(query)
+    if reason := _why_not_convertible(query):
+        return reason
+    return None if _is_on_cpu(node) else _why_not_buildable_on_cuda(query)
 
 
 _why_not_every_size = support_every_size(SIZE_INDEPENDENT)
@@ -71,7 +76,10 @@ SUPPORT = LibrarySupport(
 
 @lru_cache(maxsize=4096)
 def _why_not_convertible(query: NodeQuery) -> str | None:
-    """Import the single node (a few ms); return the reason if that fails or infers other result types than ONNX, else None."""
+    """Explain why the import of the single node fails, or infers other result types than ONNX; None if it does neither.
+
+    Takes a few milliseconds.
+    """
     if reason := _why_not_constant(query):
         return reason
     try:
@@ -83,15 +91,15 @@ def _why_not_convertible(query: NodeQuery) -> str | None:
     declared = query.required_types
     if len(imported.results) != len(declared):
         return f"TVM's {query.op_type} returns {len(imported.results)} results, and {len(declared)} are used"
-    is_open = any(isinstance(type_, TensorType) and not type_.is_static for type_ in query.inputs)
-    if any(inferred.shape is None or not (inferred.is_static or is_open) for inferred in imported.results):
+    has_static_inputs = all(type_.is_static for type_ in query.inputs if isinstance(type_, TensorType))
+    if any(result.shape is None or (has_static_inputs and not result.is_static) for result in imported.results):
         return f"TVM does not know the shape of the result of {query.op_type} before the run"
     return explain_disagreement("TVM", query.op_type, imported.results, declared)
 
 
 @lru_cache(maxsize=4096)
 def _why_not_buildable_on_cuda(query: NodeQuery) -> str | None:
-    """Generate CUDA C++ for the single node (60 ms, without a GPU or CUDA); return the reason if that fails, else None."""
+    """Explain why TVM fails to generate CUDA C++ for the single node; None if it does not. Takes 60 ms, and needs no GPU."""
     try:
         with compiler_lock:
             imported = import_function(query.to_function(), polynomials=False)
@@ -105,7 +113,7 @@ def _why_not_buildable_on_cuda(query: NodeQuery) -> str | None:
 
 
 def _why_not_constant(query: NodeQuery) -> str | None:
-    """Explain which computed input TVM needs as a constant; None if there is none."""
+    """Explain that an input which TVM needs as a constant is computed at run time; None if there is no such input."""
     for position in (*list_shape_operands(query.op_type), *CONSTANT_OPERANDS.get(query.op_type, ())):
         if position < len(query.inputs) and isinstance(query.inputs[position], TensorType):
             schema = find_schema(query.op_type, query.version)

@@ -34,17 +34,22 @@ def _is_integer(node: Node, function: Function) -> bool:
 
 
 def _has_negative_axis_and_indices(node: Node, function: Function) -> bool:
-    """Whether a Gather has a negative axis other than the first one, and its indices may be negative too."""
-    rank, indices = len(find_shape(node, 0, function) or ()), find_value(node.inputs[1], function)
-    return -rank != node.attr("axis", 0) < 0 and (indices is None or bool((indices.array < 0).any()))
+    """Whether the axis of a Gather is negative, but not the first one, and its indices may be negative too."""
+    axis, rank = node.attr("axis", 0), len(find_shape(node, 0, function) or ())
+    if axis >= 0 or axis == -rank:
+        return False
+    indices = find_value(node.inputs[1], function)
+    return indices is None or bool((indices.array < 0).any())
 
 
 _SORTABLE_DTYPES = {DType.FLOAT16, DType.FLOAT32, DType.FLOAT64, DType.INT8, DType.UINT8, DType.INT32, DType.INT64}
+"""Element types that TVM's TopK supports."""
 
 
 def _scales_by_a_fraction(node: Node, function: Function) -> bool:
     """Whether a dim times its scale is not an integer. TVM would resize by the ratio of the rounded sizes instead."""
-    scales = find_value(node.inputs[-1 if len(node.inputs) < 3 else 2], function)
+    # Upsample, and Resize before opset 11, have the inputs X and scales; later ones have X, roi, scales and sizes.
+    scales = find_value(node.inputs[2 if len(node.inputs) > 2 else -1], function)
     shape = find_shape(node, 0, function)
     if scales is None or not scales.array.size or shape is None:
         return False
@@ -94,6 +99,7 @@ def _widens_wrapped_integers(node: Node, function: Function) -> bool:
 
 
 _NEVER_WRAP = {"ArgMax", "ArgMin", "Cast", "Clip", "Constant", "ConstantOfShape", "Max", "Min", "Mod", "Sign", "Where"}
+"""Operators whose result cannot exceed the range of its integer type."""
 ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("Cast", "CastLike"),

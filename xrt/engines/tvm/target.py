@@ -17,9 +17,11 @@ from xrt.errors import OptionError, did_you_mean
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-# TVM starts a pool of workers for each calling thread, and reads these variables when it starts the first. Unless the user has
-# set them: use all cores of this process (TVM's default is half of the machine's); do not pin threads, which would also bind
-# the calling thread and every thread that other engines start from it; let workers sleep after 50 us idle instead of 150 ms.
+# TVM starts a pool of workers for each calling thread, and reads these variables when it starts the first pool. Unless the user
+# has set them, XRT sets:
+# - all cores of this process; TVM's default is half of the cores of the machine.
+# - no pinning, because it would also bind the calling thread, and every thread that other engines start from that one.
+# - workers sleep after 50 us without work, instead of 150 ms.
 os.environ.setdefault("TVM_NUM_THREADS", str(CORES))
 os.environ.setdefault("TVM_BIND_THREADS", "0")
 os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "1000")
@@ -37,13 +39,13 @@ _FEATURES_TO_DISABLE = {
 }
 """LLVM features to disable for each extension that NumPy reports as missing. A virtual machine may hide extensions that the
 name of its CPU implies. NumPy's names of an extension changed, so the older and newer ones are both listed."""
-_EXTENSION_PREFIXES = ("avx", "amx", "fma", "f16c", "bmi", "sse", "vaes", "vpclmul", "gfni", "neon", "sve", "sme")
+_VECTOR_EXTENSION_PREFIXES = ("avx", "amx", "fma", "f16c", "bmi", "sse", "vaes", "vpclmul", "gfni", "neon", "sve", "sme")
 
 
 def call_function(main: Callable[..., Any], arguments: Sequence[Any], threads: int) -> Any:
-    """Call a compiled function whose parallel loops use ``threads`` threads, at most the variable TVM_NUM_THREADS."""
-    if threading.get_ident() == _forked_thread:
-        return _substitute.submit(_call_configured, main, arguments, threads).result()
+    """Call a compiled function. Its parallel loops run on ``threads`` threads, or on TVM_NUM_THREADS if that is less."""
+    if threading.get_ident() == _forking_thread:
+        return _fork_executor.submit(_call_configured, main, arguments, threads).result()
     return _call_configured(main, arguments, threads)
 
 
@@ -52,41 +54,44 @@ def _call_configured(main: Callable[..., Any], arguments: Sequence[Any], threads
     return main(*arguments)
 
 
-# In a forked child the forking thread has lost TVM's workers, and would wait for them forever. A new thread gets new workers, so
-# calls of the forking thread run on a substitute.
-_forked_thread = 0
-_substitute: ThreadPoolExecutor
+# In a forked child, the thread that forked has lost TVM's workers, and would wait for them forever. Its calls run on a new
+# thread, which gets new workers.
+_forking_thread = 0
+_fork_executor: ThreadPoolExecutor
 
 
-def _renew_substitute() -> None:
-    global _forked_thread, _substitute
-    _forked_thread, _substitute = threading.get_ident(), ThreadPoolExecutor(1, "xrt-tvm")
+def _replace_forking_thread() -> None:
+    global _forking_thread, _fork_executor
+    _forking_thread, _fork_executor = threading.get_ident(), ThreadPoolExecutor(1, "xrt-tvm")
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_substitute)
+    os.register_at_fork(after_in_child=_replace_forking_thread)
 
 
 @lru_cache(maxsize=8)
 def make_target(mcpu: str | None, opt_level: int) -> Target:
-    """Make the target for the CPU that LLVM calls ``mcpu``. None is this one, without features that NumPy does not detect."""
+    """Make the target for a CPU by its name in LLVM; None: the CPU of this machine.
+
+    Vector extensions that NumPy does not detect on this machine are disabled.
+    """
     config = {"kind": "llvm", "mcpu": mcpu or codegen.llvm_get_system_cpu(), "num-cores": CORES, "opt-level": opt_level}
     numpy_config: Any = np.show_config(mode="dicts")
     missing = numpy_config.get("SIMD Extensions", {}).get("not found", ())
-    hidden = sorted({f"-{feature}" for name in missing for feature in _FEATURES_TO_DISABLE.get(name, ())})
-    return Target({**config, "mattr": hidden} if hidden else config)
+    disabled = sorted({f"-{feature}" for name in missing for feature in _FEATURES_TO_DISABLE.get(name, ())})
+    return Target({**config, "mattr": disabled} if disabled else config)
 
 
 def check_mcpu(mcpu: str) -> None:
-    """Raise OptionError if LLVM does not know the CPU, or if this machine lacks extensions that its code would use."""
+    """Raise OptionError if LLVM does not know the CPU, or if code for it would use extensions that this machine lacks."""
     host = make_target(None, 3)
     processors = [str(name) for name in codegen.llvm_get_cpu_archlist(host)]
     if mcpu not in processors:
         raise OptionError(f"tvm: mcpu={mcpu!r} is not a processor that LLVM knows.{did_you_mean(mcpu, processors)}")
-    missing = _list_extensions(Target({"kind": "llvm", "mcpu": mcpu})) - _list_extensions(host)
+    missing = _list_vector_extensions(Target({"kind": "llvm", "mcpu": mcpu})) - _list_vector_extensions(host)
     if missing:
         raise OptionError(f"tvm: mcpu={mcpu!r} needs {', '.join(sorted(missing))}, which this processor does not have")
 
 
-def _list_extensions(target: Target) -> set[str]:
-    return {name for name in codegen.llvm_get_cpu_features(target) if name.startswith(_EXTENSION_PREFIXES)}
+def _list_vector_extensions(target: Target) -> set[str]:
+    return {name for name in codegen.llvm_get_cpu_features(target) if name.startswith(_VECTOR_EXTENSION_PREFIXES)}
