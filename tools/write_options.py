@@ -13,11 +13,11 @@ from tools.conformance_page import table
 from xrt.engines import RunOptions
 from xrt.engines.contract.registry import engine_class
 from xrt.engines.contract.spec import OptionEntry, list_options
-from xrt.module.options import Isolation, get_accepted_type, list_keywords
+from xrt.module.options import KEYWORDS, Isolation, get_accepted_type
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "options.md"
-KEYWORDS = ROOT / "xrt" / "module" / "keywords.py"
+KEYWORDS_FILE = ROOT / "xrt" / "module" / "keywords.py"
 ENGINES = ("toy", "ort", "tensorrt", "tvm", "openvino", "xla", "iree", "torch")
 
 _TOP = """\
@@ -88,10 +88,9 @@ class ModuleKeywords(TypedDict, total=False):
 
 def make_page() -> str:
     """Return the text of the page."""
-    owners = {owner: {entry.name: entry for entry in list_options(owner)} for _, owner in list_keywords().values()}
+    owners = {owner: {entry.name: entry for entry in list_options(owner)} for _, owner in KEYWORDS.values()}
     keywords = [
-        _option_row(replace(owners[owner][name], type=get_accepted_type(field)))
-        for name, (field, owner) in list_keywords().items()
+        _option_row(replace(owners[owner][name], type=get_accepted_type(field))) for name, (field, owner) in KEYWORDS.items()
     ]
     parts = [_TOP, table(_COLUMNS, keywords), _ISOLATION, table(_COLUMNS, map(_option_row, list_options(Isolation)))]
     parts += [_RUN, table(_COLUMNS, map(_option_row, list_options(RunOptions))), _ENGINES]
@@ -104,7 +103,7 @@ def make_page() -> str:
 
 def make_keywords() -> str:
     """Return the text of the module with the keywords."""
-    return _STUB + "".join(f"    {name}: {get_accepted_type(field)}\n" for name, (field, _) in list_keywords().items())
+    return _STUB + "".join(f"    {name}: {get_accepted_type(field)}\n" for name, (field, _) in KEYWORDS.items())
 
 
 def _option_row(entry: OptionEntry) -> tuple[str, ...]:
@@ -119,7 +118,7 @@ def _markdown(text: str) -> str:
 def write_page() -> None:
     """Write the page and the keywords."""
     PAGE.write_text(make_page(), encoding="utf-8")
-    KEYWORDS.write_text(make_keywords(), encoding="utf-8")
+    KEYWORDS_FILE.write_text(make_keywords(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,10 +6,9 @@ Each module logs to a child logger: plans, compiles and refusals at level info, 
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Mapping
 
-from xrt.errors import XRTWarning, did_you_mean
+from xrt.errors import XRTWarning, did_you_mean, warn
 
 VARIABLE = "XRT_LOG"
 """The environment variable: ``info`` or ``debug``; if unset, the program configures the logger."""
@@ -31,7 +30,7 @@ def follow(environment: Mapping[str, str]) -> None:
         return
     if level not in _LEVELS:
         hint = did_you_mean(level, _LEVELS)
-        warnings.warn(f"{VARIABLE} must be info or debug; got {level!r}, so nothing is logged.{hint}", XRTWarning, stacklevel=2)
+        warn(f"{VARIABLE} must be info or debug; got {level!r}, so nothing is logged.{hint}", XRTWarning)
         return
     show(level)
 

@@ -25,7 +25,7 @@ def test_a_page_of_the_reference_is_what_the_code_makes(tool: ModuleType) -> Non
 
 
 def test_the_keywords_for_type_checkers_are_those_of_the_options() -> None:
-    assert write_options.KEYWORDS.read_text(encoding="utf-8") == write_options.make_keywords(), "say: make tables"
+    assert write_options.KEYWORDS_FILE.read_text(encoding="utf-8") == write_options.make_keywords(), "say: make tables"
 
 
 def test_the_page_of_the_zoo_is_what_its_record_makes() -> None:

@@ -263,6 +263,7 @@ def test_a_lower_precision_that_no_engine_has_leaves_float32(tmp_path: Path) -> 
         ({"engine": ["orr", "auto"]}, UnknownEngine, r"^no engine is named 'orr'. Did you mean 'ort'\?"),
         ({"engine": ["toy", 3, "auto"]}, OptionError, r"^an engine is a name, a spec or a GraphCompiler instance; got int 3$"),
         ({"engine": "auto", "budget": 0}, OptionError, r"^budget must be a positive number of seconds; got 0$"),
+        ({"engine": "toy", "budget": 5}, OptionError, r"^budget= is the time of a search; pass engine='auto', or"),
         ({"engine": ["toy", "toy", "auto"]}, OptionError, r"^engine 'toy' stands twice in the list"),
     ],
 )

@@ -271,13 +271,13 @@ def test_values_that_cross_lie_in_the_arena() -> None:
     a, b = Filling("a"), Filling("b")
     program = chained(100_000, a, b, a, b)
     assert [placed.name for placed in program.arena.values] == ["v1", "v2", "v3"]
-    assert program.arena_bytes == 800_000, "the third has the memory of the first"
+    assert program.arena.nbytes == 800_000, "the third has the memory of the first"
     assert [launch.engine for launch in program.plan.launches] == [a.spec, b.spec, a.spec, b.spec]
 
 
 def test_an_engine_that_fills_nothing_leaves_no_arena() -> None:
     program = chained(100_000, Filling("a", fills=10**9), Filling("b", fills=10**9))
-    assert (program.arena_bytes, program.arena.values) == (0, ())
+    assert (program.arena.nbytes, program.arena.values) == (0, ())
 
 
 def test_a_result_of_another_shape_is_not_spread_over_its_place() -> None:

@@ -25,6 +25,7 @@ from xrt.measure.timing import Warmup, choose_calls, seconds_per_call, time_call
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
 from xrt.partition.plan import list_regions
+from xrt.placement.engine_list import is_auto
 from xrt.processes.ipc import Message, Request, serve
 from xrt.runtime import to_host
 
@@ -146,7 +147,9 @@ def _start_job(job: Job) -> tuple[_PreparedCandidate, StartupReport, Sequence[An
     function = set_shapes(function, arrays)
     inputs = sample_inputs(function, settings.seed) | arrays
     # An empty cache, so that the compile is measured; strict, so that no other engine takes over.
-    options: dict[str, Any] = {"strict": True, "threads": job.threads, "cache": CompileCache(), "budget": settings.budget_seconds}
+    options: dict[str, Any] = {"strict": True, "threads": job.threads, "cache": CompileCache()}
+    if is_auto(list(job.candidate.engines)):
+        options["budget"] = settings.budget_seconds
     options |= {"device": settings.device, "devices": job.candidate.select_devices(settings.devices)}
     module, import_seconds = time_call(
         lambda: XRTModule(function, list(job.candidate.engines), pins=job.candidate.pins, **options)

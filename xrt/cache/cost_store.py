@@ -43,7 +43,7 @@ class CostStore:
 
     def __init__(self, directory: Path | Store) -> None:
         """Create the store without accessing files; ``directory`` is the path of a cache directory, or its Store."""
-        self._store = store = directory if isinstance(directory, Store) else Store(directory)
+        self.store = store = directory if isinstance(directory, Store) else Store(directory)
         self._costs, self._decisions = Records(store, COSTS), Records(store, DECISIONS)
         self._statuses = Records(store, STATUSES)
 
@@ -51,10 +51,6 @@ class CostStore:
     def for_cache(cls, cache: CompileCache) -> CostStore | None:
         """Create the store in a cache's directory; return None if the cache has no disk tier."""
         return cls(cache.disk.store) if isinstance(cache.disk, DiskTier) else None
-
-    def trouble(self, reason: str) -> None:
-        """Report a record that cannot be used."""
-        self._store.trouble(reason)
 
     # ------------------------------------------------------------------ costs and decisions
 

@@ -332,8 +332,14 @@ class Store:
     def why_not_trusted(self) -> str | None:
         """Explain why the directory is not used: it cannot be used at all, or other users may write to it. None if it is used."""
         if not self._is_inspected:
-            self._reason = _why_not_usable(self.directory)
-            self._is_inspected = self._reason is not None or self.directory.is_dir()
+            directory = self.directory
+            try:
+                self._reason = why_not_trusted(directory)
+                if self._reason is None and directory.exists() and not directory.is_dir():
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            except (OSError, ValueError) as error:  # no permission, a link loop, a long name; ValueError: a NUL
+                self._reason = f"it cannot be opened ({getattr(error, 'strerror', None) or error})"
+            self._is_inspected = self._reason is not None or directory.is_dir()
         return self._reason
 
     def is_trusted(self) -> bool:
@@ -491,16 +497,6 @@ class Store:
             self.root.unlink()
         else:
             shutil.rmtree(self.root, ignore_errors=True)
-
-
-def _why_not_usable(directory: Path) -> str | None:
-    try:
-        reason = why_not_trusted(directory)
-        if reason is None and directory.exists() and not directory.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-    except (OSError, ValueError) as error:  # no permission, a link loop, a long name; ValueError: a NUL
-        return f"it cannot be opened ({getattr(error, 'strerror', None) or error})"
-    return reason
 
 
 def _list_folder(folder: Path) -> list[Path]:

@@ -110,7 +110,8 @@ class OutputChecks:
     """Checks a module's outputs against the reference engine."""
 
     def __init__(self, check: Check, threads: int) -> None:
-        self.check, self.threads = check, threads
+        self.check = check
+        self._reference = partial(reference_evaluator.evaluate, threads=threads)
         self.sees_every_call = check not in (None, "first")
         """Whether any call may be checked, so that no call can be prepared."""
         self.count = 0
@@ -206,9 +207,6 @@ class OutputChecks:
             self.is_too_slow |= isinstance(error, OutOfTime)
             self.unchecked[function.fingerprint] = f"the reference cannot run it: {error}"
             return None
-
-    def _reference(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
-        return reference_evaluator.evaluate(function, inputs, threads=self.threads)
 
     def __str__(self) -> str:
         if self.check is None:

@@ -375,7 +375,7 @@ def measure_memory(plan: Plan, original: Function, program: Program | None) -> M
         unused=_count_bytes(everything) - _count_bytes(used),
         crossing=sum(filter(None, sizes)),
         unknown=sizes.count(None),
-        arena=program.arena_bytes if program else None,
+        arena=program.arena.nbytes if program else None,
         regions=tuple(regions),
     )
 
@@ -404,24 +404,24 @@ def verify(
     module: XRTModule, args: Sequence[Any], kwargs: Mapping[str, Any], *, inner: bool, progress: Progress | None
 ) -> Verification:
     """Compare every region with the reference engine, as `XRTModule.verify` describes."""
-    from xrt.verify import verify as verify_plan
+    from xrt.verify.regions import ignore_progress, verify as verify_plan
 
     values = module.check_inputs(args, kwargs)
     if module.specialize(values).function.aliases:  # the model updates its inputs
         # The run below would change the caller's arrays, and the comparison needs the values from before.
         args, kwargs = copy_values(module.check_inputs(args, kwargs, pads=False)[: len(module.source.inputs)]), {}
     module(*args, **kwargs)
-    build, options = module.specialize(values), {} if progress is None else {"progress": progress}
-    engines, context = build.engines.by_spec, build.engines.context
-    return verify_plan(build.full_function(), build.plan, engines, to_host(values), evaluate, context, inner=inner, **options)
+    build, inputs = module.specialize(values), to_host(values)
+    engines, context, progress = build.engines.by_spec, build.engines.context, progress or ignore_progress
+    return verify_plan(build.full_function(), build.plan, engines, inputs, evaluate, context, inner=inner, progress=progress)
 
 
 def bisect(
     module: XRTModule, args: Sequence[Any], kwargs: Mapping[str, Any], *, progress: Progress | None
 ) -> FailingSubgraph | None:
     """Find the smallest part of a region that differs from the reference engine, as `XRTModule.bisect` describes."""
-    from xrt.verify import bisect_plan
+    from xrt.verify.regions import bisect_plan, ignore_progress
 
     values = module.check_inputs(args, kwargs)
-    build, options = module.specialize(values), {} if progress is None else {"progress": progress}
-    return bisect_plan(build.plan, build.engines.by_spec, to_host(values), evaluate, build.engines.context, **options)
+    build, progress = module.specialize(values), progress or ignore_progress
+    return bisect_plan(build.plan, build.engines.by_spec, to_host(values), evaluate, build.engines.context, progress=progress)

@@ -125,9 +125,9 @@ class LockedPlacement:
             yield f"its error was measured to be up to {was}, and {allowed} is allowed"
 
 
-def load_lock(lock: Any, budget: ErrorBudget | None = None) -> LockedPlacement | None:
-    """Load the ``lock`` argument of a module: a path, a PlacementFile, or None. Raises PlacementFileError or OptionError."""
-    if lock is None or isinstance(lock, LockedPlacement):
+def load_lock(lock: Any, budget: ErrorBudget | None) -> LockedPlacement:
+    """Load the ``lock`` argument of a module: a path or a PlacementFile. Raises PlacementFileError or OptionError."""
+    if isinstance(lock, LockedPlacement):
         return lock
     if isinstance(lock, PlacementFile):
         return LockedPlacement(lock, "that was given", budget)

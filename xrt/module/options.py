@@ -165,13 +165,13 @@ OWNERS: tuple[type, ...] = (ClusteringOptions, ExecutionOptions, ModuleOptions)
 """The classes whose fields are keywords of XRTModule."""
 
 
-def list_keywords() -> dict[str, tuple[dataclasses.Field[Any], type]]:
-    """Map the name of each keyword of `XRTModule` to its dataclass field and the class that declares the field."""
-    fields = ((field, owner) for owner in OWNERS for field in dataclasses.fields(owner))
-    return {field.name: (field, owner) for field, owner in fields if field.name not in ("choice", "clustering", "execution")}
-
-
-_KEYWORDS = list_keywords()
+KEYWORDS: dict[str, tuple[dataclasses.Field[Any], type]] = {
+    field.name: (field, owner)
+    for owner in OWNERS
+    for field in dataclasses.fields(owner)
+    if field.name not in ("choice", "clustering", "execution")
+}
+"""Maps the name of each keyword of `XRTModule` to its dataclass field and the class that declares the field."""
 
 
 def parse_options(options: Mapping[str, Any], owner: str = "XRTModule", extra: tuple[str, ...] = ()) -> ModuleOptions:
@@ -182,21 +182,21 @@ def parse_options(options: Mapping[str, Any], owner: str = "XRTModule", extra: t
     if not options:
         return _DEFAULT
     for name in options:
-        if name not in _KEYWORDS:
-            names = sorted((*_KEYWORDS, *extra))
+        if name not in KEYWORDS:
+            names = sorted((*KEYWORDS, *extra))
             nearest = did_you_mean(name, ("engine", "device", "cache", *names))
             raise OptionError(f"{owner} has no option {name!r}.{nearest} It has: {', '.join(names)}")
     # First, because it decides whether ``precision`` is an option of the module or of the compile.
     values, choice = _read_precision_options(options)
     clustering, execution, module = (
-        {name: value for name, value in values.items() if _KEYWORDS[name][1] is owner} for owner in OWNERS
+        {name: value for name, value in values.items() if KEYWORDS[name][1] is owner} for owner in OWNERS
     )
     # None is passed to a reader only if it is not the default, because it is then a value that the caller chose.
     for name, read in _READERS.items():
-        if name in module and (module[name] is not None or _KEYWORDS[name][0].default is not None):
+        if name in module and (module[name] is not None or KEYWORDS[name][0].default is not None):
             module[name] = read(module[name])
     if module.get("lock") is not None:
-        from xrt.module.lockfile import load_lock
+        from xrt.module.lockfile import load_lock  # only needed with a lock
 
         module["lock"] = load_lock(module["lock"], module.get("max_error"))
     settings = ModuleOptions(ClusteringOptions(**clustering), ExecutionOptions(**execution), choice, **module)
@@ -362,7 +362,7 @@ def add_keywords(cls: C) -> C:
     first = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD and p.name != "self"]
     more = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=get_accepted_type(field))
-        for name, (field, _) in _KEYWORDS.items()
+        for name, (field, _) in KEYWORDS.items()
     ]
     cls.__signature__ = signature.replace(parameters=[*first, *more], return_annotation=inspect.Signature.empty)  # type: ignore[attr-defined]  # read by inspect
     return cls

@@ -15,7 +15,7 @@ from xrt.passes import infer_shapes
 from xrt.passes.quantize import list_calibrated_values
 from xrt.passes.quantize.form import OPTIONS, QuantizedForm, fit_table, list_quantizable_nodes, prepare_for_quantization
 from xrt.placement.engine_list import EngineList
-from xrt.precision.budget import PrecisionOptions, read_examples
+from xrt.precision.budget import ErrorBudget, PrecisionOptions, read_examples
 from xrt.precision.byte_sums import needs_reduced_range
 from xrt.precision.collectors import Observer, group_by_bytes
 from xrt.precision.lowering import LoweringWithinBudget
@@ -28,14 +28,12 @@ if TYPE_CHECKING:
     from xrt.module.options import ModuleOptions
 
 
-def make_lowering(settings: ModuleOptions, source: ModelSource) -> LoweringWithinBudget | None:
-    """Create the search for plans within the module's error budget; None without a budget.
+def make_lowering(budget: ErrorBudget, settings: ModuleOptions, source: ModelSource) -> LoweringWithinBudget | None:
+    """Create the search for plans within the module's error budget; None if the plan comes from a lock.
 
     Raises CalibrationError or InputError for unsuitable examples, OptionError without examples.
     """
-    budget, inputs, choice = settings.max_error, source.inputs, settings.choice
-    if budget is None:
-        return None
+    inputs, choice = source.inputs, settings.choice
     if settings.lock is not None and settings.calibrate is None and settings.validate is None:
         return None  # the lock records the measured error; if it does not match, plans stay in full precision
     calibrate = read_examples(settings.calibrate, "calibrate", inputs, budget)

@@ -373,7 +373,7 @@ class Programs:
         if settings.max_error is not None:
             from xrt.module.precision import make_lowering  # slow to import, and rarely needed
 
-            self.lowering = make_lowering(settings, self.sizes.served)
+            self.lowering = make_lowering(settings.max_error, settings, self.sizes.served)
         self.dispatcher = Dispatcher(cache.max_bytes)
         self.planning = renew_after_fork(RLock())
         """Held during planning; calls of other signatures do not wait."""
@@ -585,16 +585,6 @@ def format_implicit_fallback(plan: Plan, implicit: str | None, refusals: Iterabl
     )
 
 
-def warn_of_signatures(limit: int) -> None:
-    """Issue the SignatureWarning of a module that evicts compiled programs; ``limit`` is its memory limit in bytes."""
-    warn(
-        f"what this module has compiled for its signatures holds more than the cache's max_bytes={limit}, or {THREADS} "
-        f"threads, and it drops the least recently used; give inputs of fewer shapes, or engines that keep symbolic dims, or "
-        f"raise the limit: cache=xrt.cache.CompileCache(max_bytes=...)",
-        SignatureWarning,
-    )
-
-
 NO_LIMIT = 1 << 62
 """The memory limit in bytes that disables eviction, for a module whose programs are all to be saved."""
 MAX_PREPARED_CALLS = 1024
@@ -706,7 +696,12 @@ class Dispatcher:
             must_warn = len(self._builds) < count and not self._has_warned
             self._has_warned |= must_warn
         if must_warn:
-            warn_of_signatures(self._max_bytes)
+            warn(
+                f"what this module has compiled for its signatures holds more than the cache's max_bytes={self._max_bytes}, or "
+                f"{THREADS} threads, and it drops the least recently used; give inputs of fewer shapes, or engines that keep "
+                f"symbolic dims, or raise the limit: cache=xrt.cache.CompileCache(max_bytes=...)",
+                SignatureWarning,
+            )
 
     def _is_full(self) -> bool:
         nbytes, threads = self._sum_usage()

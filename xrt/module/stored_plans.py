@@ -45,6 +45,7 @@ from xrt.graph.constants import Stamp, find_file_offset
 from xrt.graph.deferred_function import DeferredFunction, StaleFunction
 from xrt.graph.function import Function
 from xrt.graph.types import TensorType
+from xrt.module.engines import IMPLICIT
 from xrt.module.model_source import DeferredModel, ModelSource, StaticModel, load_unchanged
 from xrt.module.programs import BuildContext, SavedSpecialization, Specialization, optimize
 from xrt.partition.plan import Plan, launch_node
@@ -145,8 +146,6 @@ def restore(
 # ---------------------------------------------------------------------- the record of a model file
 
 PLANS: Schema[ProgramRecord] = Schema("plans", "program record", write_record, read_record, suffix=".xrt", is_stale=is_stale)
-FOLDING = "toy"
-"""The engine that folds constants; its code is in the signature, as it determines the regions' weights."""
 
 
 def find_stored_plans(model: Any, cache: CompileCache, settings: ModuleOptions, engines: EngineList) -> StoredPlans | None:
@@ -177,7 +176,8 @@ def _make_signature(path: Path, settings: ModuleOptions, engines: EngineList) ->
         ("onnx", f"{origin} {identify_file(Path(origin)) if origin else None}"),
         ("clustering", repr(settings.clustering)),
         ("strict", repr(settings.strict)),
-        ("fold", hash_sources(registry.find_entry_module(FOLDING)) if settings.fold_constants else "off"),
+        # Constant folding by the reference engine determines the weights of the regions.
+        ("fold", hash_sources(registry.find_entry_module(IMPLICIT)) if settings.fold_constants else "off"),
     ]
     if not isinstance(settings.shapes, str):
         ingredients.append(("shapes", repr(settings.shapes)))

@@ -24,7 +24,7 @@ from xrt.cache import CompileCache, Signature
 from xrt.comparison import compare_all
 from xrt.errors import BundleError, OptionError, PlacementWarning, XRTError, warn
 from xrt.measure.timing import LoadResult, run_closed_loop
-from xrt.module.options import list_keywords
+from xrt.module.options import KEYWORDS
 from xrt.operators.sample_inputs import sample_inputs
 from xrt.placement.result import Progress, describe_plan
 from xrt.placement.sizes import list_open_axes, read_sizes, resize_values
@@ -67,7 +67,7 @@ def tune(
     if objective not in ("latency", "throughput"):
         raise OptionError(f"objective must be 'latency' or 'throughput'; got {objective!r}")
     inputs = [value.name for value in module.source.inputs]
-    if option := next((name for name in kwargs if name in list_keywords() and name not in inputs), None):
+    if option := next((name for name in kwargs if name in KEYWORDS and name not in inputs), None):
         raise OptionError(f"{option}= is an option of the module; pass it to XRTModule instead of tune()")
     programs = module.programs
     if objective == "throughput":

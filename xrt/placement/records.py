@@ -291,7 +291,7 @@ def load_decision(request: PlacementRequest, store: CostStore, ingredients: Ingr
     try:
         result = read_decision(document, request)
     except XRTError as error:
-        store.trouble(f"a decision cannot be used: {error}")
+        store.store.trouble(f"a decision cannot be used: {error}")
         return None
     return result if result.is_explicit or result.budget >= request.budget else None
 

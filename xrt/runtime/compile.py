@@ -16,11 +16,12 @@ from weakref import WeakKeyDictionary
 from xrt.cache import CompileCache, CompileRequest, Lease, Signature, make_signature
 from xrt.cache.memory import call_all
 from xrt.engines.contract.graph_compiler import prepare_or_close
-from xrt.errors import CompileFailed, CompileRefused, EngineError, OutOfDeviceMemory, PlanError
+from xrt.errors import CompileFailed, CompileRefused, EngineError, PlanError
 from xrt.forking import renew_after_fork
 from xrt.graph.constants import release
 from xrt.graph.deferred_function import find_stale
 from xrt.graph.hashing import SMALL
+from xrt.runtime.devices.interface import Device, make_out_of_memory_error
 from xrt.runtime.program import Program
 
 if TYPE_CHECKING:
@@ -122,7 +123,9 @@ class RegionToCompile:
             return self._make(replace(self.context, is_kept=cache.disk is not None and request.is_kept))
 
         lease = cache.lease(self.signature, make, request=request)
-        _unmap_constants(self.launch.function)
+        # Unmap pages of file-backed constants that the engine read: they are not needed before a run.
+        for constant in self.launch.function.loaded_constants():
+            release(constant.array)
         _log.debug("cache %s for %s (%.12s)", outcome, self.launch.name, self.signature.key)
         return lease
 
@@ -139,7 +142,8 @@ class RegionToCompile:
             # The model file has changed, so do not blame the engine.
             if stale := find_stale(error):
                 raise stale from None
-            if shortage := self._find_shortage(error):
+            accelerator, requester = context.accelerator, f"engine {launch.engine!r} in {launch.name}"
+            if isinstance(accelerator, Device) and (shortage := make_out_of_memory_error(accelerator, error, requester)):
                 raise shortage from error
             if isinstance(error, CompileFailed):
                 raise
@@ -147,29 +151,13 @@ class RegionToCompile:
             raise CompileFailed(
                 f"engine {launch.engine!r} failed to compile {launch.name} ({len(launch.nodes)} nodes): {first_line}"
             ) from error
-        _unmap_constants(launch.function)
         _log.info("%s: compiled in %.3f s", launch.name, perf_counter() - began)
         return executable
-
-    def _find_shortage(self, error: Exception) -> OutOfDeviceMemory | None:
-        """Convert an error that means that the device is out of memory, for which no engine is to blame; else None."""
-        if self.context.device == "cpu":
-            return None
-        from xrt.runtime.devices.interface import Device, find_root_cause, make_out_of_memory_error
-
-        accelerator, subject = self.context.accelerator, f"engine {self.launch.engine!r} in {self.launch.name}"
-        return make_out_of_memory_error(accelerator, find_root_cause(error), subject) if isinstance(accelerator, Device) else None
 
 
 _locks: WeakKeyDictionary[type[GraphCompiler], threading.Lock] = WeakKeyDictionary()
 """Engine class to its lock, for engines that compile one region at a time."""
 _locks_lock = renew_after_fork(threading.Lock())
-
-
-def _unmap_constants(function: Function) -> None:
-    """Unmap pages of file-backed constants that an engine read while compiling: they are not needed before a run."""
-    for constant in function.loaded_constants():
-        release(constant.array)
 
 
 def list_regions(plan: Plan, engines: Mapping[str, GraphCompiler], context: CompileContext) -> list[RegionToCompile]:

@@ -24,9 +24,9 @@ from xrt.engines import RunOptions
 from xrt.errors import DeviceError, RunFailed, XRTError
 from xrt.forking import renew_after_fork
 from xrt.graph import TensorType, Type
-from xrt.runtime.devices.interface import TransferCounter, TransferStats, find_root_cause, make_out_of_memory_error
-from xrt.runtime.devices.registry import device
-from xrt.runtime.host_adapter import copy_to_host, upload
+from xrt.runtime.devices.interface import TransferCounter, TransferStats, make_out_of_memory_error
+from xrt.runtime.devices.registry import device, to_host
+from xrt.runtime.host_adapter import upload
 from xrt.runtime.inputs import check_updated
 from xrt.runtime.memory_plan import Arena, MemoryPlan
 from xrt.runtime.program import (
@@ -422,7 +422,7 @@ class MultiDeviceProgram(Program):
                 raise make_count_error(step, len(results))
         except Exception as error:  # noqa: BLE001  # converted below
             subject = f"engine {launch.engine!r} in {launch.name}"
-            shortage = make_out_of_memory_error(accelerator, find_root_cause(error), subject) if accelerator is not None else None
+            shortage = make_out_of_memory_error(accelerator, error, subject) if accelerator is not None else None
             raise shortage or to_run_failed(launch, error)  # noqa: B904  # it has its cause
         if options.profile:
             if accelerator is not None:
@@ -443,7 +443,7 @@ class MultiDeviceProgram(Program):
             return
         if accelerator is not None:
             with self._activate(entry.device, call):
-                args, results = copy_to_host(args, accelerator), copy_to_host(results, accelerator)
+                args, results = to_host(list(args)), to_host(list(results))
         if (problem := inspection.check(launch, args, results)) is not None:
             raise RunFailed(problem, launch.name)
 

@@ -12,20 +12,12 @@ import numpy as np
 
 from xrt.engines import CompileContext, Executable, MemoryUse, RunOptions
 from xrt.graph import DType, TensorType
-from xrt.runtime.devices.interface import Device, find_root_cause, make_out_of_memory_error
-from xrt.runtime.devices.registry import device
+from xrt.runtime.devices.interface import Device, make_out_of_memory_error
+from xrt.runtime.devices.registry import device, to_host
 from xrt.runtime.memory_plan import is_sized_tensor
 
 if TYPE_CHECKING:
     from xrt.graph import Function
-
-
-def copy_to_host(values: Sequence[Any], device: Device) -> list[Any]:
-    """Copy the arrays of a device, in lists too, to the host and wait; other values are unchanged."""
-    return [
-        copy_to_host(value, device) if isinstance(value, list) else device.download(value) if device.owns(value) else value
-        for value in values
-    ]
 
 
 def on_device(name: str, context: CompileContext) -> CompileContext:
@@ -143,7 +135,8 @@ class HostAdapter(Executable):
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         where = self.where
         with where.activate(self.stream), self._convert_shortage():
-            return copy_to_host(self.inner.run(upload(inputs, where), RunOptions(stream=self.stream)), where)
+            results: list[Any] = to_host(list(self.inner.run(upload(inputs, where), RunOptions(stream=self.stream))))
+            return results
 
     def make_timed_call(self, inputs: Sequence[Any]) -> Callable[[], object]:
         """Create a function that runs on inputs uploaded once and waits, without downloading the results."""
@@ -163,7 +156,7 @@ class HostAdapter(Executable):
         try:
             yield
         except Exception as error:  # noqa: BLE001  # only out-of-memory errors are converted
-            raise make_out_of_memory_error(self.where, find_root_cause(error), "a region that is looked at") or error  # noqa: B904
+            raise make_out_of_memory_error(self.where, error, "a region that runs alone") or error  # noqa: B904
 
     def memory(self) -> Sequence[MemoryUse] | None:
         return self.inner.memory()

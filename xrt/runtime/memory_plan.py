@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -272,12 +272,7 @@ class _MemoryPlanner:
         return slot in self.types and self._nbytes(slot) <= SMALL
 
     def _nbytes(self, slot: int) -> int:
-        return self._get_tensor_type(slot).nbytes or 0
-
-    def _get_tensor_type(self, slot: int) -> TensorType:
-        type_ = self.types[slot]
-        assert isinstance(type_, TensorType)  # `is_sized_tensor` selected them
-        return type_
+        return self.types[slot].nbytes or 0
 
     # ------------------------------------------------------------------ the arena
 
@@ -293,10 +288,10 @@ class _MemoryPlanner:
         first = self.slots.writer.get(slot, 0)  # inputs are written before the first step
         # Outputs are copied at the end of the call.
         last = len(self.slots.steps) - 1 if slot in self.outputs else max(self.slots.last.get(slot, first), first)
-        return ArenaValue(self.slots.names[slot], self._get_tensor_type(slot), LiveRange(self._nbytes(slot), first, last))
+        return ArenaValue(self.slots.names[slot], self.types[slot], LiveRange(self._nbytes(slot), first, last))
 
 
-def is_sized_tensor(type_: Type | None) -> bool:
+def is_sized_tensor(type_: Type | None) -> TypeGuard[TensorType]:
     """Whether the type is a numeric tensor of known, nonzero size."""
     return isinstance(type_, TensorType) and type_.dtype is not DType.STRING and bool(type_.nbytes)
 

@@ -74,8 +74,9 @@ def make_frame(slots: ValueTable, layout: MemoryPlan, caller_arrays: Mapping[int
     inplace = {} if caller_arrays else slots.inplace
     actions = []
     for index, (step, frees) in enumerate(zip(slots.steps, frees_by_step, strict=True)):
+        arrays = LaunchArrays(table, read, fixed, tuple(slot for slot in frees if slot not in fixed), inplace)
         try:
-            actions.append(prepare_functions.get(index, _prepare_plain)(step, LaunchArrays(table, read, fixed, frees, inplace)))
+            actions.append(prepare_functions.get(index, _prepare_plain)(step, arrays))
         except Exception as error:  # noqa: BLE001  # a failing bind counts as a failed run
             raise to_run_failed(step.launch, error)  # noqa: B904
     return CallFrame(table, tuple(actions), entering, tuple(initial))
@@ -90,14 +91,10 @@ class LaunchArrays:
     """Arrays that launches read at a fixed address."""
     fixed: Mapping[int, Any]
     """Arrays that launches write at a fixed address."""
-    frees: tuple[int, ...]
-    """Slots that no later launch reads."""
+    to_clear: tuple[int, ...]
+    """Slots that no later launch reads, without those of `fixed`."""
     inplace: Mapping[int, int]
     """For each output slot that is computed in place, the input slot whose array it uses."""
-
-    @property
-    def to_clear(self) -> tuple[int, ...]:
-        return tuple(slot for slot in self.frees if slot not in self.fixed)
 
 
 def _prepare_bound(step: Step, arrays: LaunchArrays) -> Action:
@@ -291,11 +288,6 @@ class Program:
     def arena(self) -> Arena:
         """The layout of the memory for values between regions. It is empty if no engine can write there or no size is known."""
         return self._layout.arena
-
-    @property
-    def arena_bytes(self) -> int:
-        """Bytes of one arena block; each concurrent call has its own."""
-        return self.arena.nbytes
 
     @property
     def updates(self) -> tuple[Update, ...]:

@@ -182,8 +182,11 @@ class TransferCounter:
 
 
 def make_out_of_memory_error(device: Device, error: BaseException, requester: str, nbytes: int = 0) -> OutOfDeviceMemory | None:
-    """Convert an error that means that the device is out of memory; None for others. The text has requester and bytes."""
-    requested = device.shortage(error)
+    """Convert an error whose first cause is a lack of device memory; None for others. ``requester`` is named in the text."""
+    cause = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    requested = device.shortage(cause)
     if requested is None:
         return None
     memory = device.memory()
@@ -194,16 +197,9 @@ def make_out_of_memory_error(device: Device, error: BaseException, requester: st
         f"free. The module can be called again: pass smaller inputs, free other arrays on the device, or place nodes on the CPU"
     )
     # Set here, because callers raise this error or the original one in one expression.
-    shortage.__cause__ = error
+    shortage.__cause__ = cause
     return shortage
 
 
 def _format(nbytes: int) -> str:
     return f"{nbytes / 1e6:,.1f} MB" if nbytes >= 100_000 else f"{nbytes:,} bytes"
-
-
-def find_root_cause(error: BaseException) -> BaseException:
-    """The first error of a chain of causes."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error

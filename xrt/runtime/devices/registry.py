@@ -141,14 +141,17 @@ def override_devices(kind: str, maker: Maker, origin: str = "") -> Iterator[None
     """
     with _lock:
         # Devices that are open stay valid, but are hidden until the context ends.
-        before, opened = _makers[kind], {name: _opened.pop(name) for name in list(_opened) if parse_device_kind(name) == kind}
+        outer_maker, outer_origin = _makers[kind], _origins.get(kind)
+        opened = {name: _opened.pop(name) for name in list(_opened) if parse_device_kind(name) == kind}
         _makers[kind], _origins[kind] = maker, origin
     try:
         yield
     finally:
         with _lock:
-            _makers[kind] = before
+            _makers[kind] = outer_maker
             del _origins[kind]
+            if outer_origin is not None:  # of an enclosing `override_devices`, or of `register_device`
+                _origins[kind] = outer_origin
             for name in [name for name in _opened if parse_device_kind(name) == kind]:
                 del _opened[name]
             _opened.update(opened)
