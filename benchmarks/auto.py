@@ -34,7 +34,7 @@ from xrt.engines.contract.registry import probe_all
 from xrt.engines.contract.spec import split_specs
 from xrt.measure.statistics import compute_geometric_mean
 from xrt.models import names
-from xrt.runtime import available_cores
+from xrt.runtime import count_available_cores
 
 STEPS = Path(__file__).with_name("auto_steps.py")
 QUICK_MODELS = ("mlp{layers=2,features=64,hidden=64,classes=10}", "softmax_chain{length=4,batch=64,columns=64}")
@@ -113,7 +113,7 @@ def measure(model: str, options: Options, *, again: bool) -> dict[str, Any]:
 def probe(model: str, engines: Sequence[str], options: Options) -> dict[str, Any]:
     """Measure single engines, as many at once as there are cores. This only shows which are far too slow."""
     requests = [replace(options, engines=(engine,)).make_request(model) for engine in engines]
-    with ThreadPoolExecutor(max(1, available_cores())) as pool:
+    with ThreadPoolExecutor(max(1, count_available_cores())) as pool:
         results = pool.map(lambda request: run_step("probe", request, options.limit), requests)
         return dict(zip(engines, results, strict=True))
 
@@ -187,7 +187,9 @@ def main() -> None:
     parser.add_argument("--engines", help="engines (default: all that are ready)")
     parser.add_argument("--budget", type=float, default=40.0, help="seconds of each search (default 40)")
     parser.add_argument("--seconds", type=float, default=5.0, help="seconds of rounds per model (default 5)")
-    parser.add_argument("--threads", type=int, default=available_cores(), help="threads of each engine (default: all cores)")
+    parser.add_argument(
+        "--threads", type=int, default=count_available_cores(), help="threads of each engine (default: all cores)"
+    )
     parser.add_argument("--store", help="a directory for results, to continue an interrupted run")
     parser.add_argument("--compare-again", action="store_true", help="with --store: repeat the comparisons")
     arguments = parser.parse_args()

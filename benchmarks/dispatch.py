@@ -28,7 +28,7 @@ from xrt.formats import onnx as onnx_format
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.measure.statistics import take_turns
 from xrt.measure.timing import time_call
-from xrt.runtime import available_cores
+from xrt.runtime import count_available_cores
 
 CALLERS = 8
 Call = Callable[[Any], Any]
@@ -165,7 +165,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20, help="interleaved rounds (default 20)")
     parser.add_argument("--engines", default="toy,ort,tvm", help="which engines (default toy,ort,tvm)")
     parser.add_argument("--floats", type=int, default=1 << 20, help="elements of the large output (default 2**20)")
-    parser.add_argument("--threads", type=int, default=available_cores(), help="what an engine may use (default: all cores)")
+    parser.add_argument(
+        "--threads", type=int, default=count_available_cores(), help="what an engine may use (default: all cores)"
+    )
     arguments = parser.parse_args()
     engines = arguments.engines.split(",")
     figures = {

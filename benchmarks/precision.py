@@ -33,7 +33,7 @@ from output import ChildFailed, limit_pools, print_figures, run_python
 from precision_figures import drop_rounds, make_mean
 
 from xrt.bench import machine
-from xrt.runtime import available_cores
+from xrt.runtime import count_available_cores
 
 MODELS = {
     "live": ("bert", "gpt", "gpt_hard", "convnext", "mobilenet"),
@@ -159,7 +159,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="a directory for figures, to continue an interrupted run")
     parser.add_argument("--budget", type=float, help="seconds of each search (default 40; quick 8)")
     parser.add_argument("--seconds", type=float, help="seconds of the turns of a model (default 30; quick 2)")
-    parser.add_argument("--threads", type=int, default=available_cores(), help="threads of each candidate (default: all cores)")
+    parser.add_argument(
+        "--threads", type=int, default=count_available_cores(), help="threads of each candidate (default: all cores)"
+    )
     parser.add_argument("--engines", default="ort,openvino", help="the single engines, and those of auto (default ort,openvino)")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -30,7 +30,7 @@ from xrt.engines import CompileContext
 from xrt.engines.contract import registry
 from xrt.engines.native import why_not_shipped
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
-from xrt.runtime import available_cores
+from xrt.runtime import count_available_cores
 
 BLOCKS = 16
 ALTERNATIONS = ("tvm", "toy")
@@ -110,7 +110,9 @@ def main() -> None:
     parser.add_argument("--others", default=",".join(ALTERNATIONS), help="what alternates with ort (default tvm,toy)")
     parser.add_argument("--channels", type=int, default=64, help="channels of the convolutions (default 64)")
     parser.add_argument("--size", type=int, default=40, help="height and width (default 40)")
-    parser.add_argument("--threads", type=int, default=available_cores(), help="what all engines may use (default: all cores)")
+    parser.add_argument(
+        "--threads", type=int, default=count_available_cores(), help="what all engines may use (default: all cores)"
+    )
     parser.add_argument("--engines", type=_words, default=ENGINES, help=f"whose pairs (default {','.join(ENGINES)})")
     parser.add_argument("--kinds", type=_words, default=KINDS, help=f"kinds of their regions (default {','.join(KINDS)})")
     parser.add_argument("--side", type=int, default=512, help="rows and columns of their values (default 512)")

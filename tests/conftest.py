@@ -31,7 +31,7 @@ from hypothesis import settings
 
 from xrt.cache import default_cache
 from xrt.errors import DeviceError
-from xrt.runtime import available_cores
+from xrt.runtime import count_available_cores
 from xrt.runtime.devices import device
 
 settings.register_profile("here", deadline=None, print_blob=True)
@@ -186,8 +186,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let modules have two threads even if this process may use only one core."""
-    cores = max(2, available_cores())
-    monkeypatch.setattr("xrt.runtime.threads.available_cores", lambda: cores)
+    cores = max(2, count_available_cores())
+    monkeypatch.setattr("xrt.runtime.threads.count_available_cores", lambda: cores)
 
 
 @pytest.fixture

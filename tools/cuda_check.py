@@ -29,7 +29,7 @@ from tools.known_failures import load_known_failures
 from tools.performance_page import PAGE, make_page
 from tools.performance_record import Record
 from xrt.errors import CompileRefused, DeviceError, PlanError
-from xrt.runtime import available_cores
+from xrt.runtime import count_available_cores
 from xrt.runtime.devices import device
 from xrt.testing import node_cases
 from xrt.testing.running import make_module
@@ -82,7 +82,7 @@ def check(hardware: str) -> dict[str, Any]:
     else:
         tests["benchmark"] = {"failed": 1}
     ready = {name: spec for name, spec in SUITES.items() if results["engines"].get(name, "ready") == "ready"}
-    parts = max(1, available_cores() // max(1, len(ready)))
+    parts = max(1, count_available_cores() // max(1, len(ready)))
     with ThreadPoolExecutor(parts * len(ready)) as pool:
         running = {name: [pool.submit(run_part, spec, part, parts) for part in range(parts)] for name, spec in ready.items()}
     for name, futures in running.items():

@@ -92,12 +92,12 @@ def test_the_machine_the_version_and_the_module_of_a_class_are_ingredients(
 
     before = sign(engine)
     elsewhere = type("Saving", (Saving,), {"__module__": "elsewhere"})(engine.journal)
-    assert sign(elsewhere).difference(before) == ("engine", "code")
+    assert sign(elsewhere).list_differences(before) == ("engine", "code")
     with monkeypatch.context() as patch:
         patch.setattr("xrt.cache.signature.__version__", "99")
-        assert sign(engine).difference(before) == ("xrt",)
+        assert sign(engine).list_differences(before) == ("xrt",)
     monkeypatch.setattr("xrt.cache.signature.describe_machine", lambda: "another")
-    assert sign(engine).difference(before) == ("machine",)
+    assert sign(engine).list_differences(before) == ("machine",)
 
 
 def test_a_class_without_a_source_file_is_not_kept(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_an_entry_under_another_name_is_not_believed(engine: Saving, tmp_path: P
     run(engine, tmp_path)
     first, other = Store(tmp_path).entries.items()[:2]
     first.path.write_bytes(other.path.read_bytes())
-    with pytest.raises(CacheError, match="it is the entry of another signature"):
+    with pytest.raises(CacheError, match="its name is not the key of its signature"):
         ENTRIES.read(first.path)
 
 

@@ -39,7 +39,7 @@ with Store(Path(sys.argv[1])).lock("abcd") as locked:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrt.cache.records.PATIENCE", 0.0)
+    monkeypatch.setattr("xrt.cache.records.LOCK_TIMEOUT_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -58,7 +58,7 @@ def test_a_lock_excludes_other_holders_until_it_is_released(tmp_path: Path) -> N
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.slow
 def test_who_waits_gets_the_lock_when_it_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrt.cache.records.PATIENCE", 60.0)
+    monkeypatch.setattr("xrt.cache.records.LOCK_TIMEOUT_SECONDS", 60.0)
     results: list[bool] = []
 
     def wait() -> None:

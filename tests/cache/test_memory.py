@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from xrt.cache import CompileCache, Signature
-from xrt.cache.memory import THREADS, wait_until_closed
+from xrt.cache.memory import MAX_IDLE_THREADS, wait_until_closed
 from xrt.engines import Executable, RunOptions
 from xrt.errors import CompileRefused, OptionError
 
@@ -176,25 +176,25 @@ def test_the_threads_of_a_larger_budget_are_bounded() -> None:
     """An executable of openvino's keeps two here; as many as the cache's are those that the module itself holds."""
     first, most, closed = counted("openvino", 2, 120)
     pool = os.cpu_count() or 1  # all executables share the threads that compute
-    assert most <= first + pool + 2 * THREADS + 2
-    assert closed <= first + pool + THREADS
+    assert most <= first + pool + 2 * MAX_IDLE_THREADS + 2
+    assert closed <= first + pool + MAX_IDLE_THREADS
 
 
 @pytest.mark.slow
 def test_the_pools_of_sessions_are_bounded() -> None:
-    first, most, closed = counted("ort", 2, 2 * THREADS)
-    assert most <= first + 2 * THREADS + 1
-    assert closed <= first + THREADS
+    first, most, closed = counted("ort", 2, 2 * MAX_IDLE_THREADS)
+    assert most <= first + 2 * MAX_IDLE_THREADS + 1
+    assert closed <= first + MAX_IDLE_THREADS
 
 
 def test_what_keeps_threads_leaves_the_cache_first() -> None:
     cache = CompileCache()
-    free, half, more, huge = map(Counting, (0, THREADS // 2, THREADS, 2 * THREADS))
+    free, half, more, huge = map(Counting, (0, MAX_IDLE_THREADS // 2, MAX_IDLE_THREADS, 2 * MAX_IDLE_THREADS))
 
     def put(name: str, executable: Counting) -> None:
         cache.lease(signature(name), lambda: executable).release()
 
-    for name, executable in {"free": free, "half": half, "other": Counting(THREADS // 2)}.items():
+    for name, executable in {"free": free, "half": half, "other": Counting(MAX_IDLE_THREADS // 2)}.items():
         put(name, executable)
     assert cache.statistics.evictions == 0
     put("more", more)
@@ -206,9 +206,9 @@ def test_what_keeps_threads_leaves_the_cache_first() -> None:
 
 
 def test_what_is_in_use_lives_on() -> None:
-    cache, used = CompileCache(), Counting(THREADS)
+    cache, used = CompileCache(), Counting(MAX_IDLE_THREADS)
     lease = cache.lease(signature("used"), lambda: used)
-    cache.lease(signature("next"), lambda: Counting(THREADS)).release()
+    cache.lease(signature("next"), lambda: Counting(MAX_IDLE_THREADS)).release()
     assert not used.closed
     lease.release()
     assert used.closed

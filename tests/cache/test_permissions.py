@@ -82,7 +82,7 @@ def test_nobody_else_may_read_or_write_what_is_made(
 ) -> None:
     umask(mask)
     run(engine, tmp_path / "above" / "cache")
-    CostStore(tmp_path / "above" / "cache").keep_statuses([])
+    CostStore(tmp_path / "above" / "cache").store_statuses([])
     umask(0o022)
     results = [tmp_path / "above", *(tmp_path / "above").rglob("*")]
     modes = {path.relative_to(tmp_path): stat.S_IMODE(path.stat().st_mode) for path in results}
@@ -154,14 +154,14 @@ def test_an_entry_of_another_user_is_not_loaded(spec: str, what: str, way: Calla
 @pytest.mark.slow
 def test_measured_costs_and_answers_of_another_user_are_not_read(tmp_path: Path) -> None:
     store = CostStore(tmp_path)
-    store.keep_statuses([])
+    store.store_statuses([])
     (path,) = (tmp_path / "xrt-cache" / "engines").iterdir()
     open_to_all(path)
     with pytest.warns(CacheWarning, match=f"{path.name} cannot be used: others may write to"):
-        assert store.statuses() == {}
+        assert store.read_statuses() == {}
     open_to_all(tmp_path)
     with pytest.warns(CacheWarning, match="is not used: others may write to"):
-        assert CostStore(tmp_path).statuses() == {}
+        assert CostStore(tmp_path).read_statuses() == {}
 
 
 def test_a_sticky_folder_above_is_fine(tmp_path: Path) -> None:
@@ -218,14 +218,14 @@ def test_the_commands_say_that_a_directory_is_not_used(tmp_path: Path, capsys: p
 
 
 def test_a_directory_of_a_user_that_is_not_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = "XRT_CACHE_DIR is '~no-such-user/x', and no home directory is known for '~no-such-user'; give the whole path"
+    output = "XRT_CACHE_DIR is '~no-such-user/x', and '~no-such-user' has no known home directory; use an absolute path"
     with pytest.raises(CacheError) as caught:
         find_cache_directory({"XRT_CACHE_DIR": "~no-such-user/x"})
     assert str(caught.value) == output
     with pytest.warns(CacheWarning) as warned:
         assert open_disk_tier({"XRT_CACHE_DIR": "~no-such-user/x"}) is None
-    assert str(warned[0].message) == f"{output}. Nothing is kept on disk"
-    with pytest.raises(CacheError, match="cache is '~no-such-user/x', and no home directory is known for '~no-such-user'"):
+    assert str(warned[0].message) == f"{output}. Nothing is stored on disk"
+    with pytest.raises(CacheError, match="cache is '~no-such-user/x', and '~no-such-user' has no known home directory"):
         XRTModule(chain(1), engine="toy", cache="~no-such-user/x")
 
 
@@ -239,5 +239,5 @@ def test_the_commands_name_a_user_that_is_not(monkeypatch: pytest.MonkeyPatch, c
 
 def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platformdirs.user_cache_path", lambda *_, **__: Path("~/.cache/xrt"))
-    with pytest.raises(CacheError, match="this user has no home directory to keep a cache in; name a directory in XRT_CACHE_DIR"):
+    with pytest.raises(CacheError, match="this user has no home directory for a cache; set XRT_CACHE_DIR to a directory"):
         find_cache_directory({})

@@ -210,7 +210,7 @@ class TestOrder:
 
 class TestErrors:
     def test_an_array_of_a_device_given_to_a_module_on_the_cpu(self, world: World) -> None:
-        with pytest.raises(DeviceError, match=r"^input 'x' \(a .*\) lies on cuda:0, and the module runs on cpu; copy it there$"):
+        with pytest.raises(DeviceError, match=r"^input 'x' \(a .*\) is on cuda:0, and the module runs on cpu; copy it there$"):
             CPU(world.up(X), W)
 
     def test_an_array_of_another_device(self) -> None:
@@ -218,13 +218,13 @@ class TestErrors:
             m, x = devices.module(Net(), where="cuda:1"), devices.up(X)
             for _ in range(2):  # the long way, and beside a prepared call
                 with pytest.raises(
-                    DeviceError, match=r"^input 'x' .* lies on cuda:0, and the module runs on cuda:1; copy it there$"
+                    DeviceError, match=r"^input 'x' .* is on cuda:0, and the module runs on cuda:1; copy it there$"
                 ):
                     m(x, W)
                 m(X, W)
 
     def test_a_buffer_of_the_host(self, world: World) -> None:
-        with pytest.raises(DeviceError, match=r"^out\[0\] for output 'p' does not lie on cuda:0, where the module runs"):
+        with pytest.raises(DeviceError, match=r"^out\[0\] for output 'p' is not on cuda:0, where the module runs"):
             world.module(Net())(X, W, out=[np.zeros((3, 5), "float32"), None])
 
     def test_a_buffer_that_does_not_fit(self, world: World) -> None:
@@ -381,8 +381,7 @@ def test_a_lack_of_memory_while_tuning_puts_one_engine_out_of_the_race() -> None
         assert len(m(TALL)) == 4
 
 
-ACROSS = "isolate= is for engines on the cpu: arrays on cuda do not cross to another process, where {} would run"
-ACROSS = "isolate= is for engines on the cpu: arrays on cuda do not cross to another process, where {} would run"
+ACROSS = "isolate= is for engines on the cpu: {} would run in another process, by run=True or because it cannot save executables"
 REFUSED = [
     ({"devices": {"art": "cpu"}}, OptionError,
      "devices names 'art', which is not in the list of engines: ort, toy, toy{native=off}"),
@@ -391,7 +390,7 @@ REFUSED = [
     ({"isolate": "toy"}, OptionError, ACROSS.format(TOY)),
     ({"isolate": xrt.Isolation("ort", run=True)}, OptionError, ACROSS.format("ort")),
     ({"isolate": xrt.Isolation("ort", memory_limit=1 << 30)}, OptionError,
-     "memory_limit= bounds the address space of a process, and a driver of cuda takes more of it than there is memory; "),
+     "memory_limit= limits the address space of a process, of which a driver of cuda reserves more than there is memory; "),
 ]  # fmt: skip
 
 

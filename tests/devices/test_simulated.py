@@ -135,8 +135,8 @@ def broken(devices: World) -> None:
 
 
 PLANTED = {
-    "our work does not come after the caller's": (MultiDeviceProgram, "begin"),
-    "the caller's does not come after ours": (MultiDeviceProgram, "end"),
+    "our work does not come after the caller's": (MultiDeviceProgram, "wait_for_caller"),
+    "the caller's does not come after ours": (MultiDeviceProgram, "make_caller_wait"),
 }
 
 

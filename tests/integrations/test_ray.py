@@ -21,7 +21,7 @@ from xrt.errors import EngineError, ModelError
 from xrt.integrations.batch import BatchJob
 from xrt.integrations.ray import count_next_chunks, load_once
 from xrt.ray import Predictor, predict, run_cluster_job
-from xrt.runtime import available_cores
+from xrt.runtime import count_available_cores
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the warnings of Ray and its libraries are theirs
 
@@ -43,7 +43,7 @@ def test_a_module_in_an_actor_has_what_ray_grants(cluster, tmp_path):
             return module.threads, other.threads
 
     path = write_model(tmp_path, SCALE)
-    assert ray.get(ray.remote(count).options(num_cpus=1).remote(path)) == (1, min(2, available_cores()))
+    assert ray.get(ray.remote(count).options(num_cpus=1).remote(path)) == (1, min(2, count_available_cores()))
 
 
 class _Watched(Predictor):
@@ -59,7 +59,7 @@ def test_the_threads_of_an_actor_are_what_ray_grants(cluster, tmp_path, cpus, th
     with xrt.XRTModule(write_model(tmp_path, SCALE), engine="ort", threads=2) as module:
         module.save(tmp_path / "scale.xrt", np.ones((1, 3), "float32"), np.ones(1, "float32"))
     actor = ray.remote(_Watched).options(num_cpus=cpus).remote(tmp_path / "scale.xrt", strict=True)
-    assert ray.get(actor.count_threads.remote()) == min(threads, available_cores())
+    assert ray.get(actor.count_threads.remote()) == min(threads, count_available_cores())
     ray.kill(actor)
 
 

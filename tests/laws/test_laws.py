@@ -467,7 +467,7 @@ Newer.__qualname__ = Versioned.__qualname__  # the class of tomorrow bears the s
 def test_another_engine_or_context_is_another_signature(ingredient, engine, context):
     mine, theirs = make_signature(leaky(), Versioned(), CompileContext()), make_signature(leaky(), engine, context)
     assert mine.key != theirs.key
-    assert mine.difference(theirs) == (ingredient,)
+    assert mine.list_differences(theirs) == (ingredient,)
 
 
 @pytest.mark.slow

@@ -154,8 +154,8 @@ def cache_entries() -> tuple[Files, ...]:
     with TemporaryDirectory(prefix="xrt-") as folder:
         for content in ((b"compiled" * 40, None), (None, StoredFailure("CompileRefused", "too large", (0, 3)))):
             entries, signature = Store(Path(folder)).entries, _signature()
-            entries.keep(signature.key, CacheEntry(signature, *content))
-            results.append({entries.path(signature.key).name: entries.path(signature.key).read_bytes()})
+            entries.write(signature.key, CacheEntry(signature, *content))
+            results.append({entries.get_path(signature.key).name: entries.get_path(signature.key).read_bytes()})
     return tuple(results)
 
 

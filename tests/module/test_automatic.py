@@ -77,7 +77,7 @@ def test_a_reference_that_is_too_slow_is_asked_once(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr("xrt.placement.auto.evaluate", partial(wait_in_vain, has_ended))
     monkeypatch.setattr("xrt.engines.toolkit.reference_evaluator.evaluate", wait)
-    monkeypatch.setattr("xrt.module.dispatch.PATIENCE", 0.1)
+    monkeypatch.setattr("xrt.module.dispatch.REFERENCE_TIMEOUT_SECONDS", 0.1)
     with automatic(tmp_path, "ort", function=relu(("N", 3)), budget=1) as m:
         for rows in (2, 3, 4):
             np.testing.assert_array_equal(m(np.ones((rows, 3), "float32")), np.ones((rows, 3)))
@@ -264,7 +264,7 @@ def test_a_lower_precision_that_no_engine_has_leaves_float32(tmp_path: Path) -> 
         ({"engine": ["toy", 3, "auto"]}, OptionError, r"^an engine is a name, a spec or a GraphCompiler instance; got int 3$"),
         ({"engine": "auto", "budget": 0}, OptionError, r"^budget must be a positive number of seconds; got 0$"),
         ({"engine": "toy", "budget": 5}, OptionError, r"^budget= is the time of a search; pass engine='auto', or"),
-        ({"engine": ["toy", "toy", "auto"]}, OptionError, r"^engine 'toy' stands twice in the list"),
+        ({"engine": ["toy", "toy", "auto"]}, OptionError, r"^engine 'toy' is twice in the list"),
     ],
 )
 def test_mistakes_are_reported(options: Any, error: type[Exception], text: str) -> None:

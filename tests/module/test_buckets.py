@@ -108,7 +108,7 @@ def test_sizes_that_cannot_be_padded_are_compiled_each(compiled: list[Any]) -> N
 def test_asked_sizes(compiled: list[Any]) -> None:
     with make(softmax(), {"s": [16, 4]}) as module:
         check(module, softmax(), 3, 4, 9, 20)
-        assert "buckets: sizes of 's' are rounded up to 4, 16, and masked" in str(module.explain())
+        assert "buckets: sizes of 's' are rounded up to 4, 16, and the padding is masked" in str(module.explain())
     assert [shape[0] for shape in compiled] == [4, 16, 20]
 
 
@@ -125,8 +125,8 @@ def test_explain_has_the_buckets_or_the_reason() -> None:
     with make(softmax()) as module:
         module(np.ones((5, 3), "float32"))
         assert (
-            "buckets: sizes of 's' are rounded up to powers of two, or half way between, and masked where an operator would "
-            "read what is behind" in str(module.explain()).splitlines()
+            "buckets: sizes of 's' are rounded up to powers of two, or half way between, and the padding is "
+            "masked for operators that would read it" in str(module.explain()).splitlines()
         )
 
 
@@ -135,7 +135,7 @@ def test_explain_has_the_buckets_or_the_reason() -> None:
     [
         (REFUSED, None, "sizes of 's' cannot be padded .* node 'places' \\(NonZero\\): there is no rule"),
         (REFUSED, {"s": 4}, "node 'places'"),
-        (relu(("s", 3)), {"t": 4}, "Buckets has 't', which is no symbolic dim"),
+        (relu(("s", 3)), {"t": 4}, "Buckets has 't', and no input has a symbolic dim"),
         (relu((2, 3)), None, "the inputs of the model have none"),
         (relu(("s", 3)), "always", "Buckets takes sizes by symbolic dim, such as"),
         (relu(("s", 3)), {"s": [0]}, "Buckets: 's' takes a positive integer, several, or None; got \\[0\\]"),

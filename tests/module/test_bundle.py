@@ -92,7 +92,7 @@ def test_a_loaded_module_is_checked_as_asked(path: Path, monkeypatch: pytest.Mon
     expected = saved(path)
     with load(path, check="first") as loaded:
         np.testing.assert_array_equal(loaded(X), expected)
-        output = "checked against toy{native=off}: the first call of each signature; 1 call so far"
+        output = "checked against toy{native=off}: the first call for each set of input types; 1 call so far"
         assert loaded.explain().checks == output
     monkeypatch.setattr("xrt.engines.toolkit.reference_evaluator.evaluate", lambda function, inputs, threads: [expected + 1])
     with load(path, check=1.0) as loaded, pytest.raises(RunFailed, match="computed xrt_ort_0 wrongly"):
@@ -188,7 +188,7 @@ def test_a_graph_is_saved_by_its_traces(path: Path) -> None:
     loaded = load(path, strict=True)
     np.testing.assert_array_equal(loaded(X, X), expected)
     assert [v.name for v in loaded.inputs] == ["x", "y"]
-    with pytest.raises(InputError, match=r"holds traces of a graph for inputs \(float32\[2,64\], float32\[2,64\]\)"):
+    with pytest.raises(InputError, match=r"has traces of a graph for inputs \(float32\[2,64\], float32\[2,64\]\)"):
         loaded(X[:1], X[:1])
 
 

@@ -36,7 +36,7 @@ def wide() -> Function:
 @pytest.fixture(autouse=True)
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have as many cores as the tests ask for, whatever the machine has."""
-    monkeypatch.setattr("xrt.runtime.threads.available_cores", lambda: 4)
+    monkeypatch.setattr("xrt.runtime.threads.count_available_cores", lambda: 4)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_loaded_session_has_as_many_threads_as_the_budget(path: Path) -> None:
     script = f"""
 import os, numpy as np, xrt
 from xrt.runtime import threads
-threads.available_cores = lambda: 4
+threads.count_available_cores = lambda: 4
 x = np.ones((256, 128), "f4")
 counts = []
 for budget in (1, 2, 4):

@@ -157,12 +157,12 @@ TWO = np.zeros((2, 4, 4), "float32")
             InputError,
             "out[0] for output 'v5' is not aligned to its element type; a buffer must be a writeable, C-contiguous array",
         ),
-        ([TWO[0], TWO[0]], InputError, "out[1] for output 'v2' overlaps out[0]; give a buffer of its own"),
+        ([TWO[0], TWO[0]], InputError, "out[1] for output 'v2' overlaps out[0]; pass a buffer with separate memory"),
         (["buffer", None], InputError, "out[0] for output 'v5' must be a NumPy array; got str"),
         (
             [Elsewhere(), None],
             DeviceError,
-            "out[0] for output 'v5' lies on cuda:1, and the module runs on cpu; give a NumPy array",
+            "out[0] for output 'v5' is on cuda:1, and the module runs on cpu; pass a NumPy array",
         ),
     ],
 )
@@ -182,7 +182,7 @@ def test_a_buffer_that_overlaps_an_input_is_refused_by_name(prepared: bool) -> N
     x, y = memory[:16].reshape(4, 4), np.zeros((4, 4), "float32")
     if prepared:
         m(x, y)
-    with raises_exactly(InputError, "out[1] for output 'v2' overlaps input 'x'; give a buffer of its own"):
+    with raises_exactly(InputError, "out[1] for output 'v2' overlaps input 'x'; pass a buffer with separate memory"):
         m(x, y, out=[None, memory[8:24].reshape(4, 4)])
 
 
@@ -191,11 +191,11 @@ def test_no_buffer_holds_a_sequence() -> None:
     m, data = xrt.XRTModule(function, engine="toy"), np.zeros(2, "float32")
     with pytest.raises(InputError) as caught:
         m(data, out=np.empty(2, "float32"))
-    text = "out[0] for output 's' is given, but the output is seq(float32[2]), which no buffer holds; pass None in its place"
+    text = "out[0] for output 's' must be None: the output is seq(float32[2]), which cannot be written to an array"
     assert str(caught.value) == text
     with pytest.raises(InputError) as caught:
         m.bind(data)
-    text = "output 's' is seq(float32[2]), which no buffer holds; call the module instead of binding it"
+    text = "output 's' is seq(float32[2]), which cannot be written to an array; call the module instead of binding it"
     assert str(caught.value) == text
 
 
@@ -245,7 +245,7 @@ def test_extents_that_the_inputs_settle_give_inner_values_a_place() -> None:
 def test_an_output_whose_size_only_a_run_tells_needs_a_buffer() -> None:
     function = graph({"x": "float32[4]"}, {"y": "int64[1,?]"}, node("NonZero", "x", "y"))
     m, data, out = xrt.XRTModule(function, engine="toy"), np.array([0, 1, 0, 2], "float32"), np.empty((1, 2), "int64")
-    with pytest.raises(InputError, match="whose size is known only after a run; give a buffer for it in out="):
+    with pytest.raises(InputError, match="whose size is known only after a run; pass a buffer for it in out="):
         m.bind(data)
     bound = m.bind(data, out=out)
     assert bound().tolist() == [[1, 3]]
@@ -325,13 +325,16 @@ def test_an_input_that_cannot_be_updated_is_refused(engine: str, nodes: tuple[No
         (
             np.zeros((3, 2), "float32").T,
             (
-                "input 'x' is not C-contiguous; a bound input is read where it lies: bind np.ascontiguousarray(...) of it, and "
-                "write to that"
+                "input 'x' is not C-contiguous; a bound input is read in place: bind np.ascontiguousarray(...) of it, and "
+                "write to that array"
             ),
         ),
         (
             np.zeros((2, 3), ">f4"),
-            "input 'x' is >f4; a bound input is read where it lies, so it must be <f4: bind raw.astype('<f4'), and write to that",
+            (
+                "input 'x' is >f4; a bound input is read in place, so it must be <f4: bind raw.astype('<f4'), and write to "
+                "that array"
+            ),
         ),
         (np.zeros((2, 3)), "input 'x' must be float32; got float64; convert it with .astype('float32')"),
     ],

@@ -107,21 +107,21 @@ def test_what_cannot_be_pickled_says_what_to_do(tmp_path: Path) -> None:
 def test_files_of_another_kind_get_the_next_step(tmp_path: Path) -> None:
     bundle = tmp_path / "m.xrt"
     xrt.XRTModule(chain(), "toy").save(bundle)
-    with raises_exactly(ModelError, f"'{bundle}' is a bundle, which has engines and plans of its own: call xrt.load('{bundle}')"):
+    with raises_exactly(ModelError, f"'{bundle}' is a bundle, which already has engines and plans: call xrt.load('{bundle}')"):
         xrt.XRTModule(str(bundle), engine="toy")
     model = as_path(tmp_path)
     with raises_exactly(
         BundleError,
-        f"'{model}' is no bundle but, by its name, an ONNX model: xrt.XRTModule('{model}', engine=...) runs a model, and its "
-        f"save() writes a bundle",
+        f"'{model}' is not a bundle; its suffix is that of an ONNX model: xrt.XRTModule('{model}', engine=...) runs a model, "
+        f"and its save() writes a bundle",
     ):
         xrt.load(model)
     for suffix in (".pt", ".pth"):
         path = tmp_path / f"m{suffix}"
         path.write_bytes(b"PK\3\4")
-        with raises_exactly(ModelError, f"'{path}' is a file of PyTorch's by its name, and no ONNX: {EXPORTING}"):
+        with raises_exactly(ModelError, f"'{path}' has the suffix of a PyTorch file; export it to ONNX: {EXPORTING}"):
             xrt.XRTModule(path, engine="toy")
-        with pytest.raises(BundleError, match="is a file of PyTorch's by its name"):
+        with pytest.raises(BundleError, match="has the suffix of a PyTorch file"):
             xrt.load(path)
 
 
@@ -130,6 +130,6 @@ def test_a_module_of_torch_gets_the_next_step() -> None:
     base = type("Module", (), {"__module__": "torch.nn.modules.module", "graph": None})
     net = types.new_class("Net", (base,))
     was_there = "torch" in sys.modules
-    with raises_exactly(ModelError, f"a model of PyTorch's is exported first: {EXPORTING}"):
+    with raises_exactly(ModelError, f"a PyTorch model must be exported first: {EXPORTING}"):
         xrt.XRTModule(net(), engine="toy")
     assert ("torch" in sys.modules) == was_there

@@ -177,7 +177,11 @@ def test_a_compile_without_examples() -> None:
     ("engines", "options", "text"),
     [
         (["toy"], {"shapes": "sometimes"}, r"^shapes must be 'auto', 'each', 'one' or xrt\.Buckets\(\.\.\.\); got 'sometimes'$"),
-        ([Rigid()], {"shapes": "one"}, "^shapes='one': engine 'rigid' compiles for fixed sizes; leave it, or the option, out$"),
+        (
+            [Rigid()],
+            {"shapes": "one"},
+            "^shapes='one': engine 'rigid' compiles for fixed sizes; remove the engine or the option$",
+        ),
     ],
 )
 def test_options_that_cannot_be(engines: list[Any], options: Any, text: str) -> None:

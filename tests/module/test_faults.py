@@ -156,7 +156,7 @@ def updating() -> tuple[Function, np.ndarray[Any, Any]]:
 def test_a_call_is_not_repeated_on_inputs_that_a_failed_update_may_have_touched() -> None:
     function, state = updating()
     with module(FaultyEngine(), "toy", function=function) as m:
-        with pytest.raises(RunFailed, match="the call is not repeated, since its update in place of 'x' may have been made"):
+        with pytest.raises(RunFailed, match="the call is not repeated, since it may have partially updated 'x'"):
             m(state)
         state[...] = X
         np.testing.assert_allclose(m(state), np.exp(np.abs(X)), rtol=1e-6)
@@ -187,7 +187,7 @@ def test_as_many_calls_are_checked_as_asked(check: Any, runs: int, checked: int)
 
 @pytest.mark.parametrize("check", ["never", 0, 1.5, True, -0.1])
 def test_a_check_that_is_none_is_refused(check: Any) -> None:
-    with pytest.raises(OptionError, match=r"^check must be 'first', a part of the calls"):
+    with pytest.raises(OptionError, match=r"^check must be 'first', a fraction of the calls"):
         module("toy", check=check)
 
 

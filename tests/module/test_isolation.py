@@ -314,7 +314,7 @@ def test_a_call_after_an_interrupted_one_has_an_answer_of_its_own(hangs: Path) -
     ("options", "text"),
     [
         ({"isolate": ["orr"]}, r"^isolate names 'orr', which is not in the list of engines. Did you mean 'ort'\?$"),
-        ({"isolate": [3]}, r"^isolate is a list of engines' names or specs, or 'all'; got \[3\]$"),
+        ({"isolate": [3]}, r"^isolate must be a list of engine names or specs, or 'all'; got \[3\]$"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: Any, text: str) -> None:

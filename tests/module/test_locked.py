@@ -119,7 +119,7 @@ def test_an_engine_that_is_not_named_is_a_difference(lock: PlacementFile, path: 
         (
             {"engine": "ort"},
             OptionError,
-            r"^lock= holds a placement by measurement; pass engine='auto', or a list with 'auto' in it$",
+            r"^lock= has a placement by measurement; pass engine='auto', or a list with 'auto' in it$",
         ),
         (
             {"lock": 3},

@@ -81,7 +81,7 @@ def test_inner_values_are_fetched_by_name() -> None:
     np.testing.assert_array_equal(result["v1"], -X)
     assert not np.shares_memory(result["x"], X)
     assert [v.name for v in m.outputs] == ["y"]
-    with pytest.raises(errors.InputError, match=r"^fetch asks for 'v7', which is no value of the model\.$"):
+    with pytest.raises(errors.InputError, match=r"^fetch has 'v7', and the model has no value with this name\.$"):
         m(X, fetch=["v7"])
     with pytest.raises(
         errors.InputError, match=r"^fetch must be a list of value names; got the string 'v1'; pass fetch=\['v1'\]$"
@@ -264,7 +264,11 @@ def test_a_refusal_that_nobody_can_take_over_is_the_cause_of_the_error() -> None
     [
         ({"engine": "ort2"}, errors.UnknownEngine, "Did you mean 'ort'?"),
         ({"engine": []}, errors.OptionError, "the list of engines is empty; name at least one, such as engine='toy'"),
-        ({"engine": ["toy", "toy"]}, errors.OptionError, "engine 'toy' stands twice in the list ['toy', 'toy']; list each once"),
+        (
+            {"engine": ["toy", "toy"]},
+            errors.OptionError,
+            "engine 'toy' is twice in the list ['toy', 'toy']; list each engine once",
+        ),
         ({"engine": 5}, errors.OptionError, "an engine is a name, a spec or a GraphCompiler instance; got int 5"),
         ({"minimum_node": 2}, errors.OptionError, "XRTModule has no option 'minimum_node'. Did you mean 'minimum_nodes'?"),
         ({"engin": "ort"}, errors.OptionError, "XRTModule has no option 'engin'. Did you mean 'engine'?"),
@@ -304,7 +308,7 @@ def test_buffers_given_twice_are_refused() -> None:
     buffer = np.empty((2, 3), "float32")
     with (
         xrt.XRTModule(relu(), engine="toy") as m,
-        pytest.raises(errors.InputError, match=r"^out= is given twice, as an argument and in options; give"),
+        pytest.raises(errors.InputError, match=r"^out= is passed twice, as an argument and in options; pass"),
     ):
         m(X, out=buffer, options=RunOptions(out=[buffer]))
 

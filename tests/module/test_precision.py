@@ -34,25 +34,25 @@ def compute_error(module: xrt.XRTModule, model: Function = MODEL) -> float:
         (
             {"max_error": 0.01, "engine": "ort", "validate": BATCHES},
             OptionError,
-            "max_error= is kept by measurement; pass engine='auto', or a list with 'auto' in it",
+            "max_error= needs placement by measurement; pass engine='auto', or a list with 'auto' in it",
         ),
         (
             {"max_error": 0.01},
             OptionError,
             (
-                "max_error= is kept by measuring the outputs on examples: pass validate=, a list of batches, and calibrate=, a "
-                "list of others, for int8"
+                "max_error= needs examples on which the error is measured: pass validate=, a list of batches and, for int8, also "
+                "calibrate=, a list of other batches"
             ),
         ),
         (
             {"max_error": 0.01, "validate": BATCHES[:1]},
             CalibrationError,
-            "validate= has one batch, and the interval of an error needs two examples or more; pass more",
+            "validate= has one example, and the interval of an error needs at least two; pass more",
         ),
         (
             {"max_error": 0.01, "validate": BATCHES[:4], "calibrate": BATCHES[:4]},
             CalibrationError,
-            "validate= has the batches of calibrate=; the error must be measured on others",
+            "validate= has the same batches as calibrate=; pass others to measure the error",
         ),
         (
             {"validate": BATCHES},
@@ -63,8 +63,8 @@ def compute_error(module: xrt.XRTModule, model: Function = MODEL) -> float:
             {"precision": ["bf16", "int8"], "engine": "ort"},
             OptionError,
             (
-                "precision=['bf16', 'int8'] leaves a choice, which is made by measurement within an error budget: pass "
-                "engine='auto', max_error=0.01 and validate=, or name one precision"
+                "precision=['bf16', 'int8'] has several precisions, from which XRT chooses by measurement: pass "
+                "engine='auto', max_error=0.01 and validate=, or one precision"
             ),
         ),
         (
@@ -83,14 +83,14 @@ def compute_error(module: xrt.XRTModule, model: Function = MODEL) -> float:
         (
             {"precision": "Softmax=fp32", "engine": "ort"},
             OptionError,
-            "a constraint on precision keeps nodes from a lower one, and none is named; add 'int8'",
+            "a constraint on precision needs a lower precision for the other nodes; add 'int8'",
         ),
         (
             {"precision": "Softmax=int8", "engine": "ort"},
             OptionError,
             (
-                "the constraint 'Softmax=int8' is not known: a constraint keeps nodes in fp32, as 'Softmax=fp32'; name the lower "
-                "precision without nodes: precision=['int8', 'Softmax=fp32']"
+                "the constraint 'Softmax=int8' is not supported: a constraint keeps nodes in fp32, as 'Softmax=fp32'; pass the "
+                "lower precision without nodes: precision=['int8', 'Softmax=fp32']"
             ),
         ),
         (

@@ -101,7 +101,7 @@ def test_sizes_come_from_the_inputs_of_the_first_call() -> None:
     session = xrt.XRTModule(recurrent(), engine="toy").new_session()
     with raises_exactly(
         InputError,
-        "state 'h' is float32[batch,3], whose extent 'batch' is known only in a call; call m.new_session(sizes={'batch': ...})",
+        "state 'h' is float32[batch,3], whose dim 'batch' is known only in a call; call m.new_session(sizes={'batch': ...})",
     ):
         session.state["h"]
     session(np.ones((4, 3), "float32"))
@@ -152,7 +152,7 @@ def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "s"
     xrt.XRTModule(sums(), engine="toy").new_session().save(path)
     session = xrt.XRTModule(recurrent(1), engine="toy").new_session()
-    with raises_exactly(InputError, f"{str(path)!r} holds the state of another model; restore it where it was saved"):
+    with raises_exactly(InputError, f"{str(path)!r} has the state of another model; restore it in a session of that model"):
         session.restore(path)
 
 
@@ -181,7 +181,7 @@ REFUSED = {
         _set("total", np.ones((1, 3))),
         "input 'total' must be float32; got float64; convert it with .astype('float32')",
     ),
-    "a state removed": (lambda s: s.state.pop("total"), "state 'total' cannot be removed; session.reset() forgets all state"),
+    "a state removed": (lambda s: s.state.pop("total"), "state 'total' cannot be removed; session.reset() discards all state"),
     "a state as an input": (lambda s: s(X, total=X), "the model has no input 'total'. The model takes 1 input (x)"),
     "no input": (lambda s: s(), "no value for input 'x'; the model takes 1 input (x)"),
     "a file that is missing": (
@@ -206,7 +206,7 @@ def test_a_graph_with_state_is_called_by_sessions() -> None:
         InputError, "the graph 'Sums' keeps state ('total', 'seen'); call a session: s = m.new_session(), then s(...)"
     ):
         m(X)
-    with raises_exactly(InputError, "the graph is traced for the inputs of a call, and there was none; call the session first"):
+    with raises_exactly(InputError, "the graph is traced by the first call, and there was none yet; call the session first"):
         dict(m.new_session().state)
 
 
@@ -223,8 +223,8 @@ def test_a_model_without_state_makes_no_session() -> None:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"bath": 3}, "no input of the model has an extent named 'bath'. Did you mean 'batch'?"),
-        ({"batch": -1}, "sizes has -1 for 'batch'; a size is a number from 0 on"),
+        ({"bath": 3}, "no input of the model has a symbolic dim 'bath'. Did you mean 'batch'?"),
+        ({"batch": -1}, "sizes has -1 for 'batch'; a size is an integer of at least 0"),
     ],
 )
 def test_sizes_are_checked(sizes: Any, message: str) -> None:
@@ -233,7 +233,7 @@ def test_sizes_are_checked(sizes: Any, message: str) -> None:
 
 
 BUSY = (
-    "the session is {} while a call of it is under way; a session makes one call at a time: give each thread a session, by "
+    "the session is {} while a call of it is running; a session runs one call at a time: create a session for each thread, by "
     "m.new_session() or session.fork()"
 )
 
@@ -282,7 +282,7 @@ def test_a_failure_after_a_write_in_place_loses_that_state_and_says_so() -> None
     with pytest.raises(RunFailed) as failed:
         session(X)
     assert failed.value.updated == ("h",)
-    lost = "the state 'h' may have been written in part by a call that failed or was interrupted"
+    lost = "the state 'h' may have been partially updated by a call that failed or was interrupted"
     with raises_exactly(InputError, f"{lost}; call session.reset(), session.restore(path), or set the state"):
         session(X)
     with raises_exactly(InputError, f"{lost}; there is nothing to save"):
@@ -365,7 +365,7 @@ def test_a_second_ctrl_c_loses_the_state_and_the_next_use_says_so(tmp_path: Path
     engine.before_run.append(partial(press, 2))
     with pytest.raises(KeyboardInterrupt):
         session(X)
-    lost = "the state 'a', 'b' may have been written in part by a call that failed or was interrupted"
+    lost = "the state 'a', 'b' may have been partially updated by a call that failed or was interrupted"
     uses: dict[str, Callable[[], object]] = {
         "call session.reset(), session.restore(path), or set the state": lambda: session(X),
         "there is nothing to read": lambda: dict(session.state),
@@ -375,7 +375,7 @@ def test_a_second_ctrl_c_loses_the_state_and_the_next_use_says_so(tmp_path: Path
         with raises_exactly(InputError, f"{lost}; {advice}"):
             use()
     session.state["a"] = X
-    with pytest.raises(InputError, match=r"^the state 'b' may have been written in part"):
+    with pytest.raises(InputError, match=r"^the state 'b' may have been partially updated"):
         session(X)
     session.restore(tmp_path / "s")
     session(X)
@@ -413,8 +413,8 @@ print(session(X) is not None, sorted(session.lost))
     completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
     message, *rest = completed.stdout.splitlines()
     assert message == (
-        "the state 'a', 'b' may have been written in part by a call that failed, was interrupted, or ran in another thread when "
-        "the process was forked; call session.reset(), session.restore(path), or set the state"
+        "the state 'a', 'b' may have been partially updated by a call that failed, was interrupted, or ran in another thread "
+        "when the process was forked; call session.reset(), session.restore(path), or set the state"
     )
     assert rest == ["True []"]
 
@@ -430,7 +430,7 @@ def test_an_error_of_any_kind_between_two_writes_loses_the_first_state_alone(err
     engine.before_run.append(fail)
     with pytest.raises(error, match=r"^in the middle of a step$"):
         session(X)
-    with pytest.raises(InputError, match=r"^the state 'a' may have been written in part"):
+    with pytest.raises(InputError, match=r"^the state 'a' may have been partially updated"):
         session(X)
     np.testing.assert_allclose(session.state["b"], np.exp(X), rtol=1e-6)
 
@@ -475,7 +475,9 @@ def test_a_worker_that_dies_loses_the_step_and_not_the_state() -> None:
 def test_a_session_takes_no_buffers() -> None:
     with (
         xrt.XRTModule(sums(), engine="toy") as module,
-        raises_exactly(InputError, "a session keeps some of the outputs: options.out must be None; copy what the call returns"),
+        raises_exactly(
+            InputError, "options.out must be None in a session, because some outputs are its state; copy the returned arrays"
+        ),
     ):
         module.new_session()(X, options=xrt.RunOptions(out=(None,)))
 
@@ -509,10 +511,10 @@ def test_names_of_exporters_are_paired(past: str, present: str, caplog: pytest.L
 
 def test_pairs_are_given_where_names_tell_nothing() -> None:
     assert list_states(xrt.stateful(cache("a", "b"), {"a": "b"})) == (State("a", "b"),)
-    with raises_exactly(ModelError, "no input of 'decoder' is named past* (x, a); give the pairs: xrt.stateful(model, {...})"):
+    with raises_exactly(ModelError, "no input of 'decoder' is named past* (x, a); pass the pairs: xrt.stateful(model, {...})"):
         xrt.stateful(cache("a", "b"))
     with raises_exactly(
-        ModelError, "input 'past_0' has no partner among the outputs present*_0 (there are: present_1); give the pairs"
+        ModelError, "input 'past_0' has no matching output named present*_0 (there are: present_1); pass the pairs"
     ):
         xrt.stateful(cache("past_0", "present_1"))
 

@@ -490,7 +490,7 @@ PLAN = partition(relu((4, 3)), [create("toy")])
 
 def test_it_is_explained() -> None:
     text = str(explain(PLAN, EngineList((create("ort"),), None, CompileContext(threads=1))))
-    assert "engine 'toy' is not among this module's, which plans again at its first call" in text
+    assert "engine 'toy' is not an engine of this module, whose first call plans again" in text
 
 
 def test_it_is_not_compiled() -> None:

@@ -67,7 +67,7 @@ def test_requests_that_depend_on_each_other_are_not_joined(tmp_path: Path) -> No
     with xrt.XRTModule(perceptron(*mean), engine="toy", threads=1, cache=tmp_path) as m:
         result = tune(m)
     assert result.configuration.batch == 1
-    assert result.notes[0].startswith("requests are not joined: a request has other results together with others than alone: y")
+    assert result.notes[0].startswith("requests are not batched: a request has other results in a batch than alone: y")
 
 
 def test_a_traced_graph_is_tuned_as_it_is_called(tmp_path: Path) -> None:
@@ -78,15 +78,15 @@ def test_a_traced_graph_is_tuned_as_it_is_called(tmp_path: Path) -> None:
     x = np.ones((2, 3), "float32")
     with xrt.XRTModule(Doubled(), engine="toy", threads=1, cache=tmp_path) as m:
         result = tune(m, x)
-        assert result.notes[0] == "requests are not joined: an xrt.Graph has no symbolic dim"
+        assert result.notes[0] == "requests are not batched: an xrt.Graph has no symbolic dim"
         with pytest.raises(OptionError) as caught:
             tune(m, x, batch_dim="N")
-    assert str(caught.value) == "batch_dim= is of a model with symbolic dims, and an xrt.Graph has none; pass graph.trace(...)"
+    assert str(caught.value) == "batch_dim= needs a model with symbolic dims, and an xrt.Graph has none; pass graph.trace(...)"
 
 
 def test_options_of_the_other_objective_are_refused(tmp_path: Path) -> None:
     with xrt.XRTModule(perceptron(), engine="toy", threads=1, cache=tmp_path) as m:
-        with raises_exactly(OptionError, "p99= is of objective='throughput'; pass that too, or leave it out"):
+        with raises_exactly(OptionError, "p99= is for objective='throughput'; pass that too, or remove it"):
             m.tune(p99=0.1)  # type: ignore[call-overload]  # it is refused
         with raises_exactly(OptionError, "objective must be 'latency' or 'throughput'; got 'speed'"):
             m.tune(objective="speed")  # type: ignore[call-overload]  # it is refused

@@ -98,15 +98,15 @@ def are_statuses(found: dict[str, Any]) -> bool:
 KINDS = {
     "costs": Kind(
         "costs/*.json",
-        lambda folder: CostStore(folder).keep(TABLE, ENGINES[:1], CONTEXT),
-        lambda folder: CostStore(folder).table(ENGINES[:1], CONTEXT),
+        lambda folder: CostStore(folder).store_costs(TABLE, ENGINES[:1], CONTEXT),
+        lambda folder: CostStore(folder).read_costs(ENGINES[:1], CONTEXT),
         is_table,
     ),
     "decisions": Kind("decisions/*.json", keep_decision, recall_decision, is_decision),
     "engines": Kind(
         "engines/*.json",
-        lambda folder: CostStore(folder).keep_statuses([*STATUSES.values()]),
-        lambda folder: CostStore(folder).statuses(),
+        lambda folder: CostStore(folder).store_statuses([*STATUSES.values()]),
+        lambda folder: CostStore(folder).read_statuses(),
         are_statuses,
     ),
 }
@@ -220,7 +220,7 @@ for number in range(15):
 
 def keep_costs(folder: Path, begins: str) -> None:
     """Add the cost of one region, whose key begins so."""
-    CostStore(folder).keep(CostTable({(begins.ljust(64, "0"), SPECS[0]): "it hung"}), ENGINES[:1], CONTEXT)
+    CostStore(folder).store_costs(CostTable({(begins.ljust(64, "0"), SPECS[0]): "it hung"}), ENGINES[:1], CONTEXT)
 
 
 @pytest.mark.slow
@@ -232,7 +232,7 @@ def test_processes_that_write_at_once_lose_nothing_and_tear_nothing(tmp_path: Pa
             result, lines = recalled(kind, tmp_path)
             assert lines == [] and (not result or kind.is_sound(result))
     assert [writer.wait() for writer in writers] == [0, 0]
-    table = CostStore(tmp_path).table(ENGINES[:1], CONTEXT)
+    table = CostStore(tmp_path).read_costs(ENGINES[:1], CONTEXT)
     assert {key[:3] for key, _ in table.regions} >= {f"{name}{number:02}" for name, number in itertools.product("ab", range(15))}
 
 

@@ -158,7 +158,9 @@ def test_without_a_measurement_nothing_known_to_be_wrong_is_chosen(tmp_path: Pat
 
     assert choose() == {liar.spec}
     (launch,) = partition(PAIR, [liar]).launches
-    store.keep(CostTable().with_region(shape_key(launch.function), liar.spec, "wrong: by one"), [liar], CompileContext(threads=1))
+    store.store_costs(
+        CostTable().with_region(shape_key(launch.function), liar.spec, "wrong: by one"), [liar], CompileContext(threads=1)
+    )
     assert choose() == {"toy"}
 
 
@@ -308,9 +310,9 @@ def test_threads_that_keep_costs_at_once_lose_none(tmp_path: Path) -> None:
     parts = [tuned(chain(op), TOY).table for op in ("Exp", "Cos", "Abs", "Neg")]
     context = CompileContext(threads=1)
     with ThreadPoolExecutor(len(parts)) as pool:
-        list(pool.map(lambda part: CostStore(tmp_path).keep(part, [TOY], context), parts))
-    assert len(CostStore(tmp_path).table([TOY], context).regions) == 4
-    assert not CostStore(tmp_path).table([TOY], CompileContext(threads=2)).regions
+        list(pool.map(lambda part: CostStore(tmp_path).store_costs(part, [TOY], context), parts))
+    assert len(CostStore(tmp_path).read_costs([TOY], context).regions) == 4
+    assert not CostStore(tmp_path).read_costs([TOY], CompileContext(threads=2)).regions
 
 
 @pytest.mark.full

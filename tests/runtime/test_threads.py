@@ -21,7 +21,7 @@ from xrt.engines.toolkit.blas import BlasLibrary, BlasThreads, find_blas
 from xrt.engines.toy import Toy
 from xrt.errors import BudgetWarning, OptionError
 from xrt.graph import Function, Node
-from xrt.runtime import available_cores, default_budget, resolve_thread_budget, set_default_budget
+from xrt.runtime import count_available_cores, get_default_budget, resolve_thread_budget, set_default_budget
 from xrt.runtime.threads import read_cpu_quotas
 from xrt.testing.corpus.entry import graph, node
 
@@ -30,13 +30,12 @@ X = np.ones((2, 3), "float32")
 
 
 def test_the_cores_are_at_most_those_that_the_process_may_run_on() -> None:
-    assert 1 <= available_cores() <= len(os.sched_getaffinity(0))
+    assert 1 <= count_available_cores() <= len(os.sched_getaffinity(0))
 
 
 def test_fewer_cores_for_the_process_are_fewer_cores() -> None:
-    script = (
-        "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); import xrt.runtime as r; print(r.available_cores())"
-    )
+    script = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); "
+    script += "import xrt.runtime as r; print(r.count_available_cores())"
     assert ran(script) == "1"
 
 
@@ -69,16 +68,16 @@ def test_quotas_of_control_groups(tmp_path: Path, group: str | None, files: dict
 
 
 def test_a_quota_of_a_part_of_a_core_is_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrt.runtime.threads.process_quotas", lambda: (0.3,))
-    assert available_cores() == 1
+    monkeypatch.setattr("xrt.runtime.threads.get_cpu_quotas", lambda: (0.3,))
+    assert count_available_cores() == 1
 
 
 def test_the_default_budget_is_the_cores() -> None:
-    assert xrt.XRTModule(RELU, engine="toy").threads == default_budget() == available_cores()
+    assert xrt.XRTModule(RELU, engine="toy").threads == get_default_budget() == count_available_cores()
 
 
 def test_more_threads_than_cores_are_the_cores_with_a_word() -> None:
-    cores = available_cores()
+    cores = count_available_cores()
     with pytest.warns(BudgetWarning) as caught:
         module = xrt.XRTModule(RELU, engine="toy", threads=cores + 7)
     output = f"threads={cores + 7} is more than the {cores} cores that this process may use; {cores} threads are used"
@@ -112,10 +111,10 @@ def untold() -> Iterator[None]:
 def test_the_process_can_have_another_default() -> None:
     before = xrt.XRTModule(RELU, engine="toy")
     xrt.configure(threads=1)
-    assert xrt.XRTModule(RELU, engine="toy").threads == default_budget() == 1
-    assert before.threads == available_cores()
+    assert xrt.XRTModule(RELU, engine="toy").threads == get_default_budget() == 1
+    assert before.threads == count_available_cores()
     xrt.configure()
-    assert xrt.XRTModule(RELU, engine="toy").threads == available_cores()
+    assert xrt.XRTModule(RELU, engine="toy").threads == count_available_cores()
 
 
 class Fake:
@@ -225,7 +224,7 @@ BUDGETS = """
 import os, xrt
 from tests.runtime.test_threads import RELU, X
 from xrt.runtime import threads
-threads.available_cores = lambda: 4
+threads.count_available_cores = lambda: 4
 kept = []
 
 def grown(spec, budget):

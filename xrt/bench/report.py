@@ -18,7 +18,7 @@ from xrt.bench.targets import BenchCandidate
 from xrt.graph import FrozenDict
 from xrt.html import views
 from xrt.partition.plan import color_engines
-from xrt.runtime import available_cores
+from xrt.runtime import count_available_cores
 
 if TYPE_CHECKING:
     from xrt.bench.job_server import StartupReport
@@ -135,7 +135,7 @@ def describe() -> dict[str, str | int]:
     return {
         "processor": name_processor(),
         "architecture": platform.machine(),
-        "cores": available_cores(),
+        "cores": count_available_cores(),
         "load": f"{os.getloadavg()[0]:.2f}",
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),

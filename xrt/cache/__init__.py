@@ -1,7 +1,7 @@
 """The compile cache: executables by signature, in memory and on disk.
 
-A signature covers everything that can change the result of a compile. Each one is compiled once, however many threads and
-processes request it; executables that their engine can save are also stored in a directory.
+A signature lists everything that can change the result of a compile. Threads and processes that request the same signature
+at once share one compile. If the engine can save an executable, it is also stored in a directory.
 """
 
 from __future__ import annotations

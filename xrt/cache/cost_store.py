@@ -1,4 +1,4 @@
-"""Measurements on disk: region costs, placement decisions and engine statuses."""
+"""Measurements in the cache directory: costs of regions, placement decisions, and which engines work on this machine."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ STATUSES: Schema[dict[str, EngineStatus]] = text_schema(
     lambda statuses: json.dumps([dataclasses.asdict(status) for status in statuses.values()]),
     lambda data: {status.name: status for status in convert(json.loads(data), list[EngineStatus])},
 )
-"""The statuses of all engines. They depend on the installed packages, so the key of the record is `hash_installed`."""
+"""The statuses of all engines. They depend on the installed packages, so the key of the record is `hash_installed()`."""
 
 
 class CostStore:
-    """Measurements in a shared cache directory. Problems with files are warnings, never errors."""
+    """Reads and writes measurements in a cache directory. Problems with files are warnings, never errors."""
 
     def __init__(self, directory: Path | Store) -> None:
         """Create the store without accessing files; ``directory`` is the path of a cache directory, or its Store."""
@@ -52,51 +52,47 @@ class CostStore:
         """Create the store in a cache's directory; return None if the cache has no disk tier."""
         return cls(cache.disk.store) if isinstance(cache.disk, DiskTier) else None
 
-    # ------------------------------------------------------------------ costs and decisions
-
-    def table(self, engines: Sequence[GraphCompiler], context: CompileContext) -> CostTable:
+    def read_costs(self, engines: Sequence[GraphCompiler], context: CompileContext) -> CostTable:
         """Read all stored costs of these engines in their current version and configuration."""
         table = CostTable()
         for _, key in _list_keys(engines, context):
             table = table.merge(self._costs.find(key) or CostTable())
         return table
 
-    def keep(self, table: CostTable, engines: Sequence[GraphCompiler], context: CompileContext) -> None:
+    def store_costs(self, table: CostTable, engines: Sequence[GraphCompiler], context: CompileContext) -> None:
         """Merge the costs that ``table`` has for these engines into the stored ones."""
         for spec, key in _list_keys(engines, context):
             part = CostTable({subject: cost for subject, cost in table.regions.items() if subject[1] == spec})
             if part.regions:
                 self._costs.update(key, partial(_merge, part))
 
-    def decision(self, request: Signature | None) -> PlacementFile | None:
+    def read_decision(self, request: Signature | None) -> PlacementFile | None:
         """Read the placement that is stored for a request; None if there is none. The caller checks whether it still applies."""
         return None if request is None else self._decisions.find(request.key)
 
     def store_decision(self, request: Signature | None, document: PlacementFile) -> None:
         """Store or replace the placement of a request; do nothing if ``request`` is None."""
         if request is not None:
-            self._decisions.keep(request.key, document)
+            self._decisions.write(request.key, document)
 
-    # ------------------------------------------------------------------ engines
-
-    def statuses(self) -> dict[str, EngineStatus]:
-        """Read the engine statuses that an earlier process stored, by name; empty if packages have changed since then."""
+    def read_statuses(self) -> dict[str, EngineStatus]:
+        """Read the stored engine statuses, by engine name; empty if a package was installed, updated or removed since."""
         return self._statuses.find(hash_installed()) or {}
 
-    def keep_statuses(self, statuses: Sequence[EngineStatus]) -> None:
+    def store_statuses(self, statuses: Sequence[EngineStatus]) -> None:
         """Store engine statuses for the currently installed packages."""
-        self._statuses.keep(hash_installed(), {status.name: status for status in statuses})
+        self._statuses.write(hash_installed(), {status.name: status for status in statuses})
 
 
 def hash_installed() -> str:
-    """Hash of the installed distributions and their versions."""
+    """Hash the names and versions of the installed packages."""
     # Names and versions instead of stamps of files: an update of a package changes its version.
     distributions = sorted(f"{distribution.name} {distribution.version}" for distribution in metadata.distributions())
     return hashlib.sha256("\n".join([sys.version, *sys.path, *distributions]).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _list_keys(engines: Sequence[GraphCompiler], context: CompileContext) -> list[tuple[str, str]]:
-    """List spec and storage key of the engines, without those whose code changes cannot be detected: costs could be stale."""
+    """List (spec, key of the cost record) of the engines, without engines whose code changes cannot be detected."""
     # One key per engine, so that a new version of one library keeps the measurements of the others.
     signatures = {engine.spec: make_engine_key(engine, context) for engine in engines}
     return [(spec, item.key) for spec, item in signatures.items() if dict(item.ingredients)["code"] != CODE_UNKNOWN]

@@ -1,4 +1,4 @@
-"""Compiled regions on disk: an executable or a compile failure by signature; listing them and explaining misses."""
+"""Compiled regions on disk: the file format, reports about the stored files, and explanations of cache misses."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class StoredFailure:
     """The class of the error: ``CompileRefused`` or ``CompileFailed``."""
     reason: str
     nodes: tuple[int, ...] = ()
-    """Indices of the nodes that the engine named; not their names, because an equal Function may have others."""
+    """Indices of the nodes to blame. They are not stored by name, because an equal Function may have other names."""
 
     @classmethod
-    def of(cls, error: CompileRefused | CompileFailed, function: Function) -> StoredFailure:
+    def from_error(cls, error: CompileRefused | CompileFailed, function: Function) -> StoredFailure:
         node_names = set(getattr(error, "nodes", ()))
         indices = tuple(index for index, node in enumerate(function.nodes) if node.name in node_names)
         kind = "CompileRefused" if isinstance(error, CompileRefused) else "CompileFailed"
         return cls(kind, str(error), indices)
 
-    def error(self, function: Function) -> CompileRefused | CompileFailed:
-        """Create the error to raise for ``function``, which equals the Function that was not compiled."""
+    def make_error(self, function: Function) -> CompileRefused | CompileFailed:
+        """Create the error to raise instead of compiling ``function`` again."""
         text = f"{self.reason} (as at an earlier compile; `xrt cache gc --failures` forgets it)"
         if self.kind == "CompileFailed":
             return CompileFailed(text)
@@ -51,11 +51,11 @@ class StoredFailure:
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """The stored result for a signature: data of an engine, or a failure."""
+    """The stored result of a compile: an executable or a failure."""
 
     signature: Signature
     data: Buffer | None
-    """The result of the engine's `save`; None for a failure."""
+    """The executable as bytes, from the engine's `save`; None for a failure."""
     failure: StoredFailure | None = None
 
 
@@ -68,12 +68,12 @@ def _read(path: Path) -> CacheEntry:
             raise CacheError("its entry has no signature or no failure")
     # A file that was copied or renamed by hand must not be loaded for another region.
     if signature.key != path.stem:
-        raise CacheError("it is the entry of another signature")
+        raise CacheError("its name is not the key of its signature")
     match failure:
         case None:
             return CacheEntry(signature, container.section(_EXECUTABLE))
         case {"kind": str(kind), "reason": str(reason), "nodes": list(nodes)} if kind in ("CompileRefused", "CompileFailed"):
-            # Positions beyond the Function's nodes are dropped in `error`, where the Function is known.
+            # `make_error` drops indices beyond the nodes of the Function, which is not known here.
             indices = tuple(index for index in nodes if type(index) is int and index >= 0)
             return CacheEntry(signature, None, StoredFailure(kind, reason, indices))
     raise ValueError(f"{failure!r:.200} is no failure")
@@ -91,28 +91,27 @@ def _write(file: BinaryIO, entry: CacheEntry) -> None:
 ENTRIES = Schema("entries", _KIND, _write, _read, suffix=".xrt", is_sharded=True)
 
 
-# ---------------------------------------------------------------------- reports
-
-
 @dataclass(frozen=True, slots=True)
 class CacheListing:
-    """An entry as `xrt cache list` shows it. ``entry`` has the types of the region's inputs, as text."""
+    """A stored compile result as `xrt cache list` shows it."""
 
     key: str
     size: int
+    """Size of the file in bytes."""
     used: float
     """Time of the last read or write, in seconds since 1970."""
     engine: str
     version: str
     entry: str
+    """Types of the region's inputs, as text."""
     failure: str
     """Why the region did not compile; empty if it did."""
     damage: str = ""
-    """Why the file cannot be read; the fields of the signature are then empty."""
+    """Why the file cannot be read; then the other text fields are empty. An empty text if it can be read."""
 
 
 def list_entries(store: Store) -> list[CacheListing]:
-    """Read and list all entries, most recently used first. Raises OSError if the directory cannot be read."""
+    """List all stored compile results, most recently used first. Raises OSError if the directory cannot be read."""
     listings = []
     for item in reversed(store.entries.items()):
         try:
@@ -130,36 +129,36 @@ def list_entries(store: Store) -> list[CacheListing]:
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A signature without an entry, and the most similar entry."""
+    """A signature that is not stored, and the most similar signature that is."""
 
     signature: Signature
     nearest: Signature | None
-    """The signature with the fewest different ingredients; None if no entry could be read."""
+    """The stored signature with the fewest different ingredients; None if no file could be read."""
 
     @property
     def differences(self) -> tuple[tuple[str, str, str], ...]:
-        """The ingredients that differ: name, requested value, value of the nearest entry."""
+        """The ingredients that differ, as (name, requested value, value of the nearest signature)."""
         if self.nearest is None:
             return ()
         requested, stored = dict(self.signature.ingredients), dict(self.nearest.ingredients)
-        return tuple((n, requested.get(n, ""), stored.get(n, "")) for n in self.signature.difference(self.nearest))
+        return tuple((n, requested.get(n, ""), stored.get(n, "")) for n in self.signature.list_differences(self.nearest))
 
 
 def explain_misses(store: Store, signatures: Iterable[Signature]) -> list[Miss]:
-    """Find the signatures that have no readable entry, each with its nearest entry."""
+    """Find the signatures for which no readable file is stored, each with the most similar stored signature."""
     stored = []
     for item in store.entries.items():
-        with suppress(CacheError, OSError):  # unreadable entries are never nearest
+        with suppress(CacheError, OSError):  # an unreadable file has no signature to compare
             stored.append(ENTRIES.read(item.path).signature)
     keys = {signature.key for signature in stored}
     return [Miss(signature, _find_nearest(signature, stored)) for signature in signatures if signature.key not in keys]
 
 
 def _find_nearest(signature: Signature, stored: list[Signature]) -> Signature | None:
-    """Find the stored signature with the fewest different ingredients. Of equal ones, prefer the same function, then engine."""
+    """Find the stored signature with the fewest different ingredients; on a tie, prefer the same function, then engine."""
 
-    def distance(other: Signature) -> tuple[int, bool, bool, str]:
-        different = signature.difference(other)
+    def measure_distance(other: Signature) -> tuple[int, bool, bool, str]:
+        different = signature.list_differences(other)
         return len(different), "function" in different, "engine" in different, other.key
 
-    return min(stored, key=distance, default=None)
+    return min(stored, key=measure_distance, default=None)

@@ -1,4 +1,4 @@
-"""The in-memory cache: bounded, LRU, one compile per signature, optionally backed by the disk tier."""
+"""The in-memory LRU cache of executables, which compiles each signature once and may have a second tier on disk."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 Close: TypeAlias = Callable[[], object]
-AT_EXIT = 10.0
-"""Seconds that the exit of the process waits for pending closes."""
+EXIT_TIMEOUT_SECONDS = 10.0
+"""How long the exit of the process waits for executables that are still being closed."""
 _log = logging.getLogger(__name__)
 
 
@@ -54,13 +54,13 @@ class _Closer:
                 close()
             except Exception:  # noqa: BLE001  # libraries may raise anything, and no call waits for the result
                 _log.warning("an executable could not be closed", exc_info=True)
-            del close  # release it before blocking on the queue
+            del close  # otherwise this variable keeps the executable alive while the thread waits for the next one
 
     def finish(self) -> None:
         """Stop the thread before the process exits, because the exit must not interrupt it inside a native library."""
         if self._thread is not None:
             self.queue.put(None)
-            self._thread.join(AT_EXIT)
+            self._thread.join(EXIT_TIMEOUT_SECONDS)
 
 
 _closer = _Closer()
@@ -72,11 +72,8 @@ def close_in_background(close: Close) -> None:
     _closer.queue.put(close)
 
 
-def close_with(user: object, close: Close) -> None:
-    """Call ``close`` in the background thread once ``user`` is garbage-collected.
-
-    A call in progress keeps ``user`` alive. Neither the call nor the thread that frees ``user`` waits for the close.
-    """
+def close_when_collected(user: object, close: Close) -> None:
+    """Call ``close`` in the background thread once ``user`` is garbage-collected; a call in progress keeps ``user`` alive."""
     _closer.start()  # now, because a thread must not be started during garbage collection
     weakref.finalize(user, _closer.queue.put, close).atexit = False
 
@@ -98,17 +95,15 @@ def wait_until_closed(seconds: float | None = None) -> bool:
 atexit.register(_closer.finish)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_closer.__init__)  # type: ignore[misc]  # a forked child does not inherit the thread
-CAPACITY = 256
-"""Executables in the process-wide cache; those in use by a module live on after eviction."""
-MOST_BYTES = 1 << 30
-"""Limit in bytes for all executables without a lease."""
-LEAST_BYTES = 2 << 20
-"""Minimum bytes counted per executable, because few libraries report all their memory, such as code and descriptors."""
-THREADS = max(32, 8 * (os.cpu_count() or 1))
-"""Limit on the idle threads of all cached executables; those in use live on after eviction.
 
-The threads block, so a large machine may have more: enough for eight executables that use all cores.
-"""
+MAX_EXECUTABLES = 256
+"""Default limit on the number of executables in a cache. An evicted executable stays open while a module uses it."""
+MAX_UNLEASED_BYTES = 1 << 30
+"""Default limit on the bytes of all executables in a cache that no module uses."""
+MIN_EXECUTABLE_BYTES = 2 << 20
+"""Minimum bytes counted per executable, because few libraries report all their memory, such as code and descriptors."""
+MAX_IDLE_THREADS = max(32, 8 * (os.cpu_count() or 1))
+"""Limit on the threads that cached executables keep between calls: enough for eight executables that use all cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,20 +112,24 @@ class CacheStatistics:
 
     hits: int
     misses: int
-    """Requests that led to a compile, forced ones included."""
+    """Requests whose executable was not in memory, or that forced a compile."""
     failures: int
+    """Compiles that raised an exception."""
     evictions: int
     size: int
+    """Number of executables in the cache now."""
     disk: DiskStatistics = field(default_factory=DiskStatistics)
 
 
 def count_bytes(executable: Executable) -> int:
-    """Count the bytes that an executable holds between calls, as its engine reports them; at least `LEAST_BYTES`."""
-    return max(LEAST_BYTES, sum(use.nbytes or 0 for use in executable.memory() or () if not (use.per_call or use.shared)))
+    """Count the bytes that an executable holds between calls, as its engine reports them; at least `MIN_EXECUTABLE_BYTES`."""
+    return max(
+        MIN_EXECUTABLE_BYTES, sum(use.nbytes or 0 for use in executable.memory() or () if not (use.per_call or use.shared))
+    )
 
 
 class Tier(Protocol):
-    """The second level of a cache: a `DiskTier` or a bundle."""
+    """Where a cache looks for an executable that is not in memory: a `DiskTier` or a bundle."""
 
     @property
     def statistics(self) -> DiskStatistics:
@@ -139,38 +138,40 @@ class Tier(Protocol):
     def get_or_compile(
         self, signature: Signature, request: CompileRequest, make: Callable[[], Executable], *, force: bool = False
     ) -> Executable:
-        """Return the signature's executable, ready to run: loaded if it is stored, otherwise made by ``make``."""
+        """Load the signature's executable if it is stored, else create it by ``make``. Returns it ready to run."""
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """An executable that is cached or being made. ``holders`` counts its leases, plus one while it is in the cache."""
+    """An executable that is cached or being compiled."""
 
     future: Future[Executable] = field(default_factory=Future)
     holders: int = 1
+    """Number of leases of the executable, plus one while the cache contains the entry."""
     nbytes: int = 0
     """Bytes held between calls; 0 while the executable is not ready."""
     generation: int = field(default_factory=get_generation)
+    """Fork generation of the process that compiles the executable."""
 
     @property
     def executable(self) -> Executable | None:
-        """The executable; None while it is being made, or if that failed."""
+        """The executable; None during the compile and if the compile failed."""
         return self.future.result() if self.future.done() and self.future.exception() is None else None
 
     @property
     def idle_threads(self) -> int:
-        """Number of threads that the executable keeps alive between calls; 0 while it is being made."""
+        """Number of threads that the executable keeps alive between calls; 0 during the compile."""
         return 0 if (executable := self.executable) is None else executable.idle_threads
 
     @property
     def close(self) -> Callable[[], None] | None:
-        """The function that closes the executable; None if there is no executable, or the parent of a fork must close it."""
+        """The function that closes the executable; None without an executable, and in a forked child, as only its parent may."""
         executable = self.executable
         return executable.close if executable is not None and self.generation == get_generation() else None
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether the entry is unusable after a fork, because its threads, or the one that makes it, exist only in the parent."""
+        """Whether the entry is unusable in a forked child, because threads of the executable or its compile are in the parent."""
         executable = self.executable
         return self.generation != get_generation() and not (executable is not None and executable.survives_fork)
 
@@ -198,14 +199,13 @@ class Lease:
 class CompileCache:
     """Executables by signature. Thread-safe.
 
-    An executable that is evicted, or replaced by a forced compile, lives until its last lease is released. Evicted ones are
-    closed in the background.
+    An executable that was evicted, or replaced by a forced compile, is closed after its last lease is released.
     """
 
-    def __init__(self, capacity: int = CAPACITY, disk: Tier | None = None, max_bytes: int = MOST_BYTES) -> None:
-        """Keep at most ``capacity`` executables, and at most ``max_bytes`` in those without a lease.
+    def __init__(self, capacity: int = MAX_EXECUTABLES, disk: Tier | None = None, max_bytes: int = MAX_UNLEASED_BYTES) -> None:
+        """Limit the number of executables to ``capacity``, and the bytes of executables without a lease to ``max_bytes``.
 
-        The least recently used are evicted first. Executables that are not in memory are searched in ``disk``.
+        The least recently used executables are evicted first. ``disk`` is searched for executables that are not in memory.
         """
         if capacity < 1:
             raise OptionError(f"the capacity of a cache must be at least 1; got {capacity}")
@@ -225,11 +225,10 @@ class CompileCache:
         force: bool = False,
         request: CompileRequest | None = None,
     ) -> Lease:
-        """Lease the signature's executable; call ``make`` if it is not cached.
+        """Lease the signature's executable; call ``make`` if it is not cached, or in any case with ``force``.
 
-        With ``force`` it is called even if the executable is cached. Threads that request the same signature wait for the first
-        one; an exception of its ``make`` is raised in all of them, and nothing is cached in memory. The disk tier is used only
-        if ``request`` is passed, since an engine needs it to load an executable.
+        Threads that request the same signature wait for the first thread. If its ``make`` raises an exception, all of them raise
+        it, and nothing is cached in memory. The disk tier is used only with a ``request``, which an engine needs for loading.
         """
         key = signature.memory_key
         entry, is_maker = self._claim(key, force)
@@ -244,9 +243,9 @@ class CompileCache:
             raise
 
     def _claim(self, key: str, force: bool) -> tuple[_Entry, bool]:
-        """Find or create the entry of a key and count the caller as a holder; return it, and True if it was created.
+        """Find or create the entry of a key, and count the caller as a holder. Also return True if the entry was created.
 
-        The caller must make the executable of a new entry. Callers of an existing one wait for its future.
+        The caller must compile the executable of a new entry, and wait for the future of an existing entry.
         """
         with self._lock:
             entry = self._entries.get(key)
@@ -258,7 +257,7 @@ class CompileCache:
             self._misses += 1
             if entry is not None:
                 self._drop(key)
-            # One hold for the cache, one for the caller.
+            # Two holders: the cache and the caller.
             entry = self._entries[key] = _Entry(holders=2)
             self._shrink()
             return entry, True
@@ -269,11 +268,11 @@ class CompileCache:
             leave_to_parent(executable)
             try:
                 entry.nbytes = count_bytes(executable)
-            except BaseException:  # nobody else has a reference to it
+            except BaseException:  # no lease exists yet that would close it
                 executable.close()
                 raise
             entry.future.set_result(executable)
-        except BaseException as error:  # noqa: BLE001  # raised again in all waiting threads
+        except BaseException as error:  # noqa: BLE001  # the future raises it in all waiting threads
             with self._lock:
                 self._failures += 1
                 if self._entries.get(key) is entry:
@@ -284,15 +283,15 @@ class CompileCache:
                 self._shrink()
 
     def _shrink(self) -> None:
-        """Evict entries until all limits hold; the caller holds the lock. Bytes in leased executables do not count."""
+        """Evict entries until all limits are met; the caller holds the lock. Bytes of leased executables do not count."""
         while len(self._entries) > self.capacity:
             self._evict(next(iter(self._entries)))
         threads = {key: entry.idle_threads for key, entry in self._entries.items() if entry.idle_threads}
-        self._evict_surplus(threads, THREADS)
+        self._evict_surplus(threads, MAX_IDLE_THREADS)
         self._evict_surplus({key: entry.nbytes for key, entry in self._entries.items() if entry.holders == 1}, self.max_bytes)
 
     def _evict_surplus(self, amounts: Mapping[str, int], limit: int) -> None:
-        """Evict the least recently used of these entries until the sum of `amounts` is at most `limit`; keep the newest."""
+        """Evict entries, oldest first, until the sum of ``amounts`` (by key) is at most ``limit``; never evict the newest."""
         surplus = sum(amounts.values()) - limit
         for key in list(amounts)[:-1]:
             if surplus <= 0:
@@ -305,23 +304,23 @@ class CompileCache:
         self._drop(key)
 
     def _drop(self, key: str) -> None:
-        """Remove an entry; the caller holds the lock, so the close happens in the background."""
+        """Remove an entry. The caller holds the lock, so the executable is closed in the background."""
         entry = self._entries.pop(key)
         entry.holders -= 1
         if entry.holders == 0 and (close := entry.close) is not None:
             close_in_background(close)
 
     def _release(self, entry: _Entry) -> None:
-        """Decrease ``holders``; if it reaches 0, close the executable."""
+        """Remove one holder of an entry; close the executable if it was the last."""
         with self._lock:
             entry.holders -= 1
-            last = entry.holders == 0
+            is_unused = entry.holders == 0
             self._shrink()
-        if last and (close := entry.close) is not None:
+        if is_unused and (close := entry.close) is not None:
             close()
 
     def clear(self) -> None:
-        """Remove all executables; close those without leases now, the others after their last lease."""
+        """Remove all executables. Those without a lease are closed now, leased ones when their last lease is released."""
         with self._lock:
             entries = list(self._entries.values())
             self._entries.clear()
@@ -340,15 +339,12 @@ class CompileCache:
 
 @lru_cache(maxsize=1)
 def default_cache() -> CompileCache:
-    """The cache of all modules in this process that have no ``cache`` argument.
-
-    Its disk tier is configured from the environment on first use.
-    """
+    """Get the cache of all modules that were created without ``cache=``. The environment configures its disk tier."""
     return CompileCache(disk=open_disk_tier())
 
 
 def open_cache(cache: CompileCache | str | os.PathLike[str] | None) -> CompileCache:
-    """Open the cache for a module's `cache` argument, which is a cache, a directory, or None for `default_cache`."""
+    """Open the cache for a module's argument ``cache``: a cache, a directory, or None for `default_cache`."""
     if cache is None:
         return default_cache()
     if isinstance(cache, CompileCache):

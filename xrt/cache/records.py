@@ -1,4 +1,4 @@
-"""Typed records in a cache directory: trust checks, atomic writes, locks, eviction and sweeps, once for all kinds.
+"""Typed records in a cache directory: trust checks, atomic writes, locks, eviction and sweeps for all kinds of records.
 
     <directory>/xrt-cache/entries/ab/abcd....xrt    an executable or a compile failure, by signature
     <directory>/xrt-cache/plans/....xrt             the compiled programs of a model file
@@ -6,11 +6,11 @@
     <directory>/xrt-cache/locks/abc                 held while a record with this prefix is created
     <directory>/xrt-cache/work/PID-....             working folder of a process
 
-A record is JSON text, or a container with a JSON section if it has binary data; never Python code. Files are written in ``work``
-and renamed, so readers never see partial files; leftovers of killed processes stay in ``work``. There is no fsync: after a power
-loss a checksum or the parser detects damage, and the record is created again. All files are private to the user. Files that
-another user may have written are not read, and links that leave the directory are not followed. Problems with files cost the
-work that the record would have saved and one warning per directory, never a call.
+A record is JSON text, or a container with a JSON section if it has binary data. It never contains Python code. Files are written
+in ``work`` and renamed, so readers never see partial files. Files of killed processes stay in ``work``. There is no fsync: after
+a power loss, a checksum or the parser detects damage, and the record is created again. All files are private to the user. Files
+that another user may have written are not read, and links that leave the directory are not followed. If a file cannot be used,
+XRT repeats the work that the record would have saved, and warns once per directory. A call never fails because of a file.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _log = logging.getLogger(__name__)
 
 # ---------------------------------------------------------------------- trust
 
-_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _KNOWS_OWNERS = hasattr(os, "geteuid")
-"""False on Windows, where file modes and owners carry no information."""
+"""Whether files have owners and modes; False on Windows."""
 
 
 def make_private(folder: Path) -> None:
@@ -61,15 +61,12 @@ def make_private(folder: Path) -> None:
 
 
 def open_private(path: str, flags: int) -> int:
-    """An ``opener`` for `open` that creates files with mode 0600."""
+    """Open a file, and create it with mode 0600. The argument ``opener`` of `open` takes this function."""
     return os.open(path, flags, 0o600)
 
 
 def why_not_trusted(directory: Path) -> str | None:
-    """Explain why a directory, existing or not, cannot be trusted, or return None if it can.
-
-    Raises OSError if it cannot be inspected.
-    """
+    """Explain how another user could write to a directory, which need not exist; None if that is not possible. Raises OSError."""
     if not _KNOWS_OWNERS:
         return None
     if directory.is_symlink() and (reason := _why_not_owned(directory, directory.lstat())):
@@ -94,11 +91,11 @@ def _why_not_private(path: Path) -> str | None:
         return f"{str(path)!r} is a link"
     if reason := _why_not_owned(path, status):
         return reason
-    return _describe_access(path, status) if status.st_mode & _OTHERS else None
+    return _describe_access(path, status) if status.st_mode & _WRITABLE_BY_OTHERS else None
 
 
 def _list_parents(real: Path) -> Iterator[Path]:
-    """Yield the parent folders, nearest first, up to the home directory: sshd checks no further either."""
+    """Yield the parent folders up to the home directory, nearest first. Like sshd, XRT trusts the folders above it."""
     try:
         home = Path.home().resolve()
     except RuntimeError:  # the user has no home directory
@@ -114,7 +111,7 @@ def _why_not_safe_above(folder: Path) -> str | None:
     if reason := _why_not_owned(folder, status):
         return reason
     is_sticky = bool(status.st_mode & stat.S_ISVTX)
-    if not status.st_mode & _OTHERS or is_sticky:
+    if not status.st_mode & _WRITABLE_BY_OTHERS or is_sticky:
         return None
     if not status.st_mode & stat.S_IWOTH and _is_private_group(status.st_gid):
         return None
@@ -141,9 +138,9 @@ def _name_user(uid: int) -> str:
 
 
 def _is_private_group(gid: int) -> bool:
-    """Whether this user is the only member of a group, as with per-user groups.
+    """Whether this user is the only member of a group.
 
-    Group 0 does not count: containers put unlisted users in it.
+    Group 0 never counts as private, because containers add users to it that are in no list.
     """
     import grp  # not on Windows
     import pwd
@@ -161,28 +158,28 @@ def _is_private_group(gid: int) -> bool:
 # ---------------------------------------------------------------------- records
 
 MAX_TEXT_BYTES = 64 << 20
-"""Maximum bytes of a text record; larger files are rejected, since XRT does not write them."""
-# Raised for text that is not JSON or has another structure.
+"""Maximum bytes of a text record that is read. XRT does not write larger ones."""
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""Errors of parsers for text that is not JSON or has an unexpected structure."""
 
 
 @dataclass(frozen=True)
 class Schema(Generic[T]):
-    """A kind of record: where its files are, and their content."""
+    """A kind of record: its folder, and functions that write and parse its files."""
 
     folder: str
     kind: str
-    """What a file holds, for error messages."""
+    """Name of the kind in error messages."""
     write: Callable[[BinaryIO, T], object]
     parse: Callable[[Path], T]
     suffix: str = ".json"
     is_sharded: bool = False
-    """Whether files are spread over subfolders by the first two characters of the key."""
+    """Whether each file is in a subfolder named by the first two characters of its key."""
     is_stale: Callable[[T], bool] = lambda value: False
-    """Whether a sweep removes the record, for example because a file that it describes has changed."""
+    """Whether a record is out of date, so that a sweep removes it: for example if the model file it describes has changed."""
 
     def read(self, path: Path) -> T:
-        """Read a file. Raises FileNotFoundError or another OSError, and CacheError with the reason if it is damaged."""
+        """Read a file. Raises OSError, or CacheError with the reason if the file is damaged."""
         if not stat.S_ISREG(path.lstat().st_mode):  # opening a pipe or a device may block
             raise CacheError(f"{self.kind} {path.name} cannot be used: it is not a regular file")
         try:
@@ -211,24 +208,24 @@ def text_schema(folder: str, kind: str, dump: Callable[[T], str], parse: Callabl
 
 
 class Records(Generic[T]):
-    """The records of one kind in a cache directory, by key. Thread-safe, and safe between processes."""
+    """Reads and writes the records of one kind in a cache directory. Several threads and processes may use it at once."""
 
     def __init__(self, store: Store, schema: Schema[T]) -> None:
         self.store = store
         self.schema = schema
 
-    def path(self, key: str) -> Path:
-        """The file of a record, which may not exist."""
+    def get_path(self, key: str) -> Path:
+        """Return the path of a record's file, which may not exist."""
         folder = self.store.root / self.schema.folder
         return (folder / key[:2] if self.schema.is_sharded else folder) / f"{key}{self.schema.suffix}"
 
     def read(self, key: str) -> T | None:
-        """Read the record of a key and set its time of last use; None if there is none. Raises OSError, CacheError if damaged."""
-        path = self.path(key)
+        """Read a record and set its time of last use; None if it does not exist. Raises OSError, or CacheError for damage."""
+        path = self.get_path(key)
         if not self.store.is_trusted():
             return None
         try:
-            self.store.check(path)
+            self.store.check_private(path)
             value = self.schema.read(path)
         except FileNotFoundError:
             return None
@@ -237,35 +234,35 @@ class Records(Generic[T]):
         return value
 
     def find(self, key: str) -> T | None:
-        """Read the record of a key; None if there is none. A file that cannot be read is reported, and counts as missing."""
+        """Like `read`, but report a file that cannot be read, and return None."""
         try:
             return self.read(key)
         except (OSError, CacheError) as error:
-            self.store.trouble(str(error))
+            self.store.report_problem(str(error))
             return None
 
-    def keep(self, key: str, value: T) -> bool:
-        """Write or replace a record atomically. If that fails, report it and return False."""
+    def write(self, key: str, value: T) -> bool:
+        """Write or replace a record atomically. If that fails, report the problem and return False."""
         if not self.store.is_trusted():
             return False
         try:
-            self.store.place(self.path(key), lambda file: self.schema.write(file, value))
+            self.store.write_file(self.get_path(key), lambda file: self.schema.write(file, value))
         except (OSError, ValueError) as error:  # ValueError: text that cannot be encoded
-            self.store.trouble(str(error))
+            self.store.report_problem(str(error))
             return False
         return True
 
     def update(self, key: str, change: Callable[[T | None], T]) -> None:
-        """Replace a record by ``change(record)`` while other processes wait. ``change`` gets None if there is no record."""
+        """Replace a record by ``change(record)`` under a lock. ``change`` is called with None if the record does not exist."""
         with self.store.lock(key):
-            self.keep(key, change(self.find(key)))
+            self.write(key, change(self.find(key)))
 
     def items(self) -> list[RecordFile]:
-        """List the files of this kind, least recently used first. Raises OSError."""
+        """List the files of all records, least recently used first. Raises OSError."""
         return self.store.items(self.schema.folder)
 
     def sweep(self) -> int:
-        """Remove damaged and stale records; return their number."""
+        """Remove damaged and stale records; return how many were removed."""
         count = 0
         for item in self.items():
             with suppress(OSError, CacheError, *_MALFORMED):
@@ -279,24 +276,25 @@ class Records(Generic[T]):
 # ---------------------------------------------------------------------- the directory
 
 _NO_RECORDS = ("locks", "work")
-"""Folders without records: nothing in them is evicted or counts towards the limit."""
-PATIENCE = 600.0
-"""Seconds to wait for another process that makes the same entry; afterwards make it here too."""
+"""Folders without records. Their files are not evicted and do not count towards the size limit."""
+LOCK_TIMEOUT_SECONDS = 600.0
+"""How long to wait for another process that compiles the same signature, before compiling here too."""
 POLL_SECONDS = 0.02
 """Interval for retrying a held lock."""
-ABANDONED = 24 * 3600.0
-"""Age in seconds at which any working folder counts as abandoned."""
-LONGEST = 1000
-"""Limit in characters for the cause in a warning, which may quote the file."""
+MAX_WORK_AGE_SECONDS = 24 * 3600.0
+"""Age from which a working folder counts as abandoned."""
+MAX_REASON_CHARACTERS = 1000
+"""Maximum length of the reason in a warning. A reason may quote the content of a file."""
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Compiled models of XRT: may be removed at any time.\n"
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFile:
-    """A file in the cache directory, with the facts that eviction needs."""
+    """A record's file, with what eviction needs to know about it."""
 
     path: Path
     size: int
+    """Size in bytes."""
     used: float
     """Time of the last read or write, in seconds since 1970."""
 
@@ -306,7 +304,7 @@ class RecordFile:
 
 
 class Store:
-    """A cache directory with a size limit. Creating a Store touches no files; methods may raise OSError."""
+    """A cache directory with a size limit. Creating a Store accesses no files; methods may raise OSError."""
 
     def __init__(self, directory: Path, limit: int = DEFAULT_LIMIT) -> None:
         """Beyond ``limit`` bytes the least recently used records are evicted."""
@@ -314,23 +312,22 @@ class Store:
         self.limit = limit
         self.root = directory / "xrt-cache"
         self.troubles = 0
-        """Files that could not be read or written, and unusable records."""
+        """Number of problems with files: unreadable, unwritable or damaged."""
         self._reason: str | None = None
+        """Why the directory is not used; None if it is used or was not inspected yet."""
         self._is_inspected = self._warned = False
-        self._room = -1  # bytes until the next scan; unknown until the first
+        self._bytes_until_scan = -1  # the first write scans the directory
         self._lock = renew_after_fork(threading.Lock())
 
     @cached_property
     def entries(self) -> Records[CacheEntry]:
-        """Executables and compile failures, by the key of the signature."""
+        """The records of compiled regions, by signature key."""
         from xrt.cache.entries import ENTRIES  # imported here: it imports this module
 
         return Records(self, ENTRIES)
 
-    # ------------------------------------------------------------------ trust and trouble
-
     def why_not_trusted(self) -> str | None:
-        """Explain why the directory is not used: it cannot be used at all, or other users may write to it. None if it is used."""
+        """Explain why the directory is not used: it cannot be opened, or another user may write to it. None if it is used."""
         if not self._is_inspected:
             directory = self.directory
             try:
@@ -353,11 +350,11 @@ class Store:
             )
         return reason is None
 
-    def trouble(self, reason: str) -> None:
-        """Log a problem with a file in one line. The first problem in this directory is also a CacheWarning."""
+    def report_problem(self, reason: str) -> None:
+        """Log a problem with a file, in one line. The first problem in this directory also causes a CacheWarning."""
         with self._lock:
             self.troubles += 1
-        reason = " ".join(reason.split())[:LONGEST]
+        reason = " ".join(reason.split())[:MAX_REASON_CHARACTERS]
         _log.info("the disk cache in %s: %s", self.directory, reason)
         self._warn_once(
             f"the compile cache in {str(self.directory)!r} could not be used: {reason}. XRT compiles what is missing; this "
@@ -365,26 +362,21 @@ class Store:
         )
 
     def _warn_once(self, text: str) -> None:
-        """Warn, unless this directory has caused a warning."""
+        """Issue a CacheWarning, unless this directory has caused one already."""
         if not self._warned:
             self._warned = True
             warn(text, CacheWarning)
 
-    def check(self, path: Path) -> None:
-        """Raise CacheError if the file, or a folder on its path, may have been written by another user.
-
-        Raises FileNotFoundError if there is none.
-        """
+    def check_private(self, path: Path) -> None:
+        """Raise CacheError if another user may have written the file or a folder on its path. Raises FileNotFoundError."""
         folder = self.directory
         for part in path.relative_to(self.directory).parts:
             folder = folder / part
             if reason := _why_not_private(folder):
                 raise CacheError(f"{path.name} cannot be used: {reason}")
 
-    # ------------------------------------------------------------------ writing
-
-    def place(self, path: Path, write: Callable[[BinaryIO], object]) -> None:
-        """Write a file in a working folder, rename it to `path`, and evict records beyond the limit."""
+    def write_file(self, path: Path, write: Callable[[BinaryIO], object]) -> None:
+        """Write a file in a working folder, rename it to ``path``, and evict records beyond the size limit."""
         with self.make_working_directory() as folder:
             temporary = folder / "file"
             with open(temporary, "xb", opener=open_private) as file:  # Path.open takes no opener
@@ -392,19 +384,22 @@ class Store:
                 size = file.tell()
             make_private(path.parent)
             temporary.replace(path)
-        self._make_room(size)
+        self._evict_surplus(size)
 
-    def _make_room(self, written: int) -> None:
-        """Evict records beyond the limit. The directory is scanned only after an eighth of its free space has been used."""
+    def _evict_surplus(self, written: int) -> None:
+        """Evict records beyond the size limit, after ``written`` bytes were added.
+
+        The directory is scanned only when an eighth of the space that was free at the last scan has been used.
+        """
         with self._lock:
-            self._room -= written
-            if self._room >= 0:
+            self._bytes_until_scan -= written
+            if self._bytes_until_scan >= 0:
                 return
         for item in self.shrink(self.limit):
             _log.debug("evicted %.12s, %d bytes", item.key, item.size)
         free = self.limit - sum(item.size for item in self.items())
         with self._lock:
-            self._room = free // 8  # other processes write too
+            self._bytes_until_scan = free // 8  # not all of it, because other processes write too
 
     @contextmanager
     def make_working_directory(self) -> Iterator[Path]:
@@ -426,16 +421,16 @@ class Store:
 
     @contextmanager
     def lock(self, key: str) -> Iterator[bool]:
-        """Lock out other threads and processes that create the same record; yield whether the lock was acquired.
+        """Hold a lock against other threads and processes that create the same record; yield whether it was acquired.
 
-        It is not if the directory is read-only, the file system has no locks, or `PATIENCE` seconds have passed. The operating
-        system releases the locks of a dead process. Records with the same prefix share a lockfile, which is never removed:
-        deleting a file that another process is opening would break the lock.
+        It is not acquired if the directory is read-only, the file system has no locks, or after `LOCK_TIMEOUT_SECONDS`. The
+        operating system releases the locks of a dead process. Keys with the same first three characters share a lockfile, which
+        is never removed: deleting a file that another process is opening would break the lock.
         """
         from filelock import FileLock  # imports slowly, and a start from the cache locks nothing
 
         path = self.root / "locks" / key[:3]
-        lock = FileLock(path, timeout=PATIENCE, mode=0o600, poll_interval=POLL_SECONDS, fallback_to_soft=False)
+        lock = FileLock(path, timeout=LOCK_TIMEOUT_SECONDS, mode=0o600, poll_interval=POLL_SECONDS, fallback_to_soft=False)
         with suppress(OSError, NotImplementedError):  # NotImplementedError: no locks on this file system
             self._make_root()
             make_private(path.parent)
@@ -445,20 +440,18 @@ class Store:
         finally:
             lock.release()
 
-    # ------------------------------------------------------------------ all records
-
-    def items(self, kind: str = "") -> list[RecordFile]:
-        """List the files of all records, or only those in the folder ``kind`` of a schema, least recently used first."""
-        folders = [self.root / kind] if kind else [path for path in _list_folder(self.root) if path.name not in _NO_RECORDS]
-        items = [item for folder in folders if not self.root.is_symlink() for item in _walk(folder)]
+    def items(self, folder: str = "") -> list[RecordFile]:
+        """List the files of all records, least recently used first; with ``folder`` only those in this folder of a schema."""
+        folders = [self.root / folder] if folder else [path for path in _list_folder(self.root) if path.name not in _NO_RECORDS]
+        items = [item for path in folders if not self.root.is_symlink() for item in _walk(path)]
         return sorted(items, key=lambda item: (item.used, item.key))
 
     def find_damaged(self) -> dict[RecordFile, str]:
-        """Check the compiled regions; return the reason for each that cannot be used."""
+        """Check the files of all compiled regions; return the reason for each file that cannot be used."""
         reasons = {}
         for item in self.entries.items():
             try:
-                self.check(item.path)
+                self.check_private(item.path)
                 self.entries.schema.read(item.path)
             except FileNotFoundError:
                 continue  # evicted meanwhile
@@ -467,7 +460,7 @@ class Store:
         return reasons
 
     def shrink(self, limit: int) -> list[RecordFile]:
-        """Remove the least recently used records until the rest fits `limit` bytes; return those removed."""
+        """Remove the least recently used records until the total is at most ``limit`` bytes; return the removed files."""
         items = self.items()
         excess = sum(item.size for item in items) - limit
         removed = []
@@ -480,7 +473,7 @@ class Store:
         return removed
 
     def sweep(self) -> int:
-        """Remove working folders of killed processes; return their number."""
+        """Remove the working folders of killed processes; return how many were removed."""
         import shutil
 
         folders = [] if self.root.is_symlink() else _list_folder(self.root / "work")
@@ -490,7 +483,7 @@ class Store:
         return len(abandoned)
 
     def clear(self) -> None:
-        """Remove everything XRT stores in the directory; concurrent compiles may lose their entries."""
+        """Remove everything that XRT stores in the directory, also records that other processes are writing."""
         import shutil
 
         if self.root.is_symlink():
@@ -500,7 +493,7 @@ class Store:
 
 
 def _list_folder(folder: Path) -> list[Path]:
-    """The content of a folder; empty if it does not exist or is a link."""
+    """List the content of a folder; empty if the folder does not exist or is a link."""
     try:
         return [] if folder.is_symlink() else sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -521,7 +514,7 @@ def _walk(folder: Path) -> Iterator[RecordFile]:
 def _remove(folder: Path) -> None:
     """Remove a folder and its content; ignore failures."""
     try:
-        folder.rmdir()  # mostly empty: few engines use files to save or load
+        folder.rmdir()  # usually empty, because few engines save or load through files
     except OSError:
         import shutil
 
@@ -529,9 +522,9 @@ def _remove(folder: Path) -> None:
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Whether a working folder is unused, because its process has ended or the folder is older than `ABANDONED`."""
+    """Whether the process of a working folder has ended, or the folder is older than `MAX_WORK_AGE_SECONDS`."""
     with suppress(OSError):
-        if time.time() - folder.stat().st_mtime > ABANDONED:
+        if time.time() - folder.stat().st_mtime > MAX_WORK_AGE_SECONDS:
             return True
     pid = folder.name.partition("-")[0]
     return pid.isdecimal() and not _is_alive(int(pid))

@@ -1,4 +1,4 @@
-"""Compile signatures: all inputs that can change the result of a compile, and their hash."""
+"""Signatures: everything that can change the result of a compile, and its hash, which is the key of the cache."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 CODE_UNKNOWN = "unknown"
 """Ingredient ``code`` of an engine without a source file, such as a class defined at a prompt."""
 
-_SHARED = ("graph", "formats", "passes", "engines/toolkit", "engines/kernels")
-"""Folders of XRT that determine an engine's input, besides `engines` and `engines/contract`."""
+_SHARED_FOLDERS = ("graph", "formats", "passes", "engines/toolkit", "engines/kernels")
+"""Folders whose code runs for every engine. The files directly in ``engines`` and ``engines/contract`` are added to these."""
 
 
 @dataclass(frozen=True)
 class Signature:
-    """The inputs of a compile as (name, value) pairs in a fixed order: its ingredients. Equal if all of them are."""
+    """Everything that can change the result of a compile, as (name, value) pairs in a fixed order."""
 
     ingredients: tuple[tuple[str, str], ...]
     memory: str = ""
-    """Addresses of constants whose memory another library owns and may write to. A compiled executable may read them in place, so
-    it can be reused only for constants at these addresses. Part of `memory_key`, not of `key`.
+    """Addresses of constants whose memory another library owns and may write to. An executable may read them in place, so that
+    it can be reused only for constants at these addresses.
     """
 
     @property
     def memory_key(self) -> str:
-        """Key of the executable in memory. On disk the key is ``key``, since a loaded executable uses the new constants."""
+        """Key in memory. On disk the key has no addresses, because a loaded executable reads the constants of its new model."""
         return self.key + self.memory
 
     @cached_property
@@ -55,8 +55,8 @@ class Signature:
             hasher.update(f"{name}:{len(value)}:{value};".encode())
         return hasher.hexdigest()
 
-    def difference(self, other: Signature) -> tuple[str, ...]:
-        """Names of the ingredients that differ."""
+    def list_differences(self, other: Signature) -> tuple[str, ...]:
+        """List the names of the ingredients that differ."""
         first, second = dict(self.ingredients), dict(other.ingredients)
         return tuple(name for name in {**first, **second} if first.get(name) != second.get(name))
 
@@ -65,14 +65,12 @@ class Signature:
 
 
 def make_signature(function: Function, engine: GraphCompiler, context: CompileContext, version: str | None = None) -> Signature:
-    """Create the signature of compiling `function` with `engine` in `context`.
-
-    ``version`` is the engine's version; it is queried if None. The hash of each constant is computed once and cached.
-    """
+    """Create the signature of compiling ``function`` with ``engine``; ``version`` is the engine's version, queried if None."""
     # Another order of ingredients would change the key of every stored file.
-    form, *others = make_engine_key(engine, context, version).ingredients
+    xrt_version, *engine_ingredients = make_engine_key(engine, context, version).ingredients
     entry = ", ".join(str(value.type) for value in function.inputs)
-    return Signature((form, ("function", function.fingerprint), ("entry", entry), *others), _locate_constants(function))
+    ingredients = (xrt_version, ("function", function.fingerprint), ("entry", entry), *engine_ingredients)
+    return Signature(ingredients, _locate_constants(function))
 
 
 def _locate_constants(function: Function) -> str:
@@ -83,21 +81,21 @@ def _locate_constants(function: Function) -> str:
 
 def make_engine_key(engine: GraphCompiler, context: CompileContext, version: str | None = None) -> Signature:
     """Create the part of a signature that does not depend on the function; ``version`` as in `make_signature`."""
-    kind = engine.implementation
+    engine_class = engine.implementation
     return Signature(
         (
             ("xrt", __version__),
-            ("engine", f"{kind.__module__}.{kind.__qualname__} {engine.spec}"),
+            ("engine", f"{engine_class.__module__}.{engine_class.__qualname__} {engine.spec}"),
             ("version", engine.version() if version is None else version),
             *make_context_key(context),
-            ("code", hash_sources(kind.__module__)),
+            ("code", hash_sources(engine_class.__module__)),
         )
     )
 
 
 def make_context_key(context: CompileContext) -> tuple[tuple[str, str], ...]:
     """Create the ingredients that depend neither on the function nor on the engine."""
-    # The thread budget is an ingredient of its own.
+    # The thread budget is a separate ingredient, because some engines can load an executable with another budget.
     options = {f.name: getattr(context.options, f.name) for f in dataclasses.fields(context.options) if f.name != "threads"}
     return (
         ("options", repr(options)),
@@ -110,22 +108,22 @@ def make_context_key(context: CompileContext) -> tuple[tuple[str, str], ...]:
 @lru_cache(maxsize=1)
 def describe_machine() -> str:
     """Describe the CPU and its instruction sets, on which compiled code depends."""
-    # NumPy detects what the processor supports, on every platform and without a further dependency.
+    # NumPy detects the instruction sets on every platform.
     extensions = np.show_config(mode="dicts")["SIMD Extensions"]
     sets = " ".join([*extensions.get("baseline", ()), *extensions.get("found", ())])
     return f"{platform.system()} {platform.machine()} {sets}; {_describe_cpu()}"
 
 
-_INFO = Path("/proc/cpuinfo")
-_NAMES = ("model name", "CPU implementer", "CPU part")
-_FLAGS = ("flags", "Features")
+_CPU_INFO = Path("/proc/cpuinfo")
+_CPU_NAME_KEYS = ("model name", "CPU implementer", "CPU part")
+_CPU_FEATURE_KEYS = ("flags", "Features")
 
 
 def _describe_cpu() -> str:
-    """Model name of the first CPU and a hash of its features; empty if unavailable."""
+    """Describe the model of the first CPU and hash its features; empty if the system does not report them."""
     facts: dict[str, str] = {}
     try:
-        with _INFO.open(encoding="utf-8", errors="replace") as lines:
+        with _CPU_INFO.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 key, _, value = line.partition(":")
                 if not value.strip() and facts:
@@ -133,17 +131,17 @@ def _describe_cpu() -> str:
                 facts[key.strip()] = value.strip()
     except OSError:
         return ""
-    # x86 processors have a model name; ARM ones are told by implementer and part.
-    name = " ".join(facts[key] for key in _NAMES if key in facts)
-    flags = sorted(flag for key in _FLAGS for flag in facts.get(key, "").split())
+    # x86 processors report a model name, ARM processors an implementer and a part number.
+    name = " ".join(facts[key] for key in _CPU_NAME_KEYS if key in facts)
+    flags = sorted(flag for key in _CPU_FEATURE_KEYS for flag in facts.get(key, "").split())
     return f"{name} {hashlib.sha256(' '.join(flags).encode()).hexdigest()[:12]}".strip()
 
 
 @lru_cache(maxsize=64)
 def hash_sources(module: str) -> str:
-    """Hash path, size and mtime of the source files of an engine, so that a code change invalidates its executables.
+    """Hash path, size and mtime of an engine's source files, so that a code change invalidates its executables.
 
-    ``module`` is the engine's module, which need not be imported.
+    ``module`` is the name of the engine's module. If the module is in a package, all files of the package count.
     """
     file, is_packaged = _find_source(module)
     if file is None or not Path(file).exists():
@@ -162,14 +160,14 @@ def _find_source(module: str) -> tuple[str | None, bool]:
 
 @lru_cache(maxsize=1)
 def hash_planner() -> str:
-    """Hash path, size and mtime of the source files that determine a plan, without the engines."""
+    """Hash path, size and mtime of the source files that determine a plan, except those of the engines."""
     root = Path(__file__).parents[1]
     folders = ("cache", "module", "partition", "placement", "runtime")
     return _hash_stamps(line for name in folders for line in _stamp_tree(root / name))
 
 
 def _hash_stamps(lines: Iterable[str]) -> str:
-    """Hash the stamps (path, size and mtime) of files, together with those of the sources that all engines share."""
+    """Hash the stamps (path, size and mtime) of files, together with the stamps of the sources that all engines share."""
     content = "".join(sorted({*lines, *_stamp_shared()}))
     return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
@@ -177,12 +175,12 @@ def _hash_stamps(lines: Iterable[str]) -> str:
 @lru_cache(maxsize=1)
 def _stamp_shared() -> tuple[str, ...]:
     root = Path(__file__).parents[1]
-    stamps = [line for name in _SHARED for line in _stamp_tree(root / name)]
+    stamps = [line for name in _SHARED_FOLDERS for line in _stamp_tree(root / name)]
     return (*stamps, *_stamp_tree(root / "engines", 0), *_stamp_tree(root / "engines" / "contract", 0))
 
 
 def _stamp_tree(folder: Path | str, levels: int = 32) -> list[str]:
-    """Compute the stamps of the source files in a folder, and in its subfolders down to `levels` levels."""
+    """Compute the stamps of the source files in a folder, and in its subfolders to a depth of ``levels``."""
     stamps = []
     with os.scandir(folder) as entries:
         for entry in entries:

@@ -33,7 +33,7 @@ from xrt.errors import CacheError
 from xrt.html.views import size as format_bytes
 from xrt.module import XRTModule
 from xrt.module.stored_plans import PLANS
-from xrt.runtime import available_cores, default_budget
+from xrt.runtime import count_available_cores, get_default_budget
 
 if TYPE_CHECKING:
     from xrt.partition import Launch
@@ -130,8 +130,8 @@ def _examine() -> dict[str, Any]:
         "platform": platform.platform(),
         "versions": {"xrt": __version__, **versions},
         "processor": {"name": name_processor(), "architecture": platform.machine(), "features": features},
-        "cores": {"this process": available_cores(), "machine": os.cpu_count()},
-        "threads": {"budget": default_budget(), **{library.name: library.get() for library in find_blas().libraries}},
+        "cores": {"this process": count_available_cores(), "machine": os.cpu_count()},
+        "threads": {"budget": get_default_budget(), **{library.name: library.get() for library in find_blas().libraries}},
         "memory": {word: os.sysconf("SC_PAGE_SIZE") * count for word, count in pages.items()},
         "cache": _examine_cache(),
         "environment": read_engine_environment(os.environ),

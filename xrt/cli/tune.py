@@ -38,7 +38,7 @@ from xrt.placement.records import DEVICE_OF, read_lock, read_shapes
 from xrt.placement.report import describe_precision, format_error, list_pareto_plans, render_tuning_page
 from xrt.placement.result import VERDICTS
 from xrt.placement.throughput import COLUMNS, NUMERIC_COLUMNS as POINT_NUMBERS, list_cells, render_throughput_page
-from xrt.runtime import default_budget
+from xrt.runtime import get_default_budget
 from xrt.runtime.devices.registry import check_device
 from xrt.runtime.inputs import infer_type
 
@@ -479,7 +479,7 @@ def bench_command(typed: tuple[str, ...], /, models: tuple[str, ...], as_json: b
             options.check_sizes(set_shapes(function, from_files(target.files, function)))
     candidates = _parse_candidates(params["engine"])
     devices = _check_devices(params["device"], params["devices"] or {}, candidates)
-    threads = dict.fromkeys(validate_budget(ExecutionOptions(threads=n)) for n in params["threads"] or (default_budget(),))
+    threads = dict.fromkeys(validate_budget(ExecutionOptions(threads=n)) for n in params["threads"] or (get_default_budget(),))
     settings = BenchOptions(
         rounds=params["rounds"],
         limit_seconds=params["time_limit"] + budget,

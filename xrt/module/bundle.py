@@ -1,8 +1,8 @@
 """Bundles: `XRTModule.save` writes one, `xrt.load` creates a module from it, and a self-test runs its example.
 
-Plans are used as saved. A region's compiled form (its executable as bytes) is loaded if engine, versions, options and processor
-are unchanged and the engine can load it with the current number of threads. Otherwise the region is recompiled, with a warning. A
-program that uses a missing engine is replanned when it is called, also with a warning.
+A loaded module uses the saved plans. The compiled form of a region (its executable as bytes) is loaded if the engine, versions,
+options and processor are the same, and the engine can load it with the thread budget. Otherwise the region is recompiled, with a
+warning. If an engine of a program is missing, the program is planned again when it is called, also with a warning.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from xrt import __version__
 from xrt.cache import CompileCache, CompileRequest, DiskStatistics, Signature, Tier, make_signature, open_cache
-from xrt.cache.memory import LEAST_BYTES, MOST_BYTES as MOST_CACHED
+from xrt.cache.memory import MAX_UNLEASED_BYTES, MIN_EXECUTABLE_BYTES
 from xrt.engines import Executable, ExecutionOptions, GraphCompiler
 from xrt.engines.contract import registry
 from xrt.engines.contract.graph_compiler import prepare_or_close
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 SELF_TEST_SECTION = "self-test"
-MOST_BYTES = 16 << 20
+MAX_EXAMPLE_BYTES = 16 << 20
 """Maximum bytes of the example in a bundle, inputs and outputs together."""
 
 Ingredients = tuple[tuple[str, str], ...]
@@ -66,27 +66,26 @@ Ingredients = tuple[tuple[str, str], ...]
 
 @dataclass(eq=False)
 class BundleTier:
-    """A cache tier that loads the compiled forms of a bundle and delegates all other lookups to the disk tier behind it."""
+    """A cache tier that loads the compiled forms of a bundle, and passes all other requests to the disk tier."""
 
     file: BundleFile
-    behind: Tier | None
-    """The disk tier for all other lookups; None without a disk cache."""
+    disk: Tier | None
     strict: bool
+    """Whether a compiled form that cannot be loaded is an error. Otherwise its region is recompiled."""
     sections: dict[Ingredients, str] = field(default_factory=dict)
-    """Names of the sections with compiled forms that are valid on this machine, by signature."""
+    """Names of the sections with compiled forms that are valid on this machine, by ingredients of the signature."""
     loaded: int = 0
-    """Number of executables loaded from the bundle."""
 
     @property
     def statistics(self) -> DiskStatistics:
-        """The statistics of the disk tier; executables loaded from the bundle are added to its hits."""
-        behind = self.behind.statistics if self.behind else DiskStatistics()
-        return replace(behind, hits=behind.hits + self.loaded)
+        """The statistics of the disk tier. Executables loaded from the bundle count as hits."""
+        statistics = self.disk.statistics if self.disk else DiskStatistics()
+        return replace(statistics, hits=statistics.hits + self.loaded)
 
     def get_or_compile(
         self, signature: Signature, request: CompileRequest, make: Callable[[], Executable], *, force: bool = False
     ) -> Executable:
-        """Load an executable from the bundle or the disk tier, or compile it with ``make``. Returns it prepared to run."""
+        """Load an executable from the bundle or the disk tier, or create it by ``make``. Returns it ready to run."""
         section = self.sections.get(_drop_code_hash(signature.ingredients))
         if section is not None and not force:
             try:
@@ -101,13 +100,13 @@ class BundleTier:
             else:
                 self.loaded += 1
                 return executable
-        if self.behind is None:
+        if self.disk is None:
             return make()
-        return self.behind.get_or_compile(signature, request, make, force=force)
+        return self.disk.get_or_compile(signature, request, make, force=force)
 
 
 def _drop_code_hash(ingredients: Ingredients) -> Ingredients:
-    """Drop the hash of the code, which differs between installations, from the entries of a signature."""
+    """Drop the hash of the code, which differs between installations, from the ingredients of a signature."""
     return tuple((name, value) for name, value in ingredients if name != "code")
 
 
@@ -123,13 +122,12 @@ def load(
 ) -> XRTModule:
     """Load a module from a bundle that `XRTModule.save` wrote.
 
-    ``threads`` is the thread budget. The default is the CPUs that a scheduler granted to this process (a cluster actor), else the
-    budget saved in the bundle. Most engines set their thread count at load time, so one bundle works with any budget.
+    ``threads`` is the thread budget. The default is the number of cores that a scheduler granted to this process (in a cluster),
+    else the budget saved in the bundle. Most engines set their number of threads at load time, so a bundle works with any budget.
 
-    An engine whose options may name files or code is created only if ``engine`` lists the same spec: a file must not choose the
-    code that runs. With ``strict``, a region that must be recompiled because the machine or the thread budget differs raises
-    BundleError. Recompiles use ``cache``, like those of a module. ``check`` and ``isolate`` have the same meaning as for
-    XRTModule; they are not stored in a bundle. With ``Isolation(run=True)``, compiled forms are loaded in the worker.
+    A file must not choose the code that runs: an engine whose options may name files or code is created only if ``engine`` lists
+    the same spec. With ``strict``, BundleError is raised if a region must be recompiled, because the machine or the thread budget
+    differs. A recompile uses ``cache``. ``check`` and ``isolate`` are those of XRTModule; a bundle does not store them.
 
     Raises BundleError for a file that is missing, damaged, or of an unknown version; OptionError for an invalid option or an
     engine that the bundle does not have.
@@ -143,7 +141,7 @@ def load(
     check_isolated(settings.isolate.engines, specs)
     listed = [engine] if isinstance(engine, str | GraphCompiler) else engine
     listed_specs = [entry.spec if isinstance(entry, GraphCompiler) else entry for entry in listed]
-    # Before anything is created: a misspelled engine must not load the others first.
+    # Before any engine is created, because importing one may take long.
     for spec in listed_specs:
         if spec not in specs:
             raise OptionError(f"engine names {spec!r}; the bundle has {', '.join(specs)}.{did_you_mean(spec, specs)}")
@@ -152,7 +150,7 @@ def load(
         if missing and strict:
             raise BundleError(f"cannot load {name!r} strictly: {'; '.join(missing.values())}")
         tier = BundleTier(file, open_cache(cache).disk, strict)
-        # Pins and isolation may use the name of an engine or its spec.
+        # Pins and isolation name an engine by its name or its spec.
         absent = {*missing, *(spec.partition("{")[0] for spec in missing)}
         isolation = replace(settings.isolate, engines=tuple(entry for entry in settings.isolate.engines if entry not in absent))
         module = _make_module(tier, [spec for spec in specs if spec not in missing], absent, threads, check, isolation)
@@ -167,7 +165,7 @@ def load(
 
 
 def _check_kind(path: str | os.PathLike[str], name: str) -> None:
-    """Raise BundleError if the file is a model instead of a bundle; the message names the call that opens models."""
+    """Raise BundleError, with the right call, if the file is a model instead of a bundle."""
     if Path(path).is_file() and not is_bundle(path):
         try:
             check_not_torch(path)
@@ -175,11 +173,11 @@ def _check_kind(path: str | os.PathLike[str], name: str) -> None:
             raise BundleError(f"cannot load a bundle: {error}") from None
         if Path(path).suffix.lower() == ".onnx":
             hint = f"xrt.XRTModule({name!r}, engine=...) runs a model, and its save() writes a bundle"
-            raise BundleError(f"{name!r} is no bundle but, by its name, an ONNX model: {hint}")
+            raise BundleError(f"{name!r} is not a bundle; its suffix is that of an ONNX model: {hint}")
 
 
 def _list_missing(name: str, specs: Sequence[str], listed_specs: Sequence[str]) -> dict[str, str]:
-    """Map each unavailable engine to the reason; raises BundleError for an engine that the caller must list and did not."""
+    """Map each unavailable engine to the reason. Raises BundleError for an engine that only the caller may choose."""
     missing = {}
     for spec in specs:
         try:
@@ -195,7 +193,7 @@ def _list_missing(name: str, specs: Sequence[str], listed_specs: Sequence[str]) 
 def _make_module(
     tier: BundleTier, specs: Sequence[str], absent: set[str], threads: int | None, check: Check, isolate: Isolation
 ) -> XRTModule:
-    """Create the module on the engines ``specs``, without programs; pins to the engines ``absent`` are dropped."""
+    """Create the module on the engines ``specs``, without programs. Pins to the missing engines ``absent`` are dropped."""
     file, facts, count = tier.file, tier.file.record.facts, len(tier.file.record.programs)
     try:
         clustering = read_options(facts["clustering"])
@@ -203,13 +201,13 @@ def _make_module(
         execution, shapes = ExecutionOptions(**facts["execution"]), read_shapes(facts["shapes"])
     except (ValueError, TypeError, KeyError, AttributeError) as error:  # an OptionError is a ValueError
         raise BundleError(f"cannot load {os.fspath(file.path)!r}: its options cannot be read: {error}") from error
-    # The machine that saved the bundle says little about this one, so its budget comes last.
+    # The saved budget has the lowest priority, because it may come from another machine.
     budgets = (threads, find_granted_threads(), execution.threads)
     execution = replace(execution, threads=next((budget for budget in budgets if budget is not None), None))
     options: dict[str, Any] = {item.name: getattr(part, item.name) for part in (clustering, execution) for item in fields(part)}
     options |= {"strict": facts["strict"], "fold_constants": facts["fold_constants"], "shapes": shapes}
-    # Each program counts at least `LEAST_BYTES`; loading all of them must not evict the first.
-    cache = CompileCache(disk=tier, max_bytes=max(MOST_CACHED, 2 * count * LEAST_BYTES))
+    # Loading all programs must not evict the first one. Each counts as at least `MIN_EXECUTABLE_BYTES`.
+    cache = CompileCache(disk=tier, max_bytes=max(MAX_UNLEASED_BYTES, 2 * count * MIN_EXECUTABLE_BYTES))
     record, model = file.record, facts["model"]
     source: ModelSource
     if model:
@@ -227,11 +225,8 @@ def _list_types(program: StoredProgram) -> tuple[Any, ...]:
     return tuple(value.type for value in program.inputs)
 
 
-# ---------------------------------------------------------------------- programs
-
-
 def _make_specialization(program: StoredProgram, file: BundleFile, context: BuildContext) -> Specialization:
-    """Create the specialization of a saved program with all nodes of its plan; raises BundleError if the file is damaged."""
+    """Create the specialization of a saved program with all nodes. Raises BundleError if the file is damaged."""
     from xrt.partition.plan import from_message
 
     plan = from_message(file.read_plan(program.plan))
@@ -240,9 +235,9 @@ def _make_specialization(program: StoredProgram, file: BundleFile, context: Buil
 
 
 def _restore_programs(module: XRTModule, tier: BundleTier) -> None:
-    """Add the saved programs to the module, except those on a missing engine.
+    """Add the saved programs to the module, except programs with a region on a missing engine.
 
-    Regions that must be recompiled cause one FallbackWarning; with ``tier.strict`` they raise BundleError.
+    If regions must be recompiled, issue one FallbackWarning or, with ``tier.strict``, raise BundleError.
     """
     recompiled: dict[str, str] = {}
     file, context = tier.file, module.programs.context
@@ -250,7 +245,7 @@ def _restore_programs(module: XRTModule, tier: BundleTier) -> None:
     def read_weight(weight: StoredWeight) -> Any:
         return np.frombuffer(file.read_weight(weight.digest), np.uint8)
 
-    # Saved in the order of the cache, so that the most recent one becomes most recent here, too.
+    # They were saved from the least to the most recently used.
     for program in file.record.programs:
         plan, build = restore(program, context, read_weight, partial(_make_specialization, program, file, context))
         # An engine of this program is missing: a call plans it again.
@@ -271,8 +266,8 @@ def _restore_programs(module: XRTModule, tier: BundleTier) -> None:
         warn(f"{text}; m.explain() lists them", FallbackWarning)
 
 
-_IN_EVERY_REGION = ("xrt", "engine", "version", "options", "device", "threads", "machine")
-"""Entries of a signature that must be the same here; the others depend on the region's Function, or on how XRT was installed."""
+_MACHINE_INGREDIENTS = ("xrt", "engine", "version", "options", "device", "threads", "machine")
+"""Ingredients of a signature that must be the same on this machine for a compiled form to be loaded."""
 
 
 def _register_compiled_forms(
@@ -280,30 +275,28 @@ def _register_compiled_forms(
 ) -> Iterator[tuple[str, str]]:
     """Register in ``tier`` the compiled forms that are valid on this machine; yield (region name, remark) pairs.
 
-    Adds the reason to ``recompiled``, by region name, if a form is not valid.
+    If a compiled form is not valid, the reason is added to ``recompiled``, by region name.
     """
     for region, form in zip(regions, forms, strict=False):
         saved, engine, threads = dict(form.ingredients), region.engine, region.context.threads
-        get_version = getattr(engine, "library_version", None)  # the version of an isolated engine also names its worker
+        # The version of an isolated engine also has that of its worker, which does not matter here.
+        get_version = getattr(engine, "library_version", None)
         version = region.version if get_version is None else get_version()
-        now = dict(make_signature(Function((), ()), engine, region.context, version).ingredients)
-        before = saved.get("threads", "")
-        if before.isdecimal() and engine.can_load_with_threads(int(before), threads):
-            now["threads"] = before
-        changed = [name for name in _IN_EVERY_REGION if saved.get(name) != now[name]]
-        differences = "; ".join(f"{name} was {saved.get(name, 'unknown')!r} and is {now[name]!r}" for name in changed)
+        current = dict(make_signature(Function((), ()), engine, region.context, version).ingredients)
+        saved_threads = saved.get("threads", "")
+        if saved_threads.isdecimal() and engine.can_load_with_threads(int(saved_threads), threads):
+            current["threads"] = saved_threads
+        changed = [name for name in _MACHINE_INGREDIENTS if saved.get(name) != current[name]]
+        differences = "; ".join(f"{name} was {saved.get(name, 'unknown')!r} and is {current[name]!r}" for name in changed)
         if differences:
             recompiled[region.launch.name] = differences
             yield region.launch.name, f"compiled again, not loaded from the bundle: {differences}"
         elif form.section:
-            current = {"version": region.version, "threads": str(threads)}
-            tier.sections[_drop_code_hash(tuple({**saved, **current}.items()))] = form.section
+            requested = {**saved, "version": region.version, "threads": str(threads)}
+            tier.sections[_drop_code_hash(tuple(requested.items()))] = form.section
             yield region.launch.name, "its compiled form comes from the bundle"
         else:
             yield region.launch.name, f"the bundle has no compiled form: {form.reason or 'none was saved'}"
-
-
-# ---------------------------------------------------------------------- writing
 
 
 def save(
@@ -313,7 +306,7 @@ def save(
     kwargs: Mapping[str, Any],
     example: bool,
 ) -> None:
-    """Implement `XRTModule.save`: write a bundle. Raises ModelError too, for a Function that ONNX cannot express."""
+    """Implement `XRTModule.save`. Also raises ModelError for a Function that ONNX cannot express."""
     from xrt.formats.placement_file import spell_serving
     from xrt.module.tuning import find_serving_record
     from xrt.partition.plan import to_message
@@ -332,17 +325,17 @@ def save(
     programs: list[StoredProgram] = []
 
     def list_weights(function: Function) -> Iterator[StoredWeight]:
-        for constant in list_large_constants(function).values():  # each is a section of the bundle
+        for constant in list_large_constants(function).values():
             yield StoredWeight(constant.digest.hex(), IN_RECORD, 0, constant.nbytes)
 
     for (_, fetch), build in builds.items():
         plan, function, name = build.plan, f"function:{len(programs)}", f"plan:{len(programs)}"
-        models[function], plans[name] = build.full_function(), to_message(plan)
+        models[function], plans[name] = build.get_full_function(), to_message(plan)
         regions = zip(build.regions(), build.program().executables, strict=True)
         forms = tuple(_save_region(region, executable, compiled) for region, executable in regions)
         program = store_program(plan, list_weights)
         programs.append(program._replace(fetch=tuple(fetch), function=function, plan=name, compiled=forms))
-    # The lower-precision engines that plans use come behind the listed ones.
+    # After the listed engines, those of lower precision that plans use.
     versions = {engine.spec: engine.version() for engine in engines.engines if engine.spec != engines.implicit}
     for engine in (lower for build in builds.values() for lower in build.engines.lowered):
         versions.setdefault(engine.spec, engine.version())
@@ -365,7 +358,7 @@ def save(
 
 
 def _save_region(region: RegionToCompile, executable: Executable, compiled: dict[str, Buffer]) -> CompiledForm:
-    """Save a region's executable into ``compiled``, a dict by section; returns the section, or why it cannot be saved."""
+    """Add a region's executable to ``compiled``, a dict by section name. If it cannot be saved, the result has the reason."""
     signature = region.signature
     # Equal regions of several programs share a section.
     section, reason = f"compiled:{signature.key}", ""
@@ -381,9 +374,6 @@ def _save_region(region: RegionToCompile, executable: Executable, compiled: dict
     return CompiledForm(section, signature.ingredients, reason)
 
 
-# ---------------------------------------------------------------------- the example
-
-
 @dataclass(frozen=True, slots=True)
 class SelfTestReport:
     """The result of a successful self-test. Prints as one line."""
@@ -391,19 +381,18 @@ class SelfTestReport:
     difference: float
     """Largest absolute difference between an element of an output and the saved value."""
     seconds: float
-    """Seconds of the whole self-test, with compiling or loading programs."""
+    """Duration of the self-test, including the compile or load of programs."""
 
     def __str__(self) -> str:
         return f"self-test passed in {self.seconds:.3f} s; largest difference {self.difference:.3g}"
 
 
 def _make_example(module: XRTModule, examples: Sequence[Any], kwargs: Mapping[str, Any]) -> Example | None:
-    """Make the example for a bundle: inputs and the module's outputs for them.
+    """Make the example for a bundle: inputs, and the module's outputs for them.
 
-    The inputs are the caller's. If there are none, the example of the bundle that the module was loaded from is reused, or else
-    inputs are random. Returns None if nothing is compiled, or if the example cannot be stored or run; the reason is logged.
+    The inputs are those of the caller, else those of the bundle that the module was loaded from, else random. Returns None if
+    nothing is compiled, or if the example cannot be stored or run; the reason is logged.
     """
-    # Saving a loaded bundle again keeps the example that its author chose.
     if not (examples or kwargs) and module.bundle is not None:
         return read_example(module.bundle)
     compiled, count = module.dispatcher.to_dict().items(), len(module.source.inputs)
@@ -414,11 +403,11 @@ def _make_example(module: XRTModule, examples: Sequence[Any], kwargs: Mapping[st
         builds = [module.specialize(module.check_inputs(examples, kwargs))]
     if not builds:
         return None
-    function = builds[-1].full_function()
+    function = builds[-1].get_full_function()
     try:
-        # A padded model has its sizes as further inputs.
+        # The further inputs of a padded model, its sizes, are not part of the example.
         values = (_draw_inputs(function) if values is None else values)[:count]
-        _check_storable(values)  # before the model runs on them
+        _check_storable(values)
         inputs = tuple((value.name, np.array(array)) for value, array in zip(function.inputs, values, strict=False))
         outputs = _run_to_host(module, [array.copy() for _, array in inputs])
         _check_storable([*values, *outputs])
@@ -429,21 +418,21 @@ def _make_example(module: XRTModule, examples: Sequence[Any], kwargs: Mapping[st
 
 
 def _draw_inputs(function: Function) -> list[Any]:
-    """Draw random inputs. Raises OptionError if the model is nondeterministic, InputError if none fit."""
+    """Draw random inputs. Raises OptionError if the model is nondeterministic, InputError if no inputs can be drawn."""
     from xrt.operators import is_deterministic  # imports onnx, which a load does not need
     from xrt.operators.sample_inputs import sample_inputs
 
     if not all(is_deterministic(node, function) for node in function.nodes):
-        raise OptionError("the same inputs may give other outputs")
+        raise OptionError("the model is nondeterministic")
     return list(sample_inputs(function).values())
 
 
 def _check_storable(values: Sequence[Any]) -> None:
-    """Raise OptionError for values other than arrays of numbers, or of more than `MOST_BYTES`."""
+    """Raise OptionError if a value is not a numeric array, or all together have more than `MAX_EXAMPLE_BYTES`."""
     if not all(map(is_encodable, values)):
-        raise OptionError("an input or output is no tensor of numbers")
-    if (nbytes := sum(value.nbytes for value in values)) > MOST_BYTES:
-        raise OptionError(f"it has {nbytes} bytes, and a bundle keeps at most {MOST_BYTES}")
+        raise OptionError("an input or output is not a numeric tensor")
+    if (nbytes := sum(value.nbytes for value in values)) > MAX_EXAMPLE_BYTES:
+        raise OptionError(f"it has {nbytes} bytes, and a bundle stores at most {MAX_EXAMPLE_BYTES}")
 
 
 def read_example(file: BundleFile) -> Example | None:

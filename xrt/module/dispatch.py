@@ -1,6 +1,7 @@
-"""Calls of a module: the inputs and options of one call, and checks of its results against the reference engine.
+"""Calls of a module: the inputs and options of a call, checks of its results against the reference, and prepared calls.
 
-A prepared call only checks the types and shapes of its inputs; a bound call checks nothing.
+After a call, the next calls with the same input types (dtypes and shapes) are prepared: they only compare the types and run the
+program. A bound call checks nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from xrt.graph import DType, Function, TensorType, Value
 from xrt.runtime import OutputInspector, Program, find_type_mismatch, list_inplace_updates
 from xrt.runtime.devices import use_array_device
 from xrt.runtime.inputs import check_buffers, check_updated
-from xrt.runtime.program import DEFAULT
+from xrt.runtime.program import DEFAULT_OPTIONS
 from xrt.verify.deviations import name_likely_cause
 
 if TYPE_CHECKING:
@@ -36,47 +37,47 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call: its inputs as validated arrays in the model's order, its options, and the checks of its results."""
+    """A call, ready to run."""
 
     inputs: Sequence[Any]
-    options: RunOptions = DEFAULT
+    """Checked arrays, in the model's order."""
+    options: RunOptions = DEFAULT_OPTIONS
     inspection: OutputInspector | None = None
-    """Checks the outputs of each region; None for no check."""
-    before: tuple[tuple[Any, Any], ...] = ()
-    """(input, copy of its values before the call) for each input that the model updates. Empty unless the call may be
-    repeated."""
+    """Checks the outputs of each region; None without a check."""
+    saved_inputs: tuple[tuple[Any, Any], ...] = ()
+    """(input, copy of its values before the call) for each input that the model updates; empty if no copy was made."""
 
     @classmethod
-    def of(cls, inputs: Sequence[Any], options: RunOptions | None, out: Any, function: Function, device: str) -> Call:
-        """Create a call that writes its outputs to the buffers ``out``, or to those in ``options``; None for new arrays.
+    def create(cls, inputs: Sequence[Any], options: RunOptions | None, out: Any, function: Function, device: str) -> Call:
+        """Create a call that writes its outputs to the buffers in ``out`` or in ``options``, or else to new arrays.
 
-        Raises DeviceError for a stream on the CPU, InputError for buffers in both or that do not fit.
+        Raises DeviceError for a stream on the CPU; InputError for buffers in both arguments or that do not fit.
         """
         if not isinstance(options, RunOptions | None):
             kind = type(options).__name__
             raise OptionError(f"options= takes RunOptions, such as xrt.RunOptions(profile=True); got: {kind}")
-        options = options or DEFAULT
+        options = options or DEFAULT_OPTIONS
         buffers = options.host_buffers if device == "cpu" else options.out
         if out is not None:
             if buffers is not None:
-                raise InputError("out= is given twice, as an argument and in options; give the buffers in one of the two")
+                raise InputError("out= is passed twice, as an argument and in options; pass the buffers in one of the two")
             buffers = out
         if buffers is not None:
             options = replace(options, out=check_buffers(buffers, function.outputs, function.inputs, inputs, device))
         return cls(inputs, options)
 
-    def keep_inputs(self, function: Function) -> Call:
-        """Return the call with copies of the inputs that it updates, so that `restore` can always repeat it."""
-        return replace(self, before=tuple((self.inputs[i], copy) for i, copy in self._copy_updated(function).items()))
+    def copy_updated_inputs(self, function: Function) -> Call:
+        """Copy the inputs that the call updates, so that `restore` can reset them before the call is repeated."""
+        return replace(self, saved_inputs=tuple((self.inputs[i], copy) for i, copy in self._copy_updated(function).items()))
 
-    def on_copies(self, function: Function) -> Call:
-        """Return a call that changes nothing of the caller's: on copies of the inputs that it updates, without output buffers."""
+    def use_copies(self, function: Function) -> Call:
+        """Return a call that writes to no array of the caller: it updates copies of inputs, and has no output buffers."""
         copies = self._copy_updated(function)
         inputs = tuple(copies.get(index, value) for index, value in enumerate(self.inputs))
         return replace(self, inputs=inputs, options=replace(self.options, out=None))
 
     def _copy_updated(self, function: Function) -> dict[int, Any]:
-        """Copy the inputs that the model updates, by index. Others, such as large weights, are only read and need no copy."""
+        """Copy the inputs that the model updates, by index."""
         updated, copies = {name for name, _ in function.aliases}, {}
         for index, (declared, value) in enumerate(zip(function.inputs, self.inputs, strict=True)):
             if declared.name in updated:
@@ -85,16 +86,16 @@ class Call:
         return copies
 
     def restore(self, plan: Plan, error: RunFailed) -> None:
-        """Restore the inputs that were updated before a region failed; raises RunFailed if their earlier values are unknown."""
-        if self.before:
-            for value, copy in self.before:
+        """Reset the inputs that were updated before a region failed. Raises RunFailed if their values are not saved."""
+        if self.saved_inputs:
+            for value, copy in self.saved_inputs:
                 with use_array_device(value):
                     value[...] = copy
         elif updated := list_inplace_updates(plan, error.region) if error.updated is None else error.updated:
             names = ", ".join(map(repr, updated))
             raise RunFailed(
-                f"{error}; the call is not repeated, since its update in place of {names} may have been made in part. The "
-                f"region is placed elsewhere for later calls: give {names} the value it had, and call again",
+                f"{error}; the call is not repeated, since it may have partially updated {names}. Later calls run the region on "
+                f"another engine: set {names} to the value before the call, and call again",
                 error.region,
                 tuple(updated),
             ) from error
@@ -102,8 +103,8 @@ class Call:
 
 # ---------------------------------------------------------------------- checks against the reference engine
 
-PATIENCE = 20.0
-"""Seconds that the first call of a plan waits for the reference, if the search had no time to check the plan."""
+REFERENCE_TIMEOUT_SECONDS = 20.0
+"""How long the first call of a plan waits for the reference, if the search for the plan had no time to check it."""
 
 
 class OutputChecks:
@@ -112,31 +113,31 @@ class OutputChecks:
     def __init__(self, check: Check, threads: int) -> None:
         self.check = check
         self._reference = partial(reference_evaluator.evaluate, threads=threads)
-        self.sees_every_call = check not in (None, "first")
-        """Whether any call may be checked, so that no call can be prepared."""
+        self.may_check_any_call = check not in (None, "first")
+        """Whether later calls may be checked too. Calls are then not prepared, because a prepared call makes no checks."""
         self.count = 0
-        """Number of calls that were checked and correct."""
+        """Number of calls that agreed with the reference."""
         self.unchecked: dict[str, str] = {}
         """Reasons why Functions cannot be checked, by fingerprint."""
         self.is_too_slow = False
-        """Whether the reference took longer than `PATIENCE`; it is not run again, as other sizes would take as long."""
+        """Whether the reference has exceeded `REFERENCE_TIMEOUT_SECONDS`. Unrequested checks are then skipped."""
         self._numbers = itertools.count(1)
 
     def instrument(self, call: Call, build: Specialization) -> Call:
-        """Add checks to a call: of the types of all results, and of their values if the call is due for a check."""
-        # A search without time left for a comparison leaves it to the first call, once per plan.
-        is_unverified = build.tuned is not None and not build.tuned.is_checked and not build.checked and not self.is_too_slow
-        if not self._is_due(first=not build.checked) and not is_unverified:
+        """Add checks to a call: of the types of all results and, if the call is due for it, of their values."""
+        # If a search had no time to check its plan, the first call of the plan does.
+        must_check_plan = build.tuned is not None and not build.tuned.is_checked and not build.checked and not self.is_too_slow
+        if not self._is_due(is_first=not build.checked) and not must_check_plan:
             return replace(call, inspection=OutputInspector(self._find_wrong_type))
         inspect = partial(self._find_fault, build.engines)
-        # A region that is found wrong runs again on another engine, on the inputs as they were before the call.
-        return replace(call, inspection=OutputInspector(inspect, needs_inputs=True)).keep_inputs(build.function)
+        # If a region is wrong, it runs again on another engine, on the values of the inputs before the call.
+        return replace(call, inspection=OutputInspector(inspect, needs_inputs=True)).copy_updated_inputs(build.function)
 
     def record(self, call: Call, build: Specialization) -> bool:
-        """Count a call whose outputs agreed with the reference; do nothing if they were not compared.
+        """Count a call whose outputs agreed with the reference; do nothing if its outputs were not compared.
 
-        Return True if the placement can now be stored as checked: this was the first comparison of a plan that the search had
-        no time to compare, and it covered all regions.
+        Return True if the plan can now be stored as checked: its search had no time to check it, this was the first comparison,
+        and it covered all regions.
         """
         if call.inspection is None or not call.inspection.needs_inputs or (self.check is None and self.is_too_slow):
             return False
@@ -144,29 +145,29 @@ class OutputChecks:
         self.count += 1
         if not is_first or build.tuned is None or build.tuned.is_checked or build.refused:
             return False
-        return not self.remarks(build.plan)
+        return not self.list_remarks(build.plan)  # which has the regions that could not be compared
 
-    def _is_due(self, *, first: bool) -> bool:
-        """Whether to check the values of a call; ``first``: no call of its plan has been checked yet."""
+    def _is_due(self, *, is_first: bool) -> bool:
+        """Whether the option ``check`` requests a check of this call. ``is_first``: no call of its plan was checked yet."""
         if self.check is None:
             return False
         # Spreads the share evenly: with 0.25 every fourth call, not a random quarter.
         share, call_number = 0.0 if self.check == "first" else self.check, next(self._numbers)
-        return first or int(call_number * share) > int((call_number - 1) * share)
+        return is_first or int(call_number * share) > int((call_number - 1) * share)
 
     def _find_wrong_type(self, launch: Launch, inputs: Sequence[Any], results: Sequence[Any]) -> str | None:
-        """Describe a result whose type differs from the plan's; None if none does, or the reference returns the same types."""
+        """Describe a result of a region whose type contradicts the plan; None if the reference returns the same types."""
         mismatch = find_type_mismatch(launch, results)
         if mismatch is None or (expected := self._evaluate(launch, inputs)) is None:
             return None
         types, expected_types = (
             [(x.dtype, x.shape) if isinstance(x, np.ndarray) else type(x) for x in values] for values in (results, expected)
         )
-        # If the reference agrees with the engine, the model declares a wrong type, and another engine would not help.
+        # If the reference agrees with the engine, the model declares a wrong type, which another engine would not change.
         return None if types == expected_types else mismatch
 
     def _find_fault(self, engines: EngineList, launch: Launch, inputs: Sequence[Any], results: Sequence[Any]) -> str | None:
-        """Describe the first wrong type or value among the results of a region; None if all are right or cannot be checked."""
+        """Describe a wrong type or value among the results of a region; None if they are right or cannot be checked."""
         if (mismatch := self._find_wrong_type(launch, inputs, results)) is not None:
             return mismatch
         if (expected := self._evaluate(launch, inputs)) is None:
@@ -175,7 +176,7 @@ class OutputChecks:
         from xrt.verify import Verdict, judge_outputs
         from xrt.verify.comparison import find_precision
 
-        # Without aliases the reference, which runs on the same arrays, does not update them.
+        # Without its aliases the function does not update the inputs, on which the reference runs too.
         function, engine = launch.function.replace(aliases=()), engines.on_host(launch)
         precision = "fp32" if engine is None else find_precision(engine, engines.context)
         judgement = judge_outputs(function, inputs, results, expected, self._reference, precision)
@@ -185,9 +186,9 @@ class OutputChecks:
         return f"engine {launch.engine!r} computed {launch.name} wrongly: {judgement.message}{f'; {cause}' if cause else ''}"
 
     def _evaluate(self, launch: Launch, inputs: Sequence[Any]) -> list[Any] | None:
-        """Compute the results of a region on the reference; None if it cannot run there, or already runs there.
+        """Compute the results of a region on the reference; None if it runs there already, or cannot run there.
 
-        Waits at most `PATIENCE` seconds, unless the user requested checks. Adds the reason for None to `unchecked`.
+        Unless the user requested checks, wait at most `REFERENCE_TIMEOUT_SECONDS`. The reason for None is added to `unchecked`.
         """
         from xrt.operators import is_deterministic
         from xrt.processes.background import OutOfTime, within
@@ -201,8 +202,8 @@ class OutputChecks:
             return None
         run = partial(self._reference, function.replace(aliases=()), inputs)
         try:
-            # A requested check may take long; one that the caller did not request must not delay the call without bound.
-            return run() if self.check is not None else within(PATIENCE, run)
+            # A check that the user did not request must not delay the call without limit.
+            return run() if self.check is not None else within(REFERENCE_TIMEOUT_SECONDS, run)
         except (XRTError, OutOfTime) as error:
             self.is_too_slow |= isinstance(error, OutOfTime)
             self.unchecked[function.fingerprint] = f"the reference cannot run it: {error}"
@@ -211,13 +212,13 @@ class OutputChecks:
     def __str__(self) -> str:
         if self.check is None:
             return ""
-        calls = "the first call of each signature"
+        calls = "the first call for each set of input types"
         if self.check != "first":
             calls += f" and {self.check:.3g} of the others"
         return f"checked against {REFERENCE}: {calls}; {self.count} call{'s' * (self.count != 1)} so far"
 
-    def remarks(self, plan: Plan) -> dict[str, str]:
-        """Explain why regions are not checked, by region name. Regions that are checked are left out."""
+    def list_remarks(self, plan: Plan) -> dict[str, str]:
+        """Explain why regions are not checked, by region name, without the regions that are."""
         reasons = {launch.name: self.unchecked.get(launch.function.fingerprint) for launch in plan.launches}
         return {name: f"not checked: {reason}" for name, reason in reasons.items() if reason}
 
@@ -225,70 +226,70 @@ class OutputChecks:
 # ---------------------------------------------------------------------- prepared calls
 
 NO_MATCH: Final = object()
-"""A prepared call returns this, without running, for inputs of another signature."""
+"""What a prepared call returns, without running, for inputs of other types or shapes."""
 FastCall: TypeAlias = Callable[[tuple[Any, ...]], Any]
-"""A prepared call: takes the inputs as a tuple, and returns what the module returns, or `NO_MATCH`."""
+"""A prepared call: takes a tuple of inputs, and returns what the module returns, or `NO_MATCH`."""
 Run: TypeAlias = Callable[..., Sequence[Any]]
 Finish: TypeAlias = Callable[[Sequence[Any]], Any]
-"""Converts results to the return value of a call."""
+"""Converts the list of results to the return value of a call."""
 Rescue: TypeAlias = Callable[[tuple[Any, ...], Exception], Any]
-"""Repeats a failed call on another plan; takes the inputs and the exception."""
+"""Repeats a failed call on another plan, from its inputs and the exception."""
 
 
 @dataclass(frozen=True, slots=True)
 class FastPath:
-    """The prepared call of one signature, with the specialization and the program that it runs."""
+    """A prepared call, with the specialization and the program that it runs."""
 
     call: FastCall = lambda args: NO_MATCH
-    fits: Callable[[tuple[Any, ...]], bool] = lambda args: False
-    """Whether a tuple of inputs has the signature."""
+    accepts: Callable[[tuple[Any, ...]], bool] = lambda args: False
+    """Whether the call can run on a tuple of inputs, because they have its types and shapes."""
     build: Specialization | None = None
-    """The specialization that the call runs; None if nothing is prepared."""
+    """None if no call is prepared."""
     program: Program | None = None
 
 
 Wrap: TypeAlias = Callable[[FastPath], tuple[Sequence[Any], FastPath]]
-"""Adapts a path for padded inputs; returns the inputs before padding, and the path that accepts such inputs."""
-NOTHING: Final = FastPath()
-"""Matches no inputs."""
+"""Makes of a path for padded inputs a path that pads its inputs. Also returns the inputs of the last call before padding."""
+NO_PATH: Final = FastPath()
+"""A path that accepts no inputs."""
 
 
 def make_fast_path(build: Specialization, program: Program, values: Sequence[Any], rescue: Rescue) -> FastPath:
-    """Prepare the call of a specialization for inputs with the types and shapes of ``values``; an error calls ``rescue``."""
+    """Prepare calls of a specialization for inputs with the types and shapes of ``values``. ``rescue`` handles their errors."""
     expected = tuple((type(value), value.dtype, value.shape) for value in values)
-    fits = make_signature_check(expected)
+    accepts = make_type_check(expected)
     string_inputs = [index for index, value in enumerate(values) if value.dtype.hasobject]
     if string_inputs:  # the elements of an object array may not be strings
-        fits_types = fits
-        fits = lambda args: fits_types(args) and all(type(x) is str for index in string_inputs for x in args[index].flat)  # noqa: E731
-    # The executable's run method if the program is a single region, else the program's, which names the failing region.
+        fits_types = accepts
+        accepts = lambda args: fits_types(args) and all(type(x) is str for index in string_inputs for x in args[index].flat)  # noqa: E731
+    # A program of a single region is called without a frame.
     run: Callable[..., Sequence[Any]] = program.fast_call or (lambda *args: program.run(args))
     finish = unpack_outputs(program.plan.function)
     if len(expected) == 1 and not string_inputs:
         call = _make_one_input_call(run, finish, *expected[0], rescue)
     else:
-        call = _make_checked_call(run, finish, fits, rescue)
-    return FastPath(call, fits, build, program)
+        call = _make_checked_call(run, finish, accepts, rescue)
+    return FastPath(call, accepts, build, program)
 
 
-def make_signature_check(expected: tuple[tuple[Any, Any, Any], ...]) -> Callable[[tuple[Any, ...]], bool]:
-    """Make a function that checks a tuple of inputs; ``expected`` has the (type, dtype, shape) of each."""
+def make_type_check(expected: tuple[tuple[Any, Any, Any], ...]) -> Callable[[tuple[Any, ...]], bool]:
+    """Make a function that compares a tuple of inputs with ``expected``, the (class, dtype, shape) of each input."""
     count = len(expected)
 
-    def fits(args: tuple[Any, ...]) -> bool:
+    def accepts(args: tuple[Any, ...]) -> bool:
         if len(args) != count:
             return False
         for value, (kind, dtype, shape) in zip(args, expected, strict=True):
-            # Identity is faster than equality. NumPy's plain dtypes are singletons; another equal dtype takes the slow path.
+            # Identity is faster than equality. NumPy's basic dtypes are singletons. Other equal dtypes take the slow path.
             if type(value) is not kind or value.dtype is not dtype or value.shape != shape:
                 return False
         return True
 
-    return fits
+    return accepts
 
 
 def _make_one_input_call(run: Run, finish: Finish, kind: Any, dtype: Any, shape: Any, rescue: Rescue) -> FastCall:
-    """Make the prepared call for one input, without loops: this case is common, and each line adds to a call's time."""
+    """Make the prepared call of a model with one input. It has no loops, because this case is common and must be fast."""
 
     def call(args: tuple[Any, ...]) -> Any:
         if len(args) == 1:
@@ -303,9 +304,9 @@ def _make_one_input_call(run: Run, finish: Finish, kind: Any, dtype: Any, shape:
     return call
 
 
-def _make_checked_call(run: Run, finish: Finish, fits: Callable[[tuple[Any, ...]], bool], rescue: Rescue) -> FastCall:
+def _make_checked_call(run: Run, finish: Finish, accepts: Callable[[tuple[Any, ...]], bool], rescue: Rescue) -> FastCall:
     def call(args: tuple[Any, ...]) -> Any:
-        if fits(args):
+        if accepts(args):
             try:
                 return finish(run(*args))
             except Exception as error:  # noqa: BLE001  # the rescue decides
@@ -316,16 +317,16 @@ def _make_checked_call(run: Run, finish: Finish, fits: Callable[[tuple[Any, ...]
 
 
 def unpack_outputs(function: Function) -> Finish:
-    """Make the function that converts results to a call's return value: a single output unwrapped, several as a tuple."""
+    """Make a function that converts results to a call's return value: a single output as is, several as a tuple."""
     return itemgetter(0) if len(function.outputs) == 1 else tuple
 
 
 def make_argument_sorter(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-    """Make the function that sorts inputs by name into a tuple in the order of ``names``.
+    """Make a function that converts inputs by name to a tuple in the order of ``names``.
 
-    For inputs with other names it returns a tuple that matches no prepared call.
+    If the inputs have other names, the function returns a tuple that no prepared call accepts.
     """
-    # itemgetter of a single name returns the value and not a tuple.
+    # itemgetter of a single name returns the value instead of a tuple.
     pick = itemgetter(*names) if len(names) > 1 else lambda kwargs: tuple(kwargs[name] for name in names)
     count, other_names = len(names), (NO_MATCH,)
 
@@ -340,9 +341,9 @@ def make_argument_sorter(names: Sequence[str]) -> Callable[[Mapping[str, Any]], 
     return sort
 
 
-def make_signature_key(values: Sequence[Any]) -> object:
-    """Make a dict key of the types, dtypes and shapes of the inputs; None if an input is not an array."""
-    # Host arrays are the usual case: a key without their type is faster to hash.
+def make_type_key(values: Sequence[Any]) -> object:
+    """Make a dict key of the classes, dtypes and shapes of the inputs; None if an input is not an array."""
+    # If all inputs are NumPy arrays, the usual case, their class is left out: the key is then faster to hash.
     if any(type(value) is not np.ndarray for value in values):
         if any(not hasattr(value, "dtype") or not hasattr(value, "shape") for value in values):
             return None
@@ -351,10 +352,10 @@ def make_signature_key(values: Sequence[Any]) -> object:
 
 
 class IOBinding:
-    """A module's call over fixed arrays: write to the inputs, call, read the outputs; nothing is allocated or checked.
+    """A call of a module on fixed arrays: write to the inputs, call, read the outputs. It allocates and checks nothing.
 
-    Calls share the arrays, so use it in one thread at a time: bind once per thread. It stays valid when the module is closed or
-    called with other signatures. `close`, or leaving its ``with`` block, releases the arrays.
+    Calls share the arrays, so use a binding in one thread at a time: make a binding for each thread. It stays valid if the module
+    is closed or called with other inputs. `close`, or leaving its ``with`` block, releases the arrays.
     """
 
     def __init__(self, call: Callable[[], None], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
@@ -366,17 +367,17 @@ class IOBinding:
         self._returned = outputs[0] if len(outputs) == 1 else outputs
 
     def __call__(self) -> Any:
-        """Run on the current values of the inputs; returns the same arrays each time, a tuple if there are several."""
+        """Run on the current values of the inputs. Returns the same output array, or tuple of arrays, each time."""
         self._call()
         return self._returned
 
     def close(self) -> None:
-        """Release the arrays and the compiled program; a call afterwards raises InputError."""
+        """Release the arrays and the compiled program. Later calls raise InputError."""
 
         def fail() -> None:
             raise InputError("the bound call is closed; bind the module's inputs again")
 
-        # The previous call holds the program and its arrays: replacing it releases both.
+        # The replaced function holds the program and its arrays.
         self._call = fail
         self.inputs = self.outputs = self._returned = ()
 
@@ -388,59 +389,66 @@ class IOBinding:
 
 
 def check_bindable(inputs: Sequence[Value], arguments: Sequence[Any], values: Sequence[Any]) -> None:
-    """Raise InputError if an argument had to be converted or copied: a bound call must read the caller's array itself."""
+    """Raise InputError if an argument was converted or copied to get ``values``: a bound call must read the caller's array."""
     for declared, raw, value in zip(inputs, arguments, values, strict=True):
         if not hasattr(value, "flags"):
             continue
         if isinstance(raw, np.ndarray) and raw.dtype != value.dtype:
             raise InputError(
-                f"input {declared.name!r} is {raw.dtype.str}; a bound input is read where it lies, so it must be "
-                f"{value.dtype.str}: bind raw.astype({value.dtype.str!r}), and write to that"
+                f"input {declared.name!r} is {raw.dtype.str}; a bound input is read in place, so it must be "
+                f"{value.dtype.str}: bind raw.astype({value.dtype.str!r}), and write to that array"
             )
         is_aligned = not isinstance(value, np.ndarray) or value.flags.aligned
         if not value.flags.c_contiguous or not is_aligned:
             fault = "not aligned" if value.flags.c_contiguous else "not C-contiguous"
             fix = "np.ascontiguousarray(...)" if isinstance(value, np.ndarray) else "a C-contiguous copy"
             raise InputError(
-                f"input {declared.name!r} is {fault}; a bound input is read where it lies: bind {fix} of it, and write to that"
+                f"input {declared.name!r} is {fault}; a bound input is read in place: bind {fix} of it, and write to that array"
             )
 
 
 def bind_io(program: Program, function: Function, values: Sequence[Any], out: Any) -> IOBinding:
-    """Bind a program to the input arrays ``values`` and the output buffers ``out``; new buffers replace each None there.
+    """Bind a program to the input arrays ``values`` and the buffers ``out``. A new buffer replaces each None in ``out``.
 
     Raises InputError for a buffer that does not fit, or an output without a buffer whose size is known only at run time.
     """
-    # Reversed, so that of equal names the first one remains: a value may be returned twice.
+    # Reversed, so that if a value is returned twice, its first index remains.
     outputs = {value.name: i for i, value in reversed(list(enumerate(function.outputs)))}
     inputs = {value.name: i for i, value in enumerate(function.inputs)}
     updates = {outputs[after]: inputs[before] for before, after in function.aliases}
     for target in updates.values():
         if isinstance(values[target], np.ndarray):
             check_updated(function.inputs[target].name, values[target])
+    # The Function with the sizes of these inputs, and the types of its values if they are more precise than the plan's.
     sized, device, types = function, program.plan.device, None
     if not all(isinstance(value.type, TensorType) and value.type.is_static for value in function.outputs):
         shapes = {v.name: x.shape for v, x in zip(function.inputs, values, strict=True) if isinstance(v.type, TensorType)}
         sized = passes.specialize(function, shapes)
         types = {name: sized.get_type(name) for name in sized.value_names()}
-    targets = check_buffers(out, sized.outputs, sized.inputs, values, device) if out is not None else (None,) * len(sized.outputs)
-    buffers, returned = list(targets), list(targets)
+    caller_buffers: Sequence[Any] = (None,) * len(sized.outputs)
+    if out is not None:
+        caller_buffers = check_buffers(out, sized.outputs, sized.inputs, values, device)
+    buffers, returned = list(caller_buffers), list(caller_buffers)
     for index, value in enumerate(sized.outputs):
-        if targets[index] is None and index in updates:
-            buffers[index] = values[updates[index]] if device == "cpu" else None  # an input on a device is updated itself
+        if caller_buffers[index] is not None:
+            continue
+        if index in updates:
             returned[index] = values[updates[index]]
-        elif targets[index] is None:
+            buffers[index] = returned[index] if device == "cpu" else None  # None: the program on a device updates the input
+        else:
             buffers[index] = returned[index] = _allocate_output(value, program)
     return IOBinding(program.bind(values, buffers, types), tuple(values), tuple(returned))
 
 
 def _allocate_output(value: Value, program: Program) -> Any:
-    """Allocate a buffer for an output; raises InputError if it is not a tensor, or its size is known only at run time."""
+    """Allocate a buffer for an output. Raises InputError if it is not a tensor, or its size is known only at run time."""
     type_ = value.type
     if isinstance(type_, TensorType) and type_.is_static:
         dtype = np.dtype(object) if type_.dtype is DType.STRING else type_.dtype.numpy
-        return program.buffer(type_.shape, dtype)  # type: ignore[arg-type]  # its shape is static
+        return program.allocate_output(type_.shape, dtype)  # type: ignore[arg-type]  # its shape is static
     if isinstance(type_, TensorType) or type_ is None:
         shown = "of unknown type" if type_ is None else str(type_)
-        raise InputError(f"output {value.name!r} is {shown}, whose size is known only after a run; give a buffer for it in out=")
-    raise InputError(f"output {value.name!r} is {type_}, which no buffer holds; call the module instead of binding it")
+        raise InputError(f"output {value.name!r} is {shown}, whose size is known only after a run; pass a buffer for it in out=")
+    raise InputError(
+        f"output {value.name!r} is {type_}, which cannot be written to an array; call the module instead of binding it"
+    )

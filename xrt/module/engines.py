@@ -1,4 +1,4 @@
-"""Create the engines of a module from its arguments, and check the thread budget."""
+"""Create the engines of a module from its arguments, and choose the default engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from xrt.engines.contract import registry
 from xrt.errors import BudgetWarning, DeviceError, EngineUnavailable, OptionError, UnknownEngine, XRTError, did_you_mean, warn
 from xrt.graph import FrozenDict
 from xrt.graph.device_names import normalize_device
-from xrt.module.options import ALL, ModuleOptions
+from xrt.module.options import ALL_ENGINES, ModuleOptions
 from xrt.partition.support_matrix import DeviceMap
 from xrt.placement.engine_list import AUTO, EngineList, is_auto
 from xrt.runtime import check_device, parse_device_kind, resolve_thread_budget, set_default_budget
@@ -20,39 +20,39 @@ if TYPE_CHECKING:
     from xrt.cache import CompileCache
 
 IMPLICIT = "toy"
-"""The reference engine. It is appended to every list of engines that lacks it, unless ``strict``."""
+"""Name of the reference engine, which is appended to a list of engines without it, unless ``strict`` is set."""
 DEFAULT_ENGINES = ("ort", "openvino", "torch", "xla", "toy")
-"""Default engines, in the order in which they are tried."""
+"""Candidates for the default engine, in the order in which they are tried."""
 
 
 def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: CompileCache) -> EngineList:
     """Create the engine list of a module, with the reference engine appended.
 
-    ``engine`` is a name, a spec, an instance, or a list of these, with "auto" for placement by measurement. ``cache`` remembers
-    which engines are ready on this machine.
+    ``engine`` is the argument of XRTModule: a name, a spec, an instance, or a list of these. ``cache`` stores which engines work
+    on this machine, for "auto".
 
-    Raises UnknownEngine or EngineUnavailable; OptionError for an engine that is listed twice or does not implement an execution
+    Raises UnknownEngine or EngineUnavailable; OptionError for an engine that is listed twice or does not support an execution
     option; DeviceError if no engine of the list runs on the device.
     """
     has_auto = is_auto(engine)
     if settings.max_error is not None and not has_auto:
-        raise OptionError("max_error= is kept by measurement; pass engine='auto', or a list with 'auto' in it")
+        raise OptionError("max_error= needs placement by measurement; pass engine='auto', or a list with 'auto' in it")
     context = CompileContext(settings.execution, check_device(device), validate_budget(settings.execution))
     engines, left_out = _create_engines(engine, has_auto, context, settings, cache)
     if settings.choice.is_quantized and settings.max_error is None:
         engines = [candidate.lower_precision("int8") or candidate for candidate in engines]
-    # Plans refer to engines by spec, which must therefore be unique.
+    # Plans name engines by spec, so specs must be unique.
     specs = [candidate.spec for candidate in engines]
     if (duplicate := next((spec for spec in specs if specs.count(spec) > 1), None)) is not None:
-        raise OptionError(f"engine {duplicate!r} stands twice in the list {specs}; list each once")
+        raise OptionError(f"engine {duplicate!r} is twice in the list {specs}; list each engine once")
     devices = parse_devices(engines, settings.devices, context.device, registry.names() if has_auto else ())
     if not any(parse_device_kind(device) in candidate.devices or candidate.spec in devices for candidate in engines):
         supported_devices = "; ".join(f"{candidate.spec} runs on {', '.join(candidate.devices)}" for candidate in engines)
         raise DeviceError(f"no engine of the list runs on device {device!r}: {supported_devices}")
     if settings.cuda_graph and device == "cpu":
         raise OptionError("cuda_graph=True records the work of a device, and the module runs on cpu; pass device='cuda'")
-    # With "auto", `precision` allows a lower precision but does not require it: engines without it run in fp32. The same holds
-    # with a bundle, whose saved engines already implement it.
+    # With "auto", `precision` allows a lower precision, but engines without it run in fp32. In a bundle, the specs of the saved
+    # engines already have the precision.
     allows_fp32 = has_auto
     if settings.execution.precision != "fp32":
         from xrt.module.bundle import BundleTier  # only needed for lower precisions
@@ -65,21 +65,21 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
     if not settings.strict and all(candidate.name != IMPLICIT for candidate in engines):
         from xrt.engines.contract.proxy import ImplicitEngine
 
-        # A proxy, so that the reference engine is imported only if a node falls to it.
+        # A proxy imports the reference engine only if a node is placed on it.
         reference, reference_context = ImplicitEngine(IMPLICIT), context.in_full_precision() if allows_fp32 else context
         if parse_device_kind(device) in reference.devices and reference.unsupported_options(reference_context) is None:
             engines, implicit = [*engines, reference], reference.spec
     engine_list = EngineList(tuple(engines), implicit, context, has_auto, left_out, devices)
     if settings.shapes == "one" and not engine_list.can_be_dynamic:
         fixed = next(candidate.spec for candidate in engines if not candidate.supports_dynamic_shapes)
-        raise OptionError(f"shapes='one': engine {fixed!r} compiles for fixed sizes; leave it, or the option, out")
+        raise OptionError(f"shapes='one': engine {fixed!r} compiles for fixed sizes; remove the engine or the option")
     return engine_list
 
 
 def _create_engines(
     engine: Any, has_auto: bool, context: CompileContext, settings: ModuleOptions, cache: CompileCache
 ) -> tuple[list[GraphCompiler], tuple[str, ...]]:
-    """Create the engines of the list. With "auto" these are those of the lock, else all available ones.
+    """Create the listed engines. "auto" stands for the engines of the lockfile's plan, else for all available engines.
 
     Also returns a message for each engine that "auto" leaves out.
     """
@@ -91,7 +91,7 @@ def _create_engines(
             raise OptionError(f"an engine is a name, a spec or a GraphCompiler instance; got {type(entry).__name__} {entry!r}")
     if not has_auto:
         if settings.lock is not None:
-            raise OptionError("lock= holds a placement by measurement; pass engine='auto', or a list with 'auto' in it")
+            raise OptionError("lock= has a placement by measurement; pass engine='auto', or a list with 'auto' in it")
         return [registry.create(entry) for entry in listed], ()
 
     from xrt.placement import CostStore
@@ -105,10 +105,10 @@ def _create_engines(
 def choose_default_engine(
     device: str, settings: ModuleOptions, cache: CompileCache, why_not: Callable[[EngineList], str | None]
 ) -> EngineList:
-    """Create the engine list with the first of `DEFAULT_ENGINES` that is installed, honors the options and supports the model.
+    """Create the list of the first engine in `DEFAULT_ENGINES` that is installed and supports the options and the model.
 
-    ``why_not`` explains why a list does not support the whole model, or returns None. If no engine supports all of it, the first
-    one installed is used. Libraries of engines after the chosen one are not imported.
+    ``why_not`` explains why the engines of a list do not support the whole model, or returns None. If no default engine supports
+    it, the first that is installed and supports the options is used.
     """
     first: EngineList | None = None
     failure: XRTError | None = None
@@ -134,35 +134,40 @@ def choose_default_engine(
 
 
 def _check_execution(engines: Sequence[GraphCompiler], context: CompileContext, *, allows_fp32: bool) -> str:
-    """Raise OptionError if an engine does not implement an execution option.
+    """Raise OptionError if an engine does not support an execution option.
 
-    With ``allows_fp32`` lower precision is allowed but not required, so an engine may ignore it. Returns a remark for the user
-    if all engines do; otherwise an empty string.
+    With ``allows_fp32``, an engine may compute in fp32 instead of the lower precision. If all engines do, a remark for the user
+    is returned, otherwise an empty string.
     """
     reasons = {engine.spec: engine.unsupported_options(context) for engine in engines}
-    is_lowered = None in reasons.values()
+    has_lower_precision = None in reasons.values()
     if allows_fp32:
         full, precision = context.in_full_precision(), context.options.precision
-        if not is_lowered and precision != "fp32":
+        if not has_lower_precision and precision != "fp32":
             from xrt.verify.comparison import find_precision  # only needed for lower precisions
 
-            is_lowered = any(find_precision(engine, full) == precision for engine in engines)  # by its own spec
+            # The spec of an engine may set the precision.
+            has_lower_precision = any(find_precision(engine, full) == precision for engine in engines)
         reasons = {engine.spec: engine.unsupported_options(full) for engine in engines}
-        if not is_lowered and (full is context or None not in reasons.values()):
+        if not has_lower_precision and (full is context or None not in reasons.values()):
             left_out = "; ".join(f"engine {spec!r} is left out: {reason}" for spec, reason in reasons.items())
             raise OptionError(f"no engine is left for engine='auto': {left_out}")
     if reason := next(filter(None, reasons.values()), None):
         raise OptionError(reason)
-    return "" if is_lowered else f"no engine of the list computes in {context.options.precision} here: all are placed in fp32"
+    return (
+        ""
+        if has_lower_precision
+        else f"no engine of the list computes in {context.options.precision} here: all are placed in fp32"
+    )
 
 
 def parse_devices(
     engines: Sequence[GraphCompiler], devices: Mapping[str, str], module_device: str, others: Sequence[str] = ()
 ) -> Mapping[str, str]:
-    """Convert the option ``devices``, whose keys are names or specs, to devices by spec. An entry for a spec has precedence.
+    """Convert the option ``devices`` (by name or spec; a spec has precedence) to devices by spec, without ``module_device``.
 
-    Engines on ``module_device`` are omitted. Raises OptionError for a name that is neither in the list nor in
-    ``others`` (engines that "auto" could have listed), DeviceError for an engine that does not support its device.
+    Raises OptionError for a name that is neither in ``engines`` nor in ``others`` (engines that "auto" could have listed);
+    DeviceError for an engine that does not support its device.
     """
     names = sorted({name for engine in engines for name in (engine.name, engine.spec)})
     for name in devices:
@@ -183,17 +188,17 @@ def parse_devices(
 
 
 def check_isolated(names: Sequence[str], specs: Sequence[str]) -> None:
-    """Raise OptionError if one of ``names``, the engines to isolate, is not in the list of engines ``specs``."""
+    """Raise OptionError if the option ``isolate`` names an engine that is not in the list ``specs``."""
     engine_names = [name for spec in specs for name in (spec.partition("{")[0], spec)]
     for name in names:
-        if name not in (*engine_names, ALL):
+        if name not in (*engine_names, ALL_ENGINES):
             raise OptionError(f"isolate names {name!r}, which is not in the list of engines.{did_you_mean(name, engine_names)}")
 
 
 def _isolate(engines: Sequence[GraphCompiler], settings: ModuleOptions, device_map: DeviceMap) -> list[GraphCompiler]:
-    """Replace the engines that `isolate` names by proxies that run them in worker processes.
+    """Replace the engines that the option ``isolate`` names by proxies that use worker processes.
 
-    On a device an engine can compile in a worker but not run there: device arrays belong to one process.
+    An engine on a device can compile in a worker, but not run there, because device arrays belong to one process.
     """
     isolation = settings.isolate
     check_isolated(isolation.engines, [engine.spec for engine in engines])
@@ -206,20 +211,20 @@ def _isolate(engines: Sequence[GraphCompiler], settings: ModuleOptions, device_m
     limits, names = WorkerLimits(isolation.time_limit, isolation.memory_limit), {*isolation.engines}
     isolated: list[GraphCompiler] = []
     for original in engines:
-        if not names & {original.name, original.spec, ALL}:
+        if not names & {original.name, original.spec, ALL_ENGINES}:
             isolated.append(original)
             continue
         engine, device = IsolatedEngine(load_engine(original), limits, runs=isolation.run), device_map.of(original.spec)
         isolated.append(engine)
         if device != "cpu" and engine.runs:
             raise OptionError(
-                f"isolate= is for engines on the cpu: arrays on {device} do not cross to another process, where {engine.spec} "
-                f"would run, since run=True asks for it or it cannot save what it compiles; take it out of isolate="
+                f"isolate= is for engines on the cpu: {engine.spec} would run in another process, by run=True or because it "
+                f"cannot save executables, and arrays on {device} cannot be sent there; remove it from isolate="
             )
         if device != "cpu" and limits.memory is not None:
             raise OptionError(
-                f"memory_limit= bounds the address space of a process, and a driver of {device} takes more of it than there is "
-                f"memory; take {engine.spec} out of isolate=, or leave memory_limit= out"
+                f"memory_limit= limits the address space of a process, of which a driver of {device} reserves more than there is "
+                f"memory; remove {engine.spec} from isolate=, or remove memory_limit="
             )
     return isolated
 
@@ -236,9 +241,9 @@ def validate_budget(options: ExecutionOptions) -> int:
 
 
 def configure(*, threads: int | None = None) -> None:
-    """Set the default thread budget of modules in this process. None, the initial default, is all cores that it may use.
+    """Set the default thread budget of modules that are created from now on; None means all cores that the process may use.
 
-    Existing modules are unchanged. Raises OptionError for an invalid number of threads.
+    Raises OptionError for an invalid number of threads.
     """
     validate_budget(ExecutionOptions(threads=threads))
     set_default_budget(threads)

@@ -1,5 +1,5 @@
-"""Reports on one signature: its plan, region by region, with the reason for each node's engine; its memory; and how its results
-compare with the reference engine.
+"""Reports on a program: its plan, with the reason for each node's engine; its memory; and a comparison of its results with the
+reference engine.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from xrt.verify import FailingSubgraph, Verification
     from xrt.verify.regions import Progress
 
-SPECIAL = "deviates on special values:"
+SPECIAL_VALUES_PREFIX = "deviates on special values:"
 """Prefix of remarks about NaN, infinities and similar values."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegionReport:
-    """A region of a plan, as `explain` reports it."""
+    """A region in an `Explanation`."""
 
     name: str
     engine: str
@@ -43,52 +43,52 @@ class RegionReport:
     operators: tuple[tuple[str, int], ...]
     """(operator, count) pairs, most frequent first."""
     inputs: tuple[str, ...]
-    """Values that the region reads from other regions or the caller, as names with types; constants are not among them."""
+    """Names and types of the values that the region reads from other regions or the caller."""
     outputs: tuple[str, ...]
     weights: int
     remarks: tuple[str, ...]
-    """Remarks of the engine about the region, and of a bundle about its compiled form."""
+    """Remarks of the engine on the region, of a bundle on its compiled form, and of `check=` if it is not checked."""
     device: str = ""
-    """The device that it runs on; empty if that is the device of the module's inputs and outputs."""
+    """The device of the region; empty if it is the module's device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The explanation of a plan. Prints as text; `to_dict` returns it as plain data."""
+    """The explanation of a plan. Prints as text; `to_dict` converts it to plain data."""
 
     engines: tuple[str, ...]
     implicit: str | None
-    """The engine added at the end of the list because the list does not name it; None if there is none."""
+    """The reference engine, if it was appended to the caller's list; else None."""
     regions: tuple[RegionReport, ...]
     threads: int
     reasons: tuple[Reason, ...]
     """For each node that is not on the first engine, the reason."""
     idle_pins: tuple[str, ...] = ()
-    """Pins without effect: all their nodes were folded or are not needed by any output."""
+    """Pins without effect: all their nodes were folded, or no output needs them."""
     placement: tuple[str, ...] = ()
-    """How the plan was chosen; empty unless it was placed by measurement."""
+    """Lines about the measurements that chose the plan, and about sizes."""
     account: CostReport | None = None
     """Cost of each part of the plan; None if the plan was not measured."""
     device: str = "cpu"
     copies: tuple[str, ...] = ()
-    """Values copied between devices, each once per direction."""
+    """Values that a call copies between devices."""
     bytes_copied: int = 0
     graph: str = ""
-    """Remark that says whether the requested CUDA graph was captured; empty if not requested or not compiled yet."""
+    """Whether a requested CUDA graph was captured, as a sentence; empty if not requested or not compiled yet."""
     checks: str = ""
-    """Remark that says which calls are checked against the reference, and how many were; empty without checks."""
+    """Which calls are checked against the reference, and how many were, as a sentence; empty without ``check=``."""
     updates: tuple[str, ...] = ()
-    """Inputs that a call updates, each with "in place" or why it is copied; empty before the compile."""
+    """Inputs that a call updates, each with "in place" or the reason for a copy; empty before the compile."""
     precision: PrecisionRecord | None = None
     """Precision of the plan and its measured error; None without an error budget."""
     left_out: tuple[str, ...] = ()
-    """Engines that ``engine="auto"`` does not consider on this machine, each with the reason."""
+    """Engines that ``engine="auto"`` leaves out on this machine, each with the reason."""
     plan: Plan | None = field(default=None, compare=False, repr=False)
     """The explained plan, for drawing; not part of the data or the text."""
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to dicts, lists and strings."""
-        # These records have a documented form as data, which `asdict` would not produce.
+        # These fields have a documented data format, which `asdict` would not produce.
         parts = {name: part and part.to_dict() for name, part in (("account", self.account), ("precision", self.precision))}
         data = asdict(replace(self, plan=None, account=None, precision=None)) | parts
         del data["plan"]
@@ -104,7 +104,7 @@ class Explanation:
         return self.describe()
 
     def describe(self, *, deviations: bool = True, left_out: bool = False) -> str:
-        """Format as text; ``deviations`` includes remarks on special values, ``left_out`` the engines that "auto" omits."""
+        """Format as text; ``deviations`` adds remarks on special values, ``left_out`` adds the engines that "auto" leaves out."""
         return "\n".join((*self._describe_regions(deviations), *self._describe_rest(left_out)))
 
     @property
@@ -113,15 +113,17 @@ class Explanation:
         return ", ".join(f"{spec} (fallback)" if spec == self.implicit else spec for spec in self.engines)
 
     def _describe_regions(self, deviations: bool) -> Iterator[str]:
-        """Yield the lines about engines, then about regions, equal ones together; ``deviations`` adds special values."""
+        """Yield the lines about engines and regions. Equal regions are described once."""
         where = f"; device {self.device}" if self.device != "cpu" else ""
         yield f"engines: {self.engine_names}; {self.threads} thread{'s' * (self.threads != 1)} for all together{where}"
-        remarks = {r.name: tuple(x for x in r.remarks if deviations or not x.startswith(SPECIAL)) for r in self.regions}
+        remarks = {
+            r.name: tuple(x for x in r.remarks if deviations or not x.startswith(SPECIAL_VALUES_PREFIX)) for r in self.regions
+        }
         names = defaultdict[tuple[str, str], list[str]](list)
         for region in self.regions:
             for remark in remarks[region.name]:
                 names[region.engine, remark].append(region.name)
-        # A remark that many regions share is printed once, after them.
+        # A remark on many regions is printed once, after the regions.
         shared = {key: sharing for key, sharing in names.items() if len(sharing) >= GROUPED}
         for first, *others in group(self.regions, lambda r: (r.engine, r.device, r.nodes, r.operators, remarks[r.name])):
             device = f" ({first.device})" if first.device else ""
@@ -136,7 +138,7 @@ class Explanation:
             yield f"on {engine}, {len(sharing)} regions: {remark} ({list_some(sharing)})"
 
     def _describe_rest(self, left_out: bool) -> Iterator[str]:
-        """Yield the lines about copies, reasons, pins, placement, costs and checks; ``left_out`` adds the omitted engines."""
+        """Yield the lines about copies, reasons, pins, placement, costs and checks."""
         if not self.regions:
             yield "no regions: the outputs are inputs or constants"
         if self.copies:
@@ -163,7 +165,7 @@ class Explanation:
 
 
 def explain(plan: Plan, engines: EngineList, *, remarks: Sequence[Mapping[str, str]] = (), **details: Any) -> Explanation:
-    """Explain a plan. ``remarks`` are dicts from region name to a remark; ``details`` are further fields of the Explanation."""
+    """Explain a plan. ``remarks`` has dicts from region name to remark; ``details`` are further fields of the Explanation."""
     by_spec = engines.by_spec
     notes = {launch.name: [by_name[launch.name] for by_name in remarks if launch.name in by_name] for launch in plan.launches}
     return Explanation(
@@ -184,12 +186,12 @@ def explain_module(module: XRTModule) -> Explanation:
     """Explain the plan of the last call of a module, as `XRTModule.explain` describes."""
     build, checks, engines = module.specialization, module.checks, module.programs.engines
     tuned, program = build.tuned, build.compiled
-    # With "auto" the engines that were left out are listed on request only; other remarks always.
+    # With "auto", the engines that were left out are printed only on request.
     notes = [line for line in engines.left_out if not (engines.is_auto and line.startswith("engine "))]
     return explain(
         build.plan,
         build.engines,
-        remarks=[build.remarks, checks.remarks(build.plan)],
+        remarks=[build.remarks, checks.list_remarks(build.plan)],
         idle_pins=tuple(map(str, build.idle_pins)),
         placement=(*str(tuned or "").splitlines(), *notes, *module.sizes.remarks),
         account=None if tuned is None else module.programs.placer.make_cost_report(build.plan, tuned, build.function),
@@ -202,13 +204,13 @@ def explain_module(module: XRTModule) -> Explanation:
 
 
 def _report_region(launch: Launch, engine: GraphCompiler | None, notes: Sequence[str]) -> RegionReport:
-    """Describe a region. ``engine`` is the engine of the launch, None if the module lacks it; ``notes`` are further remarks."""
+    """Describe a region. ``engine`` is None if the module does not have the engine of the launch."""
     function = launch.function
-    remarks = [f"engine {launch.engine!r} is not among this module's, which plans again at its first call"]
+    remarks = [f"engine {launch.engine!r} is not an engine of this module, whose first call plans again"]
     if engine is not None:
         kinds = list_deviations(engine.implementation, function)
         deviations = "; ".join(f"{kind} in {', '.join(operators)}" if operators else kind for kind, operators in kinds)
-        remarks = [*engine.remarks(function), *([f"{SPECIAL} {deviations}"] if deviations else [])]
+        remarks = [*engine.remarks(function), *([f"{SPECIAL_VALUES_PREFIX} {deviations}"] if deviations else [])]
     return RegionReport(
         name=launch.name,
         engine=launch.engine,
@@ -230,7 +232,7 @@ def render_explanation_page(explanation: Explanation, model: str) -> str:
 
 
 def _describe_page(report: Explanation) -> dict[str, Any]:
-    """Make the data for the HTML template: facts, remarks, and tables of regions, costs and errors."""
+    """Make the data for the HTML template."""
     from xrt.html.views import format_count, size
     from xrt.partition.plan import describe_plan
     from xrt.placement.report import describe_costs, describe_errors
@@ -259,25 +261,25 @@ class RegionMemory:
     name: str
     engine: str
     weights: int
-    """Bytes of the constants that it reads; a constant read by several regions is stored only once."""
+    """Bytes of the constants that the region reads. Several regions may share a constant."""
     uses: tuple[MemoryUse, ...] | None
-    """Memory that the engine reports, without weights; None if it reports none, or nothing is compiled yet."""
+    """Memory that the engine reports, without weights; None if it reports nothing, or before the compile."""
     same_as: str = ""
-    """The earlier region whose executable it shares, because the two are equal; empty if there is none."""
+    """Name of an equal earlier region, with which this region shares an executable; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory of one signature in bytes. Prints as a table; `to_dict` returns plain data."""
+    """Memory of a program in bytes. Prints as a table; `to_dict` converts it to plain data."""
 
     weights: int
-    """Bytes of constants that regions read, each counted once."""
+    """Bytes of the constants that regions read."""
     mapped: int
-    """Bytes of ``weights`` and ``unused`` in memory-mapped files, whose pages the OS loads on demand and may evict."""
+    """Bytes of ``weights`` and ``unused`` in memory-mapped files. The OS loads these pages on demand and may drop them."""
     unused: int
-    """Bytes of model constants that no region reads after constant folding, but that are still in memory."""
+    """Bytes of the model's constants that are in memory, but no region reads them after constant folding."""
     crossing: int
-    """Bytes of the regions' outputs whose sizes are known at compile time."""
+    """Bytes of region outputs whose sizes are known at compile time."""
     unknown: int
     """Number of region outputs whose sizes are known only at run time."""
     arena: int | None
@@ -286,7 +288,7 @@ class Memory:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether the signature is compiled, so that engines report their memory."""
+        """Whether the program is compiled, so that engines report their memory."""
         return self.arena is not None
 
     def _sum_uses(self, is_included: Callable[[MemoryUse], bool]) -> int:
@@ -295,17 +297,17 @@ class Memory:
 
     @property
     def held(self) -> int:
-        """Bytes in use between calls, as far as engines report them."""
+        """Bytes in use between calls. Engines may not report all of their memory."""
         return self.weights + self.unused + self._sum_uses(lambda use: not use.per_call)
 
     @property
     def shared(self) -> int:
-        """Bytes of ``held`` in memory-mapped files, whose pages all processes of the host share."""
+        """Bytes of ``held`` that all processes of the host share, because they are in memory-mapped files."""
         return self.mapped + self._sum_uses(lambda use: use.shared)
 
     @property
     def private(self) -> int:
-        """Bytes of ``held`` that are not shared between processes."""
+        """Bytes of ``held`` that only this process has."""
         return self.held - self.shared
 
     def to_dict(self) -> dict[str, Any]:
@@ -323,7 +325,7 @@ class Memory:
         return "\n".join(f"{name:<28}{size:>11}  {why}".rstrip() for name, size, why in self._list_rows())
 
     def _list_rows(self) -> Iterator[tuple[str, str, str]]:
-        """Yield table rows: a label, bytes, and a remark."""
+        """Yield the rows of the table: label, bytes, remark."""
         yield "weights", _format_size(self.weights), f"held once; {_format_size(self.mapped)} of all constants in mapped files"
         if self.unused:
             yield "  unused", _format_size(self.unused), "constants of the model that were folded into others"
@@ -355,9 +357,9 @@ class Memory:
 
 
 def measure_memory(plan: Plan, original: Function, program: Program | None) -> Memory:
-    """Compute the memory of a plan; ``original`` is the unoptimized model, ``program`` is None before the compile."""
+    """Measure the memory of a plan. ``original`` is the model before optimization; ``program`` is None before the compile."""
     used = _collect_constants([plan.function, *(launch.function for launch in plan.launches)])
-    # The original model keeps its constants in memory even where folding replaced them.
+    # The original model has all its constants in memory, also those that constant folding has replaced.
     everything = used | _collect_constants([original])
     types = [value.type for launch in plan.launches for value in launch.function.outputs]
     sizes = [type_.nbytes if isinstance(type_, TensorType) else None for type_ in types]
@@ -365,7 +367,7 @@ def measure_memory(plan: Plan, original: Function, program: Program | None) -> M
     for launch, executable in zip_longest(plan.launches, program.executables if program else ()):
         uses, owner = None, launch.name
         if executable is not None:
-            # Equal regions share one executable: its memory counts for the first of them.
+            # Equal regions share an executable. Its memory counts for the first of these regions.
             uses, owner = executable.memory(), first_regions.setdefault(id(executable), launch.name)
         nbytes, same_as = _count_bytes(_collect_constants([launch.function])), owner if owner != launch.name else ""
         regions.append(RegionMemory(launch.name, launch.engine, nbytes, None if uses is None else tuple(uses), same_as))
@@ -381,7 +383,7 @@ def measure_memory(plan: Plan, original: Function, program: Program | None) -> M
 
 
 def _collect_constants(functions: Iterable[Function]) -> dict[object, Constant]:
-    """Collect constants by memory address and size in bytes, so that constants which are views of the same memory count once."""
+    """Collect constants by address and size in bytes, so that constants over the same memory count once."""
     constants = chain.from_iterable(function.walk_constants() for function in functions)
     return {(constant.array.ctypes.data, constant.array.nbytes): constant for constant in constants}
 
@@ -408,12 +410,12 @@ def verify(
 
     values = module.check_inputs(args, kwargs)
     if module.specialize(values).function.aliases:  # the model updates its inputs
-        # The run below would change the caller's arrays, and the comparison needs the values from before.
+        # The call below would change the caller's arrays, and the comparison needs their values before the call.
         args, kwargs = copy_values(module.check_inputs(args, kwargs, pads=False)[: len(module.source.inputs)]), {}
     module(*args, **kwargs)
     build, inputs = module.specialize(values), to_host(values)
     engines, context, progress = build.engines.by_spec, build.engines.context, progress or ignore_progress
-    return verify_plan(build.full_function(), build.plan, engines, inputs, evaluate, context, inner=inner, progress=progress)
+    return verify_plan(build.get_full_function(), build.plan, engines, inputs, evaluate, context, inner=inner, progress=progress)
 
 
 def bisect(

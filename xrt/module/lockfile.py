@@ -1,4 +1,4 @@
-"""Lockfiles of modules: load a placement from a lock, write the lock of a module, and check a lock for regressions."""
+"""Lockfiles: place a module as a lockfile says, create the lockfile of a module, and check a lockfile for regressions."""
 
 from __future__ import annotations
 
@@ -38,30 +38,29 @@ if TYPE_CHECKING:
     from xrt.precision import ErrorBudget
 
 SYMBOLIC = "symbolic"
-"""Key in a lock's model record for the fingerprint of the model with its dims still symbolic."""
+"""Key of the fingerprint of a model with symbolic dims, in the model record of its lockfile."""
 
 
 @dataclass(frozen=True, slots=True)
 class LockedPlacement:
-    """A lock that was passed to a module, and the caller's requirements."""
+    """The option ``lock`` of a module, with the caller's requirements."""
 
     lock: PlacementFile
     name: str
-    """The text after "the lock" in messages: the quoted path, or "that was given" for a lock passed as an object."""
+    """What follows "the lock" in messages: the quoted path, or "that was given" for a PlacementFile."""
     budget: ErrorBudget | None = None
-    """The caller's error budget; None accepts the error recorded in the lock."""
+    """The caller's error budget; None accepts the error recorded in the lockfile."""
     must_hold: bool = False
-    """Whether it is an error if the lock does not match. Otherwise the placement is measured again."""
+    """Whether a mismatch is an error. Otherwise the placement is measured again."""
 
     def engines(self, listed: Sequence[Any]) -> list[GraphCompiler] | None:
-        """Create the engines of the lock's plan. None if one is unavailable, or is not in ``listed`` (unless that is empty).
+        """Create the engines of the lockfile's plan; return None if one is unavailable or may not be used.
 
-        If ``listed`` is empty, also None for an engine whose options may name files or code: a file must not choose the code that
-        runs, so the caller must list such an engine.
+        If the caller has ``listed`` engines, only these may be used. Otherwise, an engine whose options may name files or code
+        may not be used: a file must not choose the code that runs.
         """
         by_spec = {entry.spec if isinstance(entry, GraphCompiler) else str(entry): entry for entry in listed}
         specs = dict.fromkeys(run.engine for run in self.lock.plan)
-        # The caller's list is a limit: a lock never adds an engine to it.
         if by_spec and not by_spec.keys() >= specs.keys():
             return None
         try:
@@ -81,10 +80,10 @@ class LockedPlacement:
         clustering: ClusteringOptions,
         strict: bool,
     ) -> SizedPlacement | None:
-        """Place a Function as the lock does; returns None and warns if the lock does not match.
+        """Place a Function as in the lockfile. If the lockfile does not match, warn and return None.
 
-        With ``strict`` or `must_hold` a mismatch raises LockError. ``model`` is None if the model has no symbolic dims; otherwise
-        ``sizes`` are the sizes of these. A lock of the same model is valid for all sizes.
+        With ``strict`` or `must_hold`, a mismatch raises LockError. ``model`` is None if the model has no symbolic dims;
+        otherwise ``sizes`` has their sizes in this call. The lockfile of a model with symbolic dims is valid for all sizes.
         """
         planned_sizes, planned_function = sizes, function
         if model is not None:
@@ -92,9 +91,8 @@ class LockedPlacement:
             axes, shapes = list(list_open_axes(declared.inputs)), read_shapes(self.lock, declared)
             dims = ((name, shapes.get(declared.inputs[index].name, ()), axis) for index, axis, name in axes)
             locked = FrozenDict({name: shape[axis] for name, shape, axis in dims if axis < len(shape)})
-            # A lock stores ranges of nodes, which are the same at all sizes of one symbolic model.
             is_same = self.lock.model.get(SYMBOLIC) == declared.fingerprint
-            # A lock of another model, or of fixed sizes, holds at these sizes only.
+            # A lockfile stores ranges of nodes. They are checked at the sizes of the lockfile, and are the same at all sizes.
             if is_same and locked.keys() == {name for _, _, name in axes} and locked != sizes:
                 planned_sizes, planned_function = locked, model.specialize(locked)
         request = engines.make_request(planned_function, clustering=clustering)
@@ -114,7 +112,7 @@ class LockedPlacement:
         return None
 
     def _list_budget_violations(self) -> Iterator[str]:
-        """Yield a message if the error recorded in the lock exceeds the caller's budget or was measured in another metric."""
+        """Yield a message if the error in the lockfile exceeds the caller's budget, or was measured in another metric."""
         budget, record = self.budget, self.lock.precision
         if budget is None or record is None or record.precision == "fp32":
             return
@@ -143,11 +141,11 @@ def lock_module(
     seconds: float,
     files: Mapping[str, str] = FrozenDict(),
 ) -> PlacementFile:
-    """Create the lock of a module that places by measurement, at the sizes of the inputs ``values``.
+    """Create the lockfile of a module that places by measurement, at the sizes of the inputs ``values``.
 
-    ``source`` records where the model came from, and ``files`` the file of each input. For up to ``seconds`` the plan is timed
-    against another one, as the baseline for later runs of `xrt check`. Raises LockError if the plan was not measured or does not
-    run.
+    The lockfile records where the model came from (``source``) and the file of each input (``files``). For at most ``seconds``,
+    the plan is timed against another plan, which is the baseline of later runs of `xrt check`. Raises LockError if the plan was
+    not measured or does not run.
     """
     build = module.specialize(values)
     tuned = build.tuned
@@ -155,7 +153,7 @@ def lock_module(
         why = "; ".join(tuned.notes) if tuned else "the module does not place by measurement; pass engine='auto'"
         raise LockError(f"there is nothing to lock: {why or 'the budget was too small for one measurement'}")
     setup = _make_setup(module, build.function, values, seconds, tuned.lowered)
-    # The error of a plan in lower precision was measured on the examples of its search: do not compare its results here.
+    # The search has measured the error of a plan of lower precision, so its results are not compared here.
     setup = replace(setup, lowered=build.plan if tuned.precision is not None and tuned.precision.precision != "fp32" else None)
     baseline = make_baseline(setup, build.plan, tuned.race)
     source = {"name": build.function.name[:MAX_NAME_CHARACTERS], **source}
@@ -172,16 +170,16 @@ def check_module(
     seconds: float,
     validate: Sequence[Any] | None = None,
 ) -> tuple[RegressionResult, tuple[str, ...]]:
-    """Check a lock's plan for a regression on this machine; also return the differences between this machine and the lock's.
+    """Check the plan of a lockfile for a regression. Also return what differs between this machine and the lockfile's machine.
 
-    A regression is a time, relative to the baseline plan, that grew by more than the share ``limit``. ``seconds`` limits the
-    timing. ``validate`` has the examples on which the error of a lower-precision plan is measured again. Raises LockError if the
-    model differs, a plan cannot run here, or its error exceeds the budget.
+    A regression means that the time of the plan, relative to the baseline plan, grew by more than the fraction ``limit``.
+    ``seconds`` limits the timing. ``validate`` has examples, on which the error of a plan of lower precision is measured again.
+    Raises LockError if the model differs, a plan cannot run here, or its error exceeds the budget.
     """
     setup = _make_setup(module, module.specialize(values).function, values, seconds)
     request = setup.request
     reasons = list_mismatches(lock, request, for_check=True)
-    # Another model has other nodes. Other differences, of machine or versions, are reported but can be compared.
+    # For another model there is nothing to compare. Other machines or versions can be compared, and are reported.
     if lock.model.get("fingerprint") != request.function.fingerprint:
         raise LockError(f"the lock is of another model: {'; '.join(reasons)}")
     plan = plan_from_ranges(lock.plan, replace(request, function=make_planned_function(request.function, lock.precision)))
@@ -195,7 +193,7 @@ def check_module(
 def _make_setup(
     module: XRTModule, function: Function, values: Sequence[Any], seconds: float, lowered: Sequence[GraphCompiler] = ()
 ) -> RegressionSetup:
-    """Prepare a comparison of plans of ``function``. ``lowered`` are further engines, of lower precision."""
+    """Prepare a comparison of plans of ``function``. ``lowered`` has further engines, of lower precision."""
     settings, engines = module.programs.settings, module.programs.engines
     request = engines.make_request(function, clustering=settings.clustering, cuda_graph=settings.cuda_graph)
     specs = {engine.spec for engine in request.engines}

@@ -1,4 +1,4 @@
-"""Sources of a module's Function: a fixed Function, or an `xrt.Graph` that is traced for the inputs of a call."""
+"""Where a module gets its Function from: a fixed Function, or an `xrt.Graph` that is traced for the inputs of a call."""
 
 from __future__ import annotations
 
@@ -17,27 +17,25 @@ if TYPE_CHECKING:
     from xrt.builder import Graph
 
 EXPORT_ADVICE = "torch.onnx.export(module, (example,), 'model.onnx', dynamo=True) writes a file that XRT takes"
-"""Advice for PyTorch models in error messages."""
 TORCH_SUFFIXES = frozenset({".pt", ".pth", ".pt2", ".ckpt"})
-"""Suffixes of PyTorch model files."""
 Key: TypeAlias = tuple[Any, ...] | None
-"""Identifies the Function for a call: the inputs' shapes, or types for a traced graph. None if there is only one Function."""
+"""Identifies the Function for a call: the shapes of its inputs, or their types for a traced graph. None: the only Function."""
 
 
 def make_source(model: Any) -> ModelSource:
-    """Create the source of any model that a module accepts; raises ModelError for other objects."""
+    """Create the source of any model that XRTModule accepts. Raises ModelError for other objects."""
     if is_graph(model):
         return TracedGraph(model)
     if isinstance(model, StaticModel | TracedModel):
         return model
     if isinstance(model, Function):
         return StaticModel(model)
-    if isinstance(model, type) and (is_graph(model, as_class=True) or is_of_torch(model)):
+    if isinstance(model, type) and (is_graph(model, as_class=True) or is_from_torch(model)):
         raise ModelError(f"{model.__name__} is a class; pass an instance: XRTModule({model.__name__}(...))")
     if isinstance(model, str | os.PathLike):
         return _load_file(Path(model))
-    if is_of_torch(model):
-        raise ModelError(f"a model of PyTorch's is exported first: {EXPORT_ADVICE}")
+    if is_from_torch(model):
+        raise ModelError(f"a PyTorch model must be exported first: {EXPORT_ADVICE}")
     # A ModelProto is recognized by its field `graph`, so that onnx is not imported for other models.
     if isinstance(model, bytes | bytearray) or hasattr(model, "graph"):
         from xrt.formats import onnx
@@ -50,7 +48,7 @@ def make_source(model: Any) -> ModelSource:
 
 
 def is_graph(model: object, *, as_class: bool = False) -> bool:
-    """Whether this is an `xrt.Graph`, or with ``as_class`` also a subclass. Does not import the builder."""
+    """Whether the object is an `xrt.Graph` or, with ``as_class``, a subclass of it. Does not import the builder."""
     tracing = sys.modules.get("xrt.builder.tracing")
     if tracing is None:
         return False
@@ -58,21 +56,21 @@ def is_graph(model: object, *, as_class: bool = False) -> bool:
 
 
 def _check_function(function: Function) -> Function:
-    """Verify a Function and infer its types; raises ModelError if it is invalid or types contradict each other."""
+    """Verify a Function and infer its types. Raises ModelError if it is invalid or types contradict each other."""
     from xrt import passes
     from xrt.graph.state import STATE, declare_states, list_states
     from xrt.graph.verify import verify, verify_types
 
     verify(function)
     inferred = passes.infer_shapes(function)
-    # `infer_shapes` returns its argument if no type was added, and those were verified when the Function was made.
+    # If no type was added, `infer_shapes` returns its argument, whose types were verified when it was made.
     if inferred is not function:
         verify_types(inferred)
     return declare_states(inferred, list_states(inferred)) if STATE in inferred.metadata else inferred
 
 
 def find_front_end(model: object) -> type | None:
-    """Find the module class for a `torch.nn.Module`; None for other models. Does not import PyTorch."""
+    """Return the class `TorchModule` if the model is a `torch.nn.Module`, else None. Does not import PyTorch."""
     kind = getattr(getattr(sys.modules.get("torch"), "nn", None), "Module", None)
     if not isinstance(kind, type) or not isinstance(model, kind):
         return None
@@ -81,15 +79,15 @@ def find_front_end(model: object) -> type | None:
     return TorchModule
 
 
-def is_of_torch(model: object) -> bool:
-    """Whether the object or class is defined by PyTorch or derives from a PyTorch class. Does not import PyTorch."""
+def is_from_torch(model: object) -> bool:
+    """Whether an object or class is of PyTorch, or derives from a class of PyTorch."""
     # By module name, because importing PyTorch takes seconds.
     kinds = model.__mro__ if isinstance(model, type) else type(model).__mro__
     return any(kind.__module__.partition(".")[0] == "torch" for kind in kinds)
 
 
 def _load_file(path: Path) -> StaticModel:
-    """Load an ONNX file; raises ModelError, with advice for PyTorch files and bundles."""
+    """Load an ONNX file. Raises ModelError, with advice for PyTorch files and bundles."""
     from xrt.formats.onnx.files import load_file
 
     check_not_torch(path)
@@ -98,27 +96,27 @@ def _load_file(path: Path) -> StaticModel:
     except ModelError as error:
         from xrt.formats.bundle import is_bundle
 
-        # Bundles have the suffix that their author chose, so the content decides.
+        # A bundle may have any suffix, so its content is checked.
         if not is_bundle(path):
             raise
         raise ModelError(
-            f"{os.fspath(path)!r} is a bundle, which has engines and plans of its own: call xrt.load({os.fspath(path)!r})"
+            f"{os.fspath(path)!r} is a bundle, which already has engines and plans: call xrt.load({os.fspath(path)!r})"
         ) from error
 
 
 def check_not_torch(path: str | os.PathLike[str]) -> None:
-    """Raise ModelError for a PyTorch file, with advice on how to export it."""
+    """Raise ModelError, with advice on the export, if the suffix is that of a PyTorch file."""
     if Path(path).suffix.lower() in TORCH_SUFFIXES:
-        raise ModelError(f"{os.fspath(path)!r} is a file of PyTorch's by its name, and no ONNX: {EXPORT_ADVICE}")
+        raise ModelError(f"{os.fspath(path)!r} has the suffix of a PyTorch file; export it to ONNX: {EXPORT_ADVICE}")
 
 
 class StaticModel:
-    """A model that is one Function. Its symbolic dims are bound to the sizes of a call unless engines support dynamic shapes."""
+    """A model that is a Function. Symbolic dims get the sizes of a call, unless the engines support symbolic dims."""
 
     is_traced = False
 
     def __init__(self, function: Function, locations: tuple[str, ...] = ()) -> None:
-        """``locations`` are the files of external data, as paths in the model file."""
+        """``locations`` has the paths of external data files, as they are written in the model file."""
         self._function, self._locations = _check_function(function), locations
         self._declare(self._function.inputs, self._function.outputs)
 
@@ -132,7 +130,7 @@ class StaticModel:
         return None if self.is_static else tuple(getattr(value, "shape", None) for value in values)
 
     def function(self, key: Key) -> Function:
-        """Return the Function for inputs with this key; None keeps symbolic dims."""
+        """Return the Function for inputs with this key. The key None leaves dims symbolic."""
         from xrt import passes
 
         function = self.get_declared_function()
@@ -142,17 +140,17 @@ class StaticModel:
         return passes.specialize(function, {v.name: shape for v, shape in pairs if isinstance(v.type, TensorType)})
 
     def get_declared_function(self) -> Function:
-        """Return the Function as declared: its symbolic dims are not bound to the sizes of a call."""
+        """Return the Function with its symbolic dims."""
         return self._function
 
     @property
     def locations(self) -> tuple[str, ...]:
-        """The files of external data, as paths in the model file."""
+        """The paths of external data files, as they are written in the model file."""
         return self._locations
 
 
 class DeferredModel(StaticModel):
-    """A model whose nodes are read on first use, since stored plans and the programs of a bundle run without them."""
+    """A model whose nodes are read only when they are needed. Programs from the cache or a bundle run without them."""
 
     def __init__(self, inputs: tuple[Value, ...], outputs: tuple[Value, ...], load: Callable[[], StaticModel]) -> None:
         self._load = functools.cache(load)
@@ -167,14 +165,14 @@ class DeferredModel(StaticModel):
 
 
 class TracedModel:
-    """A model with one Function per combination of input types: here, the saved traces of an `xrt.Graph` in a bundle."""
+    """A model with a Function for each set of input types, such as the traces of an `xrt.Graph` that a bundle contains."""
 
     is_traced = True
     is_static = False
     outputs: tuple[Value, ...] = ()
 
     def __init__(self, names: Sequence[str], traces: Mapping[tuple[Type | None, ...], Callable[[], Function]]) -> None:
-        """``traces`` maps tuples of input types to functions that load the trace."""
+        """``traces`` maps input types to a function that loads the trace."""
         self.inputs = tuple(Value(name) for name in names)
         self._traces = traces
 
@@ -183,24 +181,24 @@ class TracedModel:
         return tuple(inputs.infer_type(value) for value in values)
 
     def function(self, key: Any) -> Function:
-        """Return the Function for inputs of these types; raises InputError if none was saved for them."""
+        """Return the Function for inputs of these types. Raises InputError if the bundle has none."""
         if key not in self._traces:
             saved = "; ".join(f"({', '.join(map(str, types))})" for types in self._traces)
             requested = ", ".join(map(str, key))
             raise InputError(
-                f"the bundle holds traces of a graph for inputs {saved}, and none for ({requested}); save it with such an example"
+                f"the bundle has traces of a graph for inputs {saved}, but not for ({requested}); save it with such an example"
             )
         return self._traces[key]()
 
     def get_declared_function(self) -> Function:
-        """Return the only Function; raises InputError if there are several, so that it depends on the inputs."""
+        """Return the only Function. Raises InputError if there are several."""
         if len(self._traces) == 1:
             return next(iter(self._traces.values()))()
-        raise InputError(f"the bundle holds {len(self._traces)} traces of a graph; call the module with inputs first")
+        raise InputError(f"the bundle has {len(self._traces)} traces of a graph; call the module with inputs first")
 
 
 class TracedGraph(TracedModel):
-    """An `xrt.Graph`: its `build` runs once per signature."""
+    """An `xrt.Graph`, which is traced once for each set of input types."""
 
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph.input_names, {})
@@ -226,12 +224,12 @@ ModelSource: TypeAlias = StaticModel | TracedModel
 
 
 def load_unchanged(path: Path, check: Callable[[], None]) -> StaticModel:
-    """Load the model in a file; ``check`` is called before and after, and raises ModelError if a file has changed."""
+    """Load the model in a file. Before and after, ``check`` is called, which raises ModelError if a file has changed."""
     check()
     try:
         source = _load_file(path)
     except (ModelError, OSError):
-        check()  # a change explains the error better
+        check()  # if a file has changed, that is the better explanation
         raise
     check()
     return source

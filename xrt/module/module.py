@@ -1,4 +1,4 @@
-"""XRTModule: the class."""
+"""XRTModule: a model and its engines, called like a function."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 
 
 C = TypeVar("C", bound=type)
-_STEPS = ("check_inputs", "specialize")  # public methods that other wrapped methods call
+_NOT_WRAPPED = ("check_inputs", "specialize")  # public methods that wrapped methods call
 
 
 def shorten_tracebacks(cls: C) -> C:
-    """Wrap public methods and properties of a class, so that the traceback of an XRTError has at most two frames of XRT."""
+    """Wrap the public methods and properties of a class, so that tracebacks of XRTErrors have at most two frames of XRT."""
 
     def shorten(method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
@@ -63,8 +63,8 @@ def shorten_tracebacks(cls: C) -> C:
         return call
 
     for name, member in list(vars(cls).items()):
-        # `__call__` is the fast path; code that may fail is in `run_call`.
-        if (name.startswith("_") and name != "__init__") or name in _STEPS:
+        # `__call__` must be fast. What may fail is in `run_call`, which is wrapped.
+        if (name.startswith("_") and name != "__init__") or name in _NOT_WRAPPED:
             continue
         if isinstance(member, FunctionType):
             setattr(cls, name, shorten(member))
@@ -74,7 +74,7 @@ def shorten_tracebacks(cls: C) -> C:
 
 
 def _list_names(fetch: Any) -> tuple[str, ...]:
-    """Return the names in the argument ``fetch`` of a call, each once; raises InputError if it is a string."""
+    """Return the names in the argument ``fetch`` of a call without duplicates. Raises InputError for a string."""
     if isinstance(fetch, str):
         raise InputError(f"fetch must be a list of value names; got the string {fetch!r}; pass fetch=[{fetch!r}]")
     return tuple(dict.fromkeys(() if fetch is None else fetch))
@@ -83,13 +83,13 @@ def _list_names(fetch: Any) -> tuple[str, ...]:
 @add_keywords
 @shorten_tracebacks
 class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered as an XRTModule
-    """A model on a list of engines, compiled on the first call of each signature and called like a function.
+    """A model on a list of engines, called like a function. It is compiled by the first call with new input types.
 
     ``model`` is an `xrt.Graph`, a Function, ONNX as a path, bytes or ModelProto, or a `torch.nn.Module`. ``engine`` is a name, a
-    spec (``"tvm{opt_level=2}"``), an instance, a list of these in order of preference, or ``"auto"``: placed by measurement, or
-    by the ``lock`` that `xrt lock` has written. The default is the first of ort, openvino, torch, xla and toy that is installed
-    and supports the whole model. Unless ``strict``, the reference engine is appended to the list; nodes that are placed on it
-    cause one FallbackWarning and are listed by `explain`.
+    spec (``"tvm{opt_level=2}"``), an instance, or a list of these in order of preference. ``"auto"`` places the model by
+    measurement, or as in the lockfile ``lock``. The default is the first of ort, openvino, torch, xla and toy that is installed
+    and supports the whole model. Unless ``strict``, the reference engine is appended to the list. Nodes that are placed on it
+    cause one FallbackWarning, and `explain` lists them.
 
     Further keywords are the fields of `ClusteringOptions` (``pins``, ``minimum_nodes``, ...), of `ExecutionOptions`
     (``precision``, ``threads``) and of `ModuleOptions`; docs/reference/options.md lists them. ``cache`` is a CompileCache, or its
@@ -121,7 +121,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
             raise OptionError("budget= is the time of a search; pass engine='auto', or a list with 'auto' in it")
         settings = parse_options(options)
         store = open_cache(cache)
-        # A copy in another process, which may have another working directory, reads the same file.
+        # Absolute, because a pickled module may be loaded by a process with another working directory.
         path = Path(model).absolute() if isinstance(model, str | os.PathLike) else None
         self.construction = Construction(engine, device, cache, options, path)
         self.programs = Programs(model, engine, device, settings, store)
@@ -133,17 +133,15 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         self.bundle: BundleFile | None = None
         self.serving_record: ServingConfiguration | None = None
 
-    # ------------------------------------------------------------------ properties
-
     @property
     def inputs(self) -> tuple[Value, ...]:
-        """The inputs with their types; those of an `xrt.Graph` have no types before the first call."""
+        """The inputs with their types. Before the first call, the inputs of an `xrt.Graph` have no types."""
         last = self.dispatcher.last
         return last.function.inputs if self.source.is_traced and last else self.source.inputs
 
     @property
     def outputs(self) -> tuple[Value, ...]:
-        """The outputs with their types; empty for an `xrt.Graph` before its first call."""
+        """The outputs with their types. An `xrt.Graph` has none before its first call."""
         last = self.dispatcher.last
         return last.function.outputs if self.source.is_traced and last else self.source.outputs
 
@@ -159,46 +157,44 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
 
     @property
     def plan(self) -> Plan:
-        """The Plan of the last call; before the first call, that of the model with its declared types."""
+        """The Plan of the last call. Before the first call, the plan for the declared types of the model."""
         return self.specialization.plan
 
     def plan_for(self, *args: Any, **kwargs: Any) -> Plan:
-        """Plan for these inputs without compiling; return the Plan."""
+        """Plan for these inputs without compiling."""
         return self.specialize(self.check_inputs(args, kwargs)).plan
 
     def explain(self) -> Explanation:
-        """Explain the plan of the last call: regions, their inputs and outputs, and each node's engine. Prints as text."""
+        """Explain the plan of the last call: its regions, and the reason for each node's engine. Prints as text."""
         from xrt.module.explain import explain_module
 
         return explain_module(self)
 
     def profile(self) -> Profile:
-        """Launch times of the last call's program, over all its calls with ``options=RunOptions(profile=True)``."""
+        """Report the launch times of the last call's program, over its calls with ``options=RunOptions(profile=True)``."""
         return replace(self.specialization.program().profile(), threads=self.threads)
 
     def signatures(self) -> dict[str, Signature]:
-        """The cache signature of each region in the program of the last call, by region name."""
+        """Return the cache signature of each region of the last call's plan, by region name."""
         return {region.launch.name: region.signature for region in self.specialization.regions()}
 
     def memory(self) -> Memory:
-        """Memory use of the last call's program: weights, values between regions, each engine. Prints as a table.
+        """Report the memory of the last call's program: weights, values between regions, each engine. Prints as a table.
 
-        Does not compile; engines report their memory only once the program is compiled.
+        It does not compile. Engines report their memory only after the compile.
         """
         return self.specialization.memory()
 
     @property
     def specialization(self) -> Specialization:
-        """The specialization of the last call; before the first call, that of the model with its declared types."""
+        """The specialization of the last call. Before the first call, the one for the declared types of the model."""
         return self.dispatcher.last or self.specialize(None)
 
-    # ------------------------------------------------------------------ compile and call
-
     def compile(self, *examples: Any, **kwargs: Any) -> Plan:
-        """Compile without running: for the types of these inputs or, without any, for the declared types. Returns the Plan.
+        """Compile for the types of these inputs, or for the declared types if there are none. Returns the Plan.
 
-        Raises InputError if examples are needed and none are passed: an `xrt.Graph` is traced for its inputs, and symbolic
-        extents need concrete sizes unless one program serves all sizes.
+        Raises InputError if inputs are needed: to trace an `xrt.Graph`, and for the sizes of symbolic dims unless one program
+        serves all sizes.
         """
         if not examples and not kwargs:
             self.sizes.check_declared(self.programs)
@@ -214,12 +210,13 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         options: RunOptions | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Run the model on arrays given by position or by input name.
+        """Run the model on arrays, passed by position or by input name.
 
-        With ``fetch`` the call returns a dict of these values, which may be intermediate. ``out`` is one caller-owned
-        buffer (or None) per output, written to and returned; for a single output it may be passed without a list.
+        ``fetch`` lists names of values, also intermediate ones, which the call returns as a dict. ``out`` has a buffer of the
+        caller, or None, for each output; outputs are written to these buffers, which are returned. The list may be omitted for a
+        single output.
         """
-        # Plain calls try the prepared call first. Positional and named inputs together are rare, so they take the slow path.
+        # Plain calls first try the prepared call. Inputs by position and by name in one call are rare, and not prepared.
         if fetch is None and out is None and options is None:
             if not kwargs:
                 result = self.dispatcher.call(args)
@@ -234,47 +231,46 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
     def bind(self, *args: Any, out: Any = None, **kwargs: Any) -> IOBinding:
         """Bind the arrays of a serving loop: after ``b = m.bind(x)``, ``b()`` runs on the current values of ``x``.
 
-        Inputs are read in place, so arrays must be C-contiguous. Inputs other than arrays are stored as they are. ``out`` has one
-        buffer per output (None: allocate one), on the module's device. Every call writes to the same buffers and returns them.
-        Compiles immediately. Raises InputError like a call, and for arrays that cannot be bound.
+        Inputs are read in place, so arrays must be C-contiguous. ``out`` has a buffer on the module's device for each output;
+        None allocates one. Every call writes to the same buffers and returns them. This method compiles if necessary. Raises
+        InputError like a call, and for arrays that cannot be bound.
         """
-        # A bound call reads the caller's arrays, which have the sizes of the call and not padded ones.
+        # A bound call reads the caller's arrays, which are not padded.
         values = self.check_inputs(args, kwargs, pads=False)
         arguments = inputs.bind(self.source.inputs, args, kwargs)
         check_bindable(self.source.inputs, arguments, values[: len(arguments)])
         build = self.specialize(values)
         bound = bind_io(self.programs.compile(build), build.function, values, out)
-        bound.inputs = bound.inputs[: len(arguments)]  # without the size inputs of a padded model
+        bound.inputs = bound.inputs[: len(arguments)]  # a padded model has sizes as further inputs
         return bound
 
     def run_call(self, args: tuple[Any, ...], kwargs: Any, fetch: Any, out: Any, options: RunOptions | None) -> Any:
-        """Run a call that no prepared call covers: a new signature, fetches, buffers or options."""
+        """Run a call that is not prepared: with new input types, fetched values, buffers or options."""
         is_plain = fetch is None and out is None and options is None
         if is_plain and not kwargs and (result := self.dispatcher.call_prepared(args)) is not NO_MATCH:
             return result
         path, device = self.dispatcher.path, self.programs.engines.context.device
-        # A call with options or buffers whose inputs match the last prepared call needs no further check of them.
-        if fetch is None and not kwargs and path.build is not None and path.fits(args):
+        # If the last prepared call accepts the inputs, they need no other check.
+        if fetch is None and not kwargs and path.build is not None and path.accepts(args):
             build, program = path.build, path.program
-            call = Call.of(args, options, out, build.function, device)
+            call = Call.create(args, options, out, build.function, device)
         else:
-            # The caller's buffers and the fetched values have the sizes of the call, so such a call is not padded.
+            # A call with buffers or fetched values is not padded, because these have the sizes of the call.
             pads = fetch is None and out is None and getattr(options, "out", None) is None
             values = self.check_inputs(args, kwargs, pads=pads)
             build, program = self.specialize(values, _list_names(fetch)), None
-            call = self.checks.instrument(Call.of(values, options, out, build.function, device), build)
+            call = self.checks.instrument(Call.create(values, options, out, build.function, device), build)
         if program is None:
             program = self.programs.compile_for_call(build, call.inputs)
         results = build.run(call, program)
         if self.checks.record(call, build):
             self.programs.placer.mark_checked(build.function)
-        if build.compiled is not program:  # a region has failed, and its plan was abandoned
+        if build.compiled is not program:  # a region has failed, so the plan has changed
             self.dispatcher.forget()
         padded = call.inputs if isinstance(call.inputs, PaddedValues) else None
         if padded is not None:
             results = list(padded.padding.cut(results))
-        # A prepared call makes no checks.
-        if is_plain and not self.checks.sees_every_call:
+        if is_plain and not self.checks.may_check_any_call:
             self.dispatcher.prepare(build, call.inputs, None if padded is None else padded.make_path)
         if fetch is None:
             return unpack_outputs(build.function)(results)
@@ -282,15 +278,15 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         return {name: by_name[name] for name in _list_names(fetch)}
 
     def check_inputs(self, args: Sequence[Any], kwargs: Any, *, pads: bool = True) -> list[Any]:
-        """Return the inputs of a call in order, checked, normalized and padded; ``pads=False`` leaves their sizes unchanged."""
+        """Return the inputs of a call in the model's order, converted, checked and padded. ``pads=False`` does not pad."""
         self.programs.check_open()
         declared, device = self.source.inputs, self.programs.engines.context.device
         return self.sizes.pad(inputs.read(declared, args, kwargs, device), self.programs, pads=pads)
 
     def specialize(self, values: Any, fetch: tuple[str, ...] = (), place: Placer | None = None) -> Specialization:
-        """Look up the specialization for checked inputs, or plan a new one.
+        """Find the specialization for checked inputs, or plan a new one. ``fetch`` has the names of values to return.
 
-        Without ``fetch`` (names of values to return) it also becomes the module's current specialization.
+        Without ``fetch`` it becomes the specialization of the last call.
         """
         build = self.programs.find(values, fetch, place)
         if not fetch:
@@ -299,15 +295,15 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
 
     @property
     def tuned(self) -> TuningResult | None:
-        """How the program of the last call was placed by measurement, with all candidates; None if it was not. Prints as text."""
+        """The measurements that chose the plan of the last call; None if it was not placed by measurement. Prints as text."""
         return self.specialization.tuned
 
     @property
     def serving(self) -> ServingConfiguration | None:
-        """The serving configuration from tuning for throughput; None if the model was not tuned.
+        """The serving configuration that tuning for throughput has found; None if the model was not tuned.
 
-        From `tune` of this module, else from its lock or bundle. Without a bundle also from the cache, which stores the results
-        of earlier processes for the same model, engines and thread budget.
+        It comes from `tune` of this module, else from its lockfile or bundle. Without a bundle it may also come from the cache,
+        where earlier processes stored it for the same model, engines and thread budget.
         """
         from xrt.module.tuning import find_serving_record
 
@@ -329,16 +325,16 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
     ) -> Any:
         """Search again for the best placement for these inputs, or for random ones, within ``budget`` seconds.
 
-        ``objective="latency"`` searches for the plan with the fastest call and returns a TuningResult. The module uses this plan
-        from now on, and so do later modules, through the cache, regardless of their budget. ``progress`` is called with the state
-        of the search; True shows it, False does not.
+        ``objective="latency"`` searches for the plan with the fastest call and returns a TuningResult. From now on, this module
+        and, through the cache, later modules use this plan. ``progress`` is called with the state of the search; True shows the
+        state, False does not.
 
-        ``objective="throughput"`` searches for the configuration with the most requests per second (a request is one row of the
-        inputs) whose 99th percentile latency is at most ``p99`` seconds, and returns a ThroughputResult: the batch size (one of
-        ``batches``), the number of concurrent calls (one of ``instances``, which divide the thread budget), and with
-        ``engine="auto"`` the plan per batch size. `serving` returns it; `save` and locks store it. ``batch_dim`` names the
-        symbolic dim of the batch, if it is not the first extent of all inputs and outputs. ``seed`` is for random inputs.
-        In a module with ``max_error``, plans meet the error budget at the sizes at which they were searched.
+        ``objective="throughput"`` searches for the serving configuration with the most requests per second. A request is one row
+        of the inputs, and 99 % of the requests must finish within ``p99`` seconds. Returns a ThroughputResult: the batch size
+        (one of ``batches``), the number of concurrent calls (one of ``instances``, which share the thread budget), and with
+        ``engine="auto"`` a plan for each batch size. `serving` returns it; `save` and lockfiles store it. ``batch_dim`` names the
+        symbolic dim of the batch, if it is not the first dim of all inputs and outputs. ``seed`` is for random inputs. With
+        ``max_error``, plans meet the error budget at the sizes at which they were searched.
         """
         from xrt.module.tuning import tune
 
@@ -346,29 +342,27 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         return tune(self, args, kwargs, objective, budget, progress, throughput)
 
     def new_session(self, sizes: Mapping[str, int] | None = None) -> Session:
-        """Create a session: separate state that shares this module's weights and executables.
+        """Create a session, which has its own state and shares this module's weights and executables.
 
-        ``sizes`` sets named extents of the state that no other input has, such as the capacity of a cache. Raises InputError for
-        a model without state, DeviceError for a module on a device, because state is in host memory.
+        ``sizes`` has the sizes of the state's symbolic dims that no other input has, such as the capacity of a cache. Raises
+        InputError for a model without state, DeviceError for a module on a device, because state is in host memory.
         """
         return Session(self, sizes or {})
 
-    # ------------------------------------------------------------------ verification
-
     def verify(self, *args: Any, inner: bool = True, progress: Progress | None = None, **kwargs: Any) -> Verification:
-        """Compare every region with the reference engine on these inputs; with ``inner`` also every value inside.
+        """Compare the outputs of every region with the reference engine on these inputs; ``inner`` also compares inner values.
 
-        Prints as text; true if nothing differs. ``progress`` is called with the number of regions done and their total. Raises
-        InputError for inputs that do not fit, EngineError if the model or a region of it does not compile or run.
+        The result prints as text, and is true if nothing differs. ``progress`` is called with the number of compared regions and
+        of all regions. Raises InputError for inputs that do not fit, EngineError if a region does not compile or run.
         """
         from xrt.module.explain import verify
 
         return verify(self, args, kwargs, inner=inner, progress=progress)
 
     def bisect(self, *args: Any, progress: Progress | None = None, **kwargs: Any) -> FailingSubgraph | None:
-        """Find the smallest part of a region that differs from the reference engine on these inputs; None if none does.
+        """Find the smallest part of a region that differs from the reference engine on these inputs; None if no region differs.
 
-        ``progress`` is called with the number of parts tried and the node count of the smallest so far. `save_case` of
+        ``progress`` is called with the number of parts tried, and the number of nodes of the smallest part so far. `save_case` of
         `xrt.formats.onnx` writes the result to a file.
         """
         from xrt.module.explain import bisect
@@ -376,11 +370,11 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         return bisect(self, args, kwargs, progress=progress)
 
     def calibrate(self, batches: Iterable[Any], method: str = "minmax", **parameters: Any) -> CalibrationTable:
-        """Record the ranges of the values that quantization may need, over batches of inputs.
+        """Run the model on batches of inputs, and record the range of each value that quantization may need.
 
         A batch is an array, a list of arrays in the order of the inputs, or a dict of arrays by name. ``method`` is ``"minmax"``,
         ``"moving_average"`` (``momentum=0.9``), ``"entropy"``, ``"percentile"`` (``percentile=99.99``) or ``"mse"``. The table
-        identifies values by the nodes that compute them, not by name.
+        identifies values by hashes of the nodes that compute them.
 
         Raises CalibrationError without batches, and for NaN or infinities; OptionError for an unknown method or parameter.
         """
@@ -395,13 +389,13 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         example: bool = True,
         **kwargs: Any,
     ) -> None:
-        """Write a bundle for `xrt.load`: model, weights, and every program compiled so far, in the engines' compiled forms.
+        """Write a bundle for `xrt.load`: the model, its weights, and every program compiled so far, with its executables.
 
-        Compiles for the examples first, if there are any; without examples like `compile`, if nothing is compiled yet.
+        ``examples`` are inputs, for which the module compiles first. Without inputs, it compiles like `compile` if nothing is
+        compiled yet.
 
-        The bundle contains one example with its outputs, at most 16 MiB, which `run_self_test` recomputes: the given inputs, else
-        those of the bundle that the module was loaded from, else random ones unless the model is nondeterministic.
-        ``example=False`` saves none.
+        With ``example``, the bundle contains inputs and outputs for `run_self_test`, at most 16 MiB. The inputs are ``examples``,
+        else those of the bundle that the module was loaded from, else random. A nondeterministic model has none.
 
         Raises BundleError if the file cannot be written, and the errors of `compile`.
         """
@@ -410,44 +404,44 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         save(self, path, examples, kwargs, example)
 
     def run_self_test(self) -> SelfTestReport | None:
-        """Check the bundle that the module was loaded from, run its example, and compare with the saved outputs.
+        """Check the file of the bundle that the module was loaded from, run its example, and compare with the saved outputs.
 
-        Call it before a service reports that it is ready. None if the module was not loaded from a bundle, or the bundle has no
-        example (its file is checked anyway).
+        Call it before a service reports that it is ready. Returns None if the module was not loaded from a bundle, or the bundle
+        has no example.
 
         Raises SelfTestFailed, with the largest difference, if the file is damaged, the example does not run, or an output differs
-        by more than the tolerance of a network.
+        by more than the tolerance for whole models.
         """
         from xrt.module.bundle import run_self_test
 
         return None if self.bundle is None else run_self_test(self.bundle, self)
 
-    # ------------------------------------------------------------------ copies
-
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the module as its constructor's arguments. Raises TypeError, with advice, if one of them cannot be pickled."""
+        """Pickle the module as the arguments of its constructor. Raises TypeError if one of them cannot be pickled."""
         model, arguments = _find_model(self), self.construction
-        # A cache object holds executables and locks of this process; a directory is shared with the one that unpickles.
+        # A CompileCache has executables and locks of this process. A directory can be used by another process.
         if isinstance(arguments.cache, CompileCache):
-            raise TypeError(f"a module with a CompileCache of its own cannot be pickled; give cache= a directory. {ADVICE}")
-        # A Function can always be pickled. Errors name the part, because pickle's own errors do not.
+            raise TypeError(
+                f"a module with a CompileCache of its own cannot be pickled; give cache= a directory. {_PICKLE_ADVICE}"
+            )
+        # A Function can always be pickled. pickle's errors do not say which argument fails.
         parts = {"model": model if is_graph(model) else None, "engines": arguments.engine, "options": arguments.options}
         for name, part in parts.items():
             if reason := _why_not_picklable(part):
-                raise TypeError(f"this module cannot be pickled, since its {name} cannot: {reason}. {ADVICE}")
-        return arguments.repeat, (type(self), arguments.path or model)
+                raise TypeError(f"this module cannot be pickled, since its {name} cannot: {reason}. {_PICKLE_ADVICE}")
+        return arguments.create_module, (type(self), arguments.path or model)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Create another module with the same arguments and a copy of its graph; a Function is immutable."""
+        """Create another module with the same arguments, and a copy of its graph. A Function is immutable and not copied."""
         model = _find_model(self)
-        copied: Self = self.construction.repeat(type(self), copy.deepcopy(model, memo) if is_graph(model) else model)
+        copied: Self = self.construction.create_module(type(self), copy.deepcopy(model, memo) if is_graph(model) else model)
         return copied
 
     def __copy__(self) -> Self:
         return self.__deepcopy__({})
 
     def close(self) -> None:
-        """Release the programs and close executables without other users. A call in progress ends normally."""
+        """Release the programs, and close executables that no other module uses. A call in progress ends normally."""
         self.programs.close()
 
     def __enter__(self) -> Self:
@@ -457,7 +451,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         self.close()
 
     def _repr_html_(self) -> str:
-        """Draw the plan for a notebook; before the first call, list inputs and engines, because drawing must not plan."""
+        """Draw the plan for a notebook. Before the first call, list inputs, outputs and engines instead of planning."""
         from xrt.html.views import render_cell  # only for notebooks
 
         if self.dispatcher.last is not None:
@@ -471,29 +465,27 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         return f"<XRTModule({', '.join(value.name for value in self.inputs)}) on {', '.join(self.engines)}>"
 
 
-# ---------------------------------------------------------------------- copies
-
-ADVICE = "Save a bundle with m.save(path), and xrt.load it where it is needed"
+_PICKLE_ADVICE = "Save a bundle with m.save(path), and xrt.load it where it is needed"
 
 
 @dataclass(frozen=True, slots=True)
 class Construction:
-    """The arguments that a module was created with. A model passed as bytes is not stored, as its Function replaces it."""
+    """The arguments with which a module was created, without the model."""
 
     engine: Any
     device: str
     cache: CompileCache | str | os.PathLike[str] | None
     options: Mapping[str, Any]
     path: Path | None
-    """Absolute path of the model's file; None for other kinds of models."""
+    """Absolute path of the model's file; None if the model was not a path."""
 
-    def repeat(self, kind: Any, model: Any) -> Any:
+    def create_module(self, module_class: Any, model: Any) -> Any:
         """Create another module with these arguments."""
-        return kind(model, self.engine, self.device, cache=self.cache, **self.options)
+        return module_class(model, self.engine, self.device, cache=self.cache, **self.options)
 
 
 def _find_model(module: XRTModule) -> Any:
-    """Return the Function or graph that a module runs; raises TypeError for a module from a bundle."""
+    """Return the Function or graph of a module. Raises TypeError for a module from a bundle."""
     if module.bundle is not None:
         raise TypeError("a module from a bundle cannot be pickled or copied; xrt.load the bundle again where it is needed")
     source = module.source
@@ -501,10 +493,10 @@ def _find_model(module: XRTModule) -> Any:
 
 
 def _why_not_picklable(part: Any) -> str | None:
-    """Explain why an argument cannot be pickled, or return None if no obstacle is found.
+    """Explain why an argument (or a member of a list or mapping) cannot be pickled; None if nothing speaks against it.
 
-    Pickle stores functions and classes by name, so these must be importable. For other objects `copy.deepcopy` is tried, which
-    uses the same hooks (``__reduce_ex__``) without writing the data.
+    Pickle stores functions and classes by name, so they must be importable. Other objects are copied as a trial: `copy.deepcopy`
+    uses the same hooks as pickle (``__reduce_ex__``).
     """
     members = part.values() if isinstance(part, Mapping) else part if isinstance(part, list | tuple) else (part,)
     for member in members:

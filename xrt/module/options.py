@@ -32,7 +32,6 @@ class PrecisionChoice:
     names: tuple[Precision, ...] = ()
     """The lower precisions; empty if the caller named none."""
     exact_nodes: tuple[NodePattern, ...] = ()
-    """Nodes that stay in float32."""
     table: CalibrationTable | None = None
     """Ranges of values for int8; None if they are measured on examples."""
 
@@ -43,30 +42,28 @@ class PrecisionChoice:
 
 
 NO_CHOICE = PrecisionChoice()
-
-
 Check: TypeAlias = Literal["first"] | float | None
-ALL = "all"
-"""In `Isolation.engines`: isolate every engine of the module."""
+ALL_ENGINES = "all"
+"""This entry of `Isolation.engines` stands for all engines of the module."""
 
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """Engines that run in worker processes: a crash or hang is a failure of the region, which is placed elsewhere."""
+    """Engines in worker processes. If a worker crashes or hangs, its region is placed on another engine."""
 
-    engines: tuple[str, ...] = (ALL,)
+    engines: tuple[str, ...] = (ALL_ENGINES,)
     """Engines that compile in a worker process: names or specs, or ``"all"``."""
     run: bool = False
-    """Also run the isolated engines in their workers. An executable that cannot be saved always runs there."""
+    """Also run executables in the workers. An executable that cannot be saved always runs there."""
     time_limit: float | None = option(None, above=0)
-    """Time of each compile and each run in a worker process, in seconds; None for no limit."""
+    """Limit on each compile and each run in a worker process, in seconds; None for no limit."""
     memory_limit: int | None = option(None, at_least=1)
-    """Address space of a worker process, in bytes; None for no limit."""
+    """Limit on the address space of a worker process, in bytes; None for no limit."""
 
     def __post_init__(self) -> None:
         names = (self.engines,) if isinstance(self.engines, str) else tuple(self.engines or ())
         if not all(isinstance(name, str) for name in names):
-            raise OptionError(f"isolate is a list of engines' names or specs, or 'all'; got {self.engines!r}")
+            raise OptionError(f"isolate must be a list of engine names or specs, or 'all'; got {self.engines!r}")
         object.__setattr__(self, "engines", names)
         check_options(self)
 
@@ -76,7 +73,7 @@ class Buckets:
     """Pad symbolic dims of the inputs to a few sizes, and cut the results.
 
     ``Buckets()`` rounds every symbolic dim up to a power of two or to the middle of two powers: 8, 12, 16, 24, and so on.
-    ``Buckets({"s": [16, 64]})`` pads dim ``s`` to 16 or 64; a larger size is not padded. ``{"s": None}`` rounds as by default.
+    ``Buckets({"s": [16, 64]})`` pads dim ``s`` to 16 or 64, but no larger size. ``Buckets({"s": None})`` rounds only dim ``s``.
     """
 
     sizes: Mapping[str, tuple[int, ...] | None] | None = None
@@ -102,7 +99,7 @@ Shapes: TypeAlias = Literal["auto", "each", "one"] | Buckets
 
 
 def parse_shapes(value: Any) -> Shapes:
-    """Return the value of option ``shapes``; raises OptionError if it is not one of `Shapes`."""
+    """Return the value of the option ``shapes`` if it is valid; otherwise raise OptionError."""
     if isinstance(value, Buckets) or value in ("auto", "each", "one"):
         return value  # type: ignore[no-any-return]  # it is one of these
     raise OptionError(f"shapes must be 'auto', 'each', 'one' or xrt.Buckets(...); got {value!r}")
@@ -110,7 +107,7 @@ def parse_shapes(value: Any) -> Shapes:
 
 @dataclass(frozen=True, slots=True)
 class ModuleOptions:
-    """Options of a module other than its model, engines and device."""
+    """The options of a module."""
 
     clustering: ClusteringOptions = ClusteringOptions()
     execution: ExecutionOptions = ExecutionOptions()
@@ -118,41 +115,41 @@ class ModuleOptions:
     """The part of ``precision`` and ``calibrate`` that concerns the module."""
 
     max_error: ErrorBudget | None = option(None, accepts="float | ErrorBudget | None")
-    """Allow lower precision up to this error of the outputs. A share of the output's norm (0.01) or an `xrt.ErrorBudget`, against
-    float32, with ``engine="auto"``; None: float32 only."""
+    """With ``engine="auto"``: allow lower precision up to this error of the outputs, relative to float32. A fraction of the
+    output's norm (0.01) or an `xrt.ErrorBudget`. None: float32 only."""
     calibrate: Any = option(None, accepts="Iterable[Any] | CalibrationTable | str | os.PathLike[str] | None")
-    """Examples to measure ranges on, for int8: batches, each the inputs of a call; or the ranges themselves, as an
-    `xrt.CalibrationTable` or its path."""
+    """Examples to measure ranges for int8: batches, each the inputs of a call. Or the ranges, as an `xrt.CalibrationTable` or its
+    path."""
     validate: Any = option(None, accepts="Iterable[Any] | None")
-    """Other examples to measure the error on. None is the last fifth of the batches of ``calibrate``."""
+    """Other examples to measure the error. None: the last fifth of the batches of ``calibrate``."""
     budget: float = option(20.0, above=0)
-    """Time of a search with ``engine="auto"``, in seconds, for each signature."""
+    """With ``engine="auto"``: time of each search for a plan, in seconds."""
     lock: LockedPlacement | None = option(None, accepts="str | os.PathLike[str] | None")
     """With ``engine="auto"``: use the plan of this lockfile, do not measure. Model, machine and versions must be the same."""
     shapes: Shapes = option("auto", accepts='Literal["auto", "each", "one"] | Buckets')
     """Programs for the sizes of symbolic dims. ``"auto"``: one for the first sizes; for all others one program if every engine of
     the plan supports that, else padding to a few sizes if it provably changes no result, else one for each set of sizes.
-    ``"one"``: one program, on engines that support it; ``"each"``: one for each set; ``xrt.Buckets(...)``: padding, or an
+    ``"one"``: one program, on engines that support it. ``"each"``: one for each set of sizes. `xrt.Buckets`: padding, or an
     OptionError if it is not possible."""
     strict: bool = False
     """No fallback to toy: a node that no listed engine supports, or a failure of an engine, is an error."""
     check: Check = None
-    """Compare calls with the reference: the ``"first"`` of each signature; a share of all (0.01); None for no call."""
+    """Compare calls with the reference: ``"first"``, the first call for each set of input types; a fraction of all calls (0.01);
+    or None."""
     isolate: Isolation = option(Isolation(()), accepts="str | Sequence[str] | Isolation")
-    """Engines that compile in a worker process: names, specs, or ``"all"``. An `xrt.Isolation` has the limits, and whether they
-    also run there."""
+    """Engines that compile in a worker process: names, specs, or ``"all"``. With an `xrt.Isolation` they can also run there, with
+    limits on time and memory."""
     devices: Mapping[str, str] = option(FrozenDict(), accepts="Mapping[str, str] | None")
-    """Devices of single engines, by name or spec, that differ from the module's: ``{"ort": "cuda", "tvm": "cpu"}``."""
+    """Devices of engines, by name or spec, if not the module's: ``{"ort": "cuda", "tvm": "cpu"}``."""
     cuda_graph: bool = False
-    """Record a call on a device once per signature and replay it; if that is impossible, `explain` states why."""
+    """Record the first call on a device and replay it for later calls. If that is impossible, `explain` states why."""
     fold_constants: bool = True
-    """Compute nodes that depend on constants alone once, before planning, with the reference engine."""
+    """Compute nodes that depend only on constants before planning, with the reference engine."""
     dump_subgraph_dir: Path | None = option(None, accepts="str | os.PathLike[str] | None")
     """Folder for the graph before and after each stage, as text, ONNX and DOT; None writes nothing."""
     progress: Callable[[int, int], object] | bool | None = None
-    """Show the progress of a search or a compile of more than two seconds on a terminal or in a notebook: None and True do, False
-    does not. A function receives the number of compiled regions and of all regions instead, from the compiling threads, one at a
-    time."""
+    """None or True: show the progress of searches and compiles of more than two seconds on a terminal or in a notebook. False: do
+    not show it. A function is called with the number of compiled regions and of all regions, by one thread at a time."""
 
     @property
     def shows_progress(self) -> bool:
@@ -175,9 +172,9 @@ KEYWORDS: dict[str, tuple[dataclasses.Field[Any], type]] = {
 
 
 def parse_options(options: Mapping[str, Any], owner: str = "XRTModule", extra: tuple[str, ...] = ()) -> ModuleOptions:
-    """Create the options of a module from keywords. Messages name ``owner`` as the class, and list ``extra`` keywords, too.
+    """Create the options of a module from keywords. Raises OptionError if they are unknown, invalid or contradict each other.
 
-    Raises OptionError for an unknown keyword, a value out of range, and keywords that contradict each other.
+    ``owner`` is the class that error messages name, and ``extra`` lists further keywords that it has.
     """
     if not options:
         return _DEFAULT
@@ -186,12 +183,12 @@ def parse_options(options: Mapping[str, Any], owner: str = "XRTModule", extra: t
             names = sorted((*KEYWORDS, *extra))
             nearest = did_you_mean(name, ("engine", "device", "cache", *names))
             raise OptionError(f"{owner} has no option {name!r}.{nearest} It has: {', '.join(names)}")
-    # First, because it decides whether ``precision`` is an option of the module or of the compile.
+    # First, because ``precision`` may be an option of the module or of the compile.
     values, choice = _read_precision_options(options)
     clustering, execution, module = (
         {name: value for name, value in values.items() if KEYWORDS[name][1] is owner} for owner in OWNERS
     )
-    # None is passed to a reader only if it is not the default, because it is then a value that the caller chose.
+    # A reader gets None only if None is not the default, because then the caller has chosen it.
     for name, read in _READERS.items():
         if name in module and (module[name] is not None or KEYWORDS[name][0].default is not None):
             module[name] = read(module[name])
@@ -205,7 +202,7 @@ def parse_options(options: Mapping[str, Any], owner: str = "XRTModule", extra: t
 
 
 def _read_folder(value: Any) -> Path:
-    """Convert ``dump_subgraph_dir``. Checks now that the folder is writable, because it is used only after planning."""
+    """Convert ``dump_subgraph_dir``. The folder is used after the compile, so check now that it is writable."""
     from xrt.formats.output import why_not_folder
 
     folder = Path(os.fspath(value))
@@ -225,10 +222,10 @@ def _read_devices(value: Any) -> Mapping[str, str]:
 def _read_check(value: Any) -> Check:
     if value == "first":
         return "first"
-    # True is the number 1 to Python, and would check every call.
+    # bool is a subclass of int.
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1:
         return float(value)
-    raise OptionError(f"check must be 'first', a part of the calls (above 0, at most 1) or None; got {value!r}")
+    raise OptionError(f"check must be 'first', a fraction of the calls (above 0, at most 1) or None; got {value!r}")
 
 
 def _read_progress(value: Any) -> Any:
@@ -260,17 +257,14 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "progress": _read_progress,
     "shapes": parse_shapes,
 }
-"""Converters from keyword values to field values, for keywords that accept more types than their fields store."""
-
-
-# ---------------------------------------------------------------------- precision
+"""Converters for keywords that accept other types than their fields have."""
 
 
 def _parse_precision(value: Any) -> PrecisionChoice:
     """Parse ``precision``: a name, a constraint such as ``"Softmax|LayerNormalization=fp32"``, or a list of these."""
     from xrt.graph import NodePattern
 
-    # An empty list would silently mean full precision.
+    # An empty list is an error, since its meaning is unclear.
     entries = [value] if isinstance(value, str) else value
     if not isinstance(entries, list | tuple) or not entries or not all(isinstance(entry, str) for entry in entries):
         raise OptionError(f"precision is a name, a constraint such as 'Softmax=fp32', or a list of these; got {value!r}")
@@ -285,7 +279,7 @@ def _parse_precision(value: Any) -> PrecisionChoice:
             names.append(name)
         elif name != "fp32":
             raise OptionError(
-                f"the constraint {text!r} is not known: a constraint keeps nodes in fp32, as 'Softmax=fp32'; name the lower "
+                f"the constraint {text!r} is not supported: a constraint keeps nodes in fp32, as 'Softmax=fp32'; pass the lower "
                 f"precision without nodes: precision=[{name!r}, 'Softmax=fp32']"
             )
         else:
@@ -294,9 +288,9 @@ def _parse_precision(value: Any) -> PrecisionChoice:
 
 
 def _read_precision_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], PrecisionChoice]:
-    """Split options into those without the module's precisions, and these: int8, lists, constraints and error budgets.
+    """Read the options on precision. Returns the remaining options, and the module's choice of precisions.
 
-    A plain bf16 or fp16 stays an option of the compile. Raises OptionError for options that contradict each other.
+    A single bf16 or fp16 remains an option, of the compile. Raises OptionError for options that contradict each other.
     """
     remaining = dict(options)
     precision = remaining.pop("precision", None)
@@ -307,7 +301,7 @@ def _read_precision_options(options: Mapping[str, Any]) -> tuple[dict[str, Any],
     if remaining.get("max_error") is not None:
         return remaining, replace(choice, names=choice.names or LOWER_PRECISIONS)
     _check_without_budget(choice, remaining)
-    # A single lower precision for all nodes is a matter of the engines alone.
+    # A single lower precision for all nodes is an option of the compile.
     if not choice.is_quantized and choice.names:
         remaining["precision"] = choice.names[0]
     return remaining, choice
@@ -317,8 +311,8 @@ def _check_without_budget(choice: PrecisionChoice, options: Mapping[str, Any]) -
     """Raise OptionError for options that are incomplete or contradict each other without ``max_error``."""
     if len(choice.names) > 1:
         raise OptionError(
-            f"precision={list(choice.names)!r} leaves a choice, which is made by measurement within an error budget: pass "
-            "engine='auto', max_error=0.01 and validate=, or name one precision"
+            f"precision={list(choice.names)!r} has several precisions, from which XRT chooses by measurement: pass "
+            "engine='auto', max_error=0.01 and validate=, or one precision"
         )
     if options.get("validate") is not None:
         raise OptionError("validate= has examples for an error budget; pass max_error= too, such as max_error=0.01")
@@ -331,7 +325,7 @@ def _check_without_budget(choice: PrecisionChoice, options: Mapping[str, Any]) -
     if has_data and not choice.is_quantized:
         raise OptionError("calibrate= is for int8; pass precision='int8' too, or max_error= with engine='auto'")
     if choice.exact_nodes and not choice.names:
-        raise OptionError("a constraint on precision keeps nodes from a lower one, and none is named; add 'int8'")
+        raise OptionError("a constraint on precision needs a lower precision for the other nodes; add 'int8'")
     if choice.exact_nodes and not choice.is_quantized:
         raise OptionError(
             "a constraint on precision is for int8 or an error budget; for bf16 or fp16 list an engine in both precisions, and "
@@ -340,7 +334,7 @@ def _check_without_budget(choice: PrecisionChoice, options: Mapping[str, Any]) -
 
 
 def _load_table(calibrate: Any) -> CalibrationTable | None:
-    """Return ``calibrate`` if it is a calibration table, or load it if it is a path; None if it is batches of examples."""
+    """Return ``calibrate`` if it is a calibration table, load the table if it is a path; None if it is batches of examples."""
     if calibrate is None or isinstance(calibrate, list | tuple):
         return None
 
@@ -351,13 +345,11 @@ def _load_table(calibrate: Any) -> CalibrationTable | None:
     return calibrate if isinstance(calibrate, CalibrationTable) else None
 
 
-# ---------------------------------------------------------------------- the signature of XRTModule
-
 C = TypeVar("C", bound=type)
 
 
 def add_keywords(cls: C) -> C:
-    """Give the class a signature that lists every keyword with its type and default, for `inspect` and `help`."""
+    """Set the ``__signature__`` of the class, so that `inspect` and `help` show every keyword with its type and default."""
     signature = inspect.signature(cls.__init__)  # type: ignore[misc]  # of the class, not of a subclass
     first = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD and p.name != "self"]
     more = [
@@ -369,5 +361,5 @@ def add_keywords(cls: C) -> C:
 
 
 def get_accepted_type(field: dataclasses.Field[Any]) -> str:
-    """Return the annotation of the values that an option accepts, as a string."""
+    """Return the type annotation of the values that a keyword accepts."""
     return str(field.metadata.get("accepts") or field.type)

@@ -1,4 +1,4 @@
-"""Lower precision in a module: search within an error budget, int8 by a calibration table, and calibration."""
+"""Lower precision in a module: search within an error budget, quantization to int8, and calibration."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def make_lowering(budget: ErrorBudget, settings: ModuleOptions, source: ModelSou
     """
     inputs, choice = source.inputs, settings.choice
     if settings.lock is not None and settings.calibrate is None and settings.validate is None:
-        return None  # the lock records the measured error; if it does not match, plans stay in full precision
+        return None  # the lockfile has a measured error; if it does not match, plans stay in float32
     calibrate = read_examples(settings.calibrate, "calibrate", inputs, budget)
     validate = read_examples(settings.validate, "validate", inputs, budget)
     if not calibrate.items and not validate.items:
         raise OptionError(
-            "max_error= is kept by measuring the outputs on examples: pass validate=, a list of batches, and calibrate=, a list "
-            "of others, for int8"
+            "max_error= needs examples on which the error is measured: pass validate=, a list of batches and, for int8, also "
+            "calibrate=, a list of other batches"
         )
-    # Errors measured on the examples that calibrated the ranges would look too small.
+    # The examples that calibrated the ranges are not used, because errors would be too small on them.
     if not validate.items:
         calibrate, validate = calibrate.split()
     if len(validate) < 2 and all(array.shape[:1] in ((), (1,)) for array in validate.items[0].values):
-        raise CalibrationError("validate= has one batch, and the interval of an error needs two examples or more; pass more")
+        raise CalibrationError("validate= has one example, and the interval of an error needs at least two; pass more")
     if calibrate.items and calibrate.digest == validate.digest:
-        raise CalibrationError("validate= has the batches of calibrate=; the error must be measured on others")
+        raise CalibrationError("validate= has the same batches as calibrate=; pass others to measure the error")
     declared = None if source.is_traced else source.get_declared_function
     return LoweringWithinBudget(
         PrecisionOptions(budget, validate, calibrate, choice.names, choice.exact_nodes, choice.table, declared, tuple(inputs))
@@ -61,8 +61,8 @@ def quantize_by_table(
 ) -> Function:
     """Quantize an optimized Function with the calibration table of the settings.
 
-    The table may have been measured on ``original``, the Function before optimization. Weights get 7 bits if an engine adds 8-bit
-    products in 16 bits on this processor, where 8 bits could overflow.
+    The table may have been measured on ``original``, the Function before optimization. Weights get 7 bits if, on this processor,
+    an engine adds products of 8-bit numbers in 16 bits, which could overflow.
 
     Raises CalibrationError for a table of another model, OptionError if nothing can be quantized.
     """
@@ -80,28 +80,28 @@ def quantize_by_table(
 
 
 def measure_ranges(declared: Function, settings: ModuleOptions, engines: EngineList) -> CalibrationTable:
-    """Run the model on the ``calibrate`` batches of the settings, and return the ranges of its values as a table."""
+    """Run the model on the ``calibrate`` batches of the settings; return the ranges of its values as a table."""
     from xrt.module.module import XRTModule
 
     listed = [engine for engine in engines.engines if engine.spec != engines.implicit]
-    # Not the module's cache: executables with all values as outputs are not used again.
+    # A separate cache, because executables that return all values are not used again.
     with XRTModule(prepare_for_quantization(declared), listed, cache=CompileCache()) as module:
         return module.calibrate(settings.calibrate)
 
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """The values that calibration observes in calls of one signature."""
+    """The values that calibration observes in calls of one Function."""
 
     function: Function
     keys: Mapping[str, str]
-    """Calibration keys by name of the observed value."""
+    """Keys in the calibration table, by name of the observed value."""
     groups: tuple[tuple[str, ...], ...]
-    """Names of intermediate values; each group is fetched in one run, to limit memory."""
+    """Names of intermediate values. Each group is fetched in a separate run, to limit memory."""
 
     @classmethod
     def from_function(cls, function: Function) -> _Site:
-        """Select the values to observe; raises CalibrationError if the model has nothing to quantize."""
+        """Select the values to observe. Raises CalibrationError if the model has nothing to quantize."""
         prepared = prepare_for_quantization(infer_shapes(function))
         more = (name for name in list_calibrated_values(prepared, OPTIONS) if function.defines(name))
         names, keys = list(dict.fromkeys([*list_calibrated_values(function), *more])), hash_values(function)
@@ -115,7 +115,7 @@ class _Site:
         return cls(function, {name: keys[name] for name in names}, groups)
 
     def observe(self, module: XRTModule, values: Sequence[Any], observer: Observer) -> None:
-        """Run the model on ``values`` and pass the observed values to ``observer``. Inputs that the model updates are copied."""
+        """Run the model on ``values``, or on copies of inputs that it updates; pass the observed values to ``observer``."""
         updated = {name for name, _ in self.function.aliases}
         inputs = {value.name: array for value, array in zip(self.function.inputs, values, strict=True)}
         observer.check(inputs.items(), "input")
@@ -131,10 +131,10 @@ def calibrate_module(module: XRTModule, batches: Iterable[Any], method: str, par
     """Implement `XRTModule.calibrate`: record the ranges of a module's values over ``batches``."""
     if isinstance(batches, Mapping | np.ndarray | str | bytes) or not isinstance(batches, Iterable):
         raise CalibrationError(
-            f"calibration needs a list of batches, each what a call takes; got one {type(batches).__name__}: pass [x]"
+            f"calibration needs a list of batches, each with the inputs of a call; got one {type(batches).__name__}: pass [x]"
         )
     if module.sizes.pads_all:
-        raise OptionError("calibration observes inputs of their own size; make the module without shapes=Buckets(...)")
+        raise OptionError("calibration cannot observe padded inputs; make the module without shapes=Buckets(...)")
     observer, source, sites = Observer(method, parameters), module.source, dict[object, _Site]()
     for batch in batches:
         args = () if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else (batch,)
@@ -143,16 +143,16 @@ def calibrate_module(module: XRTModule, batches: Iterable[Any], method: str, par
             sites[key] = _Site.from_function(source.function(key))
         sites[key].observe(module, values, observer)
     if not observer.batches:
-        raise CalibrationError("calibration got no batches; pass at least one, as a list of what calls take")
+        raise CalibrationError("calibration got no batches; pass a list with at least one, each with the inputs of a call")
     return observer.make_table()
 
 
 def calibrate(
     model: Any, batches: Iterable[Any], method: str = "minmax", *, engine: Any = None, **parameters: Any
 ) -> CalibrationTable:
-    """Calibrate a model over batches: record the range of each value that quantization may need.
+    """Run a model on batches of inputs, and record the range of each value that quantization may need.
 
-    ``model`` is any model that `XRTModule` accepts, run on ``engine``. `XRTModule.calibrate` describes the other parameters.
+    ``model`` is any model that `XRTModule` accepts; it runs on ``engine``. `XRTModule.calibrate` describes the other parameters.
     """
     from xrt.module.module import XRTModule
 

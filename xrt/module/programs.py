@@ -1,4 +1,4 @@
-"""The programs of a module: plan, compile and evict them by signature. If a region fails, repeat the call on another plan."""
+"""The programs of a module: plan, compile, store and evict them. If a region fails, repeat the call on another plan."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from threading import Lock, RLock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from xrt.cache.memory import LEAST_BYTES, THREADS, close_in_background, count_bytes
+from xrt.cache.memory import MAX_IDLE_THREADS, MIN_EXECUTABLE_BYTES, close_in_background, count_bytes
 from xrt.errors import CompileRefused, FallbackWarning, InputError, PlanError, RunFailed, SignatureWarning, did_you_mean, warn
 from xrt.forking import renew_after_fork
 from xrt.graph import FrozenDict, Function
 from xrt.graph.deferred_function import StaleFunction
-from xrt.module.dispatch import NO_MATCH, NOTHING, Call, make_fast_path, make_signature_key, unpack_outputs
+from xrt.module.dispatch import NO_MATCH, NO_PATH, Call, make_fast_path, make_type_key, unpack_outputs
 from xrt.module.engines import choose_default_engine, make_engine_list
 from xrt.module.model_source import ModelSource, make_source
 from xrt.module.sizes import SizePolicy
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from xrt.module.explain import Memory
     from xrt.module.options import ModuleOptions
     from xrt.module.stored_plans import StoredPlans
-    from xrt.partition import Plan
+    from xrt.partition import Pin, Plan
     from xrt.placement import TuningResult
     from xrt.placement.auto import AutoPlacement, Placer
     from xrt.placement.engine_list import EngineList
@@ -43,22 +43,22 @@ _log = logging.getLogger(__name__)
 
 
 def add_outputs(function: Function, fetch: Sequence[str]) -> Function:
-    """Add the values named in ``fetch`` to the outputs of a function; raises InputError for an unknown name."""
+    """Add the values named in ``fetch`` to the outputs of a function. Raises InputError for an unknown name."""
     if not fetch:
         return function
     names = set(function.value_names())
     for name in fetch:
         if name not in names:
-            raise InputError(f"fetch asks for {name!r}, which is no value of the model.{did_you_mean(name, names)}")
+            raise InputError(f"fetch has {name!r}, and the model has no value with this name.{did_you_mean(name, names)}")
     outputs = {value.name for value in function.outputs}
     return function.replace(outputs=function.outputs + tuple(function.value(name) for name in fetch if name not in outputs))
 
 
 def optimize(function: Function, *, fold: bool, engines: EngineList | None = None) -> Function:
-    """Simplify a function with inferred types.
+    """Simplify a function whose types are inferred.
 
-    ``fold`` enables constant folding, on as many threads as ``engines`` may use. Dequantization of constants is not folded if an
-    engine fuses it.
+    ``fold`` enables constant folding, on as many threads as ``engines`` may use. If one of these engines fuses dequantization
+    into operators, the dequantization of constants is not folded.
     """
     from xrt.engines.toolkit.reference_evaluator import evaluate
     from xrt.passes.simplification import optimize as run_passes
@@ -70,8 +70,8 @@ def optimize(function: Function, *, fold: bool, engines: EngineList | None = Non
     return run_passes(function, partial(evaluate, threads=engines.context.threads), engines.fuse_dequantization)
 
 
-def find_refusal(program: Program, error: RunFailed) -> Refusal:
-    """Make the Refusal for a region that failed in a call. It covers all regions that share the executable."""
+def make_refusal(program: Program, error: RunFailed) -> Refusal:
+    """Make the Refusal for a region that failed in a call. It has the nodes of all regions that share its executable."""
     launches, executables = program.plan.launches, program.executables
     index = [launch.name for launch in launches].index(error.region)
     sharing = [launch for launch, executable in zip(launches, executables, strict=True) if executable is executables[index]]
@@ -85,23 +85,23 @@ def warn_refusals(refused: Iterable[Refusal]) -> None:
         warn(f"{refusal.reason}; node {refusal.nodes[0]!r}{more} placed on another engine", FallbackWarning)
 
 
-# ---------------------------------------------------------------------- signatures
+# ---------------------------------------------------------------------- one program
 
 
 @dataclass(frozen=True, slots=True)
 class SavedSpecialization:
-    """The plan of a specialization that comes from a bundle or the cache, and how to load the nodes of the model."""
+    """A plan from a bundle or the cache. Its Function may have one node per region in place of the model's nodes."""
 
     plan: Plan
-    whole: Callable[[], Function]
-    """Loads the Function with all nodes. The specialization itself may have a Function with one node per region instead."""
-    complete: Callable[[], Specialization] | None = None
-    """Creates the specialization with all nodes, for reports and replanning. None if ``plan`` has them already."""
+    load_function: Callable[[], Function]
+    """Loads the Function with all nodes."""
+    load_complete: Callable[[], Specialization] | None = None
+    """Loads the specialization with all nodes, for reports and replanning. None if ``plan`` has all nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """The engines, options and cache of a specialization."""
+    """What the specializations of a module share."""
 
     engines: EngineList
     settings: ModuleOptions
@@ -109,7 +109,7 @@ class BuildContext:
 
 
 class Specialization:
-    """A model for one signature: its Function, its Plan and, once compiled, its Program."""
+    """A model for one set of input types: its Function, its Plan and, once compiled, its Program."""
 
     def __init__(
         self,
@@ -122,52 +122,50 @@ class Specialization:
     ) -> None:
         self.function, self.engines = function, context.engines
         self.key: Any = None
-        """Its key in the `Dispatcher`: (key of the sizes, names of fetched values)."""
+        """Its key in the `Dispatcher`: (result of `SizePolicy.get_key`, names of fetched values)."""
         self.sizes: Mapping[str, int] = {}
-        """Sizes of the model's symbolic dims, for placement by measurement."""
+        """Sizes of the model's symbolic dims at which it is placed by measurement; empty otherwise."""
         self.remarks: Mapping[str, str] = {}
-        """Remarks about compiled forms from a bundle, by region."""
+        """Remarks of a bundle on the compiled forms of regions, by region name."""
         self.compiled: Program | None = None
         self.refused: tuple[Refusal, ...] = ()
         self.checked = False
         """Whether a call of this plan was checked and its outputs were correct."""
         self.usage: tuple[Program, dict[int, tuple[int, int]]] | None = None
-        """Set by the `Dispatcher`: the counted program, and (bytes, threads) that each executable holds between calls, by
-        ``id``."""
+        """Set by the `Dispatcher`: the program, and (bytes, threads) held between calls by the ``id`` of each executable."""
         self.tuned = tuned
         if tuned is not None and tuned.lowered:
             self.engines = replace(context.engines, lowered=tuned.lowered)
         self._saved, self._original, self._settings, self._cache = saved, original, context.settings, context.cache
-        pins = context.settings.clustering.pins
-        used, declared = ([any(pin.match({pin.subject(node) for node in x.nodes})) for pin in pins] for x in (function, original))
-        # A pin that matched no node to begin with stays, and is an error.
-        self.idle_pins = tuple(pin for pin, now, before in zip(pins, used, declared, strict=True) if before and not now)
+        clustering = context.settings.clustering
+        # A pin that matches no node of the original model is not dropped: the partitioner raises an error for it.
+        self.idle_pins = tuple(pin for pin in clustering.pins if _matches(pin, original) and not _matches(pin, function))
         """Pins without effect, because their nodes were folded or removed."""
-        self._clustering = context.settings.clustering
         if self.idle_pins:
-            self._clustering = replace(self._clustering, pins=tuple(pin for pin in pins if pin not in self.idle_pins))
+            clustering = replace(clustering, pins=tuple(pin for pin in clustering.pins if pin not in self.idle_pins))
+        self._clustering = clustering
         self._lock = renew_after_fork(Lock())
         self._plan = saved.plan if saved else self._partition(())
 
     @cached_property
     def _support(self) -> SupportMatrix:
-        """Which engines support which nodes; queried once for all plans."""
-        return SupportMatrix.of(self.full_function(), self.engines.engines, self.engines.homes)
+        """Which engines support which nodes. Engines are queried once for all plans."""
+        return SupportMatrix.of(self.get_full_function(), self.engines.engines, self.engines.homes)
 
     @property
     def plan(self) -> Plan:
         """The plan with all nodes."""
-        complete = self._complete()
+        complete = self._load_complete()
         return self._plan if complete is None else complete.plan
 
-    def _complete(self) -> Specialization | None:
-        """Load the specialization with all nodes if the plan was stored without them; None if this one has them."""
+    def _load_complete(self) -> Specialization | None:
+        """Load the specialization with all nodes; None if this specialization has them."""
         saved = self._saved
-        return saved.complete() if saved and saved.complete and self._plan is saved.plan else None
+        return saved.load_complete() if saved and saved.load_complete and self._plan is saved.plan else None
 
-    def full_function(self) -> Function:
-        """Return the Function with all nodes. `function` has only one node for each region if the plan was stored."""
-        return self._saved.whole() if self._saved else self.function
+    def get_full_function(self) -> Function:
+        """Return the Function with all nodes. In a stored plan, `function` has one node for each region instead."""
+        return self._saved.load_function() if self._saved else self.function
 
     @property
     def is_stored(self) -> bool:
@@ -179,18 +177,16 @@ class Specialization:
         return list_regions(self.plan, self.engines.by_spec, self.engines.context)
 
     def memory(self) -> Memory:
-        """Compute the memory of the plan; engines report theirs only once it is compiled."""
+        """Measure the memory of the plan. Engines report their memory only after the compile."""
         from xrt.module.explain import measure_memory
 
-        complete = self._complete()
+        complete = self._load_complete()
         return measure_memory(self.plan, self._original if complete is None else complete._original, self.compiled)
 
-    # ------------------------------------------------------------------ compile
-
     def program(self) -> Program:
-        """Return the Program; the first call compiles it, and other threads wait.
+        """Return the Program. The first call compiles it; other threads wait.
 
-        A region that its engine refuses to compile is placed on another engine, with a warning.
+        If an engine refuses a region, the region is placed on another engine, with a warning.
         """
         if self.compiled is not None:
             return self.compiled
@@ -199,24 +195,24 @@ class Specialization:
                 return self.compiled
             count, is_stale = len(self.refused), False
             try:
-                program = self._use_program(*self._compile_without(self.refused))
-            except StaleFunction as error:  # a cached plan that does not match the model
+                program = self._adopt_program(*self._compile_without(self.refused))
+            except StaleFunction as error:  # the plan comes from the cache, and the model's file has changed since
                 _log.info("the plan of %s is made again: %s", self.function.name, error)
                 is_stale = True
-            if is_stale:  # outside the handler: errors raised in it have the StaleFunction as context, and count as stale too
-                if (complete := self._complete()) is not None:  # else another module met it while this one waited
+            if is_stale:  # not in the handler, where StaleFunction would become the context of later errors
+                if (complete := self._load_complete()) is not None:  # otherwise this was done before
                     self.function, self._original, self._plan = complete.function, complete._original, complete._plan
                     self._saved = None
-                program = self._use_program(*self._compile_without(self.refused))
+                program = self._adopt_program(*self._compile_without(self.refused))
         warn_refusals(self.refused[count:])
         return program
 
     def _compile_without(
         self, refused: tuple[Refusal, ...], new: tuple[Refusal, ...] = ()
     ) -> tuple[Program, tuple[Refusal, ...]]:
-        """Compile a plan that avoids the refusals, and plan again as long as regions are refused.
+        """Compile the plan. As long as engines refuse regions, plan again without them. Returns the program and all refusals.
 
-        ``new`` are refusals that the current plan does not avoid yet. Returns the program, and all refusals.
+        The current plan avoids the refusals ``refused``, but not the refusals ``new``.
         """
         plan = self._plan
         while True:
@@ -228,10 +224,10 @@ class Specialization:
                 return outcome, refused
             new = outcome
 
-    def _use_program(self, program: Program, refused: tuple[Refusal, ...]) -> Program:
-        """Use this program from now on, write its graphs if the option names a folder, and return it."""
+    def _adopt_program(self, program: Program, refused: tuple[Refusal, ...]) -> Program:
+        """Use this program from now on, and return it. Also dump its graphs if ``dump_subgraph_dir`` is set."""
         if refused != self.refused:
-            self.remarks, self.checked = {}, False  # their regions may have changed
+            self.remarks, self.checked = {}, False  # they were about other regions
         self.compiled, self._plan, self.refused = program, program.plan, refused
         if (folder := self._settings.dump_subgraph_dir) is not None:
             from xrt.formats.text import dump_stages  # rarely needed
@@ -241,15 +237,15 @@ class Specialization:
         return program
 
     def _compile(self, plan: Plan) -> Program | tuple[Refusal, ...]:
-        """Compile a plan. Returns its Program, or the refusals if engines refused to compile some of its regions."""
+        """Compile a plan. Returns its Program, or the refusals if engines refused some of its regions."""
         settings, engines = self._settings, self.engines
         with show_progress(f"compiling {self.function.name}", enabled=settings.shows_progress) as show:
             report = settings.progress if callable(settings.progress) else lambda done, n: show(f"{done} of {n} regions")
-            options: dict[str, Any] = {"streams": engines.streams, "graph": settings.cuda_graph, "narrow": True}
+            options: dict[str, Any] = {"streams": engines.streams, "graph": settings.cuda_graph, "blame_nodes": True}
             return compile_plan(plan, engines.by_spec, engines.context, self._cache, progress=report, **options)
 
     def _replan(self, refused: tuple[Refusal, ...], new: tuple[Refusal, ...]) -> Plan:
-        """Plan again to avoid the refusals. If no engine is left for a node, the error has the first new refusal as its cause."""
+        """Plan again without the refusals. If no engine is left for a node, the error's cause is the first of ``new``."""
         if self._settings.strict and (failed := [r.error for r in new if not isinstance(r.error, CompileRefused)]):
             raise failed[0]
         try:
@@ -258,7 +254,7 @@ class Specialization:
             raise error from new[0].error
 
     def _partition(self, refused: tuple[Refusal, ...]) -> Plan:
-        """Choose a plan that has no node on an engine that refused it: the best measured one, else by priority of engines."""
+        """Choose a plan without the refusals: the fastest one that was measured, else one by the order of the engine list."""
         from xrt.partition import partition
 
         exclusions, engines = [], self.engines
@@ -272,7 +268,7 @@ class Specialization:
             if plan is not None:
                 return plan
         plan = partition(
-            self.full_function(),
+            self.get_full_function(),
             engines.engines,
             self._clustering,
             strict=self._settings.strict,
@@ -285,12 +281,10 @@ class Specialization:
         _log.info("plan of %s: %d nodes in %d regions: %s", function.name, len(function.nodes), len(plan.launches), regions)
         return plan
 
-    # ------------------------------------------------------------------ faults of a run
-
     def run(self, call: Call, program: Program | None = None) -> list[Any]:
         """Run a call. If a region fails, place it on another engine, with a warning, and repeat the call.
 
-        Raises RunFailed if no engine is left for the region, its inputs cannot be restored, or the module is strict.
+        Raises RunFailed if no engine is left for the region, the call's inputs cannot be reset, or the module is strict.
         """
         program = program or self.program()
         try:
@@ -299,7 +293,7 @@ class Specialization:
             return self.rescue(program, error, call)
 
     def rescue(self, program: Program, error: RunFailed, call: Call) -> list[Any]:
-        """Repeat a call of ``program`` in which a region failed, on a plan that has the region on another engine."""
+        """Repeat a call of ``program`` in which a region failed. The region is placed on another engine."""
         if self._settings.strict or not error.region:
             raise error
         with self._lock:
@@ -313,16 +307,16 @@ class Specialization:
         return results
 
     def _repeat(self, program: Program, error: RunFailed, call: Call) -> list[Any]:
-        """Repeat a failed call on one plan after another; the first on which it succeeds is used for later calls too.
+        """Repeat a failed call on other plans until it succeeds. Later calls use the plan on which it succeeded.
 
-        If it fails on every plan, its first error is raised, since the inputs may be the cause. If its inputs cannot be restored,
-        an error is raised in any case, but copies of the inputs are used to find a plan for later calls.
+        If it fails on every plan, raise the first error, because the inputs may be the cause. If its inputs cannot be reset, use
+        copies of them to find a plan for later calls, and then raise the error.
         """
         first, refused = error, self.refused
         restore_error: RunFailed | None = None
         while True:
             try:
-                next_program, refused = self._compile_without(refused, (find_refusal(program, error),))
+                next_program, refused = self._compile_without(refused, (make_refusal(program, error),))
             except PlanError:
                 if restore_error is not None:
                     first.updated = restore_error.updated
@@ -332,7 +326,7 @@ class Specialization:
                 try:
                     call.restore(program.plan, error)
                 except RunFailed as failure:
-                    call, restore_error = call.on_copies(self.function), failure
+                    call, restore_error = call.use_copies(self.function), failure
             program = next_program
             try:
                 results = program.run(call.inputs, call.options, call.inspection)
@@ -341,7 +335,7 @@ class Specialization:
                 first.updated = (*(first.updated or ()), *(again.updated or ()))
                 error = again
                 continue
-            self._use_program(program, refused)
+            self._adopt_program(program, refused)
             if restore_error is not None:
                 raise restore_error
             return results
@@ -353,37 +347,41 @@ def _has_index_error(error: BaseException | None) -> bool:
     return error is not None
 
 
-# ---------------------------------------------------------------------- all signatures of a module
+def _matches(pin: Pin, function: Function) -> bool:
+    return any(pin.match({pin.subject(node) for node in function.nodes}))
+
+
+# ---------------------------------------------------------------------- all programs of a module
 
 MAX_SILENT_COMPILES = 3
-"""When this many calls have waited for a compile, warn, and recommend how to avoid it."""
+"""A module warns when this many of its calls have waited for a compile."""
 
 
 class Programs:
     """Plans and compiles the specializations of one module."""
 
     def __init__(self, model: Any, engine: Any, device: str, settings: ModuleOptions, cache: CompileCache) -> None:
-        """Open ``model`` on ``engine``, which is a name, spec, instance or list; None chooses a default engine."""
+        """Open ``model`` on ``engine``: a name, spec, instance or list; None chooses a default engine."""
         began = perf_counter()
         self.engines, self.stored, self.source = open_model(model, engine, device, settings, cache)
         self.settings, self.cache = settings, cache
         self.sizes = SizePolicy(settings, self.source, self.engines, self.stored)
         self.lowering: LoweringWithinBudget | None = None
-        """Searches for plans within the module's error budget; None without a budget."""
+        """The search for plans within the module's error budget; None without a budget."""
         if settings.max_error is not None:
             from xrt.module.precision import make_lowering  # slow to import, and rarely needed
 
-            self.lowering = make_lowering(settings.max_error, settings, self.sizes.served)
+            self.lowering = make_lowering(settings.max_error, settings, self.sizes.served_source)
         self.dispatcher = Dispatcher(cache.max_bytes)
-        self.planning = renew_after_fork(RLock())
-        """Held during planning; calls of other signatures do not wait."""
-        # A lock restricts `engines` to those of its plan; where it does not apply, all listed engines are needed.
+        self.planning_lock = renew_after_fork(RLock())
+        """Held during planning. Calls whose program exists do not wait for it."""
+        # `engines` has only the engines of the lockfile's plan. If the lockfile does not apply, all listed engines are needed.
         self._list_all_engines = partial(make_engine_list, engine, device, replace(settings, lock=None), cache)
-        # The default engine of an `xrt.Graph` is chosen at its first trace.
-        self._is_undecided = engine is None and self.source.is_traced
+        # The default engine depends on the nodes, and those of an `xrt.Graph` are known only after its first trace.
+        self._must_choose_engine = engine is None and self.source.is_traced
         self._has_warned = False
-        self._compiles = 0  # calls that compiled a program for their sizes only
-        # The budget of the first search covers it.
+        self._compiles = 0  # number of calls that waited for a program of their sizes
+        # It counts towards the time budget of the first search.
         self._construction_seconds = perf_counter() - began
 
     @property
@@ -400,10 +398,8 @@ class Programs:
         if self.stored is not None:
             self.stored.close()
 
-    # ------------------------------------------------------------------ from values to a specialization
-
     def find(self, values: Any, fetch: tuple[str, ...] = (), place: Placer | None = None) -> Specialization:
-        """Return the specialization for the inputs of a call, planned if necessary; None is for the declared types.
+        """Return the specialization for the inputs of a call, planned if necessary. ``values=None`` means the declared types.
 
         ``place`` chooses a new placement, even if there is a plan.
         """
@@ -412,39 +408,38 @@ class Programs:
         return self.find_or_plan((self.sizes.get_key(values, self), fetch), values, place)
 
     def find_or_plan(self, key: tuple[object, tuple[str, ...]], values: Any, place: Placer | None = None) -> Specialization:
-        """Return the specialization for a key, planned if necessary. ``values`` and ``place`` are those of `find`.
-
-        The key is (result of `SizePolicy.get_key`, names of fetched values).
-        """
+        """Return the specialization with this key (see `Specialization.key`), planned if necessary; see `find`."""
         build = self.dispatcher.get(key) if place is None else None
         if build is not None:
             return build
-        with self.planning:
+        with self.planning_lock:
             if place is None and (build := self.dispatcher.get(key)) is not None:
                 return build
             if self.stored is not None and place is None and not key[1]:
                 build = self.stored.find(key[0], self.sizes.get_source(values))
             build = build or self._plan(key, values, place)
             build.key = key
-            # Before the first call a model with symbolic dims is placed in list order, only for display: do not store this plan.
-            # Only "auto" does so; other modules must not import the placer.
-            is_auto = self.engines.is_auto
-            if values is not None or not is_auto or self.placer.model is None or self.placer.placed is not None:
+            # With "auto", a model with symbolic dims is measured by its first call. A plan that is requested before, for display,
+            # is made in list order and not stored. Modules without "auto" must not import the placer.
+            is_for_display = (
+                values is None and self.engines.is_auto and self.placer.model is not None and self.placer.placed is None
+            )
+            if not is_for_display:
                 self.dispatcher.put(key, build)
             return build
 
     def _plan(self, key: tuple[Any, tuple[str, ...]], values: Any, place: Placer | None) -> Specialization:
-        """Read or trace the model, optimize, quantize and place it, for the inputs ``values``."""
+        """Read or trace the model, optimize, quantize and place it, for inputs like ``values``."""
         sizes_key, fetch = key
         base = self.find(values) if fetch and self.engines.is_auto else None
         began = self.placer.clock() - self._construction_seconds if self.engines.is_auto else 0.0
         source = self.sizes.get_source(values)
         function = source.get_declared_function() if values is None else source.function(sizes_key)
         function = add_outputs(function, fetch)
-        if self._is_undecided:
-            device, why_not = self.engines.context.device, partial(why_not_whole, function, self.settings)
+        if self._must_choose_engine:
+            device, why_not = self.engines.context.device, partial(why_not_supported, function, self.settings)
             self.engines = choose_default_engine(device, self.settings, self.cache, why_not)
-            self._is_undecided = False
+            self._must_choose_engine = False
         optimized = optimize(function, fold=self.settings.fold_constants, engines=self.engines)
         if self.settings.choice.is_quantized and self.settings.max_error is None:
             optimized = self._quantize(optimized, function)
@@ -455,7 +450,7 @@ class Programs:
                 sizes = read_sizes(source.inputs, values)
             earlier = base.tuned if base else None
             tuned = self.placer.place(optimized, values, base=earlier, placer=place, began=began, sizes=sizes)
-            self.engines = self.placer.engines  # all that the caller listed, if a lock does not apply
+            self.engines = self.placer.engines  # which differ if a lockfile does not apply
         elif place is not None:
             tuned = place(optimized)
         build = Specialization(optimized, self.context, original=function, tuned=tuned)
@@ -464,13 +459,10 @@ class Programs:
         return build
 
     def _quantize(self, optimized: Function, function: Function) -> Function:
-        """Quantize the model to int8. Without a calibration table, ranges are measured once on the calibration batches.
-
-        ``optimized`` is the optimized form of ``function``.
-        """
+        """Quantize ``optimized``, the optimized ``function``, to int8. The first time, measure ranges if there is no table."""
         from xrt.module.precision import measure_ranges, quantize_by_table  # only for int8
 
-        choice, served = self.settings.choice, self.sizes.served
+        choice, served = self.settings.choice, self.sizes.served_source
         if choice.table is None:
             unoptimized = function if served.is_traced else served.get_declared_function()
             declared = optimize(unoptimized, fold=self.settings.fold_constants, engines=self.engines)
@@ -478,28 +470,25 @@ class Programs:
             self.settings = replace(self.settings, choice=replace(choice, table=table))
         return quantize_by_table(optimized, function, self.settings, self.engines.engines)
 
-    # ------------------------------------------------------------------ compile
-
     def compile(self, build: Specialization) -> Program:
         """Compile a specialization, store its plan in the cache, and warn once about nodes on the implicit engine."""
         self.check_open()
         program = build.program()
-        if self.dispatcher.count(build, program):
+        if self.dispatcher.count_usage(build, program):
             plan, implicit = program.plan, self.engines.implicit
             if not self._has_warned and (message := format_implicit_fallback(plan, implicit, build.refused)):
                 self._has_warned = True
                 warn(message, FallbackWarning)
             if self.stored is not None:
-                self.stored.keep(self.dispatcher.to_dict(), self.source)
+                self.stored.store(self.dispatcher.to_dict(), self.source)
         return program
 
     def compile_for_call(self, build: Specialization, values: Sequence[Any]) -> Program:
         """Compile during a call; warn when `MAX_SILENT_COMPILES` calls have waited for a compile."""
-        # Before the compile, which sets `build.compiled`.
         is_new = build.compiled is None and not build.is_stored
         program = self.compile(build)
         sizes, fetch = build.key
-        # Nothing was compiled, or not because of the sizes, or the caller accepts it.
+        # No warning if nothing was compiled, if the sizes were not the reason, or if the caller accepts it.
         if not is_new or sizes is None or fetch or self.source.is_traced or self.sizes.shapes == "each":
             return program
         # Padding limits the number of compiles.
@@ -507,7 +496,7 @@ class Programs:
             return program
         self._compiles += 1
         if self._compiles == MAX_SILENT_COMPILES:
-            why = [self.sizes.find_reason(values, self) or "the first sizes have a program of their own", *self.sizes.refusals]
+            why = [self.sizes.why_not_general(values, self) or "the first sizes have a separate program", *self.sizes.refusals]
             suggestions = ["shapes='one'"] * self.engines.can_be_dynamic + ["shapes=xrt.Buckets()"] * self.engines.is_auto
             suggestions.append("an engine that has one program for all sizes, such as 'ort'")
             warn(
@@ -521,14 +510,14 @@ class Programs:
 
     @cached_property
     def placer(self) -> AutoPlacement:
-        """Chooses placements by measurement, for ``engine="auto"``."""
+        """The placer for ``engine="auto"`` and `XRTModule.tune`."""
         from xrt.placement.auto import AutoPlacement, OpenModel
 
         settings, load, model = self.settings, None, None
         if settings.lock is not None:
             load = partial(settings.lock.load_result, clustering=settings.clustering, strict=settings.strict)
         if self.engines.is_auto and self.sizes.open_axes:
-            model = OpenModel(self.sizes.served.get_declared_function, self._specialize_at)
+            model = OpenModel(self.sizes.served_source.get_declared_function, self._specialize_at)
         return AutoPlacement(
             self.engines,
             self.cache,
@@ -544,8 +533,8 @@ class Programs:
         )
 
     def _specialize_at(self, sizes: Mapping[str, int]) -> Function:
-        """Specialize the model to these sizes of its symbolic dims, and optimize it."""
-        served = self.sizes.served
+        """Create the optimized Function for these sizes of the symbolic dims."""
+        served = self.sizes.served_source
         shapes = [list(getattr(value.type, "shape", None) or ()) for value in served.inputs]
         for index, axis, name in self.sizes.open_axes:
             shapes[index][axis] = sizes[name]
@@ -553,22 +542,22 @@ class Programs:
         return optimize(function, fold=self.settings.fold_constants, engines=self.engines)
 
     def adopt_decision(self, build: Specialization) -> None:
-        """Use the placement of ``build``, which was measured at its sizes, for all sizes; drop plans of earlier placements."""
+        """Use the placement of ``build`` for all sizes, although it was measured at one; drop plans of earlier placements."""
         if self.placer.model is None or not build.sizes or build.tuned is None:
             return
         self.placer.record(build.sizes, build.tuned)
-        with self.planning:
+        with self.planning_lock:
             self.sizes.reset()
             for specialization in self.dispatcher:
-                if specialization is not build and specialization.key[0] not in self.sizes.exact:
+                if specialization is not build and specialization.key[0] not in self.sizes.exact_keys:
                     self.dispatcher.remove(specialization)
 
 
 def format_implicit_fallback(plan: Plan, implicit: str | None, refusals: Iterable[Refusal]) -> str:
-    """Format the warning about nodes on the implicit engine: their number, and the reason for the first.
+    """Format the warning about nodes on the implicit engine: their number, and the reason for the first node.
 
-    Return "" if each such node is expected: it was reported when its engine refused it, or the partitioner chose the reference
-    engine because it updates state in place where another engine would copy it.
+    Return "" if all these nodes are expected. A node is expected if it was reported when its engine refused it, or if the
+    partitioner chose the reference engine because it updates a state in place, which the other engine would copy.
     """
     by_choice = {reason.node for reason in plan.reasons if reason.updating_engine}
     launches = (launch for launch in plan.launches if launch.engine == implicit)
@@ -578,39 +567,51 @@ def format_implicit_fallback(plan: Plan, implicit: str | None, refusals: Iterabl
     if first is None:
         return ""
     why = next((f": {r.text}" for r in plan.reasons if r.node == first), "")
-    run, it, intro = ("nodes run", "them", ", such as") if len(nodes) != 1 else ("node runs", "it", ":")
+    count, pronoun, example = f"{len(nodes)} nodes run", "them", ", such as"
+    if len(nodes) == 1:
+        count, pronoun, example = "1 node runs", "it", ":"
     return (
-        f"{len(nodes)} {run} on the reference engine {implicit!r}, as no engine of the list supports {it}{intro} {first!r}{why}. "
-        f"m.explain() lists {it}; name {implicit!r} in the list to accept it, or pass strict=True to refuse it"
+        f"{count} on the reference engine {implicit!r}, as no engine of the list supports {pronoun}{example} {first!r}{why}. "
+        f"m.explain() lists {pronoun}; name {implicit!r} in the list to accept it, or pass strict=True to refuse it"
+    )
+
+
+def warn_of_evictions(limit: int) -> None:
+    """Issue the SignatureWarning of a module that evicts compiled programs; ``limit`` is its memory limit in bytes."""
+    warn(
+        f"the programs that this module compiled for different input types hold more than the cache's max_bytes={limit}, or "
+        f"{MAX_IDLE_THREADS} threads, so the least recently used are dropped; pass inputs of fewer shapes, use engines that "
+        "support symbolic dims, or raise the limit: cache=xrt.cache.CompileCache(max_bytes=...)",
+        SignatureWarning,
     )
 
 
 NO_LIMIT = 1 << 62
-"""The memory limit in bytes that disables eviction, for a module whose programs are all to be saved."""
+"""A memory limit in bytes that disables eviction, for a module whose programs must all be saved."""
 MAX_PREPARED_CALLS = 1024
-"""Maximum prepared calls, of which the least recently used is dropped. They need little memory, since they share programs."""
+"""Maximum number of prepared calls. They need little memory, because they share programs."""
 
 
 class Dispatcher:
     """Stores the specializations of a module by key, and prepared calls by the types and shapes of their inputs.
 
-    If the limits on memory or threads are exceeded, the least recently used specialization is evicted, and closed in the
-    background when no call uses it any more. An executable that several specializations share counts once.
+    If a limit on memory or threads is exceeded, the least recently used specialization is evicted. It is closed in the background
+    when no call uses it any more. An executable that several specializations share counts once.
     """
 
     call: FastCall
-    """The prepared call of the last specialization; stored here because each attribute lookup adds to a call's time."""
+    """The prepared call that was used last. It is an attribute of its own because each attribute lookup adds to a call's time."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self.max_threads = THREADS
-        """Limit on the sum of the threads that executables own between calls."""
+        self.max_threads = MAX_IDLE_THREADS
+        """Limit on the threads that all executables together keep between calls."""
         self._builds: OrderedDict[object, Specialization] = OrderedDict()
         self._prepared: OrderedDict[object, FastPath] = OrderedDict()
         self._lock = renew_after_fork(RLock())
         self._has_warned = self.is_closed = False
         self.last: Specialization | None = None
-        self._install(NOTHING)
+        self._install(NO_PATH)
 
     def __iter__(self) -> Iterator[Specialization]:
         return iter(self.to_dict().values())
@@ -621,7 +622,7 @@ class Dispatcher:
             return dict(self._builds)
 
     def get(self, key: object) -> Specialization | None:
-        """Look up a specialization and mark it as most recently used; None if there is none."""
+        """Return the specialization with this key, and mark it as most recently used; None if there is none."""
         with self._lock:
             if (build := self._builds.get(key)) is not None:
                 self._builds.move_to_end(key)
@@ -637,7 +638,7 @@ class Dispatcher:
         self._shrink(build)
 
     def remove(self, build: Specialization) -> None:
-        """Drop a specialization if it is still stored."""
+        """Drop a specialization, unless it was dropped already."""
         with self._lock:
             if self._builds.get(build.key) is build:
                 self._drop(build.key)
@@ -649,20 +650,18 @@ class Dispatcher:
             del self._prepared[types]
         if build.compiled is not None:
             build.compiled.close_in_background()
-        # clear() drops the last reference, so a large graph, which takes a while, is freed in the background thread, too.
+        # The list has the last reference. Freeing a large graph takes a while, so the background thread does it.
         close_in_background([build].clear)
 
     def close(self) -> None:
-        """Drop everything and prepare no further calls. A specialization that a call uses is closed when the call ends."""
+        """Drop all specializations and prepared calls. A program that a call uses is closed when the call ends."""
         with self._lock:
             self.is_closed = True
             self.forget()
             self.last = None
             self._builds.clear()
 
-    # ------------------------------------------------------------------ limits
-
-    def count(self, build: Specialization, program: Program) -> bool:
+    def count_usage(self, build: Specialization, program: Program) -> bool:
         """Add a program's memory and threads to the totals, and evict others if necessary; False if it was counted before."""
         with self._lock:
             if self._builds.get(build.key) is not build:
@@ -674,7 +673,7 @@ class Dispatcher:
         return True
 
     def _sum_usage(self) -> tuple[int, int]:
-        """Sum the bytes and the threads that all executables hold between calls."""
+        """Sum the bytes and the threads that all executables keep between calls."""
         usage: dict[int, tuple[int, int]] = {}
         for build in self._builds.values():
             if build.usage is not None:
@@ -683,32 +682,25 @@ class Dispatcher:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the executables hold between calls; each counts as at least `LEAST_BYTES`."""
+        """Bytes that the executables keep between calls; each counts as at least `MIN_EXECUTABLE_BYTES`."""
         with self._lock:
             return self._sum_usage()[0]
 
     def _shrink(self, newest: Specialization) -> None:
-        """Evict specializations other than ``newest`` until the limits are met; the first eviction issues a SignatureWarning."""
+        """Evict specializations, but not ``newest``, until the limits are met. The first eviction issues a SignatureWarning."""
         with self._lock:
             count, others = len(self._builds), [key for key, build in self._builds.items() if build is not newest]
-            while others and self._is_full():
+            while others and self._exceeds_limits():
                 self._drop(others.pop(0))
             must_warn = len(self._builds) < count and not self._has_warned
             self._has_warned |= must_warn
         if must_warn:
-            warn(
-                f"what this module has compiled for its signatures holds more than the cache's max_bytes={self._max_bytes}, or "
-                f"{THREADS} threads, and it drops the least recently used; give inputs of fewer shapes, or engines that keep "
-                f"symbolic dims, or raise the limit: cache=xrt.cache.CompileCache(max_bytes=...)",
-                SignatureWarning,
-            )
+            warn_of_evictions(self._max_bytes)
 
-    def _is_full(self) -> bool:
+    def _exceeds_limits(self) -> bool:
         nbytes, threads = self._sum_usage()
         too_many_threads = threads > self.max_threads and self._max_bytes < NO_LIMIT
-        return too_many_threads or max(nbytes, len(self._builds) * LEAST_BYTES) > self._max_bytes
-
-    # ------------------------------------------------------------------ prepared calls
+        return too_many_threads or max(nbytes, len(self._builds) * MIN_EXECUTABLE_BYTES) > self._max_bytes
 
     def _install(self, path: FastPath) -> None:
         self.path, self.call = path, path.call
@@ -716,36 +708,36 @@ class Dispatcher:
     def select(self, build: Specialization) -> None:
         """Record that the last call used this specialization."""
         with self._lock:
-            # The prepared call of another specialization would run without becoming the last one again.
+            # The installed call belongs to the previous specialization. It would run without changing `last` back.
             if build is not self.last:
                 self.last = build
-                self._install(NOTHING)
+                self._install(NO_PATH)
 
     def call_prepared(self, args: tuple[Any, ...]) -> Any:
-        """Run the prepared call of a signature other than the last one; `NO_MATCH` if there is none."""
-        types = make_signature_key(args)
+        """Run the prepared call for inputs of these types, if it is not the one used last; `NO_MATCH` if there is none."""
+        types = make_type_key(args)
         path = self._prepared.get(types)
         if path is None or path.build is None:
             return NO_MATCH
-        # Without the lock, so that threads that call with different sizes do not wait for each other. Another thread may have
-        # dropped the call meanwhile; it stays valid while it is in use.
+        # Without the lock, so that threads do not wait for each other. Another thread may have dropped this call meanwhile
+        # (KeyError); it stays valid while it is in use.
         with suppress(KeyError):
             self._prepared.move_to_end(types)
             self._builds.move_to_end(path.build.key)
         self.last = path.build
         self._install(path)
         if self.is_closed:  # by another thread in the meantime
-            self._install(NOTHING)
+            self._install(NO_PATH)
         return path.call(args)
 
     def prepare(self, build: Specialization, values: Sequence[Any], wrap: Wrap | None) -> None:
-        """Prepare a fast path for later calls with inputs of the types and shapes of ``values``, which are the program's inputs.
+        """Prepare later calls with inputs of the types and shapes of ``values``, the inputs of the program.
 
         Does nothing if the specialization was evicted meanwhile, or an input is a list or dict. If the inputs were padded,
-        ``wrap`` returns the inputs before padding, and a path that accepts such inputs.
+        ``wrap`` makes the prepared call pad its inputs.
         """
         program = build.compiled
-        # Lists and dicts have no type that one comparison can check.
+        # The types of lists and dicts cannot be compared quickly.
         if program is None or any(not hasattr(value, "dtype") for value in values):
             return
         path = make_fast_path(build, program, values, partial(_retry_on_failure, weakref.ref(self), build, program))
@@ -754,7 +746,7 @@ class Dispatcher:
         with self._lock:
             if self.is_closed or self._builds.get(build.key) is not build:
                 return
-            types = make_signature_key(values)
+            types = make_type_key(values)
             self._prepared[types] = path
             self._prepared.move_to_end(types)
             while len(self._prepared) > MAX_PREPARED_CALLS:
@@ -764,16 +756,16 @@ class Dispatcher:
     def forget(self) -> None:
         """Drop all prepared calls."""
         with self._lock:
-            self._install(NOTHING)
+            self._install(NO_PATH)
             self._prepared.clear()
 
 
 def _retry_on_failure(
     dispatcher: weakref.ref[Dispatcher], build: Specialization, program: Program, args: tuple[Any, ...], error: Exception
 ) -> Any:
-    """Retry a failed prepared call on another plan. The reference to the dispatcher is weak, to avoid a cycle."""
+    """Repeat a failed prepared call on another plan. The dispatcher has this call, so the reference to it is weak."""
     launches, owner = program.plan.launches, dispatcher()
-    # The fast call of a single region raises the engine's own errors; programs of several regions raise RunFailed.
+    # A program of a single region is called without conversion of errors; programs of several regions raise RunFailed.
     failed = to_run_failed(launches[0], error) if len(launches) == 1 else error
     if owner is None or not isinstance(failed, RunFailed):
         raise failed
@@ -788,34 +780,33 @@ def _retry_on_failure(
 def open_model(
     model: Any, engine: Any, device: str, settings: ModuleOptions, cache: CompileCache
 ) -> tuple[EngineList, StoredPlans | None, ModelSource]:
-    """Open a model on ``engine``, or on a default engine if this is None.
+    """Open a model on ``engine``; None chooses a default engine. Returns the engines, the plans in the cache, and the model.
 
-    Returns the engines, the plans stored in the cache if there are any, and the model. The default engine of an `xrt.Graph` is
-    only provisional, because its nodes are not known before the first trace.
+    For an `xrt.Graph`, the default engine may change at the first trace, which shows the nodes.
     """
     opened: dict[str, tuple[StoredPlans | None, ModelSource]] = {}
 
-    def open_on(engines: EngineList) -> str | None:
-        """Open the model on these engines. Explain why the first one does not support all nodes; None if it does, or if named."""
-        from xrt.module.stored_plans import find_stored_plans  # it makes specializations
+    def open_for(engines: EngineList) -> str | None:
+        """Open the model on these engines. For a default engine, explain why it does not support all nodes, or return None."""
+        from xrt.module.stored_plans import find_stored_plans  # which imports this module
 
         stored = find_stored_plans(model, cache, settings, engines)
         _, earlier = next(iter(opened.values()), (None, None))
         source = (stored and stored.source) or earlier or make_source(model)
         opened[engines.engines[0].spec] = stored, source
-        # Plans are stored only without regions on the implicit engine, so the model is supported and need not be read.
+        # A plan is stored only if the listed engines support all nodes, so the model need not be read.
         if engine is not None or source.is_traced or (stored is not None and stored.source is not None):
             return None
-        return why_not_whole(source.get_declared_function(), settings, engines)
+        return why_not_supported(source.get_declared_function(), settings, engines)
 
     if engine is None:
-        engines = choose_default_engine(device, settings, cache, open_on)
+        engines = choose_default_engine(device, settings, cache, open_for)
     else:
-        open_on(engines := make_engine_list(engine, device, settings, cache))
+        open_for(engines := make_engine_list(engine, device, settings, cache))
     return engines, *opened[engines.engines[0].spec]
 
 
-def why_not_whole(function: Function, settings: ModuleOptions, engines: EngineList) -> str | None:
+def why_not_supported(function: Function, settings: ModuleOptions, engines: EngineList) -> str | None:
     """Explain why the first engine of a list does not support every node of a model, or return None."""
 
     def find_declined(function: Function) -> str | None:
@@ -823,7 +814,7 @@ def why_not_whole(function: Function, settings: ModuleOptions, engines: EngineLi
         reasons = ((node, matrix.reason(index, 0)) for index, node in enumerate(function.nodes))
         return next((f"{node.name!r} ({node.op}): {reason}" for node, reason in reasons if reason is not None), None)
 
-    # Fold constants only if necessary: most models are supported without, and planning folds again.
+    # Most models are supported as they are, so constants are folded only if that may change the answer.
     if find_declined(function) is None:
         return None
     return find_declined(optimize(function, fold=settings.fold_constants, engines=engines))

@@ -1,4 +1,4 @@
-"""Choose the program for the sizes of a call: one for all sizes, one of a few for padded sizes, or one for each set of sizes."""
+"""Choose the program for the sizes of a call: a general one for all sizes, one for padded sizes, or one for these sizes only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from xrt.errors import InputError, OptionError, PlanError, did_you_mean
 from xrt.graph import FrozenDict
-from xrt.module.dispatch import NO_MATCH, FastPath, make_signature_check
+from xrt.module.dispatch import NO_MATCH, FastPath, make_type_check
 from xrt.module.engines import IMPLICIT
 from xrt.module.model_source import ModelSource, StaticModel
 from xrt.module.options import Buckets, ModuleOptions, Shapes, parse_shapes
@@ -24,40 +24,44 @@ if TYPE_CHECKING:
     from xrt.placement.engine_list import EngineList
 
 MAX_CACHED_SIZES = 4096
-"""Number of sets of sizes whose padded sizes are cached."""
+"""Maximum number of sets of sizes whose padded sizes are cached."""
 
 
 def dump_shapes(shapes: Shapes) -> dict[str, Any]:
-    """Convert the option ``shapes`` to plain data, which `read_shapes` converts back."""
+    """Convert the option ``shapes`` to plain data for `read_shapes`."""
     return {"rule": shapes} if isinstance(shapes, str) else {"buckets": shapes.sizes and dict(shapes.sizes)}
 
 
 def read_shapes(facts: Mapping[str, Any]) -> Shapes:
-    """Convert the plain data of `dump_shapes` back; raises ValueError, TypeError or KeyError if it is damaged."""
+    """Convert the result of `dump_shapes` to the option ``shapes``. Raises ValueError, TypeError or KeyError if it is damaged."""
     return parse_shapes(Buckets(facts["buckets"]) if "buckets" in facts else facts["rule"])
 
 
 def round_up(size: int) -> int:
-    """Round a size up to the next power of two, or number half way between two of them; this adds less than half.
+    """Round a size up to the next power of two, or to the middle of two powers of two. This adds less than half of the size.
 
     >>> [round_up(size) for size in (0, 1, 2, 3, 5, 9, 13, 100, 129)]
     [0, 1, 2, 3, 6, 12, 16, 128, 192]
     """
-    power = 1 << max(size - 1, 0).bit_length()
-    return 0 if size == 0 else half if (half := power // 4 * 3) >= size else power
+    if size == 0:
+        return 0
+    power = 1 << (size - 1).bit_length()
+    middle = power // 4 * 3  # of this power of two and the previous one
+    return middle if middle >= size else power
 
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """Pads the inputs and cuts the outputs of calls with these sizes."""
+    """Pads the inputs and cuts the outputs of calls with certain sizes."""
 
     model: PaddedModel
     sizes: Sizes
+    """Sizes of the symbolic dims before padding."""
     padded: Sizes
-    """The sizes after padding."""
+    """Sizes of the symbolic dims after padding."""
 
     def pad(self, values: Sequence[Any]) -> list[Any]:
-        """Pad inputs with zeros or empty strings, and append the original sizes, which the padded model has as inputs."""
+        """Pad inputs with zeros or empty strings. Append the sizes before padding, which the padded model has as inputs."""
         arrays, axes = list(values), self.model.open_axes
         shapes = {index: list(values[index].shape) for index, _, _ in axes}
         for index, axis, name in axes:
@@ -70,22 +74,22 @@ class Padding:
         return [*arrays, *(np.array(self.sizes[name], np.int64) for name in self.model.padded.fed)]
 
     def cut(self, results: Sequence[Any]) -> Sequence[Any]:
-        """Cut outputs to the sizes before padding."""
+        """Cut outputs to the sizes that they have without padding."""
         return results if self.sizes == self.padded else self.model.padded.cut(results, self.sizes, self.padded)
 
 
 class PaddedValues(list[Any]):
-    """The padded inputs of a call, which remembers the inputs before padding."""
+    """The padded inputs of a call, with the inputs before padding."""
 
     def __init__(self, unpadded: Sequence[Any], padding: Padding) -> None:
         super().__init__(padding.pad(unpadded))
         self.unpadded, self.padding = unpadded, padding
 
     def make_path(self, path: FastPath) -> tuple[Sequence[Any], FastPath]:
-        """Turn a prepared call for padded inputs into one that pads. Returns the inputs before padding, and the new call."""
-        # Only the padding, without `self`: a prepared call must not keep the arrays of the call that it was prepared for.
+        """Make of a prepared call for padded inputs one that pads its inputs. Also returns the inputs before padding."""
+        # The new call must not refer to `self`, which has the arrays of a finished call.
         padding = self.padding
-        fits = make_signature_check(tuple((type(value), value.dtype, value.shape) for value in self.unpadded))
+        fits = make_type_check(tuple((type(value), value.dtype, value.shape) for value in self.unpadded))
 
         def call(args: tuple[Any, ...]) -> Any:
             result = path.call(tuple(padding.pad(args))) if fits(args) else NO_MATCH
@@ -97,15 +101,15 @@ class PaddedValues(list[Any]):
 
 
 class PaddedModel:
-    """A model whose inputs may be padded, and the choice of the sizes to pad a call to."""
+    """A model whose inputs are padded to a few sizes."""
 
     def __init__(self, source: ModelSource, padded: PaddedFunction, buckets: Mapping[str, tuple[int, ...] | None]) -> None:
         self.inputs, self.padded = source.inputs, padded
         self.buckets = FrozenDict({dim: buckets.get(dim) for dim in padded.dims})
         self.source = StaticModel(padded.function)
-        """The model to compile. Its last inputs are the sizes before padding."""
+        """The model to compile. Its last inputs are sizes before padding."""
         self.open_axes = tuple(list_open_axes(source.inputs))
-        # Cached: a service repeats a few sizes, and the search evaluates the model's constraints many times.
+        # Cached, because calls repeat a few sizes, and the search evaluates the model's constraints many times.
         self._choose = lru_cache(MAX_CACHED_SIZES)(self._find_sizes)
 
     def choose(self, sizes: Sizes) -> Sizes:
@@ -113,25 +117,31 @@ class PaddedModel:
         return self._choose(tuple(sizes.items()))
 
     def _find_sizes(self, items: tuple[tuple[str, int], ...]) -> Sizes:
-        """Round each size up to its bucket, or to the largest size below it that the model's constraints allow."""
+        """Round each size up to its bucket, or to the largest size below the bucket that the model's constraints allow."""
         sizes, padded, allows = dict(items), dict(items), self.padded.allows
         if not allows(sizes, sizes):
             return FrozenDict(sizes)
         for name in self.padded.dims:
             size, buckets = sizes[name], self.buckets[name]
-            padded[name] = next((bucket for bucket in buckets if bucket >= size > 0), size) if buckets else round_up(size)
+            if buckets:
+                padded[name] = next((bucket for bucket in buckets if bucket >= size > 0), size)
+            else:
+                padded[name] = round_up(size)
         for name in self.padded.dims:
-            # Tables such as position embeddings bound the sizes: search for the largest padded size that they allow.
+            # Position embeddings, for example, limit the sizes. Find the largest allowed size by bisection.
             low = padded[name] if allows(sizes, padded) else sizes[name]
             while low < (high := padded[name]):
                 middle = (low + high + 1) // 2
-                low, padded[name] = (middle, high) if allows(sizes, {**padded, name: middle}) else (low, middle - 1)
+                if allows(sizes, {**padded, name: middle}):
+                    low = middle
+                else:
+                    padded[name] = middle - 1
         return FrozenDict(padded if allows(sizes, padded) else sizes)
 
     def pad(self, values: list[Any], *, exact: bool = False) -> list[Any]:
-        """Pad the inputs of a call; ``exact`` pads nothing and only appends the sizes that the padded model has as inputs.
+        """Pad the inputs of a call. ``exact`` pads nothing, and only appends the sizes, which the padded model has as inputs.
 
-        If the sizes violate a condition of the padded model, the inputs are returned unchanged, for the original model.
+        If the padded model does not support the sizes, the inputs are returned unchanged, for the original model.
         """
         sizes = read_sizes(self.inputs, values)
         if not self.padded.allows(sizes, sizes):
@@ -139,73 +149,67 @@ class PaddedModel:
         return PaddedValues(values, Padding(self, sizes, sizes if exact else self.choose(sizes)))
 
     def describe(self) -> Iterator[str]:
-        """Yield a line for `explain` about each padded dim."""
+        """Yield a line about each padded dim, for `XRTModule.explain`."""
         for dim, buckets in self.buckets.items():
             sizes = "powers of two, or half way between" if buckets is None else ", ".join(map(str, buckets))
-            masked = ", and masked where an operator would read what is behind" if dim in self.padded.fed else ""
+            masked = ", and the padding is masked for operators that would read it" if dim in self.padded.fed else ""
             yield f"buckets: sizes of {dim!r} are rounded up to {sizes}{masked}"
-
-
-# ---------------------------------------------------------------------- the policy
 
 
 class SizePolicy:
     """Chooses which program serves a call, by the sizes of its inputs and the option ``shapes``.
 
-    With ``"auto"`` the sizes of the first call get a static program, which may be faster. When a call has other sizes, the policy
-    is chosen for all further sizes: one program if each engine of the plan supports that, else padding if it provably changes no
-    result, else a program for each set of sizes.
+    With ``"auto"``, the sizes of the first call get a static program, which may be faster. All other sizes share one general
+    program if each engine of the plan supports that. Otherwise they are padded if this provably changes no result. Otherwise each
+    set of sizes gets a program.
     """
 
     def __init__(self, settings: ModuleOptions, source: ModelSource, engines: EngineList, stored: StoredPlans | None) -> None:
         self.shapes, self.source = settings.shapes, source
         self.pads_all = self._is_decided = isinstance(self.shapes, Buckets)
         self._stored, self._fold = stored, settings.fold_constants
-        self._why_each: str | None = None
-        """Why one program does not serve all sizes. None before this is decided; empty if one program does."""
-        self.exact: frozenset[object] = frozenset()
-        """Keys of the sizes that have a static program: those of the first call, and of placements measured at one set of
-        sizes."""
+        self._why_not_general: str | None = None
+        """Why one general program does not serve all sizes; empty if it does, None if that is not decided yet."""
+        self.exact_keys: frozenset[object] = frozenset()
+        """Keys of the sizes with a static program: those of the first call, and those at which a placement was measured."""
         self.refusals: tuple[str, ...] = ()
         """Messages about dims that cannot be padded."""
         self.padding = self._make_padding(engines, self.shapes) if isinstance(self.shapes, Buckets) else None
-        self.served = source if self.padding is None else self.padding.source
-        self.open_axes = () if source.is_traced else tuple(list_open_axes(self.served.inputs))
+        self.served_source = source if self.padding is None else self.padding.source
+        self.open_axes = () if source.is_traced else tuple(list_open_axes(self.served_source.inputs))
 
     @property
     def remarks(self) -> tuple[str, ...]:
         lines = (*(self.padding.describe() if self.padding else ()), *self.refusals)
         kind = "set" if self.padding is None else "bucket"
-        return (*lines, f"one program for each {kind} of sizes: {self._why_each}") if self._why_each else lines
-
-    # ------------------------------------------------------------------ from values to a key
+        return (*lines, f"one program for each {kind} of sizes: {self._why_not_general}") if self._why_not_general else lines
 
     def get_source(self, values: Any) -> ModelSource:
-        """Return the model that runs these inputs: the padded one if they were padded. None is for the declared types."""
+        """Return the model for these inputs: the padded one if they were padded. ``values=None`` means the declared types."""
         if self.padding is not None and isinstance(values, PaddedValues):
             return self.padding.source
-        return self.served if values is None else self.source
+        return self.served_source if values is None else self.source
 
     def pad(self, values: list[Any], programs: Programs, *, pads: bool = True) -> list[Any]:
-        """Pad the inputs of a call if a padded program serves their sizes; ``pads=False`` keeps the sizes."""
-        # Sizes with a static program, as in a bundle, need no padding.
+        """Pad the inputs of a call if a padded program serves their sizes. ``pads=False`` does not change sizes."""
+        # Sizes with a static program, as in a bundle, are not padded.
         if self.padding is not None and self.pads_all:
-            return values if self.source.key(values) in self.exact else self.padding.pad(values, exact=not pads)
+            return values if self.source.key(values) in self.exact_keys else self.padding.pad(values, exact=not pads)
         if not pads or self.shapes != "auto" or not self.open_axes:
             return values
         sizes = self.source.key(values)
         # These sizes have a program already, in this module or in the cache.
-        if self._claim_static_program(sizes, programs) or (self._stored is not None and self._stored.has(sizes)):
+        if self._assign_static_program(sizes, programs) or (self._stored is not None and self._stored.has(sizes)):
             return values
-        # One program for all sizes computes less than padding.
-        if programs.engines.are_dynamic or not self.find_reason(values, programs):
+        # A general program is better, because it does not compute padding.
+        if programs.engines.are_dynamic or not self.why_not_general(values, programs):
             return values
         return values if (padding := self.find_padding(programs)) is None else padding.pad(values)
 
     def get_key(self, values: Any, programs: Programs) -> object:
-        """Make the dict key of the program for these inputs: their shapes or, for a traced graph, their full types.
+        """Make the key of the program for these inputs: their shapes or, for a traced graph, their types.
 
-        None if one program serves all inputs. ``values`` is None for the declared types.
+        None is the key of a program for all inputs. ``values=None`` means the declared types.
         """
         if values is None and not self.source.is_traced:
             return None
@@ -214,39 +218,36 @@ class SizePolicy:
         if (
             sizes is None
             or source is not self.source
-            or self._claim_static_program(sizes, programs)
-            # Programs for all sizes of some engines do not support a symbolic dim of 0.
+            or self._assign_static_program(sizes, programs)
+            # With some engines, a general program does not support a size of 0.
             or (not engines.are_dynamic and any(values[index].shape[axis] == 0 for index, axis, _ in self.open_axes))
         ):
             return sizes
-        return sizes if source.is_traced or self.find_reason(values, programs) else None
+        return sizes if source.is_traced or self.why_not_general(values, programs) else None
 
     def set_exact(self, values: Sequence[Any]) -> None:
-        """Let later calls with the sizes of these inputs use a static program."""
+        """Use a static program for later calls with the sizes of these inputs."""
         if self.open_axes:
-            self.exact |= {self.get_source(values).key(values)}
+            self.exact_keys |= {self.get_source(values).key(values)}
 
-    def _claim_static_program(self, sizes: object, programs: Programs) -> bool:
-        """Whether these sizes use a static program. With ``"auto"``, the first sizes passed become those that use one."""
+    def _assign_static_program(self, sizes: object, programs: Programs) -> bool:
+        """Give the first sizes a static program, with ``"auto"``. Return whether these sizes have one."""
         engines, stored = programs.engines, self._stored
-        # Claimed already, or it is decided whether one program serves all sizes.
-        if self.exact or self._why_each is not None:
-            return sizes in self.exact
-        # Nothing to claim: one program serves all sizes, or each set of sizes has its own.
+        # Other sizes were first, or the choice for all sizes was made before.
+        if self.exact_keys or self._why_not_general is not None:
+            return sizes in self.exact_keys
+        # One program serves all sizes, or each set of sizes has a program: the first sizes are not special.
         if self.shapes != "auto" or engines.are_dynamic or (engines.is_auto and not engines.can_be_dynamic):
             return False
-        # A stored program for all sizes serves the first call as well, and without a compile.
+        # If only a general program is stored, the first call uses it, because that needs no compile.
         if stored is None or not stored.has(None) or stored.has(sizes):
-            self.exact = frozenset([sizes])
-        return sizes in self.exact
+            self.exact_keys = frozenset([sizes])
+        return sizes in self.exact_keys
 
-    # ------------------------------------------------------------------ one program for all sizes
+    def why_not_general(self, values: Any, programs: Programs) -> str:
+        """Explain why one general program does not serve all sizes; empty if it does.
 
-    def find_reason(self, values: Any, programs: Programs) -> str:
-        """Explain why one program does not serve all sizes; empty if it does.
-
-        If engines must be queried, this happens once, with the inputs ``values`` of that call, and the result holds for all
-        calls.
+        Engines are queried at most once, for the inputs ``values`` of one call. Later calls get the same answer.
         """
         engines = programs.engines
         if self.pads_all:
@@ -258,24 +259,24 @@ class SizePolicy:
             return f"engine {fixed!r} needs every extent fixed"
         if engines.is_auto and programs.placer.placed is None and self.shapes != "one":
             return "engine='auto' measures at the sizes of a call"
-        if self._why_each is not None or engines.are_dynamic:
-            return self._why_each or ""
-        # Without symbolic dims there is only one set of sizes; each trace of a graph counts as a model.
+        if self._why_not_general is not None or engines.are_dynamic:
+            return self._why_not_general or ""
+        # A graph is traced for fixed sizes.
         if self.source.is_traced or self.source.is_static:
             return "the model has no symbolic dims"
-        with programs.planning:
-            if self._why_each is None:
-                reason = self._find_reason(values, programs)
+        with programs.planning_lock:
+            if self._why_not_general is None:
+                reason = self._plan_for_all_sizes(values, programs)
                 if reason and values is None:
-                    return reason  # not stored: at the sizes of a call there may be no reason
-                self._why_each = reason
-        return self._why_each
+                    return reason  # not stored, because the answer may differ for the sizes of a call
+                self._why_not_general = reason
+        return self._why_not_general
 
-    def _find_reason(self, values: Any, programs: Programs) -> str:
-        """Plan for symbolic dims, and explain why one program does not serve all sizes; empty if it does.
+    def _plan_for_all_sizes(self, values: Any, programs: Programs) -> str:
+        """Plan with symbolic dims, and explain why that plan does not serve all sizes; empty if it does.
 
-        Each engine must accept its region with dynamic shapes, and the reference engine must get no node that another engine
-        supports at the sizes of ``values`` (None: no node at all).
+        Each engine must support its region with symbolic dims. The reference engine must get no node that another engine would
+        get at the sizes of ``values``; with ``values=None`` it must get no node.
         """
         if self.shapes == "one":
             return ""
@@ -289,7 +290,7 @@ class SizePolicy:
             plan = build.plan
         except PlanError as error:
             return str(error).splitlines()[0]
-        # The reference engine accepts any size, so only its nodes that another engine could run count against one program.
+        # The reference engine supports all sizes, so it is not asked.
         reference_specs = [engine.spec for engine in programs.engines.engines[1:] if engine.name == IMPLICIT]
         for launch in plan.launches:
             if launch.engine not in reference_specs and (reason := build.engines.why_not_dynamic(launch)):
@@ -301,25 +302,23 @@ class SizePolicy:
         return next((str(reason) for reason in plan.reasons if reason.node in moved), "")
 
     def check_declared(self, programs: Programs) -> None:
-        """Raise InputError unless the module can be compiled for the declared types, without example inputs."""
+        """Raise InputError if the module cannot be compiled for the declared types, without example inputs."""
         source = self.source
         if not source.inputs or source.is_static:
             return
-        why = "the graph is traced for its inputs" if source.is_traced else self.find_reason(None, programs)
+        why = "the graph is traced for its inputs" if source.is_traced else self.why_not_general(None, programs)
         if why:
             raise InputError(f"compile() needs example inputs: {why}; pass m.compile(x, ...)")
 
     def reset(self) -> None:
-        """Decide again whether one program serves all sizes, because the placement of the model changed."""
-        self._why_each = None
-
-    # ------------------------------------------------------------------ padding
+        """Decide again whether a general program serves all sizes, because the placement has changed."""
+        self._why_not_general = None
 
     def find_padding(self, programs: Programs) -> PaddedModel | None:
-        """Return the padded form of the model, made on first use; None if it cannot be padded or the options exclude it."""
+        """Return the padded form of the model, made on first use; None if it cannot be padded, or options exclude padding."""
         if self._is_decided or self.shapes != "auto":
             return self.padding
-        with programs.planning:
+        with programs.planning_lock:
             engines = programs.engines
             if not self._is_decided and not engines.is_auto and engines.context.device == "cpu" and not engines.devices:
                 self.padding = self._make_padding(engines, None)
@@ -327,10 +326,10 @@ class SizePolicy:
         return self.padding
 
     def _make_padding(self, engines: EngineList, buckets: Buckets | None) -> PaddedModel | None:
-        """Create the padded form of the model: for the dims of ``buckets``, or without it for all dims that can be padded.
+        """Create the padded form of the model for the dims of ``buckets``; if it is None, for all dims that can be padded.
 
-        None if no dim can be padded. Raises OptionError if a dim of ``buckets`` cannot be, or the module is traced or on a
-        device.
+        Return None if no dim can be padded. Raises OptionError if a dim of ``buckets`` cannot be padded, and for a traced graph
+        or a module on a device.
         """
         from xrt.module.programs import optimize
         from xrt.passes.padding import pad_dims
@@ -338,12 +337,14 @@ class SizePolicy:
         source = self.source
         if source.is_traced or engines.context.device != "cpu" or engines.devices:
             why = "is an xrt.Graph; pass graph.trace(...) with named extents" if source.is_traced else "runs on a device"
-            raise OptionError(f"Buckets(...) pads the open sizes of a model on the CPU, and this module {why}")
+            raise OptionError(f"Buckets(...) pads symbolic dims of a model on the CPU, and this module {why}")
         dims = dict.fromkeys(name for _, _, name in list_open_axes(source.inputs))
         sizes = buckets.sizes or FrozenDict() if buckets else FrozenDict()
         for name in sizes:
             if name not in dims:
-                raise OptionError(f"Buckets has {name!r}, which is no symbolic dim of the inputs.{did_you_mean(name, dims)}")
+                raise OptionError(
+                    f"Buckets has {name!r}, and no input has a symbolic dim of this name.{did_you_mean(name, dims)}"
+                )
         if buckets and not dims:
             raise OptionError("Buckets(...) is for symbolic dims, and the inputs of the model have none")
         optimized = optimize(source.get_declared_function(), fold=self._fold, engines=engines)
@@ -360,30 +361,28 @@ class SizePolicy:
             return None
         return PaddedModel(source, padded, sizes)
 
-    # ------------------------------------------------------------------ programs of a bundle
-
     @property
     def saved_shapes(self) -> Shapes:
-        """The value of option ``shapes`` to save in a bundle: the buckets if the module pads calls, else its own value."""
+        """The option ``shapes`` to save in a bundle: the buckets if the module pads calls, else its own option."""
         return Buckets(self.padding.buckets) if self.padding is not None else self.shapes
 
     def restore_key(self, types: Sequence[Any], engines: EngineList) -> tuple[object] | None:
-        """Find the key under which to restore a saved program with inputs of these types: that of `get_key` for such a call.
+        """Find the key of a saved program with inputs of these types, which `get_key` returns for calls that it serves.
 
-        Returned in a tuple, since a key may be None. None instead of a tuple if the program must not be restored: it is for
-        certain sizes, but the module would use it for all.
+        The key is returned in a tuple, because it may be None. Returns None instead of a tuple if the program must not be
+        restored: it is for certain sizes, but would serve calls of all sizes.
         """
         if self.source.is_traced:
             return (tuple(types),)
-        if self.pads_all and len(types) == len(self.source.inputs):  # the program of the first sizes, without padding
+        if self.pads_all and len(types) == len(self.source.inputs):  # the first sizes, which are not padded
             self.set_exact(types)
             return (self.source.key(types),)
-        is_general = tuple(types) == tuple(value.type for value in self.served.inputs)
-        keeps_dims = engines.are_dynamic or (is_general and engines.can_be_dynamic)
+        has_declared_types = tuple(types) == tuple(value.type for value in self.served_source.inputs)
+        keeps_dims = engines.are_dynamic or (has_declared_types and engines.can_be_dynamic)
         is_for_all = not self.pads_all and self.shapes != "each" and keeps_dims
-        key = None if is_for_all else self.served.key(types)
-        if key is None and not is_general:
+        key = None if is_for_all else self.served_source.key(types)
+        if key is None and not has_declared_types:
             return None
-        if not self.pads_all and self._why_each != "" and engines.can_be_dynamic and not engines.are_dynamic:
-            self._why_each = "" if key is None else "the bundle has programs for sizes"
+        if not self.pads_all and self._why_not_general != "" and engines.can_be_dynamic and not engines.are_dynamic:
+            self._why_not_general = "" if key is None else "the bundle has programs for sizes"
         return (key,)

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from xrt.module.module import XRTModule
 
 Array: TypeAlias = np.ndarray[Any, Any]
-FIRST_CAPACITY = 16
-"""Initial capacity of a state that a session enlarges."""
+INITIAL_CAPACITY = 16
+"""Initial number of entries in a buffer that a session enlarges as it fills."""
 _log = logging.getLogger(__name__)
 _PAST, _PRESENT = re.compile(r"past(_key_values)?(?=[._])"), re.compile(r"present(_key_values)?(?=[._])")
-"""Name prefixes of state: ``present.0.key`` follows ``past_key_values.0.key``, and ``present_0`` follows ``past_0``."""
+"""Name prefixes of state inputs and outputs: ``present.0.key`` is the next value of ``past_key_values.0.key``."""
 
 
 def stateful(
@@ -43,15 +43,15 @@ def stateful(
 ) -> Function:
     """Convert a model to a Function with state, for ``XRTModule(...).new_session()``.
 
-    ``pairs`` maps inputs to the outputs that are their next values. Without it, inputs and outputs are paired by the names that
-    exporters use: ``past_key_values.*`` or ``past*`` with ``present*``. The pairs are logged; ``xrt.graph.list_states`` returns
-    them. The model is an `xrt.Graph` without inputs, a Function, or ONNX as a path, bytes or ModelProto.
+    ``pairs`` maps each state input to the output that is its next value. Without it, inputs and outputs are paired by the names
+    that exporters use: ``past_key_values.*`` or ``past*`` with ``present*``. The pairs are logged, and ``xrt.graph.list_states``
+    returns them. The model is an `xrt.Graph` without inputs, a Function, or ONNX as a path, bytes or ModelProto.
 
-    With ``capacity``, caches that grow by Concat become buffers of that many entries, and a call writes only the new entries;
-    with ``"double"`` a session enlarges the buffers as they fill. Attention masks entries beyond the current length.
+    With ``capacity``, caches that grow by Concat become buffers of that many entries, and a call writes only the new entries.
+    With ``"double"``, a session enlarges the buffers as they fill. Attention masks the entries beyond the current length.
 
-    Raises ModelError if an input has no matching output, there is no state, two types differ, or with ``capacity`` if it cannot
-    be proved that results stay the same.
+    Raises ModelError if an input has no matching output, if there is no state, if the types of a pair differ, or if it cannot be
+    proved that ``capacity`` changes no results.
     """
     if capacity is not None and capacity != "double" and (type(capacity) is not int or capacity < 1):
         raise OptionError(f"capacity must be a positive integer, 'double' or None; got {capacity!r}")
@@ -69,24 +69,23 @@ def stateful(
 
 
 def _pair_by_name(function: Function) -> Iterator[State]:
-    """Pair inputs ``past*`` with the outputs ``present*`` of the same suffix; raises ModelError for one without partner."""
+    """Pair inputs ``past*`` with outputs ``present*`` of the same suffix. Raises ModelError for an input without an output."""
     before = {_PAST.sub("", v.name, count=1): v.name for v in function.inputs if _PAST.match(v.name)}
     after = {_PRESENT.sub("", v.name, count=1): v.name for v in function.outputs if _PRESENT.match(v.name)}
     if not before:
         names = ", ".join(value.name for value in function.inputs)
-        raise ModelError(f"no input of {function.name!r} is named past* ({names}); give the pairs: xrt.stateful(model, {{...}})")
-    # Outputs without a partner are allowed: they are results of the call.
+        raise ModelError(f"no input of {function.name!r} is named past* ({names}); pass the pairs: xrt.stateful(model, {{...}})")
     for key, name in before.items():
         if key not in after:
             candidates = ", ".join(after.values()) or "none"
             raise ModelError(
-                f"input {name!r} has no partner among the outputs present*{key} (there are: {candidates}); give the pairs"
+                f"input {name!r} has no matching output named present*{key} (there are: {candidates}); pass the pairs"
             )
         yield State(name, after[key])
 
 
 class StatefulFunction:
-    """A Function with state, and the module that runs it with the state as inputs and outputs."""
+    """A Function with state, and the module that runs it. For the module, states are normal inputs and outputs."""
 
     def __init__(self, module: XRTModule, function: Function) -> None:
         self.module, self.function = module, function
@@ -97,11 +96,11 @@ class StatefulFunction:
                 f"the model {function.name!r} has no state; declare it by self.state(...) in an xrt.Graph, by "
                 "xrt.stateful(model), or by the metadata 'xrt.state'"
             )
-        self.others = tuple(value for value in function.inputs if value.name not in self.states)
-        """The inputs that a caller passes: those that are not state."""
+        self.other_inputs = tuple(value for value in function.inputs if value.name not in self.states)
+        """The inputs that are not state, which the caller of a session passes."""
         output_indices = {value.name: index for index, value in reversed(list(enumerate(function.outputs)))}
         self.next_values = {name: output_indices[state.output] for name, state in self.states.items()}
-        """Output indices of the next values, by state name."""
+        """For each state, the index of the output that is its next value."""
         self.returned = tuple(index for index in range(len(function.outputs)) if index not in self.next_values.values())
         """Indices of the outputs that are not state."""
         self.in_place = frozenset(before for before, _ in function.aliases if before in self.states)
@@ -109,24 +108,25 @@ class StatefulFunction:
         self.capacity: Capacity | None = find_capacity(function)
 
     def reserve(self, arrays: Mapping[str, Array], call_inputs: Mapping[str, Any]) -> dict[str, Array]:
-        """Return states with room for the entries that a call adds; raises InputError beyond the model's capacity.
+        """Enlarge the states ``arrays`` if they are too small for the entries that a call adds.
 
-        States that are too small are reallocated at a power of two up to the capacity.
+        The new size is a power of two, at most the model's capacity. Raises InputError if the capacity is exceeded.
         """
         capacity, reserved = self.capacity, dict(arrays)
         if capacity is None or capacity.length not in arrays:
             return reserved
         shape = getattr(call_inputs.get(capacity.input), "shape", ())
-        before, added = int(arrays[capacity.length].max(initial=0)), shape[capacity.axis] if capacity.axis < len(shape) else 0
-        if (needed := before + added) > capacity.size:
+        used = int(arrays[capacity.length].max(initial=0))
+        added = shape[capacity.axis] if capacity.axis < len(shape) else 0
+        if (needed := used + added) > capacity.size:
             raise InputError(
-                f"the state holds {before:,} of {capacity.size:,} entries, and this call adds {added:,} by input "
+                f"the state holds {used:,} of {capacity.size:,} entries, and this call adds {added:,} by input "
                 f"{capacity.input!r}; call session.reset(), or make the model with a larger capacity"
             )
         for name, array in arrays.items() if capacity.dim else ():
             dims = self._get_type(name).shape or ()
             if capacity.dim in dims and array.shape[dims.index(capacity.dim)] < needed:
-                # Doubling bounds the number of reallocations, and of compiles for further sizes, by a logarithm.
+                # Powers of two limit the number of sizes, and so of copies and compiles.
                 size = min(1 << (needed - 1).bit_length(), max(capacity.size, needed))
                 larger = tuple(size if dim == capacity.dim else n for dim, n in zip(dims, array.shape, strict=True))
                 reserved[name] = self._make_array(name, larger, array.dtype)
@@ -134,27 +134,27 @@ class StatefulFunction:
         return reserved
 
     def check_sizes(self, sizes: Mapping[str, int]) -> None:
-        """Raise InputError for a name that is not an extent of an input, or an invalid size."""
+        """Raise InputError for a name that is not a symbolic dim of an input, or an invalid size."""
         dims = {dim for value in self.function.inputs for dim in _list_dims(value)}
         for name, size in sizes.items():
             if name not in dims:
-                raise InputError(f"no input of the model has an extent named {name!r}.{did_you_mean(name, dims)}")
+                raise InputError(f"no input of the model has a symbolic dim {name!r}.{did_you_mean(name, dims)}")
             if not isinstance(size, int) or size < 0:
-                raise InputError(f"sizes has {size!r} for {name!r}; a size is a number from 0 on")
+                raise InputError(f"sizes has {size!r} for {name!r}; a size is an integer of at least 0")
 
     def make(self, name: str, sizes: Mapping[str, int], call_inputs: Mapping[str, Any] | None) -> Array:
-        """Create the array of a new state. ``call_inputs`` are the other inputs of the current call; None outside of a call.
+        """Create the array of a new state. ``call_inputs`` are the other inputs of the current call; None if there is no call.
 
-        Raises InputError if an extent is unknown.
+        Raises InputError if a size is unknown.
         """
         type_ = self._get_type(name)
-        shapes = ((value, getattr((call_inputs or {}).get(value.name), "shape", ())) for value in self.others)
+        shapes = ((value, getattr((call_inputs or {}).get(value.name), "shape", ())) for value in self.other_inputs)
         pairs = (pair for value, shape in shapes for pair in zip(getattr(value.type, "shape", None) or (), shape, strict=False))
-        # The module checks later that they are consistent.
+        # The module checks later that inputs agree on the sizes.
         sizes = {**{dim: size for dim, size in pairs if isinstance(dim, str)}, **sizes}
         if self.capacity is not None and self.capacity.dim:
-            sizes.setdefault(self.capacity.dim, FIRST_CAPACITY)
-        shape = tuple(self._find_extent(name, dim, sizes, call_inputs is None) for dim in type_.shape or ())
+            sizes.setdefault(self.capacity.dim, INITIAL_CAPACITY)
+        shape = tuple(self._find_size(name, dim, sizes, call_inputs is None) for dim in type_.shape or ())
         return self._make_array(name, shape, type_.dtype.numpy)
 
     def _make_array(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -162,19 +162,21 @@ class StatefulFunction:
         array.fill(self.states[name].fill)
         return array
 
-    def _find_extent(self, name: str, dim: Any, sizes: Mapping[str, int], is_before_call: bool) -> int:
-        """Find the size of ``dim`` (a size, a name or None) of a new state: 0 if it grows. Raises InputError if it is unknown."""
-        if isinstance(dim, int) or dim in sizes:
-            return dim if isinstance(dim, int) else sizes[dim]
-        is_read = any(dim in _list_dims(value) for value in self.others)
-        if name not in self.in_place and not is_read and dim is not None:
-            return 0  # it grows
+    def _find_size(self, name: str, dim: Any, sizes: Mapping[str, int], is_before_call: bool) -> int:
+        """Find the size of a dim (a size, a name or None) of a new state. Raises InputError if it is unknown."""
+        if isinstance(dim, int):
+            return dim
+        if dim in sizes:
+            return sizes[dim]
+        is_dim_of_input = any(dim in _list_dims(value) for value in self.other_inputs)
+        if name not in self.in_place and not is_dim_of_input and dim is not None:
+            return 0  # each call returns a larger state
         advice = f"call m.new_session(sizes={{{dim!r}: ...}})" if dim is not None else f"set session.state[{name!r}] to an array"
-        why = "is known only in a call" if is_before_call and is_read else "no input tells"
-        raise InputError(f"state {name!r} is {self._get_type(name)}, whose extent {dim or '?'!r} {why}; {advice}")
+        why = "is known only in a call" if is_before_call and is_dim_of_input else "is the size of no input"
+        raise InputError(f"state {name!r} is {self._get_type(name)}, whose dim {dim or '?'!r} {why}; {advice}")
 
     def copy_value(self, name: str, value: Any) -> Array:
-        """Copy an array for a state; raises InputError for a name or an array that does not fit."""
+        """Copy an array for the state ``name``. Raises InputError if there is no such state or its type differs."""
         declared = Value(name, self._get_type(name))
         array = inputs.normalize(declared, value)
         inputs.check((declared,), (array,))
@@ -183,7 +185,7 @@ class StatefulFunction:
         return copy
 
     def _get_type(self, name: str) -> TensorType:
-        """Return the declared type of a state; raises InputError if the name is not a state or the type has no rank."""
+        """Return the declared type of a state. Raises InputError if there is no such state, or its rank is unknown."""
         if name not in self.states:
             raise InputError(
                 f"the model has no state {name!r}.{did_you_mean(name, self.states)} It has: {', '.join(self.states)}"
@@ -195,7 +197,7 @@ class StatefulFunction:
 
 
 def _list_dims(value: Value) -> list[str]:
-    """List the names of a tensor's symbolic dims; unnamed ones are left out."""
+    """List the names of a tensor's symbolic dims. Unnamed dims are omitted."""
     return [dim for dim in getattr(value.type, "shape", None) or () if isinstance(dim, str)]
 
 
@@ -204,11 +206,11 @@ class StatefulFunctions:
 
     def __init__(self) -> None:
         self._by_types: dict[object, StatefulFunction] = {}
-        """Functions by input types, for a traced `xrt.Graph`; under None for a model that is not traced."""
+        """For an `xrt.Graph`, the Functions by input types; for other models, the only Function under the key None."""
         self._lock = renew_after_fork(threading.RLock())
 
     def find_declared(self, module: XRTModule) -> StatefulFunction | None:
-        """Return the model's Function with state; None for a graph, which is traced only for the inputs of a call."""
+        """Return the model's Function with state; None for an `xrt.Graph`, which is traced in a call."""
         if module.source.is_traced:
             return None
         with self._lock:
@@ -217,13 +219,13 @@ class StatefulFunctions:
             return self._by_types[None]
 
     def find(self, module: XRTModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> StatefulFunction:
-        """Return the Function with state for the inputs of a call. A graph is traced once for each combination of their types."""
+        """Return the Function with state for the inputs of a call. An `xrt.Graph` is traced once for each set of input types."""
         if (declared := self._by_types.get(None) or self.find_declared(module)) is not None:
             return declared
         source = module.source
-        # The saved traces of a graph have no `build` that could be traced with the state as inputs.
+        # Saved traces were made without the state as inputs, and cannot be made again.
         if not isinstance(source, TracedGraph):
-            raise InputError("a bundle of traces of a graph makes no sessions; save a module of graph.trace(...)")
+            raise InputError("a bundle with traces of a graph has no sessions; save a module of graph.trace(...)")
         module.programs.check_open()
         bound = zip(source.inputs, inputs.bind(source.inputs, args, kwargs), strict=True)
         types = tuple(inputs.infer_type(inputs.normalize(value, argument)) for value, argument in bound)
@@ -231,13 +233,13 @@ class StatefulFunctions:
             if types not in self._by_types:
                 function = StaticModel(source.graph.trace(*types)).get_declared_function()
                 construction = replace(module.construction, cache=module.programs.cache)
-                self._by_types[types] = StatefulFunction(construction.repeat(type(module), function), function)
+                self._by_types[types] = StatefulFunction(construction.create_module(type(module), function), function)
             return self._by_types[types]
 
 
 @contextmanager
 def _delay_interrupt() -> Iterator[None]:
-    """Delay the first Ctrl-C to the end of the block, so that it loses no state. A second one interrupts the block."""
+    """Delay the first Ctrl-C to the end of the block, which updates the state. A second Ctrl-C interrupts the block."""
     # Python delivers signals to the main thread only.
     handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
     if not callable(handler):
@@ -260,14 +262,14 @@ def _delay_interrupt() -> Iterator[None]:
 
 
 class Session:
-    """Runs a module step by step, and passes the state of each call to the next. Create it with `XRTModule.new_session`.
+    """Runs a module step by step, and passes the state from each call to the next. Create it with `XRTModule.new_session`.
 
-    A call takes the non-state inputs of the model and returns the non-state outputs: a single output unwrapped, several as a
-    tuple, None without any. State is created by the first call, or when it is read. Its sizes come from the model, the call's
-    inputs, and ``sizes``; a growing extent starts at 0. Different sessions of a module may be called from several threads at
-    once, but a single session may not.
+    A call takes the inputs that are not state, and returns the outputs that are not state: a single output as is, several as a
+    tuple, and None if there are none. The state is created by the first call, or when it is read. Its sizes come from the model,
+    the inputs of the call, and ``sizes``; a dim that grows starts at 0. Several threads may use different sessions of a module at
+    once, but not the same session.
 
-    Ctrl-C in a call that writes the state in place takes effect when the call ends. A second one interrupts the call; its state
+    If a call updates the state in place, Ctrl-C takes effect when the call ends. A second Ctrl-C interrupts the call. The state
     is then lost, and the next use raises InputError.
     """
 
@@ -275,49 +277,48 @@ class Session:
         self._module = module
         self._sizes = dict(sizes)
         if (device := module.programs.engines.context.device) != "cpu":
-            raise DeviceError(
-                f"the module runs on {device}, and the state of a session is in memory of the host; use device='cpu'"
-            )
+            raise DeviceError(f"the module runs on {device}, and the state of a session is in host memory; use device='cpu'")
         self._stateful: StatefulFunction | None = module.stateful_functions.find_declared(module)
         self._arrays: dict[str, Array] = {}
         self._lost: frozenset[str] = frozenset()
-        """Names of states that a failed or interrupted call may have partly written."""
+        """Names of states that a failed or interrupted call may have partially updated."""
         self._generation = get_generation()
-        """Fork generation of the last call. If it is not the current one, that call may have been running at the fork."""
+        """Fork generation of the last call. In a forked child it differs, and the call may have been running at the fork."""
         self._compiled: StatefulFunction | None = None
         self._busy = renew_after_fork(threading.Lock())
         if self._stateful is not None:
             self._stateful.check_sizes(self._sizes)
 
-    # ------------------------------------------------------------------ calls
-
     def __call__(self, *args: Any, options: RunOptions | None = None, **kwargs: Any) -> Any:
-        """Run one step: read the state, compute, store the next state.
+        """Run one step, and store the next state. ``options`` are those of a call of the module, without buffers.
 
-        ``options`` are as in a call of the module, without buffers. Raises the errors of such a call, and InputError if another
-        call of this session is running, or if the state is lost because an earlier call failed or was interrupted while it
-        updated the state in place.
+        Raises the errors of a call of the module. Raises InputError if another call of this session is running, or if the state
+        is lost, because an earlier call failed or was interrupted while it updated the state.
         """
         if options is not None and options.out is not None:
-            raise InputError("a session keeps some of the outputs: options.out must be None; copy what the call returns")
+            raise InputError(
+                "options.out must be None in a session, because some outputs are its state; copy the returned arrays"
+            )
         with self._require_idle("called"):
             self._check_not_lost("call session.reset(), session.restore(path), or set the state")
             self._stateful = stateful = self._module.stateful_functions.find(self._module, args, kwargs)
-            call_inputs = dict(zip((v.name for v in stateful.others), inputs.bind(stateful.others, args, kwargs), strict=True))
+            call_inputs = dict(
+                zip((v.name for v in stateful.other_inputs), inputs.bind(stateful.other_inputs, args, kwargs), strict=True)
+            )
             return self._step(stateful, call_inputs, options)
 
     def _step(self, stateful: StatefulFunction, call_inputs: Mapping[str, Any], options: RunOptions | None) -> Any:
-        """Call the module with the state and these inputs, store the next state, and return the other outputs."""
-        arrays = {name: self._make(stateful, name, call_inputs) for name in stateful.states}
+        """Call the module with the state and these inputs. Store the next state, and return the outputs that are not state."""
+        arrays = {name: self._get_or_create(stateful, name, call_inputs) for name in stateful.states}
         self._arrays = arrays = stateful.reserve(arrays, call_inputs)
         values = [arrays[v.name] if v.name in arrays else call_inputs[v.name] for v in stateful.function.inputs]
-        if self._compiled is not stateful:  # an interrupted compile or search loses nothing
+        if self._compiled is not stateful:  # separately, because an interrupted compile does not lose the state
             stateful.module.compile(*values)
             self._compiled = stateful
 
         with _delay_interrupt() if stateful.in_place else nullcontext():
-            # Any exception may leave some arrays written and others not. Until the next state is complete, all states that are
-            # updated in place count as lost.
+            # An exception may leave some states updated and others not. Until the call has ended, all states that are updated in
+            # place count as lost.
             self._lost, self._generation = stateful.in_place, get_generation()
             try:
                 results = stateful.module(*values) if options is None else stateful.module(*values, options=options)
@@ -330,42 +331,40 @@ class Session:
         return returned[0] if len(returned) == 1 else returned or None
 
     def _require_idle(self, action: str) -> threading.Lock:
-        """Return the lock to hold while the session is used; raises InputError if it is in use. ``action`` names the use.
+        """Return the lock of the session, for a ``with`` statement. Raises InputError if the session is in use.
 
-        Acquire it by a ``with`` statement, which releases it even after an interrupt.
+        ``action`` names in the text what was tried.
         """
         if self._busy.locked():
             raise InputError(
-                f"the session is {action} while a call of it is under way; a session makes one call at a time: "
-                "give each thread a session, by m.new_session() or session.fork()"
+                f"the session is {action} while a call of it is running; a session runs one call at a time: "
+                "create a session for each thread, by m.new_session() or session.fork()"
             )
         return self._busy
 
     def _check_not_lost(self, advice: str) -> None:
-        """Raise InputError, which ends with ``advice``, if a state may be partly written."""
+        """Raise InputError if a state is lost. ``advice`` is the end of its text."""
         if self._lost:
             names = ", ".join(map(repr, sorted(self._lost)))
             call = "a call that failed or was interrupted"
             if self._generation != get_generation():
                 call = "a call that failed, was interrupted, or ran in another thread when the process was forked"
-            raise InputError(f"the state {names} may have been written in part by {call}; {advice}")
-
-    # ------------------------------------------------------------------ state
+            raise InputError(f"the state {names} may have been partially updated by {call}; {advice}")
 
     @property
     def state(self) -> SessionState:
-        """The state by input name, as a mapping: reads return copies, writes copy the value."""
+        """The state, as a mapping by input name. Reads return copies, writes copy the value."""
         return SessionState(self)
 
     @contextmanager
     def borrow(self) -> Iterator[Mapping[str, Array]]:
-        """Lend the state's arrays for reading, without a copy; calls raise InputError until the block ends."""
+        """Within a ``with`` block, give read access to the arrays of the state without a copy. Calls then raise InputError."""
         with self._require_idle("read"):
-            yield self._make_all("there is nothing to read")
+            yield self._get_or_create_all("there is nothing to read")
 
     @property
     def lost(self) -> frozenset[str]:
-        """Names of the states that a failed call may have partly written. Set, restore or reset them before the next call."""
+        """Names of states that a failed call may have partially updated. Set, restore or reset them before the next call."""
         return self._lost
 
     def reset(self) -> None:
@@ -374,46 +373,46 @@ class Session:
             self._arrays, self._lost = {}, frozenset()
 
     def fork(self) -> Session:
-        """Create an independent session that continues from this state. Arrays that are updated in place are copied."""
+        """Create an independent session that continues from this state."""
         with self._require_idle("forked"):
             in_place = self._stateful.in_place if self._stateful is not None else frozenset()
-            # The other arrays are replaced in each call and never written to, so that both sessions can share them.
+            # Only states that are updated in place are copied. A call replaces the arrays of the other states.
             arrays = {name: array.copy() if name in in_place else array for name, array in self._arrays.items()}
             other = object.__new__(type(self))
             other.__dict__.update(self.__dict__, _busy=renew_after_fork(threading.Lock()), _arrays=arrays)
             return other
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state to a file, for `restore`; raises InputError if it is lost or cannot be created before a call."""
+        """Write the state to a file, for `restore`. Raises InputError if it is lost, or its sizes are known only after a call."""
         from xrt.formats.arrays import write_session
 
         with self._require_idle("saved"):
-            arrays = self._make_all("there is nothing to save")
+            arrays = self._get_or_create_all("there is nothing to save")
             write_session(path, self._require_stateful().function.fingerprint, arrays)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Load the state from a file of `save`; raises InputError for another file or the state of another model."""
+        """Load the state from a file that `save` wrote. Raises InputError for another file, or the state of another model."""
         from xrt.formats.arrays import read_session
 
         with self._require_idle("restored"):
             stateful, (model, arrays) = self._require_stateful(), read_session(path)
             if model != stateful.function.fingerprint:
-                raise InputError(f"{os.fspath(path)!r} holds the state of another model; restore it where it was saved")
+                raise InputError(f"{os.fspath(path)!r} has the state of another model; restore it in a session of that model")
             self._arrays, self._lost = {name: stateful.copy_value(name, value) for name, value in arrays.items()}, frozenset()
 
     def _require_stateful(self) -> StatefulFunction:
         if self._stateful is None:
-            raise InputError("the graph is traced for the inputs of a call, and there was none; call the session first")
+            raise InputError("the graph is traced by the first call, and there was none yet; call the session first")
         return self._stateful
 
-    def _make_all(self, advice: str) -> dict[str, Array]:
-        """Return the arrays of all states, created on first use. Raises InputError, with ``advice``, if one is lost."""
+    def _get_or_create_all(self, advice: str) -> dict[str, Array]:
+        """Return the arrays of all states, created on first use. Raises InputError, with ``advice``, if a state is lost."""
         stateful = self._require_stateful()
         self._check_not_lost(advice)
-        return {name: self._make(stateful, name) for name in stateful.states}
+        return {name: self._get_or_create(stateful, name) for name in stateful.states}
 
-    def _make(self, stateful: StatefulFunction, name: str, call_inputs: Mapping[str, Any] | None = None) -> Array:
-        """Return the array of a state. It is created on first use, with the sizes of ``call_inputs`` if a call is running."""
+    def _get_or_create(self, stateful: StatefulFunction, name: str, call_inputs: Mapping[str, Any] | None = None) -> Array:
+        """Return the array of a state. It is created on first use, with the sizes of the inputs of a running call."""
         if name not in self._arrays:
             self._arrays[name] = stateful.make(name, self._sizes, call_inputs)
         return self._arrays[name]
@@ -435,7 +434,7 @@ class SessionState(MutableMapping[str, Any]):
             stateful = session._require_stateful()
             if name in session._lost:
                 session._check_not_lost("there is nothing to read")
-            return session._make(stateful, name).copy()
+            return session._get_or_create(stateful, name).copy()
 
     def __setitem__(self, name: str, value: Any) -> None:
         session = self._session
@@ -444,7 +443,7 @@ class SessionState(MutableMapping[str, Any]):
             session._lost -= {name}
 
     def __delitem__(self, name: str) -> None:
-        raise InputError(f"state {name!r} cannot be removed; session.reset() forgets all state")
+        raise InputError(f"state {name!r} cannot be removed; session.reset() discards all state")
 
     def __contains__(self, name: object) -> bool:
         return name in self._session._require_stateful().states

@@ -1,8 +1,8 @@
 """Start from stored programs, in the cache or in a bundle, without reading the model or querying engines about nodes.
 
-`restore` creates a specialization from a stored program: it has a plan whose executables are loaded from compiled forms. If
-more is needed (nodes, reasons, another plan), the complete specialization is made from the origin: the model file
-(`StoredPlans`) or the Plan in a bundle (`xrt.module.bundle`).
+`restore` creates a specialization from a stored program. Its executables are loaded from their saved bytes. If nodes, reasons or
+another plan are needed, the complete specialization is loaded: from the model file (`StoredPlans`) or from the bundle
+(`xrt.module.bundle`).
 """
 
 from __future__ import annotations
@@ -56,23 +56,22 @@ if TYPE_CHECKING:
     from xrt.module.options import ModuleOptions
     from xrt.placement.engine_list import EngineList
 
-SMALL = 1024
-"""Minimum bytes of a large constant, which a compiled form references instead of containing it."""
+MIN_LARGE_BYTES = 1024
+"""From this size on, a constant is stored once, and saved executables refer to it."""
 _log = logging.getLogger(__name__)
 
 
-# ---------------------------------------------------------------------- store
-
-
 def list_large_constants(function: Function) -> dict[str, Constant]:
-    """Select the large constants of a Function, by name, which a compiled form may reference."""
+    """Select the large constants of a Function, by name, to which a saved executable may refer."""
     return {
-        name: constant for name, constant in function.constants.items() if constant.nbytes >= SMALL and constant.dtype.bits >= 8
+        name: constant
+        for name, constant in function.constants.items()
+        if constant.nbytes >= MIN_LARGE_BYTES and constant.dtype.bits >= 8
     }
 
 
 def store_program(plan: Plan, list_weights: Callable[[Function], Iterable[StoredWeight]]) -> StoredProgram:
-    """Convert a plan to a record without its nodes; ``list_weights`` locates the large constants of a region.
+    """Convert a plan to a record without nodes. ``list_weights`` locates the large constants of a region.
 
     If the plan cannot run without its nodes, the record has no launches.
     """
@@ -97,15 +96,12 @@ def store_program(plan: Plan, list_weights: Callable[[Function], Iterable[Stored
 
 
 def _is_deferrable(plan: Plan) -> bool:
-    """Whether the plan runs without its nodes: inputs and outputs are host tensors of known rank, without aliases."""
+    """Whether the plan can run without its nodes: inputs and outputs are host tensors of known rank, and none is updated."""
     functions = [plan.function, *(launch.function for launch in plan.launches)]
     types = [value.type for function in functions for value in (*function.inputs, *function.outputs)]
     is_simple = plan.launches and not plan.function.constants and not any(launch.device for launch in plan.launches)
     has_ranks = all(isinstance(type_, TensorType) and type_.shape is not None for type_ in types)
     return bool(is_simple) and has_ranks and not any(function.aliases for function in functions)
-
-
-# ---------------------------------------------------------------------- restore
 
 
 def restore(
@@ -116,16 +112,16 @@ def restore(
 ) -> tuple[Plan, Specialization]:
     """Create the plan and the specialization of a stored program. The nodes of a region are read when they are needed.
 
-    ``read_weight`` returns the bytes of a large constant, ``complete`` the full specialization, with nodes and reasons. They must
-    not reference the module, to avoid a cycle.
+    ``read_weight`` reads the bytes of a large constant. ``complete`` loads the specialization with nodes and reasons. These
+    functions must not refer to the module, because a cycle would keep it alive.
     """
-    if not program.launches:  # its plan needs the nodes
+    if not program.launches:  # the plan cannot run without its nodes
         build = complete()
         return build.plan, build
     complete = cache(complete)
 
     def defer(index: int, launch: StoredLaunch) -> Node:
-        """Create the node of launch ``index``, which reads the nodes and weights of its region on first use."""
+        """Create the launch node with this index. It reads the nodes and weights of its region on first use."""
         function = DeferredFunction(
             launch.inputs,
             launch.outputs,
@@ -139,19 +135,17 @@ def restore(
 
     function = Function(program.inputs, program.outputs, tuple(defer(*pair) for pair in enumerate(program.launches)))
     plan = Plan(function, program.engines, (), context.settings.clustering, program.implicit)
-    saved = SavedSpecialization(plan, lambda: complete().full_function(), complete)
+    saved = SavedSpecialization(plan, lambda: complete().get_full_function(), complete)
     return plan, Specialization(function, context, original=function, saved=saved)
 
-
-# ---------------------------------------------------------------------- the record of a model file
 
 PLANS: Schema[ProgramRecord] = Schema("plans", "program record", write_record, read_record, suffix=".xrt", is_stale=is_stale)
 
 
 def find_stored_plans(model: Any, cache: CompileCache, settings: ModuleOptions, engines: EngineList) -> StoredPlans | None:
-    """Open the stored plans of a model file, of which there may be none yet; None if plans of this module cannot be stored."""
+    """Open the stored plans of a model file, which may be empty; None if plans of this module cannot be stored."""
     if not isinstance(model, str | os.PathLike) or not isinstance(cache.disk, DiskTier) or not hasattr(os, "preadv"):
-        return None  # without reads at an offset, threads and forked processes cannot share a file
+        return None  # threads and forked processes share the open files, and preadv does not move their positions
     has_options = settings.isolate.engines or settings.clustering.pins or settings.check or settings.dump_subgraph_dir
     is_elsewhere = engines.context.device != "cpu" or engines.devices
     if has_options or is_elsewhere or engines.is_auto or settings.choice.is_quantized:
@@ -163,9 +157,9 @@ def find_stored_plans(model: Any, cache: CompileCache, settings: ModuleOptions, 
 
 
 def _make_signature(path: Path, settings: ModuleOptions, engines: EngineList) -> Signature | None:
-    """Make the signature of everything that determines a plan, except the model's content.
+    """Make the signature of everything that determines a plan, except the content of the model.
 
-    None if an engine's source files are unknown, or if a path or an option is not valid text.
+    Return None if an engine's source files are unknown, or if a path or an option is not valid text.
     """
     spec = find_spec("onnx")
     origin = spec.origin if spec else None
@@ -182,7 +176,7 @@ def _make_signature(path: Path, settings: ModuleOptions, engines: EngineList) ->
     if not isinstance(settings.shapes, str):
         ingredients.append(("shapes", repr(settings.shapes)))
     for engine in engines.engines:
-        if engine.spec == engines.implicit:  # not imported: stored plans have no regions on it
+        if engine.spec == engines.implicit:  # stored plans have no regions on it, so it is not imported
             ingredients.append(("implicit", f"{engine.spec} {hash_sources(registry.find_entry_module(engine.name))}"))
         else:
             key = make_engine_key(engine, engines.context).ingredients
@@ -193,10 +187,10 @@ def _make_signature(path: Path, settings: ModuleOptions, engines: EngineList) ->
 
 
 class StoredPlans:
-    """Loads and stores the programs of one model file in the disk cache, for one list of engines and options."""
+    """The programs of a model file in the disk cache, for certain engines and options."""
 
     def __init__(self, path: Path, stamp: Stamp, signature: Signature, context: BuildContext) -> None:
-        """``stamp`` identifies the file's state before the model is read."""
+        """``stamp`` is the stamp of the file before the model is read, to notice changes."""
         self._path, self._stamp, self._key = path, stamp, signature.key
         self._context = context
         assert isinstance(context.cache.disk, DiskTier)
@@ -205,7 +199,7 @@ class StoredPlans:
         self._record = self._records.find(self._key)
         self._files = self._open_files()
         self._tried: set[Any] = {program.key for program in self._record.programs} if self._record else set()
-        """Keys of programs that need no attempt to store them: they are stored, or cannot be."""
+        """Keys of the programs that are stored or cannot be stored."""
 
     def _open_files(self) -> OpenFiles | None:
         """Open the files of the record. If one has changed, discard the record and return None."""
@@ -219,20 +213,18 @@ class StoredPlans:
         return None
 
     def close(self) -> None:
-        """Close the files; weights that were not read yet become unavailable to this module."""
+        """Close the files. Weights that were not read yet become unavailable to this module."""
         if self._files is not None:
             self._files.close()
 
     @cached_property
     def source(self) -> DeferredModel | None:
-        """The model, read on first use; None if nothing is stored."""
+        """The model, which is read when it is needed; None if nothing is stored."""
         record = self._record
         if record is None:
             return None
         load = partial(load_unchanged, self._path, partial(check_unchanged, record.files))
         return DeferredModel(record.inputs, record.outputs, load)
-
-    # ------------------------------------------------------------------ reading
 
     def has(self, key: Any) -> bool:
         """Whether a program is stored under this key."""
@@ -242,9 +234,9 @@ class StoredPlans:
         return next((program for program in self._record.programs if program.key == key), None) if self._record else None
 
     def find(self, key: Any, model: ModelSource) -> Specialization | None:
-        """Restore the specialization stored under this key; None if there is none, or it does not fit.
+        """Restore the specialization stored under this key; None if there is none, or it cannot be used.
 
-        ``model`` is the source of its Function: the model of the file, or its padded form.
+        ``model`` has the Function: it is the model of the file, or its padded form.
         """
         program = self._find_program(key)
         if program is None or len(program.inputs) != len(model.inputs):
@@ -254,11 +246,11 @@ class StoredPlans:
         try:
             return restore(program, self._context, self._read_weight, partial(self._complete, program, model))[1]
         except (XRTError, ValueError, IndexError) as error:
-            self._store.trouble(f"a plan of {self._path} does not fit: {type(error).__name__}: {error}")
+            self._store.report_problem(f"a plan of {self._path} does not fit: {type(error).__name__}: {error}")
             return None
 
     def _read_weight(self, weight: StoredWeight) -> Any:
-        """Read the bytes of a large constant; raises StaleFunction if its file has changed."""
+        """Read the bytes of a large constant. Raises StaleFunction if its file has changed."""
         assert self._files is not None  # only programs of an open record call this
         assert self._record is not None
         if weight.file != IN_RECORD:
@@ -269,16 +261,14 @@ class StoredPlans:
             raise StaleFunction(str(error)) from error
 
     def _complete(self, program: StoredProgram, model: ModelSource) -> Specialization:
-        """Create the full specialization of a program from the source of its Function; raises ModelError."""
+        """Create the specialization of a program with all nodes, from the model. Raises ModelError."""
         context = self._context
         original = model.function(program.key)
         optimized = optimize(original, fold=context.settings.fold_constants, engines=context.engines)
         return Specialization(optimized, context, original=original)
 
-    # ------------------------------------------------------------------ writing
-
-    def keep(self, builds: Mapping[Any, Specialization], source: ModelSource) -> None:
-        """Store the compiled programs of the model file, up to `MOST_PROGRAMS`, if all of their executables are in the cache."""
+    def store(self, builds: Mapping[Any, Specialization], source: ModelSource) -> None:
+        """Store the compiled programs, at most `MOST_PROGRAMS`. Each must have all executables in the cache."""
         if len(self._tried) >= MOST_PROGRAMS:
             return
         compiled = {key: build for (key, fetch), build in list(builds.items()) if not fetch and build.compiled}
@@ -291,10 +281,10 @@ class StoredPlans:
         except (FileNotFoundError, ModelError) as error:  # the model's file was removed or replaced
             _log.info("the plans of %s are not kept: %s", self._path, error)
         except (OSError, ValueError, CacheError, BundleError) as error:
-            self._store.trouble(str(error))
+            self._store.report_problem(str(error))
 
     def _is_complete(self, build: Specialization, source: ModelSource) -> bool:
-        """Whether a later process can start from the plan alone: no refused node, only host tensors, all executables cached."""
+        """Whether a later process can run the program without the model's nodes and without a compile."""
         if not all(isinstance(value.type, TensorType) for value in (*source.inputs, *source.outputs)):
             return False
         plan = build.program().plan
@@ -302,10 +292,10 @@ class StoredPlans:
             return False
         if any(launch.engine == self._context.engines.implicit for launch in plan.launches):
             return False
-        return all(self._store.entries.path(region.signature.key).is_file() for region in build.regions())
+        return all(self._store.entries.get_path(region.signature.key).is_file() for region in build.regions())
 
     def _write(self, new: Mapping[Any, Specialization], source: ModelSource) -> None:
-        """Add programs to the stored record, unless a file of the model has changed since it was read."""
+        """Add programs to the stored record, unless a file of the model has changed since the model was read."""
         files = self._identify(source)
         if not files or len(files) > MAX_FILES:
             _log.info("the plans of %s are not kept: a file has changed since it was read, is gone, or they are many", self._path)
@@ -313,9 +303,9 @@ class StoredPlans:
         sections, paths = dict[str, Any](), [path for path, _ in files]
 
         def list_weights(function: Function) -> Iterator[StoredWeight]:
-            """Yield where the large constants of a region are stored: in a file of the model, or as a section of the record.
+            """Yield the places of the large constants of a region: in a file of the model, or a section of the record.
 
-            A constant in any other file is omitted. It is read together with the nodes.
+            A constant in another file is omitted, so it is read together with the nodes.
             """
             constants = list_large_constants(function)
             locations = find_places(self._path, self._stamp, constants)
@@ -335,12 +325,12 @@ class StoredPlans:
             before = self._records.read(self._key)  # other processes may have stored programs
         merged = merge(before, ProgramRecord(source.inputs, source.outputs, programs, files, sections=sections))
         if merged is not None:
-            self._records.keep(self._key, merged)
+            self._records.write(self._key, merged)
 
     def _identify(self, source: ModelSource) -> tuple[tuple[str, Stamp], ...]:
         """Return (path, stamp) of each file of the model; empty if a file has changed since the model was read.
 
-        A file of external data is listed by the path in the model, which may be a symlink, and by the resolved path.
+        An external data file is listed with the path in the model, which may be a symlink, and with the resolved path.
         """
         if identify_file(self._path) != self._stamp or not isinstance(source, StaticModel):
             return ()

@@ -1,13 +1,14 @@
-"""Tuning a module: the fastest plan for a call, or the configuration that serves most requests per second.
+"""Tuning a module: find the fastest plan for a call, or the configuration that serves most requests per second.
 
-Throughput is measured in a closed loop over instances of the module, each with a plan per batch size. An instance is a thread
-that calls a module; engines release the GIL while they compute. Instances with several threads each have a separate module, whose
-executables have their own threads. So do instances whose calls would otherwise be serialized: without streams a compiled model of
-OpenVINO 2026.4.1 runs one call at a time (two calls of a small BERT take 2.38 ms, one alone 1.20).
+Throughput is measured by instances that call the module in a loop, with a plan for each batch size. An instance is a thread that
+calls a module; engines release the GIL while they compute. If an instance computes on several threads, it has a separate module,
+because calls of one executable share its threads. The same holds if an executable runs only one call at a time: with OpenVINO
+2026.4.1 without streams, two concurrent calls of a small BERT take 2.38 ms, and one call 1.20 ms.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -43,10 +44,10 @@ if TYPE_CHECKING:
 Objective: TypeAlias = Literal["latency", "throughput"]
 THROUGHPUT_KEYWORDS = ("p99", "batches", "instances", "batch_dim", "seed")
 """Keywords of `XRTModule.tune` that are only for throughput."""
-SEARCH_SHARE = 0.5
-"""Fraction of the budget for plan searches."""
-THROUGHPUT_BUDGET = 60.0
-"""Default budget of a search for throughput, in seconds."""
+SEARCH_FRACTION = 0.5
+"""Fraction of the time budget that is used to search for plans."""
+THROUGHPUT_BUDGET_SECONDS = 60.0
+"""Default time budget of tuning for throughput."""
 
 
 def tune(
@@ -58,10 +59,9 @@ def tune(
     progress: ProgressCallback | bool | None,
     throughput: Mapping[str, Any],
 ) -> TuningResult | ThroughputResult:
-    """Search for a placement, as `XRTModule.tune` describes.
+    """Implement `XRTModule.tune`. ``throughput`` has the arguments `THROUGHPUT_KEYWORDS`; None: not passed by the caller.
 
-    ``throughput`` has the values of `THROUGHPUT_KEYWORDS`, None for each that the caller did not pass. Raises OptionError if one
-    was passed with another objective.
+    Raises OptionError if one of these was passed with another objective.
     """
     throughput = {name: value for name, value in throughput.items() if value is not None}
     if objective not in ("latency", "throughput"):
@@ -74,7 +74,7 @@ def tune(
         shows = programs.settings.shows_progress if progress is None else progress
         return tune_throughput(module, args, kwargs, budget=budget, progress=shows, **throughput)
     if throughput:
-        raise OptionError(f"{next(iter(throughput))}= is of objective='throughput'; pass that too, or leave it out")
+        raise OptionError(f"{next(iter(throughput))}= is for objective='throughput'; pass that too, or remove it")
     values = module.check_inputs(args, kwargs) if args or kwargs else None
     placer = partial(programs.placer.tune, values=values, budget=budget, progress=progress, retune=True)
     build = module.specialize(values, place=placer)
@@ -83,28 +83,25 @@ def tune(
     return build.tuned
 
 
-# ---------------------------------------------------------------------- the serving configuration
-
-
 def find_serving_record(module: XRTModule) -> ServingConfiguration | None:
-    """Find the serving configuration of a module: from `tune`, else its lock, its bundle or the cache; None if none has one."""
+    """Find the serving configuration of a module: from `tune`, its lockfile, its bundle, or the cache; None if there is none."""
     if module.serving_record is None and (lock := module.programs.settings.lock) is not None:
         module.serving_record = lock.lock.serving
     if module.serving_record is None and module.bundle is not None:
         module.serving_record = read_serving(module.bundle)
     elif module.serving_record is None:
         location = None
-        with suppress(XRTError):  # the model cannot be read: a call reports that better
+        with suppress(XRTError):  # if the model cannot be read, a call reports it
             location = _find_record_location(module, module.programs.lowering)
-        document = location[0].decision(location[1]) if location else None
+        document = location[0].read_decision(location[1]) if location else None
         module.serving_record = None if document is None else document.serving
     return module.serving_record
 
 
 def _find_record_location(module: XRTModule, lower: LoweringWithinBudget | None) -> tuple[CostStore, Signature] | None:
-    """Find the cost store, and the key in it, of a module's serving configuration; None if it cannot be stored.
+    """Return the store and the key of a module's serving configuration; None if it cannot be stored.
 
-    The error budget of ``lower`` is part of the key, so nothing can be stored if the code of the budget's metric is unknown.
+    The key includes the error budget of ``lower``. If the code of the budget's metric is unknown, nothing can be stored.
     """
     from xrt.cache import DiskTier
     from xrt.cache.cost_store import CostStore
@@ -129,7 +126,7 @@ def store_serving(module: XRTModule, record: ServingConfiguration, lower: Loweri
 
 
 def read_serving(file: BundleFile) -> ServingConfiguration | None:
-    """Read the serving configuration of a bundle; None if its module was not tuned. Raises BundleError if damaged."""
+    """Read the serving configuration of a bundle; None if its module was not tuned. Raises BundleError if it is damaged."""
     from xrt.formats.placement_file import parse_serving
 
     try:
@@ -155,16 +152,15 @@ def tune_throughput(
     progress: ProgressCallback | bool = False,
     use: Callable[[XRTModule, Sequence[Any]], object] | None = None,
 ) -> ThroughputResult:
-    """Search for throughput as `XRTModule.tune` describes, and store the result in the module and its cache.
+    """Tune for throughput as `XRTModule.tune` describes, and store the result in the module and its cache.
 
-    ``use`` is called with an instance of the chosen configuration and the inputs of a full batch, before the instances are
-    closed.
+    Before the instances are closed, ``use`` is called with one of the chosen configuration, and the inputs of a full batch.
     """
     from xrt.placement.autotune import check_budget
     from xrt.placement.throughput import BATCH_SIZES, ThroughputRequest, ThroughputSweep, list_splits, parse_batches, parse_bound
 
-    lower = module.programs.lowering  # instances are modules without an error budget, and the bench searches for them
-    seconds = THROUGHPUT_BUDGET if budget is None else budget
+    lower = module.programs.lowering  # the instances have no error budget: the bench searches their plans of lower precision
+    seconds = THROUGHPUT_BUDGET_SECONDS if budget is None else budget
     check_budget(seconds)
     bound = parse_bound(p99)
     values = module.check_inputs(args, kwargs, pads=False)[: len(module.inputs)] if args or kwargs else None
@@ -172,10 +168,10 @@ def tune_throughput(
     pool, sizes = RequestPool(module, values, batch_dim, seed), parse_batches(BATCH_SIZES if batches is None else batches)
     if not (reason := pool.reason) and sizes[-1] > 1:
         with nullcontext(module) if lower is None else _make_exact_module(module) as exact:
-            reason = pool.check_independent(exact, min(MOST_CHECKED, sizes[-1]))
-    sizes, notes = ((1,), (f"requests are not joined: {reason}",)) if reason else (sizes, ())
+            reason = pool.check_independent(exact, min(MAX_REQUESTS_CHECKED, sizes[-1]))
+    sizes, notes = ((1,), (f"requests are not batched: {reason}",)) if reason else (sizes, ())
     with (
-        closing(ModuleBench(module, pool, splits, sizes, SEARCH_SHARE * seconds, lower)) as bench,
+        closing(ModuleBench(module, pool, splits, sizes, SEARCH_FRACTION * seconds, lower)) as bench,
         show_progress(f"tuning for throughput (budget {seconds:g} s)", enabled=progress is True) as show,
     ):
         began = time.perf_counter()
@@ -200,8 +196,8 @@ def tune_throughput(
 
 
 def _make_exact_module(module: XRTModule) -> XRTModule:
-    """Create a float32 module that places by list order, to compare batches with single requests at full precision."""
-    from xrt.module.module import XRTModule  # which has this module among its parts
+    """Create a float32 module that places by list order, to compare the results of batches and single requests."""
+    from xrt.module.module import XRTModule  # which imports this module
 
     listed = module.programs.engines
     engines = [engine for engine in listed.engines if engine.spec != listed.implicit]
@@ -210,46 +206,47 @@ def _make_exact_module(module: XRTModule) -> XRTModule:
 
 
 def count_modules(module: XRTModule, calls: int) -> int:
-    """Count the modules that ``calls`` concurrent calls need, given the executables compiled so far.
+    """Count the modules that ``calls`` concurrent calls need, with the executables that are compiled now.
 
-    With several threads each call needs a module, because calls of one executable share its threads. With one thread a call
-    computes in the calling thread, and one module suffices unless an executable limits its concurrent runs.
+    With several threads each call needs a module, because calls of one executable share its threads. With one thread, one module
+    is enough unless an executable limits its concurrent runs.
     """
     if module.threads > 1:
         return calls
     programs = (build.compiled for build in module.dispatcher)
-    bounds = (executable.concurrent_runs for program in programs if program is not None for executable in program.executables)
-    return -(-calls // min((bound for bound in bounds if bound is not None), default=calls))
+    limits = (executable.concurrent_runs for program in programs if program is not None for executable in program.executables)
+    calls_per_module = min((limit for limit in limits if limit is not None), default=calls)
+    return math.ceil(calls / calls_per_module)
 
 
 POOL_SIZE = 32
-"""Number of distinct requests, which the load repeats."""
-MOST_CHECKED = 4
-"""Maximum number of requests in the test for independence."""
-LOWERING = ("max_error", "calibrate", "validate", "precision")
+"""Number of different requests, which are sent again and again."""
+MAX_REQUESTS_CHECKED = 4
+"""Maximum size of the batch whose results are compared with those of single requests."""
+PRECISION_KEYWORDS = ("max_error", "calibrate", "validate", "precision")
 """Module options that allow lower precision."""
-LEAST_SEARCH = 6.0
-"""Minimum seconds per plan search; a small budget makes fewer searches."""
+MIN_SEARCH_SECONDS = 6.0
+"""Minimum time of a search for a plan. With a small budget, plans are searched for fewer batch sizes."""
 
 
 class RequestPool:
-    """Single-row requests, and their concatenation into calls."""
+    """Requests of one row each, which can be concatenated to the inputs of a call."""
 
     def __init__(self, module: XRTModule, values: Sequence[Any] | None, batch_dim: str | None, seed: int) -> None:
-        """``values`` are the inputs of a call; None draws random ones. Raises InputError if that fails."""
+        """``values`` are the inputs of a call; None draws random inputs. Raises InputError if that fails."""
         source = module.source
         self.inputs = source.inputs
         self.dim, self.reason = "", "an xrt.Graph has no symbolic dim"
-        """The symbolic dim that counts requests; if there is none, it is empty, and the reason says why."""
+        """The symbolic dim that counts requests. If there is none, it is empty and `reason` says why."""
         if not source.is_traced:
             self.dim, self.reason = find_batch_dim(source.inputs, source.outputs, batch_dim)
         elif batch_dim is not None:
-            raise OptionError("batch_dim= is of a model with symbolic dims, and an xrt.Graph has none; pass graph.trace(...)")
+            raise OptionError("batch_dim= needs a model with symbolic dims, and an xrt.Graph has none; pass graph.trace(...)")
         if values is None:
             samples = sample_inputs(source.get_declared_function(), seed, {self.dim: POOL_SIZE} if self.dim else {})
             values = [samples[value.name] for value in self.inputs]
         self._values, self._rows = list(values), list[dict[int, Any]]()
-        """The inputs of a call; and for each request its row of the inputs that have the batch dim, by input index."""
+        """The inputs of a call. For each request, its row of each input that has the batch dim, by the index of the input."""
         if self.dim:
             axes = list(list_open_axes(self.inputs))
             sizes = {**read_sizes(self.inputs, self._values), self.dim: POOL_SIZE}
@@ -258,19 +255,19 @@ class RequestPool:
             self._rows = [{index: resized[index][row : row + 1].copy() for index in batched} for row in range(POOL_SIZE)]
 
     def join(self, first: int, count: int) -> list[Any]:
-        """Concatenate ``count`` requests, from index ``first`` on, to the inputs of one call."""
+        """Concatenate ``count`` requests, from index ``first``, to the inputs of a call."""
         rows, values = self._rows, list(self._values)
         for index in rows[0] if rows else ():
             values[index] = np.concatenate([rows[request % len(rows)][index] for request in range(first, first + count)])
         return values
 
     def split(self, results: Any, count: int) -> list[Any]:
-        """Split the results of a call of ``count`` requests into a list of outputs for each request."""
+        """Split the results of a call with ``count`` requests into a list of outputs for each request."""
         outputs = results if isinstance(results, tuple) else (results,)
         return [[output[row : row + 1] for output in outputs] for row in range(count)] if self.dim else [outputs]
 
     def check_independent(self, module: XRTModule, count: int) -> str:
-        """Explain why requests cannot be batched; empty if each has the same results in a batch as alone."""
+        """Explain why requests cannot be batched; empty if ``count`` requests have the same results in a batch as alone."""
         batch_results = module(*self.join(0, count))
         names = [value.name for value in module.outputs]
         for name, output in zip(names, batch_results if isinstance(batch_results, tuple) else (batch_results,), strict=True):
@@ -279,12 +276,12 @@ class RequestPool:
         for index, batched in enumerate(self.split(batch_results, count)):
             (alone,) = self.split(module(*self.join(index, 1)), 1)
             if not (comparison := compare_all(batched, alone, names=names)):
-                return f"a request has other results together with others than alone: {comparison.message}"
+                return f"a request has other results in a batch than alone: {comparison.message}"
         return ""
 
 
 class ModuleBench:
-    """Measures instances of a module, as directed by a `ThroughputSweep`. Close it to release them."""
+    """Creates and measures instances of a module for a `ThroughputSweep`. Close it to release the instances."""
 
     def __init__(
         self,
@@ -295,48 +292,46 @@ class ModuleBench:
         budget: float,
         lower: LoweringWithinBudget | None = None,
     ) -> None:
-        """``budget`` is in seconds, for all plan searches; ``lower`` searches for plans within an error budget."""
+        """``budget`` is the time of all searches for plans, in seconds; ``lower`` searches for plans within an error budget."""
         self.dim, self._pool, self._module, self._lower, self._largest = pool.dim, pool, module, lower, sizes[-1]
         searches = dict.fromkeys((split.threads, size) for size in (sizes[-1], sizes[0]) for split in splits)
-        self._searches = list(searches)[: max(1, int(budget / LEAST_SEARCH))]
-        """(threads, batch size) pairs at which plans are searched, the largest size first."""
+        self._searches = list(searches)[: max(1, int(budget / MIN_SEARCH_SECONDS))]
+        """(threads, batch size) of each search for a plan, the largest size first."""
         self._seconds = budget / len(self._searches)
         self._modules: dict[int, list[XRTModule]] = defaultdict(list)
         """Modules by thread budget."""
         self._placements: dict[tuple[int, int], TuningResult] = {}
         """Placements by thread budget and batch size."""
         self._placed: set[tuple[int, int]] = set()
-        """(id of module, batch size) where the module has adopted the placement."""
+        """(id of module, batch size) for which the module uses the placement."""
         self._warm: set[tuple[int, int]] = set()
-        """(id of module, batch size) where the module has made a call."""
+        """(id of module, batch size) of calls that were made before the measurement."""
         self.is_exact = bool(pool.dim)
-        """Whether a call with another batch size than the tuned ones would compile another program."""
+        """Whether each batch size needs a separate program."""
         if pool.dim:
             values = module.check_inputs(pool.join(0, 1), {}, pads=False)[: len(module.inputs)]
-            reason, sizes_of_call = module.sizes.find_reason(values, module.programs), read_sizes(module.inputs, values)
+            reason, sizes_of_call = module.sizes.why_not_general(values, module.programs), read_sizes(module.inputs, values)
             self.is_exact = bool(module.programs.engines.is_auto or reason)
             if reason and (padding := module.sizes.find_padding(module.programs)) is not None:
                 self.is_exact = padding.choose({**sizes_of_call, self.dim: 3})[self.dim] == 3
 
-    # ------------------------------------------------------------------ instances
-
     def find_module(self, threads: int, index: int = 0) -> XRTModule:
-        """Return instance ``index`` with this thread budget, created on first use. Instances share only the disk cache."""
-        from xrt.module.module import XRTModule  # which has this module among its parts
+        """Return the module with this thread budget and index, created on first use. Modules share only the disk cache."""
+        from xrt.module.module import XRTModule  # which imports this module
 
         modules, construction = self._modules[threads], self._module.construction
-        # A search for plans of lower precision has these options already.
-        left_out = () if self._lower is None else LOWERING
+        # The search for plans of lower precision already has these options.
+        left_out = () if self._lower is None else PRECISION_KEYWORDS
         options = {name: value for name, value in construction.options.items() if name not in left_out}
         options |= {"threads": threads, "lock": None, "progress": False}
         while len(modules) <= index:
             cache = CompileCache(disk=self._module.programs.cache.disk)
             construction = replace(construction, cache=cache, options=options)
-            modules.append(construction.repeat(XRTModule, self._module.source))
+            modules.append(construction.create_module(XRTModule, self._module.source))
         return modules[index]
 
     def _warm_up(self, module: XRTModule, sizes: Sequence[int]) -> None:
-        """Compile for calls of these batch sizes and run one call of each, unless that was done before."""
+        """Make a call with each of these batch sizes, unless that was done before."""
         for size in sizes:
             if (id(module), size) not in self._warm:
                 self._specialize(module, size)
@@ -344,29 +339,27 @@ class ModuleBench:
                 self._warm.add((id(module), size))
 
     def _count_modules(self, split: Split, sizes: Sequence[int]) -> int:
-        """Return the number of modules that the instances of a split need."""
+        """Count the modules that the instances of a split need."""
         first = self.find_module(split.threads)
         if split.threads == 1:
             self._warm_up(first, sizes)
         return count_modules(first, split.instances)
 
-    # ------------------------------------------------------------------ plans
-
     def _specialize(self, module: XRTModule, size: int) -> Specialization:
-        """Return the specialization for calls of ``size`` requests; with ``auto`` the module first adopts the placement."""
+        """Return the specialization for calls of ``size`` requests. With "auto", first give the module the placement."""
         values, key = module.check_inputs(self._pool.join(0, size), {}), (module.threads, size)
         if module.programs.engines.is_auto and (id(module), size) not in self._placed:
             if key not in self._placements:
                 self._placements[key] = self._find_placement(module, size, values)
             tuned = self._placements[key]
             build = module.specialize(values, place=lambda function: tuned)
-            module.programs.compile(build)  # adopting a decision drops uncompiled specializations
+            module.programs.compile(build)
             module.programs.adopt_decision(build)
             self._placed.add((id(module), size))
         return module.specialize(values)
 
     def _find_placement(self, module: XRTModule, size: int, values: list[Any]) -> TuningResult:
-        """Choose the placement for a batch size: searched for the largest and smallest; other sizes use that of the largest."""
+        """Find the placement for a batch size: by a search for the largest and smallest, else that of the largest size."""
         placer, threads = module.programs.placer, module.threads
         if (threads, size) in self._searches:
             place = partial(placer.tune, values=values, budget=self._seconds, progress=False, lower=self._lower)
@@ -379,10 +372,8 @@ class ModuleBench:
         assert tuned is not None  # the placer has set it
         return tuned
 
-    # ------------------------------------------------------------------ the interface for a sweep
-
     def run_load(self, split: Split, batch: int, concurrency: int, seconds: float) -> LoadResult:
-        """Measure throughput and latency with ``concurrency`` requests in flight, on instances that are placed and warmed up."""
+        """Measure throughput and latency with ``concurrency`` requests in flight."""
         modules = [self.find_module(split.threads, index) for index in range(self._count_modules(split, (batch,)))]
         for module in modules:
             self._warm_up(module, (batch,))
@@ -393,11 +384,11 @@ class ModuleBench:
         return run_closed_loop([partial(serve, instance) for instance in range(split.instances)], batch, concurrency, seconds)
 
     def describe_plan(self, split: Split, size: int) -> str:
-        """Describe the engines of the plan for this batch size."""
+        """Describe the plan for this batch size."""
         return describe_plan(self._specialize(self.find_module(split.threads), size).plan)
 
     def measure_memory(self, split: Split, sizes: Sequence[int]) -> int | None:
-        """Sum the bytes of all instances for these batch sizes: weights count once, other memory of engines for each module."""
+        """Sum the bytes of all instances. Weights count once, other memory of engines for each module."""
         builds = [self._specialize(self.find_module(split.threads), size) for size in sizes]
         reports = [build.memory() for build in {id(build): build for build in builds}.values()]
         weights = max((memory.weights + memory.unused for memory in reports), default=0)
@@ -405,7 +396,7 @@ class ModuleBench:
         return weights + self._count_modules(split, sizes) * private
 
     def transfer_plans(self, threads: int) -> None:
-        """Give the module that is tuned the plans found for ``threads``, if this is its thread budget."""
+        """Give the tuned module the plans that were found for ``threads``, if this is its thread budget."""
         for placed_threads, size in list(self._placements):
             if placed_threads == threads == self._module.threads:
                 self._specialize(self._module, size)

@@ -184,7 +184,7 @@ class AutoPlacement:
         decision = load_decision(self._make_request(function)[0], store, ingredients)
         if decision is not None:
             return SizedPlacement(sizes, decision)
-        document = store.decision(make_decision_key(self._make_request(model.get_declared())[0]))
+        document = store.read_decision(make_decision_key(self._make_request(model.get_declared())[0]))
         if document is None or document.sizes.keys() != sizes.keys():
             return None
         latest = FrozenDict({name: document.sizes[name] for name in sizes})

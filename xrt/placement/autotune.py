@@ -159,7 +159,7 @@ def tune(
         disturbed, cut_off, costs = search.profiler.disturbed, search.profiler.cut_off, tuned.table.regions.items()
         table = CostTable({x: cost for x, cost in costs if x not in (cut_off if isinstance(cost, str) else disturbed)})
         for engine in unwrap(request.engines):
-            store.keep(table, [engine], request.contexts[engine.spec])
+            store.store_costs(table, [engine], request.contexts[engine.spec])
         store_decision(tuned, request, store)
     warn_unmeasured(tuned, request.function)
     return tuned
@@ -696,7 +696,7 @@ def load_cost_table(store: CostStore, request: PlacementRequest) -> CostTable:
     # Costs are stored by engine and device: those of a GPU say nothing about the CPU.
     table = CostTable()
     for engine in unwrap(request.engines):
-        table = table.merge(store.table([engine], request.contexts[engine.spec]))
+        table = table.merge(store.read_costs([engine], request.contexts[engine.spec]))
     return table
 
 

@@ -126,7 +126,7 @@ def list_available_engines(
     OptionError if no engine is left. ``devices`` maps engines, by name or spec, to their requested devices.
     """
     named = [entry for entry in requested if entry != AUTO]
-    statuses: Mapping[str, EngineStatus] = store.statuses() if store is not None else {}
+    statuses: Mapping[str, EngineStatus] = store.read_statuses() if store is not None else {}
     # Named engines need no probe: a missing one is reported by its own error.
     if not named:
         statuses = _probe_engines(statuses, store)
@@ -161,7 +161,7 @@ def list_available_engines(
     ready = {name for name, status in statuses.items() if status.state == "ready"}
     new_names = [engine.name for engine in engines if engine.spec == engine.name and engine.name not in ready]
     if store is not None and (probed := {name: registry.probe(name) for name in new_names if name in registry.names()}):
-        store.keep_statuses(list({**store.statuses(), **probed}.values()))
+        store.store_statuses(list({**store.read_statuses(), **probed}.values()))
     if not engines and named:
         registry.create(named[0])  # raises EngineUnavailable if it is missing
     if not engines:
@@ -176,7 +176,7 @@ def _probe_engines(statuses: Mapping[str, EngineStatus], store: CostStore | None
         return statuses
     probed = [registry.probe(name) for name in registry.list_by_rank()]
     if store is not None and all(status.state != "broken" for status in probed):  # a broken engine may be repaired at any time
-        store.keep_statuses(probed)
+        store.store_statuses(probed)
     return {status.name: status for status in probed}
 
 

@@ -285,13 +285,13 @@ def load_decision(request: PlacementRequest, store: CostStore, ingredients: Ingr
     A decision is used if its search had at least the budget of the request, or was requested by the user. Nothing is measured or
     calibrated. ``ingredients`` are the key entries of the error budget, if there is one.
     """
-    document = store.decision(make_decision_key(request, ingredients))
+    document = store.read_decision(make_decision_key(request, ingredients))
     if document is None:
         return None
     try:
         result = read_decision(document, request)
     except XRTError as error:
-        store.store.trouble(f"a decision cannot be used: {error}")
+        store.store.report_problem(f"a decision cannot be used: {error}")
         return None
     return result if result.is_explicit or result.budget >= request.budget else None
 
@@ -307,7 +307,7 @@ def store_decision(
 def mark_checked(request: PlacementRequest, store: CostStore, ingredients: Ingredients | None = ()) -> None:
     """Record in a stored decision that the results of its plan agreed with the reference."""
     key = make_decision_key(request, ingredients)
-    document = store.decision(key)
+    document = store.read_decision(key)
     if document is not None and document.search is not None:
         store.store_decision(key, document.replace(search=document.search.replace(is_checked=True)))
 

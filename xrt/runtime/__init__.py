@@ -1,7 +1,7 @@
 """Compile a Plan to a Program, and run Programs.
 
-The compile turns launch nodes into executables, through the cache. A Program is a straight line of launches over value slots.
-The runtime neither places nodes nor knows engines by name.
+Each launch node is compiled to an executable, through the cache. A Program runs the launches one after the other. The runtime
+does not choose engines, and does not know them by name.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
         to_run_failed as to_run_failed,
     )
     from xrt.runtime.threads import (
-        available_cores as available_cores,
-        default_budget as default_budget,
+        count_available_cores as count_available_cores,
         find_granted_threads as find_granted_threads,
+        get_default_budget as get_default_budget,
         resolve_thread_budget as resolve_thread_budget,
         set_budget_source as set_budget_source,
         set_default_budget as set_default_budget,

@@ -1,4 +1,4 @@
-"""Compile the regions of a Plan through the cache, in parallel where engines allow it, and locate refused nodes."""
+"""Compile the regions of a Plan in parallel, through the cache. If an engine refuses a region, find the nodes to blame."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A launch that its engine did not compile, although the engine supports each node in isolation."""
+    """A region that its engine failed to compile or run, although the engine supports each of its nodes."""
 
     launch: Launch
     nodes: tuple[str, ...]
@@ -60,18 +60,21 @@ def compile_plan(
     progress: Progress | None = None,
     streams: Streams | None = None,
     graph: bool = False,
-    narrow: bool = False,
+    blame_nodes: bool = False,
 ) -> Program | tuple[Refusal, ...]:
-    """Compile a plan to a Program. If engines refuse some of its launches, return these refusals in plan order instead.
+    """Compile a plan to a Program. If engines refuse regions of the plan, return the refusals in plan order instead.
 
-    ``engines`` maps the engine specs in the plan to engines. Up to ``context.threads`` launches compile in parallel, except
-    those of engines that compile one at a time. Equal signatures are compiled once and cached. ``progress`` is called from the
-    compiling threads, never concurrently. For a plan on devices, ``streams`` are the module's streams, and with ``graph`` calls
-    are recorded as a device graph. With ``narrow``, parts of a refused region are compiled to find the nodes to blame, which the
-    cache stores. Raises DeviceError if a device is unavailable, OutOfDeviceMemory if its memory runs out.
+    Up to ``context.threads`` regions compile in parallel; some engines compile one region at a time. Equal regions are compiled
+    once.
+
+    ``engines`` has the engines by spec. ``progress`` is called from the compiling threads, never by two at once. For a plan on
+    devices, ``streams`` are the module's streams, and ``graph`` records calls as a device graph. With ``blame_nodes``, parts of a
+    refused region are compiled to find the nodes to blame, which the cache stores.
+
+    Raises DeviceError if a device is unavailable, OutOfDeviceMemory if its memory runs out.
     """
     regions = list_regions(plan, engines, context)
-    outcomes = _Compilation(regions, context.threads, cache, progress, narrow).outcomes()
+    outcomes = _Compilation(regions, context.threads, cache, progress, blame_nodes).compile_all()
     leases = [outcome for outcome in outcomes if isinstance(outcome, Lease)]
     # Keep executables only if the whole plan compiled.
     if len(leases) < len(outcomes):
@@ -88,11 +91,12 @@ def compile_plan(
 
 @dataclass(frozen=True)
 class RegionToCompile:
-    """A launch with its engine, the engine's version, and the compile context of its device."""
+    """A launch with all that is needed to compile it."""
 
     launch: Launch
     engine: GraphCompiler
     version: str
+    """The version of the engine."""
     context: CompileContext
 
     @cached_property
@@ -101,11 +105,11 @@ class RegionToCompile:
 
     @property
     def lane(self) -> object:
-        """Key of the regions that compile one after the other: those with equal signatures, or of an engine that requires it."""
+        """Regions with the same key compile one after the other: equal regions, and regions of an engine that requires it."""
         return self.signature.key if self.engine.compiles_in_parallel else type(self.engine)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
-        """Compile ``function``, the region or a part of it. One compile runs at a time if the engine requires that."""
+        """Compile the region or a part of it. If the engine requires it, wait for its other compiles in this process."""
         if self.engine.compiles_in_parallel:
             return self.engine.compile(function, context)
         with _locks_lock:
@@ -139,7 +143,7 @@ class RegionToCompile:
         except CompileRefused:
             raise
         except Exception as error:
-            # The model file has changed, so do not blame the engine.
+            # The model file has changed, so the engine is not to blame.
             if stale := find_stale(error):
                 raise stale from None
             accelerator, requester = context.accelerator, f"engine {launch.engine!r} in {launch.name}"
@@ -156,7 +160,7 @@ class RegionToCompile:
 
 
 _locks: WeakKeyDictionary[type[GraphCompiler], threading.Lock] = WeakKeyDictionary()
-"""Engine class to its lock, for engines that compile one region at a time."""
+"""A lock for each class of engines that compile one region at a time."""
 _locks_lock = renew_after_fork(threading.Lock())
 
 
@@ -169,7 +173,7 @@ def list_regions(plan: Plan, engines: Mapping[str, GraphCompiler], context: Comp
         if launch.engine not in engines:
             listed = ", ".join(map(repr, engines)) or "none"
             raise PlanError(f"the plan has {launch.name} on engine {launch.engine!r}, and the engines are: {listed}")
-    # Query each version and open each device once per plan.
+    # Each version is queried, and each device opened, only once.
     versions = {spec: engines[spec].version() for spec in dict.fromkeys(launch.engine for launch in plan.launches)}
     devices = [launch.device or plan.device for launch in plan.launches]
     contexts = dict.fromkeys(devices, context)
@@ -183,22 +187,22 @@ def list_regions(plan: Plan, engines: Mapping[str, GraphCompiler], context: Comp
 
 @dataclass
 class _Compilation:
-    """The compilation of one plan: its regions and their outcomes."""
+    """The compilation of one plan."""
 
     regions: Sequence[RegionToCompile]
     threads: int
     cache: CompileCache
     progress: Progress | None
-    narrows: bool
-    blamed: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Signature key of a refused region to the indices of the nodes to blame."""
+    blames_nodes: bool
+    culprits: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Indices of the nodes to blame, by the signature key of a refused region."""
     results: dict[int, Lease | Refusal] = field(default_factory=dict)
-    """Outcomes by region index."""
+    """Leases and refusals by region index."""
     is_abandoned: bool = False
-    """Whether an error or interrupt has ended the compilation; threads then stop after their current region."""
+    """Whether an error or interrupt has ended the compilation. Threads then stop after their current region."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def outcomes(self) -> list[Lease | Refusal]:
+    def compile_all(self) -> list[Lease | Refusal]:
         """Compile all regions; return a lease or a refusal for each. Any other error is raised, after all leases are released."""
         lanes: dict[object, list[int]] = {}
         try:
@@ -206,7 +210,7 @@ class _Compilation:
             self._run_parallel(lambda region: region.signature.key, self.regions)
             for index, region in enumerate(self.regions):
                 lanes.setdefault(region.lane if self.threads > 1 else None, []).append(index)
-            # Lanes of engines that compile one at a time are the longest, and start first.
+            # Lanes of engines that compile one region at a time take longest, so they start first. Their keys are classes.
             self._run_parallel(self._compile, [lanes[key] for key in sorted(lanes, key=lambda key: isinstance(key, str))])
         except BaseException:
             with self.lock:
@@ -216,7 +220,7 @@ class _Compilation:
         return [self.results[index] for index in range(len(self.regions))]
 
     def _run_parallel(self, work: Callable[[T], object], items: Sequence[T]) -> None:
-        """Call `work` with each item, in up to `threads` threads; if a call fails, stop and raise its error.
+        """Call ``work`` with each item, in up to `threads` threads. If a call fails, stop and raise its error.
 
         Ctrl-C does not wait for compiles in progress, because they cannot be interrupted.
         """
@@ -241,14 +245,14 @@ class _Compilation:
                     raise
 
         threads = [begin(run_remaining, "xrt-compile") for _ in range(workers)]
-        # A signal that arrives just before a wait is handled only after it, so no wait is long.
+        # A signal that arrives just before a wait is handled only after the wait, so waits are short.
         while wait(threads, 1.0).not_done:
             pass
         for thread in threads:
             thread.result()
 
     def _compile(self, lane: Sequence[int]) -> None:
-        """Compile the regions with these indices in order. Equal regions are not merged: a Refusal has the names of its nodes."""
+        """Compile the regions with these indices in order. Equal regions each have an outcome: a Refusal names their nodes."""
         for index in lane:
             if self.is_abandoned:
                 return
@@ -259,8 +263,8 @@ class _Compilation:
                 _log.info("%s is refused: %s", region.launch.name, error)
                 nodes = set(region.launch.nodes)
                 culprits = tuple(node for node in getattr(error, "nodes", ()) if node in nodes)
-                # Nothing to search: the engine named the nodes, or there is only one.
-                if self.narrows and isinstance(error, CompileRefused) and not error.nodes and len(nodes) > 1:
+                # No search is needed if the engine named the nodes or the region has only one.
+                if self.blames_nodes and isinstance(error, CompileRefused) and not error.nodes and len(nodes) > 1:
                     culprits = self._find_culprits(region, error)
                 outcome = Refusal(region.launch, culprits or region.launch.nodes, error)
             with self.lock:
@@ -269,12 +273,12 @@ class _Compilation:
                     if self.progress is not None:
                         self.progress(len(self.results), len(self.regions))
                     continue
-            # The caller has been interrupted, and nobody else would release this lease.
+            # The compilation was abandoned, and nothing else would release this lease.
             if isinstance(outcome, Lease):
                 outcome.release()
 
     def _find_culprits(self, region: RegionToCompile, error: CompileRefused) -> tuple[str, ...]:
-        """Find the names of the nodes to blame for a refusal by compiling parts of the region; store them in the cache."""
+        """Compile parts of a refused region to find the names of the nodes to blame; store these in the cache."""
         from xrt.partition.fold import extract_subgraph
 
         function, key = region.launch.function, region.signature.key
@@ -287,16 +291,16 @@ class _Compilation:
             return True
 
         def refuse() -> Executable:
-            raise CompileRefused(str(error), [function.nodes[index].name for index in self.blamed[key]])
+            raise CompileRefused(str(error), [function.nodes[index].name for index in self.culprits[key]])
 
-        if key not in self.blamed:
+        if key not in self.culprits:
             _log.info("%s: looking for the nodes to blame", region.launch.name)
-            self.blamed[key] = find_culprits(describe_patterns(function), compiles)
+            self.culprits[key] = find_culprits(describe_patterns(function), compiles)
             request = CompileRequest(function, region.engine, region.context)
             with suppress(CompileRefused):
                 # `force` replaces the stored refusal, which names no nodes.
                 self.cache.lease(region.signature, refuse, force=True, request=request)
-        return tuple(function.nodes[index].name for index in self.blamed[key])
+        return tuple(function.nodes[index].name for index in self.culprits[key])
 
 
 MAX_TRIALS = 16
@@ -304,13 +308,14 @@ MAX_TRIALS = 16
 
 
 def find_culprits(
-    patterns: Sequence[object], compiles: Callable[[Sequence[int]], bool], most: int = MAX_TRIALS
+    patterns: Sequence[object], compiles: Callable[[Sequence[int]], bool], max_trials: int = MAX_TRIALS
 ) -> tuple[int, ...]:
-    """Find the indices of the nodes to blame for a region that does not compile; the other nodes compile together.
+    """Find the indices of the nodes to blame for a region that does not compile. The remaining nodes compile together.
 
-    ``compiles`` tests a list of ascending node indices; it is called at most ``most`` times. A bisection finds the shortest
-    prefix that fails, whose last node is to blame. If the other nodes still fail, all nodes with the same entry in ``patterns``
-    are blamed too, because equal blocks fail alike. When the trials run out, all nodes not known to compile are blamed.
+    ``compiles`` tests a list of ascending node indices; it is called at most ``max_trials`` times. ``patterns`` has a key for
+    each node. A bisection finds the shortest prefix that fails, and blames its last node. If the remaining nodes still fail, all
+    nodes with the key of that node are blamed too, because equal blocks of a model usually fail alike. When the trials run out,
+    all nodes that are not known to compile are blamed.
     """
     remaining, trials = list(range(len(patterns))), 0
 
@@ -319,30 +324,33 @@ def find_culprits(
         trials += 1
         return not compiles(indices)
 
-    def others(remaining: Sequence[int]) -> tuple[int, ...]:
-        return tuple(sorted(set(range(len(patterns))).difference(remaining)))
+    def list_others(indices: Sequence[int]) -> tuple[int, ...]:
+        return tuple(sorted(set(range(len(patterns))).difference(indices)))
 
     while True:
         # Invariant of the bisection: remaining[:low] compiles, remaining[:high] fails.
         low, high = 0, len(remaining)
-        while high - low > 1 and trials < most:
+        while high - low > 1 and trials < max_trials:
             middle = (low + high) // 2
-            low, high = (low, middle) if fails(remaining[:middle]) else (middle, high)
-        if high - low > 1 or trials >= most:
-            return others(remaining[:low])
+            if fails(remaining[:middle]):
+                high = middle
+            else:
+                low = middle
+        if high - low > 1 or trials >= max_trials:
+            return list_others(remaining[:low])
         culprit = remaining[high - 1]
-        alone = [index for index in remaining if index != culprit]
-        # Equal blocks of a model usually fail alike.
-        unlike = [index for index in remaining if patterns[index] != patterns[culprit]]
-        if not alone or not fails(alone):
-            return others(alone)
-        remaining = unlike if len(unlike) < len(alone) else alone
-        if not remaining or (len(unlike) < len(alone) and trials < most and not fails(remaining)):
-            return others(remaining)
+        without_culprit = [index for index in remaining if index != culprit]
+        if not without_culprit or not fails(without_culprit):
+            return list_others(without_culprit)
+        # Several nodes fail. Drop all nodes like this one, and search again in the remaining ones.
+        remaining = [index for index in remaining if patterns[index] != patterns[culprit]]
+        is_tested = len(remaining) == len(without_culprit)  # no other node was like the culprit: the same nodes just failed
+        if not remaining or (not is_tested and trials < max_trials and not fails(remaining)):
+            return list_others(remaining)
 
 
 def describe_patterns(function: Function) -> list[str]:
-    """Compute a key for each node from its operator, types, small constants and neighbors. Equal blocks have equal keys."""
+    """Compute a key for each node from its operator, types, small constants and neighbors. Nodes of equal blocks share keys."""
     from xrt.partition.fold import extract_subgraph  # only after a failure
 
     positions, keys = {node.name: index for index, node in enumerate(function.nodes)}, []
@@ -350,7 +358,7 @@ def describe_patterns(function: Function) -> list[str]:
         # The shape key leaves out the values of floats. Support may depend on a scale or the bounds of a Clip, not on a bias.
         constants = (function.constants.get(name) for name in node.uses)
         small = (constant.digest.hex() for constant in constants if constant is not None and constant.array.size <= SMALL)
-        # Neighbors are part of the key: an engine may refuse a product before one operator but not an equal one before another.
+        # With the neighbors, since an engine may refuse a product only before a certain operator.
         producers = (producer for name in node.uses if (producer := function.producer(name)) is not None)
         users = (use.node for name in node.outputs if name for use in function.users(name))
         block = sorted({index, *(positions[neighbor.name] for neighbor in (*producers, *users))})

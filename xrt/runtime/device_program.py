@@ -1,7 +1,7 @@
 """Programs on devices, and recording of their calls as device graphs.
 
-Each value is copied once to each device that reads it. Work is queued on one stream per device, and the host waits only where
-it reads a value.
+Each value is copied once to each device that reads it. Work is enqueued on one stream per device. The host waits only before it
+reads a value.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from xrt.runtime.host_adapter import upload
 from xrt.runtime.inputs import check_updated
 from xrt.runtime.memory_plan import Arena, MemoryPlan
 from xrt.runtime.program import (
-    DEFAULT,
+    DEFAULT_OPTIONS,
     OutputInspector,
     Program,
     copy_inputs,
@@ -48,25 +48,26 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 HOST = "cpu"
-Place: TypeAlias = tuple[int, str]
+Location: TypeAlias = tuple[int, str]
 """(slot, device name): the copy of a value on one device."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
-    """A launch with its index in the plan and its device, and the copies to make and values to release after it."""
+    """A launch on a device, and what to do after it."""
 
     number: int
     step: Step
     device: str
-    copies: tuple[Place, ...]
-    """Copies of its results on other devices. They start directly after the launch, to overlap with later launches."""
-    frees: tuple[Place, ...]
-    """Values that nothing later reads, so they are released after the launch."""
+    copies: tuple[Location, ...]
+    """Where to copy its results. These copies start directly after the launch, so that they overlap with later launches."""
+    releases: tuple[Location, ...]
+    """Values to release after the launch, because no later launch or copy reads them."""
 
 
 def plan_steps(plan: Plan, slots: ValueTable) -> tuple[DeviceStep, ...]:
     """Convert the launches of a plan to steps, in plan order."""
+    # From the last launch to the first: `needed` has the values that later launches, copies or the caller read.
     slot_of = {name: slot for slot, name in enumerate(slots.names)}
     targets: dict[int, list[str]] = {}
     for copy in plan.copies:
@@ -77,13 +78,15 @@ def plan_steps(plan: Plan, slots: ValueTable) -> tuple[DeviceStep, ...]:
         copies = tuple((slot, target) for slot in step.writes for target in targets.get(slot, ()))
         needed.update((slot, name) for slot, _ in copies)
         accessed = dict.fromkeys((slot, name) for slot in (*step.reads, *step.writes))
-        steps.append(DeviceStep(step_index, step, name, copies, tuple(place for place in accessed if place not in needed)))
+        steps.append(
+            DeviceStep(step_index, step, name, copies, tuple(location for location in accessed if location not in needed))
+        )
         needed.update(accessed)
     return tuple(reversed(steps))
 
 
 class DeviceCall:
-    """The state of one call. Methods only enqueue work; `wait_for`, `settle`, and copies while profiling also wait for it."""
+    """The state of one call. Its methods enqueue work. Only `wait_for`, `synchronize`, and copies while profiling wait."""
 
     def __init__(
         self,
@@ -92,32 +95,32 @@ class DeviceCall:
         counter: TransferCounter,
         recorder: Recorder | None = None,
     ) -> None:
-        self.values: dict[Place, Any] = {}
+        self.values: dict[Location, Any] = {}
         self.devices = devices
         self.streams = streams
         self.references: dict[str, list[object]] = {name: [] for name in devices}
-        """Objects that must stay alive until the device's stream has finished the work of this call."""
+        """Objects that must stay alive until a device has finished the work of this call, by device name."""
         self._counter = counter
         self._recorder = recorder
         self._downloads: dict[int, tuple[int, Device, Event]] = {}
-        """Maps a slot to its latest copy to the host: its index in the order of all copies, the device, and the copy's event."""
+        """The latest copy of each slot to the host: its position in the order of all copies, its device and its event."""
         self._numbers = itertools.count()
 
-    def copy(self, value: Any, source: str, place: Place, name: str) -> None:
-        """Start to copy a value (or list) from device `source` to `place`. While profiling, wait and record it under `name`."""
-        began, (slot, target) = perf_counter(), place
+    def copy(self, value: Any, source: str, location: Location, name: str) -> None:
+        """Start to copy a value (or list) from device ``source`` to ``location``. While profiling, wait, and record ``name``."""
+        began, (slot, target) = perf_counter(), location
         if HOST not in (source, target):
             self.devices[target].after(self.streams[target], self.devices[source].event(self.streams[source]))
-        self.values[place] = self.send(value, source, target)
+        self.values[location] = self.send(value, source, target)
         if target == HOST:
             accelerator = self.devices[source]
             self._downloads[slot] = next(self._numbers), accelerator, accelerator.event(self.streams[source])
         if self._recorder is not None:
-            self.settle(source if target == HOST else target)
+            self.synchronize(source if target == HOST else target)
             self.record(name, source, target, value, began)
 
     def record(self, name: str, source: str, target: str, value: Any, began: float) -> None:
-        """Record a finished copy if the call is profiled; ``began`` is its start by `perf_counter`."""
+        """Record a finished copy if the call is profiled; ``began`` is the `perf_counter` time at its start."""
         if self._recorder is not None:
             self._recorder.add_copy(name, source, target, _count_bytes(value), began, perf_counter())
 
@@ -129,7 +132,9 @@ class DeviceCall:
             return None
         accelerator = self.devices[source if target == HOST else target]
         stream = self.streams[accelerator.name]
-        direction = "out" if target == HOST else "in" if source == HOST else "across"
+        direction = "across"
+        if HOST in (source, target):
+            direction = "out" if target == HOST else "in"
         try:
             if direction == "across":
                 sent = accelerator.copy_across(value, self.devices[source], stream)
@@ -142,14 +147,16 @@ class DeviceCall:
         return sent.array
 
     def wait_for(self, slots: Sequence[int]) -> None:
-        """Wait for the copies of these slots to the host. Copies of one device are in order, so wait for its latest one."""
-        downloads = sorted(filter(None, (self._downloads.pop(slot, None) for slot in slots)), key=lambda arrival: arrival[0])
+        """Wait for the copies of these slots to the host."""
+        downloads = [self._downloads.pop(slot) for slot in slots if slot in self._downloads]
+        # The copies of a device end in order, so only its latest copy is waited for.
+        downloads.sort(key=lambda download: download[0])
         for accelerator, event in {accelerator.name: (accelerator, event) for _, accelerator, event in downloads}.values():
             if not accelerator.is_done(event):
                 self._counter.add(waits=1)
                 accelerator.wait_for(event)
 
-    def settle(self, name: str) -> None:
+    def synchronize(self, name: str) -> None:
         """Wait for all work on the stream of a device."""
         self._counter.add(waits=1)
         self.devices[name].wait([self.streams[name]])
@@ -162,10 +169,10 @@ def _count_bytes(value: Any) -> int:
 
 
 class CapturedCall:
-    """Records a call as a device graph on first use, and replays it afterwards, one replay at a time."""
+    """Records the first call as a device graph, and replays it for later calls, one at a time."""
 
     def __init__(self, program: MultiDeviceProgram, buffers: Sequence[Array] | None = None) -> None:
-        """With ``buffers``, for a bound call: every call has the same inputs and writes its outputs to these buffers."""
+        """``buffers`` are those of a bound call: each call has the same inputs, and writes its outputs to these buffers."""
         self._program = program
         self._buffers = buffers
         self._reason = why_not_capturable(program)
@@ -185,59 +192,59 @@ class CapturedCall:
                 return None
             call = program.call()
             stream = call.streams[program.plan.device]
-            program.begin(DEFAULT, call.streams)
-            if not is_first:  # the recording already has the inputs of the first call
-                self._fill(inputs, call)
+            program.wait_for_caller(DEFAULT_OPTIONS, call.streams)
+            if not is_first:  # `_record` has copied the inputs of the first call
+                self._copy_inputs(inputs, call)
             try:
-                fresh = [self._allocate(output, stream) for output in self._outputs] if self._buffers is None else []
-                self._recording.replay(stream)  # type: ignore[union-attr]  # `_record` said so
-                call.references[program.plan.device] += [self._recording, self._outputs]  # keeps its memory alive, too
-                for result, output in zip(fresh, self._outputs if fresh else (), strict=True):
-                    program.home().copy_within(result, output, stream)
+                results = [self._allocate(output, stream) for output in self._outputs] if self._buffers is None else []
+                self._recording.replay(stream)  # type: ignore[union-attr]  # `_record` has set it
+                call.references[program.plan.device] += [self._recording, self._outputs]
+                for result, output in zip(results, self._outputs if results else (), strict=True):
+                    program.get_device().copy_within(result, output, stream)
             finally:
-                program.hold(call)
-        return fresh if self._buffers is None else list(self._buffers)
+                program.keep_until_done(call)
+        return results if self._buffers is None else list(self._buffers)
 
     def _record(self, inputs: Sequence[Any]) -> bool:
-        """Record a call; return whether that succeeded. If not, `run` returns None from now on, and `str` has the reason."""
+        """Record a call; return whether that succeeded. After a failure, `run` returns None, and `str` states the reason."""
         program, call = self._program, self._program.call()
-        device, stream = program.home(), call.streams[program.plan.device]
-        alone = device.new_stream()  # excludes work that other threads enqueue on the module's stream
+        device, stream = program.get_device(), call.streams[program.plan.device]
+        capture_stream = device.new_stream()  # other threads enqueue work on the module's stream
         try:
-            program.begin(DEFAULT, call.streams)
-            # With caller-owned buffers, inputs on the device are read in place.
-            is_fixed = [self._buffers is not None and program.is_at_home(value) for value in inputs]
+            program.wait_for_caller(DEFAULT_OPTIONS, call.streams)
+            # A bound call always has the same inputs, so those on the device are read in place.
+            is_fixed = [self._buffers is not None and program.is_on_plan_device(value) for value in inputs]
             self._inputs = [x if fixed else self._allocate(x, stream) for x, fixed in zip(inputs, is_fixed, strict=True)]
-            self._fill(inputs, call)
-            device.follow(alone, stream)
-            self._recording = device.record(alone, lambda: self._work(alone))
+            self._copy_inputs(inputs, call)
+            device.follow(capture_stream, stream)
+            self._recording = device.record(capture_stream, lambda: self._enqueue_work(capture_stream))
         except Exception as error:  # noqa: BLE001  # libraries raise arbitrary errors when a capture fails
             message = str(error) if isinstance(error, XRTError) else f"{type(error).__name__}: {error}"
             self._reason = f"recording a call failed: {' '.join(message.split())}"
-            device.wait([alone])  # pending work uses memory that is released below
+            device.wait([capture_stream])  # its work uses memory that is released below
             _log.info("no graph of %s: %s", program.plan.function.name, self._reason)
             self.close()
         finally:
-            program.hold(call)
+            program.keep_until_done(call)
         return self._recording is not None
 
-    def _work(self, stream: Stream) -> None:
-        program, home = self._program, self._program.plan.device
+    def _enqueue_work(self, stream: Stream) -> None:
+        program, plan_device = self._program, self._program.plan.device
         call = program.call(RunOptions(stream=stream))
-        call.values.update(((slot, home), array) for slot, array in enumerate(self._inputs))
-        program.play(call)
-        self._outputs = [call.values[place] for place in program.outputs]
+        call.values.update(((slot, plan_device), array) for slot, array in enumerate(self._inputs))
+        program.enqueue_steps(call)
+        self._outputs = [call.values[location] for location in program.outputs]
         for buffer, output in zip(self._buffers or (), self._outputs if self._buffers else (), strict=True):
-            program.home().copy_within(buffer, output, stream)
+            program.get_device().copy_within(buffer, output, stream)
 
-    def _fill(self, inputs: Sequence[Any], call: DeviceCall) -> None:
+    def _copy_inputs(self, inputs: Sequence[Any], call: DeviceCall) -> None:
         """Copy the inputs of a call into the arrays that the recording reads."""
-        program, home = self._program, self._program.plan.device
+        program, plan_device = self._program, self._program.plan.device
         for value, target in zip(inputs, self._inputs, strict=True):
             if value is not target:
-                array = value if program.is_at_home(value) else call.send(value, HOST, home)
-                call.references[home].append(array)
-                program.home().copy_within(target, array, call.streams[home])
+                array = value if program.is_on_plan_device(value) else call.send(value, HOST, plan_device)
+                call.references[plan_device].append(array)
+                program.get_device().copy_within(target, array, call.streams[plan_device])
 
     def _allocate(self, like: Any, stream: Stream) -> Array:
         return self._program.allocate(like.shape, like.dtype, stream, "a recorded call")
@@ -270,39 +277,41 @@ def why_not_capturable(program: MultiDeviceProgram) -> str:
     return "" if program.steps else "nothing is launched"
 
 
-NOWHERE = MemoryPlan(Arena(), {}, frozenset(), frozenset(), ())
-"""A memory plan without an arena, because each device allocates from its own pool."""
+NO_ARENA = MemoryPlan(Arena(), {}, frozenset(), frozenset(), ())
+"""A memory plan without fixed addresses: each device allocates from its own pool."""
 
 
 class MultiDeviceProgram(Program):
     """A Plan compiled for devices. Thread-safe.
 
-    Inputs are arrays of the host or the plan's device, outputs arrays of the plan's device. On an accelerator a call returns
-    when its work is enqueued, unless `block` is set; work that the caller then enqueues on its current stream is ordered after
-    it.
+    Inputs are arrays of the host or the plan's device; outputs are arrays of the plan's device. On an accelerator, a call returns
+    when its work is enqueued, unless ``RunOptions.block`` is set. Work that the caller then enqueues on its current stream runs
+    after it.
     """
 
     def __init__(self, plan: Plan, leases: Sequence[Lease], streams: Streams, graph: bool = False) -> None:
-        super().__init__(plan, leases, NOWHERE)
+        super().__init__(plan, leases, NO_ARENA)
         self.steps = plan_steps(plan, self._slots)
-        self.outputs: tuple[Place, ...] = tuple((slot, plan.device) for slot in self._slots.outputs)
+        self.outputs: tuple[Location, ...] = tuple((slot, plan.device) for slot in self._slots.outputs)
         read = [(slot, entry.device) for entry in self.steps for slot in entry.step.reads]
-        self._input_places = tuple(place for place in dict.fromkeys((*read, *self.outputs)) if place[0] in self._slots.inputs)
+        self._input_locations = tuple(
+            location for location in dict.fromkeys((*read, *self.outputs)) if location[0] in self._slots.inputs
+        )
         used = {plan.device, *(entry.device for entry in self.steps)} - {HOST}
         self._devices: Mapping[str, Device] = {name: device(name) for name in sorted(used)}
         self._module_streams = streams
         self._counter = TransferCounter()
         self._pending: deque[tuple[Device, Event, list[object]]] = deque()
         self._captured = CapturedCall(self) if graph else None
-        self._settle = weakref.finalize(self, _wait_for_work, self._pending, streams, tuple(self._devices.values()))
+        self._finish = weakref.finalize(self, _wait_for_work, self._pending, streams, tuple(self._devices.values()))
 
     @property
     def fast_call(self) -> None:
-        """Always None: a call on devices must manage transfers and the order of streams."""
+        """None, because a call on devices must copy values and order streams."""
 
     @property
     def traffic(self) -> TransferStats:
-        """Counts of the transfers and waits so far, over all calls."""
+        """Counts of the transfers and waits of all calls so far."""
         return self._counter.read()
 
     @property
@@ -310,104 +319,108 @@ class MultiDeviceProgram(Program):
         """Describe the device graph of the calls, or why there is none; empty if no graph was requested."""
         return str(self._captured or "")
 
-    # ------------------------------------------------------------------ calls
+    def run(
+        self, inputs: Sequence[Any], options: RunOptions = DEFAULT_OPTIONS, inspection: OutputInspector | None = None
+    ) -> list[Any]:
+        """Run, and return the outputs, in plan order, as arrays of the plan's device.
 
-    def run(self, inputs: Sequence[Any], options: RunOptions = DEFAULT, inspection: OutputInspector | None = None) -> list[Any]:
-        """Run and return the outputs, in plan order, as arrays of the plan's device.
-
-        Raises RunFailed like `Program`, and OutOfDeviceMemory; the program stays usable after both.
+        Raises RunFailed like `Program.run`, and OutOfDeviceMemory. The program stays usable after both.
         """
         for _, target in self._slots.aliases:
             if isinstance(inputs[target], np.ndarray):
                 check_updated(self._slots.names[target], inputs[target])
         self._release_finished()
         self._counter.add(calls=1)
-        plain = options.out is None and not options.profile and inspection is None and options.stream is None
-        if self._captured is not None and plain:
+        is_plain = options.out is None and not options.profile and inspection is None and options.stream is None
+        if self._captured is not None and is_plain:
             results = self._captured.run(inputs)
             if results is not None:
-                streams = self._streams(options)
-                self.end(options, streams)
+                streams = self._get_streams(options)
+                self.make_caller_wait(options, streams)
                 self._wait(options, streams)
                 return results
         return self._run_steps(inputs, options, inspection)
 
     def _run_steps(self, inputs: Sequence[Any], options: RunOptions, inspection: OutputInspector | None) -> list[Any]:
         call, began = self.call(options), perf_counter()
-        self.begin(options, call.streams)
+        self.wait_for_caller(options, call.streams)
         try:
             self._place_inputs(call, inputs)
             try:
-                self.play(call, options, inspection)
+                self.enqueue_steps(call, options, inspection)
             except XRTError as error:
-                error.updated = None  # launches before it may have updated inputs
+                error.updated = None  # unknown: earlier launches may have updated inputs
                 raise
             results = self._collect_results(call, inputs, options)
         finally:
-            self.hold(call)
-            self.end(options, call.streams)  # also after a failure: pending work may still read the inputs
+            self.keep_until_done(call)
+            self.make_caller_wait(options, call.streams)  # also after a failure: pending work may still read the inputs
         self._wait(options, call.streams)
         if options.profile:
             self._recorder.add_call(began, perf_counter())
         return results
 
-    def call(self, options: RunOptions = DEFAULT) -> DeviceCall:
-        """Create the state of a call: its streams, and no values yet."""
-        return DeviceCall(self._devices, self._streams(options), self._counter, self._recorder if options.profile else None)
+    def call(self, options: RunOptions = DEFAULT_OPTIONS) -> DeviceCall:
+        """Create the state of a call, without values yet."""
+        return DeviceCall(self._devices, self._get_streams(options), self._counter, self._recorder if options.profile else None)
 
-    def _streams(self, options: RunOptions) -> dict[str, Stream]:
+    def _get_streams(self, options: RunOptions) -> dict[str, Stream]:
         streams = {name: self._module_streams.on(name) for name in self._devices}
         if options.stream is not None:
-            streams[self.plan.device] = self.home().get_stream(options.stream)
+            streams[self.plan.device] = self.get_device().get_stream(options.stream)
         return streams
 
-    def home(self) -> Device:
-        """The plan's device; raises KeyError if that is the host."""
+    def get_device(self) -> Device:
+        """Return the plan's device, which must not be the host."""
         return self._devices[self.plan.device]
 
     def _activate(self, name: str, call: DeviceCall) -> Any:
         return nullcontext() if name == HOST else self._devices[name].activate(call.streams[name])
 
     def _place_inputs(self, call: DeviceCall, inputs: Sequence[Any]) -> None:
-        """Copy each input to the devices that read it, and the program's constants, which are outputs, to the plan's device."""
-        home, names = self.plan.device, self._slots.names
-        for place in self._input_places:
-            slot, target = place
+        """Copy each input to the devices that read it, and constants, which are outputs of the program, to the plan's device."""
+        plan_device, names = self.plan.device, self._slots.names
+        for location in self._input_locations:
+            slot, target = location
             value, name = inputs[slot], names[slot]
-            origin = home if self.is_at_home(value) else HOST
+            origin = plan_device if self.is_on_plan_device(value) else HOST
             if origin == HOST and not isinstance(value, np.ndarray | list | None):
-                raise DeviceError(f"input {name!r} lies neither on the host nor on {home}, where the module runs; copy it there")
+                raise DeviceError(
+                    f"input {name!r} is neither on the host nor on {plan_device}, where the module runs; copy it there"
+                )
             if target == origin or value is None:
-                call.values[place] = value
+                call.values[location] = value
             else:
-                call.copy(value, origin, place, name)
+                call.copy(value, origin, location, name)
             if origin != HOST:
                 # Keep the caller's array alive until queued work has read it.
                 call.references[origin].append(value)
         for slot, array in self._slots.constants.items():
             if self.plan.device == HOST:
-                call.values[slot, home] = array
+                call.values[slot, plan_device] = array
             else:
-                call.copy(array, HOST, (slot, home), names[slot])
+                call.copy(array, HOST, (slot, plan_device), names[slot])
 
-    def is_at_home(self, value: Any) -> bool:
-        """Whether a value is on the plan's device; False if that is the host."""
+    def is_on_plan_device(self, value: Any) -> bool:
+        """Whether a value is on the plan's device; False if the plan's device is the host."""
         if isinstance(value, list):
-            return bool(value) and self.is_at_home(value[0])
-        return self.plan.device != HOST and self.home().owns(value)
+            return bool(value) and self.is_on_plan_device(value[0])
+        return self.plan.device != HOST and self.get_device().owns(value)
 
-    def play(self, call: DeviceCall, options: RunOptions = DEFAULT, inspection: OutputInspector | None = None) -> None:
+    def enqueue_steps(
+        self, call: DeviceCall, options: RunOptions = DEFAULT_OPTIONS, inspection: OutputInspector | None = None
+    ) -> None:
         """Enqueue all launches and copies in order."""
         for entry in self.steps:
             self._launch(entry, call, options, inspection)
-            for place in entry.copies:
-                call.copy(call.values[place[0], entry.device], entry.device, place, self._slots.names[place[0]])
+            for location in entry.copies:
+                call.copy(call.values[location[0], entry.device], entry.device, location, self._slots.names[location[0]])
 
     def _launch(self, entry: DeviceStep, call: DeviceCall, options: RunOptions, inspection: OutputInspector | None) -> None:
-        """Run a launch, or enqueue it on its device; store its results and release the values that nothing later reads."""
+        """Run a launch, or enqueue it on its device. Store its results, and release values that nothing later reads."""
         name, step, values = entry.device, entry.step, call.values
         if name == HOST:
-            # A host engine reads the arrays at once; device work is ordered by its stream.
+            # An engine on the host reads the arrays immediately. Work on a device is ordered by its stream.
             call.wait_for(step.reads)
         args = [values[slot, name] for slot in step.reads]
         before: Sequence[Any] = args
@@ -426,13 +439,13 @@ class MultiDeviceProgram(Program):
             raise shortage or to_run_failed(launch, error)  # noqa: B904  # it has its cause
         if options.profile:
             if accelerator is not None:
-                call.settle(name)
+                call.synchronize(name)
             self._recorder.add(entry.number, began, perf_counter())
         if inspection is not None:
             self._inspect(entry, call, inspection, before, results)
         values.update(zip(((slot, name) for slot in step.writes), results, strict=True))
-        for place in entry.frees:
-            del values[place]
+        for location in entry.releases:
+            del values[location]
 
     def _inspect(
         self, entry: DeviceStep, call: DeviceCall, inspection: OutputInspector, args: Sequence[Any], results: Sequence[Any]
@@ -447,14 +460,12 @@ class MultiDeviceProgram(Program):
         if (problem := inspection.check(launch, args, results)) is not None:
             raise RunFailed(problem, launch.name)
 
-    # ------------------------------------------------------------------ results
-
     def _collect_results(self, call: DeviceCall, inputs: Sequence[Any], options: RunOptions) -> list[Any]:
         if self.plan.device == HOST:
             call.wait_for(self._slots.outputs)
-        results = [call.values[place] for place in self.outputs]
+        results = [call.values[location] for location in self.outputs]
         with self._activate(self.plan.device, call):
-            self._unshare(results, inputs)
+            self._copy_shared_outputs(results, inputs)
             computed = tuple(results)
             for source, target in self._slots.aliases:
                 results[source] = self._update_input(call, inputs[target], results[source], self._slots.names[target])
@@ -465,46 +476,44 @@ class MultiDeviceProgram(Program):
         return results
 
     def _update_input(self, call: DeviceCall, target: Any, result: Any, name: str) -> Any:
-        """Copy an output to the input ``target`` that it updates, on the host or the plan's device; return the input."""
+        """Copy an output to the input that it updates (``target``, on the host or the plan's device); return the input."""
         if result is target:
             return target
-        if self.plan.device == HOST or self.is_at_home(target):
+        if self.plan.device == HOST or self.is_on_plan_device(target):
             target[...] = result
             return target
-        home, began = self.plan.device, perf_counter()
-        sent = call.send(result, home, HOST)
-        call.settle(home)
+        plan_device, began = self.plan.device, perf_counter()
+        sent = call.send(result, plan_device, HOST)
+        call.synchronize(plan_device)
         np.copyto(target, sent)
-        call.record(name, home, HOST, sent, began)
+        call.record(name, plan_device, HOST, sent, began)
         return target
 
-    # ------------------------------------------------------------------ order between the caller's work and ours
-
-    def begin(self, options: RunOptions, streams: Mapping[str, Stream]) -> None:
+    def wait_for_caller(self, options: RunOptions, streams: Mapping[str, Stream]) -> None:
         """Make the call's work wait for the work on the caller's current stream."""
         if self.plan.device != HOST and options.stream is None:
-            self.home().follow(streams[self.plan.device], self.home().current_stream())
+            self.get_device().follow(streams[self.plan.device], self.get_device().current_stream())
 
-    def end(self, options: RunOptions, streams: Mapping[str, Stream]) -> None:
+    def make_caller_wait(self, options: RunOptions, streams: Mapping[str, Stream]) -> None:
         """Make later work on the caller's current stream wait for the call's work."""
         if self.plan.device != HOST and options.stream is None:
-            self.home().follow(self.home().current_stream(), streams[self.plan.device])
+            self.get_device().follow(self.get_device().current_stream(), streams[self.plan.device])
 
     def _wait(self, options: RunOptions, streams: Mapping[str, Stream]) -> None:
         if options.block and self.plan.device != HOST:
             self._counter.add(waits=1)
-            self.home().wait([streams[self.plan.device]])
+            self.get_device().wait([streams[self.plan.device]])
 
-    def hold(self, call: DeviceCall) -> None:
-        """Keep the arrays that a call's copies use alive until the copies are done. Then `_release_finished` releases them."""
+    def keep_until_done(self, call: DeviceCall) -> None:
+        """Keep the arrays that a call's work uses alive until the work is done; `_release_finished` then releases them."""
         for name, references in call.references.items():
-            # A caller's stream needs an event even without copies: `close` waits for our own streams only.
+            # `close` waits for the module's streams. Work on a caller's stream needs an event to wait for.
             if references or call.streams[name] is not self._module_streams.on(name):
                 accelerator = self._devices[name]
                 self._pending.append((accelerator, accelerator.event(call.streams[name]), references))
 
     def _release_finished(self) -> None:
-        """Release objects of finished copies of earlier calls."""
+        """Release the arrays of earlier calls whose work is done."""
         pending = self._pending
         while pending:
             try:
@@ -515,14 +524,12 @@ class MultiDeviceProgram(Program):
                 pending.appendleft(first)
                 return
 
-    # ------------------------------------------------------------------ the rest
-
     def make_timed_call(self, inputs: Sequence[Any]) -> Callable[[], Sequence[Any]]:
-        """Create a function that runs the program on uploaded inputs and waits for the results, for timing."""
+        """Create a function for timing: it runs the program on inputs that were uploaded before, and waits for the results."""
         args, options = list(inputs), RunOptions(block=True)
         if self.plan.device != HOST:
-            with self.home().activate(self._module_streams.on(self.plan.device)):
-                args = upload(inputs, self.home())
+            with self.get_device().activate(self._module_streams.on(self.plan.device)):
+                args = upload(inputs, self.get_device())
         return lambda: self.run(args, options)
 
     def bind(
@@ -530,9 +537,9 @@ class MultiDeviceProgram(Program):
     ) -> Callable[[], None]:
         """Create a function that runs the program on fixed inputs and writes to fixed output buffers.
 
-        Inputs on the plan's device are read in place, inputs on the host are copied in each call. A buffer is an array of the
-        plan's device, or None if the output updates an input. The function returns when its work is enqueued; it replays a
-        device graph if the program has one. It must not run concurrently.
+        Inputs on the plan's device are read in place; inputs on the host are copied in each call. A buffer is an array of the
+        plan's device, or None if the output updates an input. The function returns when its work is enqueued. It replays a
+        device graph if the program has one. Do not run it in two threads at once.
         """
         options = RunOptions(out=tuple(buffers))
         captured = CapturedCall(self, buffers) if self._captured is not None else None
@@ -541,45 +548,48 @@ class MultiDeviceProgram(Program):
             self._release_finished()
             self._counter.add(calls=1)
             if captured is not None and captured.run(inputs) is not None:
-                self.end(DEFAULT, self._streams(DEFAULT))
+                self.make_caller_wait(DEFAULT_OPTIONS, self._get_streams(DEFAULT_OPTIONS))
             else:
                 self._run_steps(inputs, options, None)
 
         return call
 
-    def buffer(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+    def allocate_output(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
         """Allocate an uninitialized array on the plan's device; raises OutOfDeviceMemory."""
         if self.plan.device == HOST:
-            return super().buffer(shape, dtype)
+            return super().allocate_output(shape, dtype)
         return self.allocate(shape, dtype, self._module_streams.on(self.plan.device), "a buffer of a bound call")
 
     def allocate(self, shape: Sequence[int], dtype: np.dtype[Any], stream: Stream, requester: str) -> Any:
-        """Allocate an uninitialized array on the plan's device for work on `stream`; raises OutOfDeviceMemory for `requester`."""
+        """Allocate an uninitialized array on the plan's device, for work on ``stream``.
+
+        Raises OutOfDeviceMemory, whose text names ``requester``.
+        """
         try:
-            return self.home().allocate(shape, dtype, stream)
+            return self.get_device().allocate(shape, dtype, stream)
         except Exception as error:  # noqa: BLE001  # only out-of-memory errors are converted
             nbytes = math.prod(shape) * dtype.itemsize
-            raise make_out_of_memory_error(self.home(), error, requester, nbytes) or error  # noqa: B904
+            raise make_out_of_memory_error(self.get_device(), error, requester, nbytes) or error  # noqa: B904
 
     def profile(self) -> Profile:
-        """The times of the profiled calls, and the transfers of all calls. A profiled call waits after each launch."""
+        """Report the times of the profiled calls, which wait after each launch, and the transfers of all calls."""
         return replace(super().profile(), traffic=self.traffic)
 
     def close(self) -> None:
-        """Wait for pending work, and release the executables."""
+        """Wait for the work of all calls, and release the executables."""
         try:
-            self._settle()
+            self._finish()
         finally:
             if self._captured is not None:
                 self._captured.close()
             super().close()
 
     def close_in_background(self) -> None:
-        """Do nothing, because the program's finalizer waits for the device and then releases the executables."""
+        """Do nothing: when the program is garbage-collected, its finalizer waits for the device and its leases are released."""
 
 
 def _wait_for_work(pending: deque[tuple[Device, Event, list[object]]], streams: Streams, devices: Sequence[Device]) -> None:
-    """Wait for pending copies and launches, because the memory that they use is released next."""
+    """Wait for all copies and launches, because the memory that they use is released next."""
     while pending:
         accelerator, event, _ = pending.popleft()
         accelerator.wait_for(event)

@@ -1,4 +1,4 @@
-"""Run a single executable of a device from the host, without a plan: on host arrays, and for timing."""
+"""Run a single executable outside a program: on host arrays if it is on a device, and for timing."""
 
 from __future__ import annotations
 
@@ -32,50 +32,40 @@ def adapt_to_host(executable: Executable, context: CompileContext) -> Executable
 
 
 def make_timed_call(
-    executable: Executable, inputs: Sequence[Any], like: Sequence[Any] | None = None, function: Function | None = None
+    executable: Executable, inputs: Sequence[Any], sample_results: Sequence[Any] | None = None, function: Function | None = None
 ) -> Callable[[], object]:
     """Create a function that runs the executable on these host arrays, for timing.
 
-    On a device the inputs are uploaded beforehand and the function waits. If sample results are passed as ``like``, output
-    buffers are reused where the engine supports it, as between two regions, so no allocation is measured. Inputs that
-    ``function`` updates are updated on copies, as in a program: in place if the engine supports it, else by a copy.
+    With ``sample_results`` the call has the form that it would have between two regions of a plan: if the engine supports it, it
+    writes to the same output buffers each time, so that no allocation is measured. If ``function`` updates inputs, the call
+    updates copies of them, like a program: in place if the engine supports it, else by copying the output. On a device, the
+    inputs are uploaded before the timing, and the function waits for the results.
     """
     # Uploads and downloads would hide the differences between engines.
     if isinstance(executable, HostAdapter):
         return executable.make_timed_call(inputs)
-    if function is not None and (updates := _list_updates(function)):
-        return _make_updating_call(executable, inputs, like, len(function.outputs), updates)
-    # A plan would call this region bound, so it is timed in that form.
-    if like is not None and executable.supports_io_binding() and all(map(_may_be_bound, like)):
-        return executable.bind([_to_c_order(value) for value in inputs], [np.empty(value.shape, value.dtype) for value in like])
+    if function is not None and function.aliases:
+        return _make_updating_call(executable, inputs, sample_results, function)
+    if sample_results is not None and executable.supports_io_binding() and all(map(_may_be_bound, sample_results)):
+        buffers = [np.empty(value.shape, value.dtype) for value in sample_results]
+        return executable.bind([_to_c_order(value) for value in inputs], buffers)
     call = executable.fast_call()
     return lambda: call(*inputs)
 
 
-def _list_updates(function: Function) -> list[tuple[int, int]]:
-    """List a pair of indices for each input that the Function updates: of the input, and of the output with its new value."""
-    inputs, outputs = ({value.name: n for n, value in enumerate(values)} for values in (function.inputs, function.outputs))
-    return [(inputs[before], outputs[after]) for before, after in function.aliases]
-
-
 def _make_updating_call(
-    executable: Executable,
-    inputs: Sequence[Any],
-    sample_results: Sequence[Any] | None,
-    output_count: int,
-    updates: Sequence[tuple[int, int]],
+    executable: Executable, inputs: Sequence[Any], sample_results: Sequence[Any] | None, function: Function
 ) -> Callable[[], object]:
-    """Create the timed call of a region that updates inputs, on copies of them.
-
-    They are updated in place where the executable supports it, else by a copy of the output. ``updates`` has pairs of indices, of
-    an input and of the output with its new value.
-    """
+    """Create the timed call of a region that updates inputs, on copies of these inputs."""
+    input_indices = {value.name: index for index, value in enumerate(function.inputs)}
+    output_indices = {value.name: index for index, value in enumerate(function.outputs)}
+    updates = [(input_indices[before], output_indices[after]) for before, after in function.aliases]
     arguments = [_to_c_order(value) for value in inputs]
     for input_index, _ in updates:
         # Timing must not change the caller's arrays.
         arguments[input_index] = np.array(arguments[input_index], order="C")
     pairs = frozenset(executable.inplace_pairs())
-    # As in a program: the engine writes to the input's array if it can, else the result is copied to it.
+    # As in a program, the engine writes to the input's array if it can; otherwise the result is copied to it.
     inplace = {
         output_index: arguments[input_index] for input_index, output_index in updates if (input_index, output_index) in pairs
     }
@@ -87,7 +77,7 @@ def _make_updating_call(
         return executable.bind(arguments, buffers)
     call: Callable[[], Sequence[Any]]
     if inplace:
-        options = RunOptions(out=tuple(inplace.get(n) for n in range(output_count)))
+        options = RunOptions(out=tuple(inplace.get(n) for n in range(len(function.outputs))))
         call = partial(executable.run, arguments, options)
     else:
         call = partial(executable.fast_call(), *arguments)
@@ -102,7 +92,7 @@ def _make_updating_call(
 
 
 def _may_be_bound(value: Any) -> bool:
-    """Whether a program could store this result at a fixed address."""
+    """Whether a program can store a result like this one at a fixed address."""
     return isinstance(value, np.ndarray) and is_sized_tensor(TensorType(DType.of(value), value.shape))
 
 
@@ -119,7 +109,7 @@ def upload(values: Sequence[Any], where: Device) -> list[Any]:
 
 
 class HostAdapter(Executable):
-    """Uploads the inputs, runs, waits and downloads the outputs, on its own stream."""
+    """Runs an executable of a device on host arrays: uploads the inputs, and waits for and downloads the outputs."""
 
     outputs_are_fresh = True
 
@@ -139,7 +129,7 @@ class HostAdapter(Executable):
             return results
 
     def make_timed_call(self, inputs: Sequence[Any]) -> Callable[[], object]:
-        """Create a function that runs on inputs uploaded once and waits, without downloading the results."""
+        """Create a function that runs on inputs that are uploaded now, and waits without downloading the results."""
         where, stream, options = self.where, self.stream, RunOptions(stream=self.stream)
         with where.activate(stream), self._convert_shortage():
             uploaded = upload(inputs, where)

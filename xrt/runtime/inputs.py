@@ -11,16 +11,16 @@ import numpy as np
 from xrt.errors import DeviceError, InputError, ModelError, did_you_mean
 from xrt.graph import DType, MapType, OptionalType, SequenceType, TensorType, Type, Value
 from xrt.graph.device_names import normalize_device
-from xrt.runtime.devices.registry import device, find_array_device, from_dlpack, on_host
+from xrt.runtime.devices.registry import device, find_array_device, from_dlpack, is_on_host
 
 Dims = dict[str, tuple[int, str]]
-"""Symbolic dimension to its size and the name of the input where it was first seen."""
+"""For each symbolic dim, its size and the name of the first input that has it."""
 
 
 def bind(inputs: Sequence[Value], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Order the arguments of a call like ``inputs``; raises InputError if one of these is missing, unknown or passed twice."""
+    """Sort the arguments of a call in the order of ``inputs``. Raises InputError if one is missing, unknown or passed twice."""
     names = [value.name for value in inputs]
-    # One dict is a feed by name, as for ONNX Runtime's ``run``, unless it may be the value of a map input.
+    # A single dict has the inputs by name, as for ONNX Runtime's ``run``, unless it may be the value of a map input.
     feed = args[0] if len(args) == 1 and not kwargs and type(args[0]) is dict else {}
     if feed and all(isinstance(name, str) for name in feed) and not (inputs and isinstance(inputs[0].type, MapType)):
         args, kwargs = [], feed
@@ -32,7 +32,7 @@ def bind(inputs: Sequence[Value], args: Sequence[Any], kwargs: Mapping[str, Any]
         if name not in names:
             raise InputError(f"the model has no input {name[:200]!r}.{did_you_mean(name[:200], names)} {takes.capitalize()}")
         if name in by_name:
-            raise InputError(f"input {name!r} is given twice, by position and by name")
+            raise InputError(f"input {name!r} is passed twice, by position and by name")
         by_name[name] = value
     missing = [value.name for value in inputs if value.name not in by_name and not isinstance(value.type, OptionalType)]
     if missing:
@@ -40,47 +40,54 @@ def bind(inputs: Sequence[Value], args: Sequence[Any], kwargs: Mapping[str, Any]
     return [by_name.get(name) for name in names]
 
 
-def read(inputs: Sequence[Value], args: Sequence[Any], kwargs: Mapping[str, Any], home: str = "cpu") -> list[Any]:
-    """Order (`bind`), convert (`normalize`) and check (`check`) the arguments of a call. ``home`` is the module's device."""
-    values = [normalize(value, argument, home) for value, argument in zip(inputs, bind(inputs, args, kwargs), strict=True)]
+def read(inputs: Sequence[Value], args: Sequence[Any], kwargs: Mapping[str, Any], module_device: str = "cpu") -> list[Any]:
+    """Sort (`bind`), convert (`normalize`) and check (`check`) the arguments of a call."""
+    values = [
+        normalize(value, argument, module_device) for value, argument in zip(inputs, bind(inputs, args, kwargs), strict=True)
+    ]
     check(inputs, values)
     return values
 
 
-def normalize(value: Value, argument: Any, home: str = "cpu") -> Any:
+def normalize(value: Value, argument: Any, module_device: str = "cpu") -> Any:
     """Convert a value to the form that engines expect: a NumPy array in native byte order, a list, a dict or None.
 
-    Arrays of other libraries are imported through DLPack without a copy, from host memory or from ``home``, the module's
-    device; the latter stay on the device. Python scalars are accepted for 0-d inputs only. Raises InputError for other values,
-    DeviceError for an array on a third device.
+    Arrays of other libraries are imported through DLPack without a copy. They must be in host memory or on the module's device,
+    where they stay; an array on another device raises DeviceError. Python scalars are accepted for 0-d inputs only. Raises
+    InputError for other values.
     """
     type_ = value.type
     if isinstance(type_, OptionalType):
-        return None if argument is None else normalize(Value(value.name, type_.element), argument, home)
+        return None if argument is None else normalize(Value(value.name, type_.element), argument, module_device)
     if isinstance(type_, SequenceType):
         if not isinstance(argument, list | tuple):
             raise InputError(f"input {value.name!r} is a sequence ({type_}); pass a list of arrays, not {_describe(argument)}")
-        return [normalize(Value(f"{value.name}[{i}]", type_.element), item, home) for i, item in enumerate(argument)]
+        return [normalize(Value(f"{value.name}[{i}]", type_.element), item, module_device) for i, item in enumerate(argument)]
     if isinstance(type_, MapType):
         if not isinstance(argument, Mapping):
             raise InputError(f"input {value.name!r} is {type_}; pass a dict, not {_describe(argument)}")
-        kinds = type_.key, type_.value.dtype if isinstance(type_.value, TensorType) else None
+        item_dtype = type_.value.dtype if isinstance(type_.value, TensorType) else None
         to_scalar = partial(_to_scalar, value.name, type_)
-        return {to_scalar(kinds[0], key): to_scalar(kinds[1], item) for key, item in argument.items()}
-    return _to_array(value.name, type_, argument, home)
+        return {to_scalar(type_.key, key): to_scalar(item_dtype, item) for key, item in argument.items()}
+    return _to_array(value.name, type_, argument, module_device)
 
 
-def _to_scalar(name: str, type_: MapType, kind: DType | None, argument: Any) -> Any:
-    """Convert a key or value of a map to a Python scalar of the declared type."""
-    is_scalar = isinstance(argument, np.generic) or (isinstance(argument, np.ndarray) and argument.ndim == 0)
-    plain = argument.item() if is_scalar else argument
-    fits = str if kind is DType.STRING else int | float if kind is not None and kind.is_float else int
-    if kind is None or (isinstance(plain, fits) and not isinstance(plain, bool)):
-        return float(plain) if kind is not None and kind.is_float else plain
-    raise InputError(f"input {name!r} is {type_}; it holds {argument!r}, which is not of type {kind}")
+def _to_scalar(name: str, type_: MapType, dtype: DType | None, argument: Any) -> Any:
+    """Convert a key or value of a map to a Python scalar of type ``dtype``; None accepts any type."""
+    is_numpy_scalar = isinstance(argument, np.generic) or (isinstance(argument, np.ndarray) and argument.ndim == 0)
+    scalar = argument.item() if is_numpy_scalar else argument
+    if dtype is None:
+        return scalar
+    accepted: Any = str if dtype is DType.STRING else int
+    if dtype.is_float:
+        accepted = int | float
+    # bool is a subclass of int.
+    if not isinstance(scalar, accepted) or isinstance(scalar, bool):
+        raise InputError(f"input {name!r} is {type_}; it holds {argument!r}, which is not of type {dtype}")
+    return float(scalar) if dtype.is_float else scalar
 
 
-def _to_array(name: str, type_: TensorType | None, argument: Any, home: str) -> Any:
+def _to_array(name: str, type_: TensorType | None, argument: Any, module_device: str) -> Any:
     if type(argument) is np.ndarray or isinstance(argument, np.ndarray | np.generic):
         array = np.asarray(argument)
     elif isinstance(argument, bool | int | float | complex | str):
@@ -89,11 +96,13 @@ def _to_array(name: str, type_: TensorType | None, argument: Any, home: str) -> 
         raise InputError(
             f"input {name!r} must be a NumPy array; got {_describe(argument)}; convert it with np.asarray(..., dtype=...)"
         )
-    elif not on_host(argument):
-        if (device_name := find_array_device(argument)) != normalize_device(home):
+    elif not is_on_host(argument):
+        if (device_name := find_array_device(argument)) != normalize_device(module_device):
             described = _describe(argument)
-            raise DeviceError(f"input {name!r} ({described}) lies on {device_name}, and the module runs on {home}; copy it there")
-        accelerator = device(home)
+            raise DeviceError(
+                f"input {name!r} ({described}) is on {device_name}, and the module runs on {module_device}; copy it there"
+            )
+        accelerator = device(module_device)
         return argument if accelerator.owns(argument) else accelerator.adopt(argument)
     else:
         try:
@@ -105,7 +114,7 @@ def _to_array(name: str, type_: TensorType | None, argument: Any, home: str) -> 
         return array.astype(object)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-        array.flags.writeable = False  # updates written to the copy would be lost
+        array.flags.writeable = False  # the caller would not see an update that is written to the copy
     return array
 
 
@@ -113,12 +122,12 @@ def _to_scalar_array(name: str, type_: TensorType | None, argument: Any) -> np.n
     if type_ is None or type_.shape != ():
         declared = f" ({type_})" if type_ is not None else ""
         raise InputError(
-            f"input {name!r}{declared} must be a NumPy array; a Python {type(argument).__name__} is taken for a 0-d input only"
+            f"input {name!r}{declared} must be a NumPy array; only a 0-d input accepts a Python {type(argument).__name__}"
         )
     array = np.asarray(argument, dtype=object if isinstance(argument, str) else None)
     if type_.dtype is DType.STRING or not np.can_cast(array.dtype, type_.dtype.numpy, "same_kind"):
         return array
-    # A number that overflows the type is an error, not infinity.
+    # A number that is too large for the type is an error. Without this, NumPy would convert it to infinity.
     with np.errstate(over="raise"):
         try:
             return np.asarray(argument, dtype=type_.dtype.numpy)
@@ -132,10 +141,7 @@ def _describe(argument: Any) -> str:
 
 
 def check(inputs: Sequence[Value], values: Sequence[Any]) -> None:
-    """Raise InputError if a converted value does not match the declared type of its input.
-
-    A symbolic dimension must have the same size in all inputs.
-    """
+    """Raise InputError if a value does not have its declared type, or if inputs disagree on the size of a symbolic dim."""
     dims: Dims = {}
     for value, argument in zip(inputs, values, strict=True):
         _check(value.name, value.type, argument, dims)
@@ -144,7 +150,7 @@ def check(inputs: Sequence[Value], values: Sequence[Any]) -> None:
 def _check(name: str, type_: Type | None, argument: Any, dims: Dims) -> None:
     if isinstance(type_, SequenceType):
         for index, item in enumerate(argument):
-            _check(f"{name}[{index}]", type_.element, item, {})  # elements may differ in shape
+            _check(f"{name}[{index}]", type_.element, item, {})  # with new dims, because elements may differ in shape
     elif isinstance(type_, OptionalType) and argument is not None:
         _check(name, type_.element, argument, dims)
     elif isinstance(type_, TensorType):
@@ -180,13 +186,11 @@ def _check_shape(name: str, type_: TensorType, declared: Sequence[Any], shape: t
         if isinstance(dim, str):
             seen, where = dims.setdefault(dim, (size, name))
             if seen != size:
-                raise InputError(
-                    f"dimension {dim!r} is {seen} in input {where!r} and {size} in input {name!r}; equal names are equal sizes"
-                )
+                raise InputError(f"dimension {dim!r} is {seen} in input {where!r} and {size} in input {name!r}; pass equal sizes")
 
 
 def copy_values(value: Any) -> Any:
-    """Copy all arrays of a value, which may be a list or a dict of them, so that writing to the copy is safe."""
+    """Copy a value with all its arrays; it may be an array, a list of arrays, a dict or None."""
     if isinstance(value, list):
         return [copy_values(item) for item in value]
     return value.copy() if hasattr(value, "dtype") or isinstance(value, dict) else value
@@ -201,25 +205,26 @@ def check_updated(name: str, array: Any) -> None:
 
 
 def infer_type(argument: Any) -> Type | None:
-    """Infer the type of a converted value; None for a dict, an absent optional, or a list with items of different types."""
+    """Infer the type of a converted value; None for a dict, an absent optional, and a list with items of different types."""
     if isinstance(argument, np.ndarray):
         return TensorType(DType.of(argument), argument.shape)
-    if hasattr(argument, "dtype") and hasattr(argument, "shape"):  # an array of another device
+    if hasattr(argument, "dtype") and hasattr(argument, "shape"):  # an array on a device
         return TensorType(DType.of(argument), tuple(argument.shape))
     if isinstance(argument, list):
-        kinds = {infer_type(item) for item in argument}
-        return SequenceType(kind) if len(kinds) == 1 and (kind := kinds.pop()) is not None else None
+        types = {infer_type(item) for item in argument}
+        element = types.pop() if len(types) == 1 else None
+        return None if element is None else SequenceType(element)
     return None
 
 
 def check_buffers(
-    out: Any, outputs: Sequence[Value], inputs: Sequence[Value], values: Sequence[Any], home: str = "cpu"
+    out: Any, outputs: Sequence[Value], inputs: Sequence[Value], values: Sequence[Any], module_device: str = "cpu"
 ) -> tuple[Any, ...]:
-    """Check the output buffers; return one buffer or None per output.
+    """Check the output buffers ``out``; return one buffer or None per output.
 
-    Each must be a C-contiguous array of the output's type and shape on the module's device ``home``, writeable, that overlaps no
-    input and no other buffer; otherwise raises InputError, or DeviceError for a buffer on another device. Arrays of other
-    libraries on an accelerator are imported. Symbolic extents are checked after the call.
+    A buffer is a writeable, C-contiguous array of the output's type and shape on the module's device, and overlaps no input and
+    no other buffer. Otherwise raises InputError, or DeviceError for a buffer on another device. Arrays of other libraries on an
+    accelerator are imported. Sizes of symbolic dims are checked after the call.
     """
     buffers = tuple(out) if isinstance(out, list | tuple) else (out,)
     if len(buffers) != len(outputs):
@@ -229,12 +234,12 @@ def check_buffers(
     checked = []
     for index, (buffer, value) in enumerate(zip(buffers, outputs, strict=True)):
         label = f"out[{index}] for output {value.name!r}"
-        array = None if buffer is None else _find_on_device(buffer, label, home)
+        array = None if buffer is None else _read_buffer(buffer, label, module_device)
         if array is not None:
             overlapping = next((name for name, other in seen if _shares_memory(buffer, other)), None)
             reason = _why_not_writable(array, value.type)
             if reason is None and overlapping is not None:
-                reason = f"overlaps {overlapping}; give a buffer of its own"
+                reason = f"overlaps {overlapping}; pass a buffer with separate memory"
             if reason is not None:
                 raise InputError(f"{label} {reason}")
         seen.append((f"out[{index}]", buffer))
@@ -242,27 +247,32 @@ def check_buffers(
     return tuple(checked)
 
 
-def _find_on_device(buffer: Any, label: str, home: str) -> Any:
-    """Convert a buffer to an array of the module's device ``home``; raises DeviceError if it is on another device."""
-    if home == "cpu":
-        if not isinstance(buffer, np.ndarray) and hasattr(buffer, "__dlpack_device__") and not on_host(buffer):
-            raise DeviceError(f"{label} lies on {find_array_device(buffer)}, and the module runs on cpu; give a NumPy array")
+def _read_buffer(buffer: Any, label: str, module_device: str) -> Any:
+    """Convert a buffer to an array of the module's device; raises DeviceError if it is on another device."""
+    if module_device == "cpu":
+        if not isinstance(buffer, np.ndarray) and hasattr(buffer, "__dlpack_device__") and not is_on_host(buffer):
+            raise DeviceError(f"{label} is on {find_array_device(buffer)}, and the module runs on cpu; pass a NumPy array")
         return buffer
-    accelerator = device(home)
+    accelerator = device(module_device)
     if accelerator.owns(buffer):
         return buffer
-    if not hasattr(buffer, "__dlpack__") or on_host(buffer):
-        raise DeviceError(f"{label} does not lie on {accelerator.name}, where the module runs; give an array of that device")
+    if not hasattr(buffer, "__dlpack__") or is_on_host(buffer):
+        raise DeviceError(f"{label} is not on {accelerator.name}, where the module runs; pass an array of that device")
     return accelerator.adopt(buffer)
 
 
 def _why_not_writable(buffer: Any, type_: Type | None) -> str | None:
-    """Explain why the buffer cannot hold an output of this type, as the rest of a sentence; return None if it can."""
+    """Explain why an output of this type cannot be written to the buffer, as a phrase that follows its name; None if it can."""
     if isinstance(buffer, np.ndarray):
         flags = buffer.flags
-        faults = {"read-only": not flags.writeable, "not C-contiguous": not flags.c_contiguous}
-        faults["not aligned to its element type"] = not flags.aligned
-        if fault := next((name for name, is_so in faults.items() if is_so), None):
+        fault = ""
+        if not flags.writeable:
+            fault = "read-only"
+        elif not flags.c_contiguous:
+            fault = "not C-contiguous"
+        elif not flags.aligned:
+            fault = "not aligned to its element type"
+        if fault:
             return f"is {fault}; a buffer must be a writeable, C-contiguous array"
     elif not (hasattr(buffer, "flags") and hasattr(buffer, "dtype")):
         return f"must be a NumPy array; got {type(buffer).__name__}"
@@ -271,7 +281,7 @@ def _why_not_writable(buffer: Any, type_: Type | None) -> str | None:
     if type_ is None:
         return None
     if not isinstance(type_, TensorType):
-        return f"is given, but the output is {type_}, which no buffer holds; pass None in its place"
+        return f"must be None: the output is {type_}, which cannot be written to an array"
     dims = buffer.shape if type_.shape is None else type_.shape
     fits = len(dims) == buffer.ndim
     fits = fits and all(dim == n or not isinstance(dim, int) for dim, n in zip(dims, buffer.shape, strict=True))

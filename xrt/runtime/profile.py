@@ -1,4 +1,4 @@
-"""Profiles: launch times as a table, and as a timeline for a trace viewer."""
+"""Profiles: the times of launches as a table, and as a timeline for a trace viewer."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ if TYPE_CHECKING:
     from xrt.runtime.memory_plan import Update
 
 MAX_MOMENTS = 100_000
-"""Older events of the timeline are dropped; this many take some tens of megabytes."""
+"""Maximum events of a timeline, which take some tens of megabytes. The oldest ones are dropped."""
 HOST = "cpu"
 RUN_TIME_COPY_REASON = (
     "the array of the call shares memory with another input, is not in C order, or was not written by the engine"
 )
-"""Shown for an update that was planned in place and fell back to a copy at run time."""
+"""Why an output was copied to an input although the plan computes it in the input's array."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchTime:
-    """Time spent in one launch over the profiled calls."""
+    """Time spent in one launch, over all profiled calls."""
 
     launch: str
     engine: str
     calls: int
     seconds: float
-    """Total over all calls."""
+    """Sum over all calls."""
     device: str = HOST
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One event of a profiled call."""
+    """An event of a timeline: a launch, a copy between devices, or a whole call."""
 
     name: str
     category: str
-    """The engine if the event is a launch; otherwise ``call`` or ``copy``."""
+    """The engine of a launch; else ``call`` or ``copy``."""
     device: str
     thread: tuple[int, str]
     """Identifier and name of the calling thread."""
     began: float
     ended: float
-    """Both in seconds of `time.perf_counter`."""
+    """Start and end in seconds, by `time.perf_counter`."""
     facts: tuple[tuple[str, str | int], ...] = ()
     """Details to display, such as the devices and bytes of a copy."""
 
@@ -69,17 +69,17 @@ class Profile:
     traffic: TransferStats | None = None
     """Transfers between devices over all calls, profiled or not; None on the CPU."""
     moments: tuple[Moment, ...] = field(default=(), repr=False)
-    """Timeline of the profiled calls: launches, copies and whole calls; the latest `MAX_MOMENTS` events."""
+    """Timeline of the profiled calls: the latest `MAX_MOMENTS` events."""
     copies: tuple[UpdateCopy, ...] = ()
-    """Copies made to update inputs, over all calls; updates in place copy nothing."""
+    """Copies of outputs to the inputs that they update, over all calls."""
 
     @property
     def seconds(self) -> float:
-        """Total time in launches, without XRT's overhead between them."""
+        """Total time in launches, without the time between launches."""
         return sum(launch.seconds for launch in self.launches)
 
     def to_dict(self) -> dict[str, Any]:
-        """The profile without its timeline, as JSON values."""
+        """Convert to JSON values, without the timeline."""
         return {
             "threads": self.threads,
             "launches": [asdict(launch) for launch in self.launches],
@@ -90,8 +90,8 @@ class Profile:
     def to_trace(self, path: str | os.PathLike[str]) -> None:
         """Write a timeline of the profiled calls in the Trace Event Format, for Perfetto or chrome://tracing.
 
-        There is one track per device and calling thread. Launches have their engine as category; copies between devices are
-        separate events. Times are microseconds since the first call. Raises InputError if the file cannot be written.
+        There is one track per device and calling thread. The category of a launch is its engine. Times are in microseconds since
+        the first call. Raises InputError if the file cannot be written.
         """
         facts = {"tool": "xrt", "threads": self.threads} if self.threads is not None else {"tool": "xrt"}
         data = json.dumps(make_trace(self.moments, facts)).encode()
@@ -101,7 +101,7 @@ class Profile:
             raise InputError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from error
 
     def _repr_html_(self) -> str:
-        """Timeline and table for a notebook."""
+        """Draw a timeline and a table for a notebook."""
         from xrt.html.views import MeanCall, RegionTimes, Strip, format_count, make_strips, percent, render_cell, seconds
         from xrt.partition.plan import color_engines
 
@@ -151,7 +151,7 @@ class Recorder:
         self._lock = renew_after_fork(threading.Lock())
 
     def add(self, index: int, began: float, ended: float) -> None:
-        """Record a run of the launch with this index in the plan."""
+        """Record a run of a launch; ``index`` is its index in the plan, the times are in seconds by `time.perf_counter`."""
         moment = Moment(*self._launches[index], _current_thread(), began, ended)
         with self._lock:
             self._seconds[index] += ended - began
@@ -163,7 +163,7 @@ class Recorder:
         self._moments.append(Moment("call", "call", HOST, _current_thread(), began, ended))
 
     def add_update(self, number: int, nbytes: int) -> None:
-        """Record a copy of ``nbytes`` from an output to the input that it updates; ``number`` is the index of the alias."""
+        """Record a copy of ``nbytes`` bytes from an output to an input; ``number`` is the index in the program's updates."""
         with self._lock:
             calls, copied = self._copied[number]
             self._copied[number] = calls + 1, copied + nbytes
@@ -171,7 +171,7 @@ class Recorder:
     def add_copy(self, value: str, source: str, target: str, nbytes: int, began: float, ended: float) -> None:
         """Record a copy of ``value`` between two devices."""
         facts = (("from", source), ("to", target), ("bytes", nbytes))
-        # Show the copy in the track of the accelerator.
+        # The copy is shown in the track of the accelerator.
         device = source if target == HOST else target
         self._moments.append(Moment(f"copy {value} to {target}", "copy", device, _current_thread(), began, ended, facts))
 
@@ -190,11 +190,11 @@ def _current_thread() -> tuple[int, str]:
 
 
 def make_trace(moments: Sequence[Moment], facts: Mapping[str, Any] = FrozenDict()) -> dict[str, Any]:
-    """Build a trace in the Trace Event Format, as JSON values; the earliest event starts at 0. ``facts`` are its metadata.
+    """Build a trace in the Trace Event Format, as JSON values. ``facts`` are the metadata of the trace.
 
-    Each device is a process of the trace, the host the first one; each thread that uses the device is a track.
+    The earliest event starts at time 0. Each device is a process of the trace, and each thread that uses the device is a track.
     """
-    # Enclosing events come first.
+    # An event comes before the events inside it.
     ordered = sorted(moments, key=lambda moment: (moment.began, -moment.ended))
     origin = ordered[0].began if ordered else 0.0
     processes = {name: n for n, name in enumerate(sorted({x.device for x in ordered}, key=lambda name: (name != HOST, name)), 1)}
@@ -209,7 +209,7 @@ def make_trace(moments: Sequence[Moment], facts: Mapping[str, Any] = FrozenDict(
         pid = processes[track[0]]
         events.append({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "ts": 0, "args": {"name": names[track]}})
     for moment in ordered:
-        # Both ends are rounded to nanoseconds, so that events stay nested.
+        # Start and end are rounded to nanoseconds, so that an event stays inside the event around it.
         began, ended = (round(1e6 * (moment_time - origin), 3) for moment_time in (moment.began, moment.ended))
         ids = {"pid": processes[moment.device], "tid": tracks[moment.device, moment.thread[0]]}
         times = {"ts": began, "dur": round(ended - began, 3)}

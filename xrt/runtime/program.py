@@ -1,7 +1,7 @@
-"""Program: the compiled form of a Plan, a straight line of launches over the value slots of a call's frame.
+"""Program: a compiled Plan, which runs its launches one after the other.
 
-Each running call owns a frame, so a launch can be a closure over the slots. All buffers are chosen when the frame is made, and a
-call is a plain sequence of actions.
+The values of a call are in the slots of a frame, and each running call has its own frame. Making a frame chooses all buffers and
+creates an action for each launch, which reads and writes the slots. A call runs the actions in order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from xrt.cache.memory import call_all, close_with
+from xrt.cache.memory import call_all, close_when_collected
 from xrt.engines import Executable, RunOptions
 from xrt.engines.contract.graph_compiler import fill
 from xrt.errors import EngineError, InputError, RunFailed, XRTError
@@ -30,28 +30,30 @@ if TYPE_CHECKING:
 
 Action: TypeAlias = Callable[[], None]
 Array: TypeAlias = np.ndarray[Any, Any]
-DEFAULT = RunOptions()
-OPTIONS, UPDATES = -1, -2
-"""The last two slots of a frame: the RunOptions of the call, None for defaults, and whether inputs may be updated in place."""
+DEFAULT_OPTIONS = RunOptions()
+OPTIONS_SLOT = -1
+"""This slot of a frame has the RunOptions of the call; None for the default options."""
+IN_PLACE_SLOT = -2
+"""This slot of a frame has a bool: whether launches may write outputs to the arrays of the inputs that they update."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallFrame:
-    """The state of one running call. Later calls reuse it; concurrent calls never share it."""
+    """The state of a running call. Later calls reuse it; concurrent calls have separate frames."""
 
     slots: list[Any]
     actions: tuple[Action, ...]
-    entering: tuple[tuple[Array, int], ...]
-    """Pairs of an arena buffer and the slot of the input to copy into it at the start of a call."""
+    entering_inputs: tuple[tuple[Array, int], ...]
+    """(arena buffer, slot of the input that is copied into it at the start of a call)."""
     initial: tuple[Any, ...]
     """Contents of the slots between calls: constants and arena buffers."""
 
     def enter(self, inputs: Sequence[Any], options: RunOptions | None, *, updates: bool = False) -> None:
-        """Store the inputs and options of a call in the slots; `updates` permits updating inputs in place."""
+        """Store the inputs and options of a call in the slots. ``updates`` allows launches to update inputs in place."""
         slots = self.slots
         slots[: len(inputs)] = inputs
-        slots[OPTIONS], slots[UPDATES] = options, updates
-        for buffer, slot in self.entering:
+        slots[OPTIONS_SLOT], slots[IN_PLACE_SLOT] = options, updates
+        for buffer, slot in self.entering_inputs:
             np.copyto(buffer, slots[slot])
 
     def leave(self) -> None:
@@ -60,50 +62,54 @@ class CallFrame:
 
 
 def make_frame(slots: ValueTable, layout: MemoryPlan, caller_arrays: Mapping[int, Any] | None = None) -> CallFrame:
-    """Create a frame with a new arena block. For a bound call, ``caller_arrays`` has the caller's arrays by slot."""
-    views, frees_by_step = layout.arena.views(), slots.last_uses()
+    """Create a frame, and allocate its arena block. For a bound call, ``caller_arrays`` has the caller's arrays by slot."""
+    views, frees_by_step = layout.arena.views(), slots.list_released_slots()
     initial: list[Any] = [None] * (len(slots.names) + 2)
-    fixed = {slot: views[name] for slot, name in layout.places.items()} | dict(caller_arrays or {})
+    fixed = {slot: views[name] for slot, name in layout.arena_names.items()} | dict(caller_arrays or {})
     for slot, array in {**slots.constants, **fixed}.items():
         initial[slot] = array
     table = list(initial)
-    entering = tuple((views[name], slot) for slot, name in layout.entering)
-    read = {**slots.constants, **fixed, **{slot: buffer for buffer, slot in entering}}
-    prepare_functions = {**dict.fromkeys(layout.aimed, _prepare_aimed), **dict.fromkeys(layout.bound, _prepare_bound)}
-    # A bound call has its in-place updates in `caller_arrays` already.
+    entering_inputs = tuple((views[name], slot) for slot, name in layout.entering_inputs)
+    read = {**slots.constants, **fixed, **{slot: buffer for buffer, slot in entering_inputs}}
+    prepare_functions = {
+        **dict.fromkeys(layout.output_bound, _prepare_output_bound),
+        **dict.fromkeys(layout.bound, _prepare_bound),
+    }
+    # In a bound call, `caller_arrays` already has the arrays that are updated in place.
     inplace = {} if caller_arrays else slots.inplace
     actions = []
     for index, (step, frees) in enumerate(zip(slots.steps, frees_by_step, strict=True)):
         arrays = LaunchArrays(table, read, fixed, tuple(slot for slot in frees if slot not in fixed), inplace)
         try:
             actions.append(prepare_functions.get(index, _prepare_plain)(step, arrays))
-        except Exception as error:  # noqa: BLE001  # a failing bind counts as a failed run
+        except Exception as error:  # noqa: BLE001  # an engine that fails to bind counts as failed to run
             raise to_run_failed(step.launch, error)  # noqa: B904
-    return CallFrame(table, tuple(actions), entering, tuple(initial))
+    return CallFrame(table, tuple(actions), entering_inputs, tuple(initial))
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchArrays:
-    """Where a launch reads its inputs and writes its outputs: the slots of its frame, and arrays with fixed addresses."""
+    """Where a launch reads its inputs and writes its outputs."""
 
     slots: list[Any]
+    """The slots of the frame."""
     read: Mapping[int, Any]
-    """Arrays that launches read at a fixed address."""
+    """Arrays at fixed addresses that launches read, by slot."""
     fixed: Mapping[int, Any]
-    """Arrays that launches write at a fixed address."""
+    """Arrays at fixed addresses that launches write, by slot."""
     to_clear: tuple[int, ...]
-    """Slots that no later launch reads, without those of `fixed`."""
+    """Slots to set to None after the launch, because no later launch reads them."""
     inplace: Mapping[int, int]
     """For each output slot that is computed in place, the input slot whose array it uses."""
 
 
 def _prepare_bound(step: Step, arrays: LaunchArrays) -> Action:
-    """Create the action of a launch with inputs and outputs at fixed addresses, which is the engine's bound call."""
+    """Create the action of a launch with inputs and outputs at fixed addresses: the engine's bound call."""
     return step.executable.bind([arrays.read[slot] for slot in step.reads], [arrays.fixed[slot] for slot in step.writes])
 
 
-def _prepare_aimed(step: Step, arrays: LaunchArrays) -> Action:
-    """Create the action of a launch that reads its inputs from the slots and writes its outputs at fixed addresses."""
+def _prepare_output_bound(step: Step, arrays: LaunchArrays) -> Action:
+    """Create the action of a launch that reads its inputs from the slots and writes its outputs to fixed addresses."""
     call, reads = step.executable.bind_outputs([arrays.fixed[slot] for slot in step.writes]), step.reads
     slots, to_clear = arrays.slots, arrays.to_clear
 
@@ -116,31 +122,32 @@ def _prepare_aimed(step: Step, arrays: LaunchArrays) -> Action:
 
 
 def _prepare_plain(step: Step, arrays: LaunchArrays) -> Action:
-    """Create the action of a launch that reads the slots. An output with a fixed address is computed there or copied there."""
+    """Create the action of a launch that reads and writes the slots. Outputs with a fixed address are also written there."""
     executable, slots, to_clear, reads, writes = step.executable, arrays.slots, arrays.to_clear, step.reads, step.writes
     fixed = {slot: arrays.fixed[slot] for slot in writes if slot in arrays.fixed}
     updates = tuple((index, arrays.inplace[slot]) for index, slot in enumerate(writes) if slot in arrays.inplace)
     min_bytes = {index: nbytes for index, nbytes in enumerate(executable.output_buffer_threshold()) if nbytes is not None}
-    # Buffers that the engine computes into: at fixed addresses, and in a call with options also the caller's.
+    # Arrays at fixed addresses into which the engine computes, by output index.
     buffers = {
         i: fixed[slot] for i, slot in enumerate(writes) if slot in fixed and i in min_bytes and fixed[slot].nbytes >= min_bytes[i]
     }
+    # (program output, minimum bytes) of the outputs that the engine can compute into a buffer of the caller.
     fillable = [(output_index, min_bytes[index]) for index, output_index in step.returns if index in min_bytes]
-    default_options = _make_options(step, DEFAULT, buffers)
+    default_options = _make_options(step, DEFAULT_OPTIONS, buffers)
 
     def fills_buffer(out: Sequence[Any] | None) -> bool:
-        """Whether the engine can compute into one of the caller's buffers; XRT copies to all others at the end of the call."""
-        return out is not None and any(out[i] is not None and out[i].nbytes >= least for i, least in fillable)
+        """Whether the engine can compute into a buffer of the caller. XRT copies to the other buffers at the end of the call."""
+        return out is not None and any(out[i] is not None and out[i].nbytes >= nbytes for i, nbytes in fillable)
 
     direct, run = executable.fast_call(), executable.run
 
     def launch() -> None:
-        options = slots[OPTIONS]
+        options = slots[OPTIONS_SLOT]
         arguments = [slots[slot] for slot in reads]
-        if updates and slots[UPDATES]:
-            # The inputs of this call do not overlap, so outputs may be written to their arrays.
+        if updates and slots[IN_PLACE_SLOT]:
+            # The updated inputs do not overlap other inputs, so outputs may be written to their arrays.
             targets = {index: slots[target] for index, target in updates}
-            results = run(arguments, _make_options(step, options or DEFAULT, buffers, targets))
+            results = run(arguments, _make_options(step, options or DEFAULT_OPTIONS, buffers, targets))
         elif options is not None and (buffers or fills_buffer(options.out)):
             results = run(arguments, _make_options(step, options, buffers))
         else:
@@ -151,8 +158,7 @@ def _prepare_plain(step: Step, arrays: LaunchArrays) -> Action:
             buffer = fixed.get(slot)
             if buffer is None:
                 slots[slot] = result
-            # The engine did not use the buffer.
-            elif result is not buffer:
+            elif result is not buffer:  # the engine did not compute into the buffer
                 fill(buffer, result)
         for slot in to_clear:
             slots[slot] = None
@@ -163,10 +169,10 @@ def _prepare_plain(step: Step, arrays: LaunchArrays) -> Action:
 def _make_options(
     step: Step, options: RunOptions, buffers: Mapping[int, Array], updates: Mapping[int, Array] = FrozenDict()
 ) -> RunOptions:
-    """Create the options of one launch, with a buffer or None per output.
+    """Create the options of a launch, with a buffer or None per output.
 
-    For each output, an input to update in place (``updates``) has priority over the caller's buffer (``options.out``), and this
-    over a buffer at a fixed address (``buffers``). Both mappings are by output index.
+    The buffer of an output is the input that it updates in place (``updates``, by output index), else the caller's buffer
+    (``options.out``), else an array at a fixed address (``buffers``, by output index).
     """
     out: list[Any] = [buffers.get(index) for index in range(len(step.writes))]
     if options.out is not None:
@@ -178,14 +184,14 @@ def _make_options(
 
 
 def make_count_error(step: Step, count: int) -> RunFailed:
-    """Create the error for an engine that returned ``count`` outputs, which is the wrong number."""
+    """Create the error for an engine that returned the wrong number of outputs, ``count``."""
     return RunFailed(
         f"engine {step.launch.engine!r} returned {count} outputs from {step.launch.name}, which has {len(step.writes)}"
     )
 
 
 OutputCheck: TypeAlias = Callable[[Launch, Sequence[Any], Sequence[Any]], str | None]
-"""Checks (launch, inputs, outputs): returns the problem as a sentence that names the launch, or None if there is none."""
+"""A function of (launch, inputs, outputs) that returns a problem as a sentence with the launch's name, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +200,8 @@ class OutputInspector:
 
     check: OutputCheck
     needs_inputs: bool = False
-    """Whether the check compares values, so it runs after every launch, with copies of inputs that the launch may overwrite.
-    Otherwise it runs only for results whose type contradicts the plan."""
+    """True: the check compares values. It runs after every launch, and inputs that the launch may overwrite are copied for it.
+    False: the check runs only if the type of a result contradicts the plan."""
 
     def is_due(self, launch: Launch, results: Sequence[Any]) -> bool:
         """Whether to run the check for these results of a launch."""
@@ -203,19 +209,16 @@ class OutputInspector:
 
 
 def copy_inputs(step: Step, arguments: Sequence[Any]) -> list[Any]:
-    """Return the inputs of a launch, with copies in place of those that the engine may overwrite."""
+    """Return the inputs of a launch; inputs that the engine may overwrite are copied."""
     names = [value.name for value in step.launch.function.inputs]
     written = {names.index(before) for before, _ in step.launch.function.aliases}
-    # The engine may reuse the memory of these inputs.
+    # The engine may compute outputs in the memory of these inputs.
     written.update(source for source, _ in step.executable.inplace_pairs())
     return [x.copy() if i in written and hasattr(x, "dtype") else x for i, x in enumerate(arguments)]
 
 
 def to_run_failed(launch: Launch, error: Exception) -> Exception:
-    """Convert an error of a launch to RunFailed, with the launch's name and the cause.
-
-    User errors, such as an InputError, are returned unchanged.
-    """
+    """Convert an error of a launch to RunFailed, with the launch's name. Errors of the caller, as InputError, stay unchanged."""
     if isinstance(error, XRTError) and not isinstance(error, EngineError):
         error.updated = None  # unknown, because the launch had begun
         return error
@@ -229,7 +232,7 @@ def to_run_failed(launch: Launch, error: Exception) -> Exception:
 
 
 def find_type_mismatch(launch: Launch, results: Sequence[Any]) -> str | None:
-    """Describe the first result whose type contradicts the plan; return None if all types match."""
+    """Describe the first result of a launch whose type contradicts the plan; None if all types match."""
     for value, result in zip(launch.function.outputs, results, strict=True):
         if not _has_type(result, value.type):
             actual = f"{result.dtype}{list(result.shape)}" if _is_array(result) else type(result).__name__
@@ -257,7 +260,7 @@ def _is_array(result: Any) -> bool:
 
 
 def list_inplace_updates(plan: Plan, region: str) -> list[str]:
-    """List the model inputs that launches may have overwritten when ``region``, a launch of the plan, failed."""
+    """List the model inputs that launches may have overwritten, by the time the launch named ``region`` failed."""
     names = [launch.name for launch in plan.launches]
     started = plan.launches[: names.index(region) + 1]
     input_names = {value.name for value in plan.function.inputs}
@@ -272,12 +275,10 @@ class Program:
         self._leases = tuple(leases)
         self._slots = ValueTable(plan, [lease.executable for lease in leases])
         self._layout = plan_memory(self._slots) if layout is None else layout
-        self._suspects = self._slots.maybe_aliased()
-        self._arena_outputs = tuple(i for i, slot in enumerate(self._slots.outputs) if slot in self._layout.places)
-        self._idle: list[CallFrame] = []  # one per concurrent call; kept, because making one takes longer than a small call
-        self._recorders: list[Recorder] = []  # empty until the first call that is profiled or copies an update
-
-    # ------------------------------------------------------------------ memory
+        self._shared_outputs = self._slots.find_shared_outputs()
+        self._arena_outputs = tuple(i for i, slot in enumerate(self._slots.outputs) if slot in self._layout.arena_names)
+        self._idle: list[CallFrame] = []  # frames for later calls, because making one takes longer than a small call
+        self._recorders: list[Recorder] = []  # empty until a call is profiled or copies an output to an input
 
     @property
     def executables(self) -> tuple[Executable, ...]:
@@ -286,19 +287,17 @@ class Program:
 
     @property
     def arena(self) -> Arena:
-        """The layout of the memory for values between regions. It is empty if no engine can write there or no size is known."""
+        """The layout of the memory for values between regions. It is empty if all these values are in arrays of the engines."""
         return self._layout.arena
 
     @property
     def updates(self) -> tuple[Update, ...]:
-        """The inputs that a call updates. An Update has a reason if the input is updated by a copy."""
+        """The inputs that a call updates, and how."""
         return self._slots.updates
-
-    # ------------------------------------------------------------------ calls
 
     @property
     def _recorder(self) -> Recorder:
-        """Records launch times and copies of updates. Created on first use; if threads create several, all use the first."""
+        """Records launch times and copies. It is created on first use; if several threads create one, all use the first."""
         if not self._recorders:
             from xrt.runtime.profile import Recorder  # few programs are profiled
 
@@ -308,28 +307,30 @@ class Program:
 
     @cached_property
     def fast_call(self) -> Callable[..., Sequence[Any]] | None:
-        """A function from the program's inputs to its outputs. None unless the program is a single region without aliases."""
+        """A function from the program's inputs to its outputs, which needs no frame. None if the program needs frames."""
         steps = self._slots.steps
-        if len(steps) != 1 or self._slots.aliases or self._suspects:
+        if len(steps) != 1 or self._slots.aliases or self._shared_outputs:
             return None
         (step,) = steps
         inputs, outputs = tuple(self._slots.inputs), tuple(self._slots.outputs)
-        # A region that reads constants, or an output that is an input, needs a frame.
+        # A frame is needed to read constants, and to return an input.
         if not set(step.reads) <= set(inputs) or not set(outputs) <= set(step.writes):
             return None
         positions, results = (tuple(map(order.index, slots)) for order, slots in ((inputs, step.reads), (step.writes, outputs)))
         return _permute_call(step.executable.fast_call(), positions, len(inputs), results, len(step.writes))
 
-    def run(self, inputs: Sequence[Any], options: RunOptions = DEFAULT, inspection: OutputInspector | None = None) -> list[Any]:
-        """Run on checked inputs in plan order; return the outputs in plan order.
+    def run(
+        self, inputs: Sequence[Any], options: RunOptions = DEFAULT_OPTIONS, inspection: OutputInspector | None = None
+    ) -> list[Any]:
+        """Run on checked inputs, in plan order; return the outputs, in plan order.
 
-        Raises RunFailed, with the launch and engine, if an engine fails or the inspection rejects a result.
+        Raises RunFailed, with the launch and engine, if an engine fails or the inspection finds a problem.
         """
-        if options is DEFAULT and inspection is None and (results := self._run_directly(inputs)) is not None:
+        if options is DEFAULT_OPTIONS and inspection is None and (results := self._run_directly(inputs)) is not None:
             return results
         if not options.profile:
             return self._run_in_frame(inputs, options, inspection)
-        recorder, began = self._recorder, perf_counter()  # in this order: the first call does not measure its import
+        recorder, began = self._recorder, perf_counter()  # creating the recorder is not part of the measured time
         results = self._run_in_frame(inputs, options, inspection)
         recorder.add_call(began, perf_counter())
         return results
@@ -341,9 +342,9 @@ class Program:
             frame = make_frame(self._slots, self._layout)
         for _, target in self._slots.aliases:
             check_updated(self._slots.names[target], inputs[target])
-        # Overlapping inputs are updated by a copy at the end of the call.
+        # Inputs that share memory are updated by a copy at the end of the call.
         inplace = bool(self._slots.inplace) and not may_overlap(self._slots.inplace.values(), inputs)
-        frame.enter(inputs, None if options is DEFAULT else options, updates=inplace)
+        frame.enter(inputs, None if options is DEFAULT_OPTIONS else options, updates=inplace)
         actions: Sequence[Action] = frame.actions
         if options.profile or inspection is not None:
             actions = [self._observe(n, action, frame.slots, options, inspection) for n, action in enumerate(actions)]
@@ -354,7 +355,7 @@ class Program:
         return results
 
     def _run_directly(self, inputs: Sequence[Any]) -> list[Any] | None:
-        """Run the program by `fast_call`, without a frame; return None if it has no fast call."""
+        """Run the program by `fast_call`; return None if it has none."""
         if len(self._slots.steps) != 1:
             return None
         (step,) = self._slots.steps
@@ -380,15 +381,17 @@ class Program:
         """Run the actions. An error is converted to RunFailed, with the inputs that may be partially updated in ``updated``."""
         action: Action | None = None
         try:
-            for action in actions:  # the error below names the last launch
+            for action in actions:  # after the loop, `action` is the one that failed
                 action()
         except Exception as error:  # noqa: BLE001  # converted by `to_run_failed`
             index = actions.index(action)
             failed = to_run_failed(self.plan.launches[index], error)
-            if isinstance(failed, XRTError):  # these inputs may be updated in part
-                begun = (step for step in self._slots.steps[: index + 1] if step.executable.updates_inputs)
+            if isinstance(failed, XRTError):
+                # Inputs that a launch up to this one updates in place may be partially updated.
                 names = [update.input for update in self.updates if not update.reason and (update.step or 0) <= index]
-                names += [before for step in begun for before, _ in step.launch.function.aliases]
+                for step in self._slots.steps[: index + 1]:
+                    if step.executable.updates_inputs:
+                        names += [before for before, _ in step.launch.function.aliases]
                 input_names = {value.name for value in self.plan.function.inputs}
                 failed.updated = tuple(dict.fromkeys(name for name in names if name in input_names))
             raise failed  # noqa: B904  # it has its cause
@@ -396,7 +399,7 @@ class Program:
     def _observe(
         self, index: int, action: Action, slots: list[Any], options: RunOptions, inspection: OutputInspector | None
     ) -> Action:
-        """Wrap the action of a launch, so that its time is recorded and its results are inspected."""
+        """Wrap the action of a launch to record its time and inspect its results."""
         step = self._slots.steps[index]
 
         def observe() -> None:
@@ -416,12 +419,12 @@ class Program:
         return observe
 
     def _collect_outputs(self, slots: Sequence[Any], inputs: Sequence[Any], options: RunOptions) -> list[Any]:
-        """Return the outputs. Copy those that share memory, update aliased inputs, and fill the caller's ``options.out``."""
+        """Return the outputs: copied if they share memory, and also written to the inputs and buffers that receive them."""
         results = [slots[slot] for slot in self._slots.outputs]
-        if self._suspects:
-            self._unshare(results, inputs)
+        if self._shared_outputs:
+            self._copy_shared_outputs(results, inputs)
         for index in self._arena_outputs:
-            if index not in self._suspects:  # suspects are copies already
+            if index not in self._shared_outputs:  # otherwise it was copied above
                 results[index] = results[index].copy()
         for alias_index, (source, target) in enumerate(self._slots.aliases):
             if results[source] is not inputs[target]:
@@ -437,16 +440,16 @@ class Program:
                 results[index] = buffer
         return results
 
-    def _unshare(self, results: list[Any], inputs: Sequence[Any]) -> None:
-        """Copy each output that may share memory with an input, a constant or another output."""
+    def _copy_shared_outputs(self, results: list[Any], inputs: Sequence[Any]) -> None:
+        """Replace each output that shares memory with an input, a constant or another output by a copy."""
         updates = dict(self._slots.aliases)
         used_ids = {id(x) for x in inputs} | {id(x) for x in self._slots.constants.values()}
         for index, result in enumerate(results):
-            updated = index in updates and result is inputs[updates[index]]
-            # An array of a device that is a view has a base.
+            is_updated_input = index in updates and result is inputs[updates[index]]
+            # A device array that is a view has a `base`.
             is_array, on_host = hasattr(result, "dtype"), isinstance(result, np.ndarray)
             owns_data = result.flags.owndata if on_host else is_array and getattr(result, "base", None) is None
-            if index in self._suspects and not updated and (id(result) in used_ids or not owns_data):
+            if index in self._shared_outputs and not is_updated_input and (id(result) in used_ids or not owns_data):
                 results[index] = copy_values(result)
             used_ids.add(id(results[index]))
 
@@ -457,18 +460,19 @@ class Program:
     ) -> Callable[[], None]:
         """Create a function that runs the program on fixed inputs and writes to fixed output buffers.
 
-        The caller has checked that all are C-contiguous arrays of matching types. ``types`` refines the types of inner values,
-        by name. The function has one block of intermediate memory, so it must not run concurrently.
+        All arrays must be C-contiguous and have the types of the plan. ``types`` has more precise types of values, by name. Do
+        not run the function in two threads at once, because it has one frame.
         """
         slots = self._slots
         arrays = self._place_bound(inputs, buffers)
         refined_types = {i: types[name] for i, name in enumerate(slots.names) if name in types} if types else None
         frame = make_frame(slots, plan_memory(slots, arrays, refined_types), arrays)
         copies = [(buffer, slot) for slot, buffer in zip(slots.outputs, buffers, strict=True) if arrays.get(slot) is not buffer]
-        aliases = enumerate(slots.aliases)
-        updates = [(i, inputs[to], arrays[slot]) for i, (source, to) in aliases if (slot := slots.outputs[source]) in arrays]
-        # Computed in place: nothing to copy.
-        updates = [(alias_index, target, value) for alias_index, target, value in updates if target is not value]
+        updates = []  # (index of the alias, updated input, array with its new value)
+        for alias_index, (source, target) in enumerate(slots.aliases):
+            value = arrays.get(slots.outputs[source])
+            if value is not None and value is not inputs[target]:  # otherwise it is computed in place
+                updates.append((alias_index, inputs[target], value))
 
         if len(frame.actions) == 1 and not copies and not updates:
             (action,) = frame.actions
@@ -477,7 +481,7 @@ class Program:
                 try:
                     action()
                 except Exception as error:  # noqa: BLE001  # as in `_run_actions`
-                    # The reference to `self` keeps the program alive: when it is collected, its executables are released.
+                    # The reference to `self` keeps the program, and with it the executables, alive.
                     raise to_run_failed(self.plan.launches[0], error)  # noqa: B904
 
             return call_alone
@@ -493,47 +497,45 @@ class Program:
         return call
 
     def _place_bound(self, inputs: Sequence[Any], buffers: Sequence[Any]) -> dict[int, Any]:
-        """Map slots to the arrays of a bound call: the caller's inputs and buffers, and a temporary for some updated inputs."""
+        """Map slots to the arrays of a bound call: the caller's inputs and buffers, and temporary arrays for some outputs."""
         slots = self._slots
         arrays = dict(zip(slots.inputs, inputs, strict=True))
         if slots.inplace and not may_overlap(slots.inplace.values(), inputs):
-            arrays.update((source, inputs[target]) for source, target in slots.inplace.items())  # in the array of the input
+            arrays.update((source, inputs[target]) for source, target in slots.inplace.items())
         updated_inputs = {slots.outputs[source]: inputs[target] for source, target in slots.aliases}
         for slot, buffer in zip(slots.outputs, buffers, strict=True):
             if slot not in arrays and slot not in slots.constants:
-                # If the buffer is the updated input itself, which other steps may still read, compute into a temporary.
+                # If the buffer is the updated input, other steps may still read it: compute into a temporary array.
                 arrays[slot] = np.empty_like(buffer) if buffer is updated_inputs.get(slot) else buffer
         return arrays
 
-    def buffer(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
-        """Allocate an uninitialized array on the device where outputs are returned."""
+    def allocate_output(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+        """Allocate an uninitialized array on the plan's device."""
         return np.empty(shape, dtype)
 
-    # ------------------------------------------------------------------ the rest
-
     def profile(self) -> Profile:
-        """Times of the profiled calls."""
+        """Report the times of the profiled calls."""
         return self._recorder.read()
 
     @property
     def graph_remark(self) -> str:
-        """Describe the device graph of the calls; empty, because the CPU has none."""
+        """Describe the device graph of the calls; empty on the CPU."""
         return ""
 
     def close(self) -> None:
-        """Release all executables, even if closing one of them fails; the program cannot run afterwards."""
+        """Release all executables, even if one of them fails to close. The program cannot run afterwards."""
         self._idle.clear()
         call_all(lease.release for lease in self._leases)
 
     def close_in_background(self) -> None:
-        """Release the executables in a background thread once the program is garbage-collected, after calls in progress."""
-        close_with(self, partial(call_all, [lease.release for lease in self._leases]))
+        """Release the executables in a background thread once the program is garbage-collected. A running call keeps it alive."""
+        close_when_collected(self, partial(call_all, [lease.release for lease in self._leases]))
 
 
 def _permute_call(
     call: Callable[..., Sequence[Any]], positions: tuple[int, ...], input_count: int, results: tuple[int, ...], output_count: int
 ) -> Callable[..., Sequence[Any]]:
-    """Wrap the fast call of a program's only region: it then accepts the program's inputs and returns the program's outputs.
+    """Wrap the fast call of a program's only region, so that it takes the program's inputs and returns the program's outputs.
 
     ``positions`` has the index of the program input for each region input, ``results`` the index of the region output for each
     program output. ``input_count`` is the number of program inputs, ``output_count`` the number of region outputs.

@@ -13,86 +13,83 @@ _MEMBERSHIPS = Path("/proc/self/cgroup")
 
 
 class _Process:
-    """Process-wide settings."""
+    """Settings of this process, by `set_default_budget` and `set_budget_source`."""
 
     budget: int | None = None
     source: Callable[[], int | None] | None = None
 
 
-def available_cores() -> int:
-    """Number of CPU cores available to this process: its affinity mask, or its cgroup quota if smaller.
+def count_available_cores() -> int:
+    """Count the CPU cores that this process may use: those of its affinity mask, or fewer if a cgroup has a smaller quota.
 
-    A fractional quota is rounded up. Quotas are read once per process.
+    A fractional quota is rounded up.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([cores, *map(math.ceil, process_quotas())]))
+    return max(1, min([cores, *map(math.ceil, get_cpu_quotas())]))
 
 
 @lru_cache(maxsize=1)
-def process_quotas() -> tuple[float, ...]:
-    """CPU quotas of this process, in cores. They are read once, because reading takes as long as a call of a small model."""
+def get_cpu_quotas() -> tuple[float, ...]:
+    """Read the CPU quotas of this process, in cores. Cached, because reading takes as long as a call of a small model."""
     return tuple(read_cpu_quotas())
 
 
 def resolve_thread_budget(requested: int | None) -> int:
-    """The thread budget for a requested number of threads, or the default if it is None; at most the number of cores."""
-    return default_budget() if requested is None else min(requested, available_cores())
+    """Limit a requested number of threads to the number of available cores; None requests the default budget."""
+    return get_default_budget() if requested is None else min(requested, count_available_cores())
 
 
-def default_budget() -> int:
-    """Default number of threads: that of `set_default_budget`, else what the budget source grants, else all available cores.
+def get_default_budget() -> int:
+    """Return the default thread budget, which is at most the number of available cores.
 
-    Never more than the available cores.
+    It was set by `set_default_budget`; else it is the number that the budget source grants; else it is the number of cores.
     """
     granted = _Process.budget if _Process.budget is not None else find_granted_threads()
-    return available_cores() if granted is None else min(granted, available_cores())
+    return count_available_cores() if granted is None else min(granted, count_available_cores())
 
 
 def set_default_budget(threads: int | None) -> None:
-    """Set the default budget of modules created from now on; None resets it to the number of cores."""
+    """Set the default thread budget of modules that are created from now on; None removes the setting."""
     _Process.budget = threads
 
 
 def set_budget_source(source: Callable[[], int | None] | None) -> None:
-    """Set a callback that returns the number of threads granted by a scheduler, or None if it grants none.
+    """Set a callback that returns how many threads a scheduler granted to this process, or None if it sets no limit.
 
-    For integrations: a cluster actor may have fewer cores than its process can use. The callback runs whenever a module is
-    created or loaded; None removes it. An explicit budget, of a module or by `set_default_budget`, takes precedence.
+    For integrations such as Ray, whose actors may use fewer cores than their process could. The callback runs whenever a module
+    is created or loaded. ``threads=`` of a module and `set_default_budget` have precedence. None removes the callback.
     """
     _Process.source = source
 
 
 def find_granted_threads() -> int | None:
-    """The number of threads that the budget source grants, at least 1; None if there is no source or it returns None."""
+    """Ask the budget source how many threads it grants, at least 1; None if there is no source, or it sets no limit."""
     granted = None if _Process.source is None else _Process.source()
     return None if granted is None else max(1, granted)
 
 
-# ------------------------------------------------------------------ quotas of control groups
-
-
 def read_cpu_quotas(groups: Path = _CONTROL_GROUPS, memberships: Path = _MEMBERSHIPS) -> Iterator[float]:
-    """Yield each CPU limit, in cores, of this process's control groups and their ancestors (Linux cgroup v1 and v2)."""
+    """Yield the CPU quotas, in cores, of this process's control groups and their ancestors (Linux cgroup v1 and v2)."""
     for line in _read_text(memberships).splitlines():
         # Lines are hierarchy:controllers:path; cgroup v2 has no controllers.
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            yield from _list_limits(groups, path, _read_quota_v2)
+            yield from _list_quotas(groups, path, _read_quota_v2)
         elif "cpu" in controllers.split(","):
-            yield from _list_limits(groups / controllers, path, _read_quota_v1)
+            yield from _list_quotas(groups / controllers, path, _read_quota_v1)
 
 
-def _list_limits(root: Path, path: str, quota: Callable[[Path], float | None]) -> Iterator[float]:
-    """Yield the limits of a control group and its ancestors. ``quota`` reads a limit; None is skipped."""
+def _list_quotas(root: Path, path: str, read_quota: Callable[[Path], float | None]) -> Iterator[float]:
+    """Yield the quotas of a control group and its ancestors; ``read_quota`` returns None for a group without a quota."""
     inner = PurePosixPath(path.lstrip("/"))
     for group in (inner, *inner.parents):
         # In a cgroup namespace the path may lead out of the visible tree.
-        if ".." not in group.parts and (limit := quota(root / group)) is not None:
-            yield limit
+        if ".." not in group.parts and (quota := read_quota(root / group)) is not None:
+            yield quota
 
 
 def _read_quota_v2(group: Path) -> float | None:
-    """Read ``cpu.max``, two numbers of microseconds: quota (or ``max`` for no limit) and period."""
+    """Read ``cpu.max``: the quota (``max`` for no limit) and the period, both in microseconds."""
     quota, _, period = _read_text(group / "cpu.max").strip().partition(" ")
     return _parse_cores(quota, period)
 

@@ -65,7 +65,7 @@ class ServedModel:
         """The declared state of the module; None if it has none. With state, each call is a step of a session."""
         with suppress(InputError):  # raised if the module declares no state
             self.stateful = module.stateful_functions.find_declared(module)
-        self.inputs = self.stateful.others if self.stateful else module.inputs
+        self.inputs = self.stateful.other_inputs if self.stateful else module.inputs
         # Clients neither send nor receive the state.
         indices = self.stateful.returned if self.stateful else range(len(module.outputs))
         self.outputs = tuple(module.outputs[index] for index in indices)

@@ -22,7 +22,7 @@ from xrt.errors import CompileRefused, ModelError, RunFailed
 from xrt.formats.onnx import expand
 from xrt.graph import Function, Node, TensorType, Value
 from xrt.placement.sizes import read_sizes, resize_values
-from xrt.runtime import available_cores
+from xrt.runtime import count_available_cores
 from xrt.runtime.inputs import copy_values
 from xrt.testing.running import overlook_deviations
 from xrt.verify.comparison import Verdict, judge_outputs
@@ -142,7 +142,7 @@ def compile_for_all_sizes(engine: GraphCompiler, function: Function) -> Executab
     for node in ready.nodes:
         if (reason := engine.why_not(node, ready)) is not None:
             raise CompileRefused(f"{node.op}: {reason}")
-    return prepare_or_close(engine.compile(ready, CompileContext(threads=available_cores())))
+    return prepare_or_close(engine.compile(ready, CompileContext(threads=count_available_cores())))
 
 
 UNJUDGED = frozenset({"AffineGrid", "Attention", "DynamicQuantizeLinear", "MeanVarianceNormalization"})

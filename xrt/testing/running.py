@@ -30,7 +30,7 @@ from xrt.module import XRTModule
 from xrt.module.programs import optimize
 from xrt.partition import ClusteringOptions, Pin, Plan, partition
 from xrt.passes import infer_shapes
-from xrt.runtime import Program, available_cores, compile_plan
+from xrt.runtime import Program, compile_plan, count_available_cores
 from xrt.verify.deviations import find_special_values, list_deviations, mark_special_elements, name_likely_cause
 from xrt.verify.execution import expose_all_values, fit_inputs
 from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
@@ -134,7 +134,7 @@ def make_alternating_program(
     Raises CompileRefused for a node that no engine supports, CompileFailed if an engine's library fails.
     """
     fixed, cache = fit_inputs_for(function, inputs, engines), CompileCache()
-    context, by_spec = CompileContext(threads=available_cores()), {engine.spec: engine for engine in engines}
+    context, by_spec = CompileContext(threads=count_available_cores()), {engine.spec: engine for engine in engines}
     refused: dict[tuple[str, str], str] = {}
     # Each round excludes at least one node from one engine, so the loop ends.
     while True:

@@ -11,7 +11,7 @@ from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.engines.contract.graph_compiler import prepare_or_close
 from xrt.errors import CompileRefused
 from xrt.graph import Function, Node, TensorType, Value
-from xrt.runtime import adapt_to_host, available_cores
+from xrt.runtime import adapt_to_host, count_available_cores
 
 Run: TypeAlias = Callable[[Function, Sequence[Any]], Sequence[Any]]
 """Runs a Function on inputs and returns its outputs."""
@@ -30,7 +30,7 @@ def compile_alone(
     accepts and returns host arrays, whatever its device. The default context uses all cores. Raises CompileRefused if
     `why_not` or the engine declines.
     """
-    context = context or CompileContext(threads=available_cores())
+    context = context or CompileContext(threads=count_available_cores())
     ready = fit_inputs(passes.inline_constant_control_flow(function), inputs, engine)
     for node in ready.nodes:
         # Engines decide by the device of the node.

@@ -12,7 +12,7 @@ import numpy as np
 from xrt.engines import CompileContext, GraphCompiler
 from xrt.errors import CompileRefused, EngineError, RunFailed
 from xrt.graph import DType, Function, Node, TensorType, Type, Value
-from xrt.runtime import adapt_to_host, available_cores, on_device
+from xrt.runtime import adapt_to_host, count_available_cores, on_device
 from xrt.runtime.inputs import copy_values
 from xrt.runtime.program import to_run_failed
 from xrt.verify.comparison import CheckVerdict, Verdict, find_precision, is_lowered, judge_outputs
@@ -322,7 +322,7 @@ def bisect_plan(
     values.update((value.name, array) for value, array in zip(plan.function.inputs, inputs, strict=True))
     for launch in plan.launches:
         arguments = [values[name] for name in launch.inputs]
-        where = on_device(plan.get_device(launch), context or CompileContext(threads=available_cores()))
+        where = on_device(plan.get_device(launch), context or CompileContext(threads=count_available_cores()))
         engine = engines[launch.engine]
         if (failure := bisect(launch.function, engine, arguments, reference, where, progress=progress)) is not None:
             return failure

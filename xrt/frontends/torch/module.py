@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from xrt.cache import open_cache
-from xrt.cache.memory import LEAST_BYTES, close_in_background
+from xrt.cache.memory import MIN_EXECUTABLE_BYTES, close_in_background
 from xrt.errors import DataDependentError, FallbackWarning, InputError, ModelError, OptionError, PlanError, warn
 from xrt.forking import renew_after_fork
 from xrt.frontends.torch.backend import add_torch_engine, check_sizes_closed, compile_graph
@@ -36,7 +36,7 @@ from xrt.html.views import format_count
 from xrt.module.engines import make_engine_list
 from xrt.module.module import XRTModule, shorten_tracebacks
 from xrt.module.options import parse_options
-from xrt.module.programs import warn_of_signatures
+from xrt.module.programs import warn_of_evictions
 from xrt.module.tuning import THROUGHPUT_KEYWORDS, Objective
 from xrt.verify.regions import ignore_progress
 
@@ -437,7 +437,7 @@ class TorchModule:
         entries = sorted(
             ((key, item) for key, captures in self._captures.items() for item in captures), key=lambda entry: entry[1].used
         )
-        sizes = [max(LEAST_BYTES, item.module.dispatcher.nbytes) for _, item in entries]
+        sizes = [max(MIN_EXECUTABLE_BYTES, item.module.dispatcher.nbytes) for _, item in entries]
         surplus, dropped = sum(sizes) - self._max_bytes, False
         for (key, oldest), size in zip(entries[:-1], sizes, strict=False):
             if surplus <= 0:
@@ -448,7 +448,7 @@ class TorchModule:
                 del self._captures[key]
             close_in_background(oldest.module.close)
         if dropped:
-            warn_of_signatures(self._max_bytes)
+            warn_of_evictions(self._max_bytes)
 
     def _capture(self, leaves: list[Any], structure: Any, earlier: list[_CapturedModule], state: ModuleState) -> _CapturedModule:
         """Capture the module for these inputs, with the sizes that differ from an earlier capture symbolic where possible."""

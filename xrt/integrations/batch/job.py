@@ -17,7 +17,7 @@ from xrt.errors import BatchJobError, EngineError, InputError
 from xrt.formats.output import remove_dead_temporaries, replace_file
 from xrt.integrations.batch.model import ERROR, OnError, RowModel, choose_batch, open_model
 from xrt.integrations.batch.tables import Chunk, RowFile, list_chunks, list_row_files, read_chunk
-from xrt.runtime import available_cores
+from xrt.runtime import count_available_cores
 
 ERRORS = "xrt_errors"
 """Key in the schema metadata of a part: its number of rows without outputs."""
@@ -224,9 +224,9 @@ def run_job(
     with claim_folder(folder, job, rows) as (path, missing, present):
         if not missing:
             return present
-        count = min(workers or available_cores(), len(missing))
+        count = min(workers or count_available_cores(), len(missing))
         # One module serves all threads, each call with its share of the cores.
-        model = job.open_model(max(1, available_cores() // count))
+        model = job.open_model(max(1, count_available_cores() // count))
         report = present
         with model.module, ThreadPoolExecutor(count, "xrt-batch") as pool:
             try:

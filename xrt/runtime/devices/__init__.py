@@ -1,6 +1,6 @@
 """Devices: names, memory, copies, streams.
 
-A device is opened by name (``cuda:1``) on first use. Nothing here knows plans: `xrt.runtime.device_program` runs them.
+A device is opened by name (``cuda:1``) on first use. `xrt.runtime.device_program` runs plans on devices.
 """
 
 from __future__ import annotations

@@ -52,8 +52,6 @@ class CudaDevice(Device):
     def _here(self) -> AbstractContextManager[object]:
         return self._cupy.cuda.Device(self.index)  # type: ignore[no-any-return]  # CuPy has no types
 
-    # ------------------------------------------------------------------ arrays
-
     def upload(self, array: np.ndarray[Any, Any]) -> Array:
         with self._here():
             return self._cupy.asarray(array, order="C")
@@ -83,12 +81,10 @@ class CudaDevice(Device):
             raise DeviceError(f"an array is on cuda:{array.device.id} instead of {self.name}; copy it there")
         return array
 
-    # ------------------------------------------------------------------ memory
-
     def memory(self) -> MemoryInfo:
         with self._here():
             free, total = self._cupy.cuda.runtime.memGetInfo()
-            # Freed blocks in CuPy's pool are available, too.
+            # Freed blocks in CuPy's pool can be allocated, too.
             return MemoryInfo(free + self._cupy.get_default_memory_pool().free_bytes(), total)
 
     def allocate(self, shape: Sequence[int], dtype: np.dtype[Any], stream: Stream) -> Array:
@@ -106,11 +102,9 @@ class CudaDevice(Device):
         memory = self._cupy.cuda.alloc_pinned_memory(max(count * dtype.itemsize, 1))
         return np.frombuffer(memory, np.uint8, count * dtype.itemsize).view(dtype).reshape(tuple(shape))
 
-    # ------------------------------------------------------------------ copies
-
     def copy_in(self, host: np.ndarray[Any, Any], stream: Stream) -> PendingCopy:
         with self.activate(stream):
-            # Staging in pinned memory makes the copy asynchronous, and the caller may reuse `host` at once.
+            # Through pinned memory the copy is asynchronous, and the caller may change `host` immediately.
             pinned = self._allocate_pinned(host.shape, host.dtype)
             np.copyto(pinned, host)
             array = self._cupy.empty(host.shape, host.dtype)
@@ -134,8 +128,6 @@ class CudaDevice(Device):
     def copy_within(self, target: Array, source: Array, stream: Stream) -> None:
         with self.activate(stream):
             target[...] = source
-
-    # ------------------------------------------------------------------ streams
 
     def new_stream(self) -> Stream:
         with self._here():
@@ -164,7 +156,7 @@ class CudaDevice(Device):
             return self._cupy.cuda.Stream.from_external(_ForeignStream(address, stream))
 
     def follow(self, later: Stream, earlier: Stream) -> None:
-        # Work on one stream is in order anyway.
+        # Work on one stream is always in order.
         if later.ptr != earlier.ptr:
             self.after(later, self.event(earlier))
 
@@ -188,10 +180,8 @@ class CudaDevice(Device):
         with self._here():
             stream.wait_event(event)
 
-    # ------------------------------------------------------------------ graphs
-
     def record(self, stream: Stream, work: Callable[[], None]) -> GraphCapture:
-        """Capture the work as a CUDA graph. It runs once beforehand to fill a pool, because a capture must not allocate."""
+        """Capture the work as a CUDA graph. It is run once before, to fill a memory pool: a capture must not allocate."""
         pool = self._cupy.cuda.MemoryPool()
         with self.activate(stream), self._cupy.cuda.using_allocator(pool.malloc):
             work()  # fills the pool, and triggers lazy compilation
@@ -248,7 +238,7 @@ def _find_address(stream: Any) -> int | None:
 
 
 def _find_nvrtc_version() -> str:
-    """Text for `hardware` with the version of NVRTC, read without loading it; empty if it is not installed as a package."""
+    """Return a phrase with the version of NVRTC, without loading it; empty if it is not installed as a Python package."""
     try:
         return f", nvrtc {metadata.version('nvidia-cuda-nvrtc')}"
     except metadata.PackageNotFoundError:

@@ -32,12 +32,12 @@ class MemoryInfo:
 
 @dataclass(frozen=True, slots=True)
 class PendingCopy:
-    """A copy in progress."""
+    """A copy that was enqueued on a stream."""
 
     array: Array
-    """The target; on the host a NumPy array over pinned memory."""
+    """The array that the copy writes; on the host, a NumPy array over pinned memory."""
     source: object = None
-    """An object that must stay alive until the copy is done: pinned host memory, or the array that is copied."""
+    """What the copy reads: pinned host memory or a device array. It must stay alive until the copy is done."""
 
 
 class GraphCapture(abc.ABC):
@@ -49,12 +49,10 @@ class GraphCapture(abc.ABC):
 
 
 class Device(Accelerator):
-    """An accelerator as the runtime uses it. Methods do not wait unless documented.
+    """An accelerator, with the methods that the runtime needs. Methods do not wait, unless their docstrings say so.
 
-    Copies are enqueued on a stream of this device. The caller keeps the `PendingCopy` until the copy is done.
+    Copies are enqueued on a stream of this device. The caller must keep the `PendingCopy` until the copy is done.
     """
-
-    # ------------------------------------------------------------------ memory
 
     @abc.abstractmethod
     def memory(self) -> MemoryInfo:
@@ -62,11 +60,11 @@ class Device(Accelerator):
 
     @abc.abstractmethod
     def allocate(self, shape: Sequence[int], dtype: np.dtype[Any], stream: Stream) -> Array:
-        """Allocate an uninitialized array for work on `stream`. `shortage` recognizes the error if memory runs out."""
+        """Allocate an uninitialized array for work on ``stream``. If memory runs out, `shortage` recognizes the error."""
 
     @abc.abstractmethod
     def shortage(self, error: BaseException) -> int | None:
-        """The bytes requested if the error means that memory ran out, 0 if their number is unknown; None for other errors."""
+        """Return the number of bytes requested (0: unknown) if the error means that memory ran out; None for other errors."""
 
     @abc.abstractmethod
     def owns(self, value: object) -> bool:
@@ -74,17 +72,15 @@ class Device(Accelerator):
 
     @abc.abstractmethod
     def adopt(self, array: Any) -> Array:
-        """Import another library's array on this device without a copy (DLPack).
+        """Import another library's array, which is on this device, without a copy (DLPack).
 
-        The calling thread's current stream waits for the other library's pending work. Raises DeviceError for an array in other
-        memory, InputError for one that cannot be imported.
+        The calling thread's current stream waits for the other library's pending work. Raises DeviceError for an array elsewhere,
+        InputError if it cannot be imported.
         """
-
-    # ------------------------------------------------------------------ copies
 
     @abc.abstractmethod
     def copy_in(self, host: np.ndarray[Any, Any], stream: Stream) -> PendingCopy:
-        """Copy a host array to this device; the host array may be changed as soon as this returns."""
+        """Copy a host array to this device. The caller may change the host array as soon as this method returns."""
 
     @abc.abstractmethod
     def copy_out(self, array: Array, stream: Stream) -> PendingCopy:
@@ -98,18 +94,13 @@ class Device(Accelerator):
     def copy_within(self, target: Array, source: Array, stream: Stream) -> None:
         """Copy between arrays of this device of equal type and shape."""
 
-    # ------------------------------------------------------------------ order
-
     @abc.abstractmethod
     def current_stream(self) -> Stream:
-        """The calling thread's current stream, which holds the caller's work."""
+        """Return the calling thread's current stream, on which the caller enqueues work."""
 
     @abc.abstractmethod
     def get_stream(self, stream: Any) -> Stream:
-        """Convert a stream of this or another library, or a number, to a stream of this device.
-
-        Raises DeviceError for other values.
-        """
+        """Convert a stream of this or another library, or its address, to a stream of this device. May raise DeviceError."""
 
     @abc.abstractmethod
     def event(self, stream: Stream) -> Event:
@@ -125,19 +116,19 @@ class Device(Accelerator):
 
     @abc.abstractmethod
     def after(self, stream: Stream, event: Event) -> None:
-        """Make later work on the stream wait for an event, of this device or another of its kind."""
+        """Make later work on the stream wait for an event of this device or of another device of its kind."""
 
     @abc.abstractmethod
     def record(self, stream: Stream, work: Callable[[], None]) -> GraphCapture:
-        """Capture the work that `work` enqueues, without executing it; its memory is reserved for the recording.
+        """Capture what ``work`` enqueues on the stream. Its memory stays reserved for the recording.
 
-        Raises errors of `work`, and the device library's error if it cannot be captured.
+        Raises the errors of ``work``, and the device library's error if the work cannot be captured.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class TransferStats:
-    """Transfers over the calls of a program."""
+    """Number and bytes of the copies in all calls of a program: to a device, to the host, and between devices."""
 
     calls: int = 0
     copies_in: int = 0
@@ -182,7 +173,10 @@ class TransferCounter:
 
 
 def make_out_of_memory_error(device: Device, error: BaseException, requester: str, nbytes: int = 0) -> OutOfDeviceMemory | None:
-    """Convert an error whose first cause is a lack of device memory; None for others. ``requester`` is named in the text."""
+    """Convert an error whose first cause is a lack of device memory; None for other errors.
+
+    ``requester`` says in the text what needed the memory, ``nbytes`` is its size if the library does not report one.
+    """
     cause = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
@@ -190,13 +184,14 @@ def make_out_of_memory_error(device: Device, error: BaseException, requester: st
     if requested is None:
         return None
     memory = device.memory()
-    # The library's figure first: it may have requested more than the array, such as scratch memory.
-    amount = _format(requested or nbytes) if requested or nbytes else "an unknown amount of memory"
+    # The library's number has priority, because it may include scratch memory.
+    nbytes = requested or nbytes
+    amount = _format(nbytes) if nbytes else "an unknown amount of memory"
     shortage = OutOfDeviceMemory(
         f"{device.name} is out of memory: {requester} requested {amount}; {_format(memory.free)} of {_format(memory.total)} are "
         f"free. The module can be called again: pass smaller inputs, free other arrays on the device, or place nodes on the CPU"
     )
-    # Set here, because callers raise this error or the original one in one expression.
+    # Set here, because callers write `raise make_out_of_memory_error(...) or error`.
     shortage.__cause__ = cause
     return shortage
 

@@ -20,21 +20,21 @@ from xrt.runtime.devices.interface import Device
 if TYPE_CHECKING:
     from xrt.runtime.devices.interface import Stream
 
-HOST_KINDS = (1, 3, 11)
-"""DLPack codes of CPU, CUDA pinned and ROCm pinned memory, all readable by the host."""
-_KINDS = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 13: "cuda", 14: "oneapi"}
+DLPACK_HOST_CODES = (1, 3, 11)
+"""DLPack codes of memory that the host can read: CPU, CUDA pinned and ROCm pinned."""
+_DLPACK_KINDS = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 13: "cuda", 14: "oneapi"}
 
 
-def on_host(array: Any) -> bool:
-    """Whether the host can read another library's array. Also True if the array does not report its device."""
+def is_on_host(array: Any) -> bool:
+    """Whether the host can read another library's array; True also if the array does not report a device."""
     device = getattr(array, "__dlpack_device__", None)
-    return device is None or int(device()[0]) in HOST_KINDS
+    return device is None or int(device()[0]) in DLPACK_HOST_CODES
 
 
 def find_array_device(array: Any) -> str:
-    """The device of another library's array, by its name in XRT, such as ``cuda:0``."""
+    """Return XRT's name for the device of another library's array, such as ``cuda:0``."""
     kind, index = array.__dlpack_device__()
-    return f"{_KINDS.get(int(kind), f'device type {int(kind)} of DLPack')}:{int(index)}"
+    return f"{_DLPACK_KINDS.get(int(kind), f'device type {int(kind)} of DLPack')}:{int(index)}"
 
 
 def from_dlpack(source: Any) -> np.ndarray[Any, Any]:
@@ -43,14 +43,13 @@ def from_dlpack(source: Any) -> np.ndarray[Any, Any]:
         return np.from_dlpack(source)
     except (BufferError, RuntimeError, TypeError) as error:
         array = _read_small_floats(source)
-        # NumPy's error explains more than that the type is unknown.
         if array is None:
             raise error
         return array
 
 
 def _read_small_floats(source: Any) -> np.ndarray[Any, Any] | None:
-    """Import arrays of types that ``ml_dtypes`` adds to NumPy (bfloat16, float8), which `np.from_dlpack` rejects; else None."""
+    """Import an array of bfloat16 or float8, which `np.from_dlpack` rejects; None for other types."""
     dtype = getattr(ml_dtypes, str(getattr(source, "dtype", "")).rpartition(".")[2], None)
     if dtype is None:
         return None
@@ -62,21 +61,21 @@ def _read_small_floats(source: Any) -> np.ndarray[Any, Any] | None:
     return array if array.dtype == dtype else None
 
 
-_OTHER_NAMES = {"gpu": "cuda", "nvidia": "cuda", "host": "cpu"}
-"""Names of device kinds in other libraries, for error hints."""
+_KIND_ALIASES = {"gpu": "cuda", "nvidia": "cuda", "host": "cpu"}
+"""Other names that users may try for a kind of device, for hints in error messages."""
 
 
 def check_device(device: object) -> str:
-    """Validate a device name: ``cpu``, ``cuda`` or ``cuda:N``; raises DeviceError otherwise."""
+    """Return a device name if it is ``cpu``, ``cuda`` or ``cuda:N``; raise DeviceError otherwise."""
     if not isinstance(device, str) or not is_device(device) or device.startswith("cpu:"):
         kind = str(device).partition(":")[0].lower()
-        hint = did_you_mean(_OTHER_NAMES.get(kind, kind), KINDS)
+        hint = did_you_mean(_KIND_ALIASES.get(kind, kind), KINDS)
         raise DeviceError(f"unknown device {device!r}; a device is 'cpu', 'cuda' or 'cuda:N'.{hint}")
     return device
 
 
-Maker = Callable[[int], Device]
-"""Opens the device with an index; raises DeviceError if it does not exist."""
+DeviceOpener = Callable[[int], Device]
+"""A function that opens the device with an index; raises DeviceError if it does not exist."""
 
 
 def _open_cuda(index: int) -> Device:
@@ -85,20 +84,20 @@ def _open_cuda(index: int) -> Device:
     return CudaDevice(index)
 
 
-_makers: dict[str, Maker] = {"cuda": _open_cuda}
-_origins: dict[str, str] = {}
-"""Kind of device to the import path of a function that returns its replaced maker; worker processes import it too."""
+_openers: dict[str, DeviceOpener] = {"cuda": _open_cuda}
+_opener_paths: dict[str, str] = {}
+"""For each kind of device whose opener was replaced: the import path of a function that returns the new opener."""
 _opened: dict[str, Device] = {}
 _lock = renew_after_fork(threading.Lock())
 
 
 def device(name: str) -> Device:
-    """The accelerator of that name, opened on first use; raises DeviceError, with the reason, if it is unavailable."""
+    """Get a device by name; it is opened on first use. Raises DeviceError, with the reason, if it is unavailable."""
     name = normalize_device(name)
     with _lock:
-        # Under the lock, so that concurrent first uses open the device once.
+        # Under the lock, so that two threads do not open the same device.
         if name not in _opened:
-            _opened[name] = _makers[parse_device_kind(name)](parse_device_index(name))
+            _opened[name] = _openers[parse_device_kind(name)](parse_device_index(name))
         return _opened[name]
 
 
@@ -113,7 +112,7 @@ def to_host(value: Any) -> Any:
 
 
 def use_array_device(value: Any) -> AbstractContextManager[object]:
-    """Activate the device of an array with its current stream; a null context for host values."""
+    """Return a context in which the device of an array is active, with its current stream. For host values it does nothing."""
     if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack_device__"):
         return nullcontext()
     accelerator = device(find_array_device(value))
@@ -121,56 +120,56 @@ def use_array_device(value: Any) -> AbstractContextManager[object]:
 
 
 def list_device_factories() -> dict[str, str]:
-    """List the device kinds whose maker was replaced, with the import path that worker processes pass to `register_device`."""
-    return dict(_origins)
+    """Return a dict from device kind to the import path with which a worker process calls `register_device`."""
+    return dict(_opener_paths)
 
 
 def register_device(kind: str, origin: str) -> None:
-    """Open devices of a kind with the function that ``origin`` (``module:function``) returns, for the rest of the process."""
+    """Open the devices of a kind by the function that ``origin`` (``module:function``) returns, until the process ends."""
     with _lock:
-        if _origins.get(kind) != origin:
+        if _opener_paths.get(kind) != origin:
             module, _, name = origin.partition(":")
-            _makers[kind], _origins[kind] = getattr(importlib.import_module(module), name)(), origin
+            _openers[kind], _opener_paths[kind] = getattr(importlib.import_module(module), name)(), origin
 
 
 @contextmanager
-def override_devices(kind: str, maker: Maker, origin: str = "") -> Iterator[None]:
-    """Context manager: replace the maker of a kind, for example by a simulated device.
+def override_devices(kind: str, opener: DeviceOpener, origin: str = "") -> Iterator[None]:
+    """Within a ``with`` block, open the devices of a kind by another function, for example as simulated devices.
 
     ``origin`` is the import path with which worker processes do the same: see `register_device`.
     """
     with _lock:
-        # Devices that are open stay valid, but are hidden until the context ends.
-        outer_maker, outer_origin = _makers[kind], _origins.get(kind)
+        # Devices that are open stay valid, but `device` does not return them until the block ends.
+        outer_opener, outer_origin = _openers[kind], _opener_paths.get(kind)
         opened = {name: _opened.pop(name) for name in list(_opened) if parse_device_kind(name) == kind}
-        _makers[kind], _origins[kind] = maker, origin
+        _openers[kind], _opener_paths[kind] = opener, origin
     try:
         yield
     finally:
         with _lock:
-            _makers[kind] = outer_maker
-            del _origins[kind]
+            _openers[kind] = outer_opener
+            del _opener_paths[kind]
             if outer_origin is not None:  # of an enclosing `override_devices`, or of `register_device`
-                _origins[kind] = outer_origin
+                _opener_paths[kind] = outer_origin
             for name in [name for name in _opened if parse_device_kind(name) == kind]:
                 del _opened[name]
             _opened.update(opened)
 
 
 class Streams:
-    """One stream per device, created on first use and shared by all programs of a module."""
+    """The streams of a module: one per device, shared by all its programs."""
 
     def __init__(self) -> None:
         self._by_device: dict[str, Stream] = {}
         self._lock = renew_after_fork(threading.Lock())
 
     def get(self, name: str) -> Stream | None:
-        """The stream of a device, or None if not created yet."""
+        """Return the stream of a device, or None if it was not created yet."""
         return self._by_device.get(name)
 
     def on(self, name: str) -> Stream:
-        """The stream of a device, created on first use."""
-        # Without the lock at first, because every call of a program gets its streams here.
+        """Return the stream of a device; it is created on first use."""
+        # First without the lock, because every call of a program gets its streams here.
         stream = self._by_device.get(name)
         if stream is None:
             with self._lock:

@@ -116,7 +116,7 @@ class SimulatedDevice(Device):
         except (AttributeError, BufferError) as error:
             raise InputError(f"an array of type {type(array).__name__} cannot be read through DLPack: {error}") from error
         if not self.owns(imported):
-            raise DeviceError(f"an array does not lie on {self.name}; copy it there")
+            raise DeviceError(f"an array is not on {self.name}; copy it there")
         self.follow(self.current_stream(), imported.block.state.stream)
         return imported  # type: ignore[no-any-return]
 
