@@ -349,7 +349,7 @@ class PlacementWarning(XRTWarning):
 
 
 class SignatureWarning(XRTWarning):
-    """Compiled signatures exceed the ``max_bytes`` of the cache, or calls keep waiting for new sizes to compile.
+    """The programs of a module exceed the ``max_bytes`` of the cache, or calls keep waiting for new sizes to compile.
 
     In the first case the module drops the least recently used one.
 

@@ -156,7 +156,7 @@ def test_all_combinations_of_sizes_are_compiled(tmp_path: Path, command: Command
     model, path = write_model(tmp_path / "m.onnx", ("a", "b"), "Relu"), tmp_path / "model.xrt"
     dims = [part for text in ("a=1", "a=2", "b=3", "b=4", "b=5") for part in ("--dim", text)]
     with monkeypatch.context() as patch:
-        patch.setattr("xrt.module.programs.MIN_EXECUTABLE_BYTES", 1 << 40)  # what a compile makes is kept, however much that is
+        patch.setattr("xrt.module.programs.MIN_BYTES", 1 << 40)  # what a compile makes is kept, however much that is
         code, out, _ = command("compile", model, "-e", "xla", "--strict", "-o", path, *dims)
     assert code == 0 and "compiled for a=1, b=3; a=1, b=4; " in out and "; a=2, b=5; for other sizes" in out
     compiled = count_compiles(monkeypatch)

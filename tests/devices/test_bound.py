@@ -115,10 +115,7 @@ def test_updates_of_arrays_of_the_device_and_of_the_host(world: World) -> None:
 
 def test_an_input_that_does_not_lie_in_one_piece(world: World) -> None:
     x = world.up(np.ascontiguousarray(X.T)).transpose()
-    text = (
-        r"^input 'x' is not C-contiguous; a bound input is read in place: "
-        r"bind a C-contiguous copy of it, and write to that array$"
-    )
+    text = r"^input 'x' is not C-contiguous; a bound input is read in place: bind a C-contiguous copy of it, and write to it$"
     with pytest.raises(InputError, match=text):
         world.module(Sums()).bind(x, W)
 

@@ -128,3 +128,31 @@ def test_a_thread_that_starts_xla_can_fork_itself() -> None:
     with guard.hold():
         guard.close()
         guard.open()
+
+
+def test_a_fork_waits_for_the_compile_of_another_thread(tmp_path: Path) -> None:
+    """The thread holds the lock of a module that it imports, which the child needs too."""
+    (tmp_path / "slow.py").write_text(
+        "import time\nstarted.set()\ntime.sleep(0.5)\n".replace("started", "__import__('builtins').started")
+    )
+    script = """
+import builtins, os, threading, numpy, xrt
+from dataclasses import dataclass
+from tests.engines.test_forked import CHAIN, X, status_of
+from xrt.engines.toy.engine import Toy
+builtins.started = threading.Event()
+@dataclass(frozen=True)
+class Slow(Toy):
+    def compile(self, function, context):
+        import slow
+        return super().compile(function, context)
+module = xrt.XRTModule(CHAIN, Slow(), strict=True)
+thread = threading.Thread(target=module, args=(X,))
+thread.start()
+builtins.started.wait()
+print(status_of(lambda: module(X), 20))
+thread.join()
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(TOP), str(tmp_path)))}
+    completed = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
+    assert completed.stdout == "0\n", completed.stderr

@@ -19,7 +19,7 @@ from torch import nn
 import xrt
 from tests.frontends.cases import Call
 from xrt.cache import CompileCache
-from xrt.cache.memory import MIN_EXECUTABLE_BYTES
+from xrt.cache.memory import MIN_BYTES
 from xrt.errors import InputError, ModelError, OptionError, SignatureWarning
 from xrt.frontends.torch.capture import capture
 from xrt.frontends.torch.rules import RULES
@@ -319,7 +319,7 @@ def test_autocast_is_part_of_what_is_captured() -> None:
 
 
 def test_captures_are_bounded() -> None:
-    module = xrt.XRTModule(Call(lambda x, k: x * k), engine="toy", cache=CompileCache(max_bytes=2 * MIN_EXECUTABLE_BYTES))
+    module = xrt.XRTModule(Call(lambda x, k: x * k), engine="toy", cache=CompileCache(max_bytes=2 * MIN_BYTES))
     x = torch.ones(2)
     module(x, 1)
     module(x, 2)

@@ -326,15 +326,12 @@ def test_an_input_that_cannot_be_updated_is_refused(engine: str, nodes: tuple[No
             np.zeros((3, 2), "float32").T,
             (
                 "input 'x' is not C-contiguous; a bound input is read in place: bind np.ascontiguousarray(...) of it, and "
-                "write to that array"
+                "write to it"
             ),
         ),
         (
             np.zeros((2, 3), ">f4"),
-            (
-                "input 'x' is >f4; a bound input is read in place, so it must be <f4: bind raw.astype('<f4'), and write to "
-                "that array"
-            ),
+            "input 'x' is >f4; a bound input is read in place, so it must be <f4: bind raw.astype('<f4'), and write to it",
         ),
         (np.zeros((2, 3)), "input 'x' must be float32; got float64; convert it with .astype('float32')"),
     ],

@@ -177,11 +177,7 @@ def test_a_compile_without_examples() -> None:
     ("engines", "options", "text"),
     [
         (["toy"], {"shapes": "sometimes"}, r"^shapes must be 'auto', 'each', 'one' or xrt\.Buckets\(\.\.\.\); got 'sometimes'$"),
-        (
-            [Rigid()],
-            {"shapes": "one"},
-            "^shapes='one': engine 'rigid' compiles for fixed sizes; remove the engine or the option$",
-        ),
+        ([Rigid()], {"shapes": "one"}, "^shapes='one': engine 'rigid' compiles for fixed sizes; remove it or the option$"),
     ],
 )
 def test_options_that_cannot_be(engines: list[Any], options: Any, text: str) -> None:

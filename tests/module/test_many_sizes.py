@@ -16,14 +16,7 @@ import pytest
 import xrt
 from tests.module.small_models import relu
 from xrt.cache import CompileCache, Signature
-from xrt.cache.memory import (
-    MAX_IDLE_THREADS,
-    MAX_UNLEASED_BYTES,
-    MIN_EXECUTABLE_BYTES,
-    close_in_background,
-    close_when_collected,
-    wait_until_closed,
-)
+from xrt.cache.memory import MAX_BYTES, MAX_IDLE_THREADS, MIN_BYTES, close_in_background, close_when_collected, wait_until_closed
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.engines.contract.graph_compiler import MemoryUse
 from xrt.errors import SignatureWarning
@@ -77,7 +70,7 @@ class Static(GraphCompiler):
     name: ClassVar[str] = "static"
     state: ClassVar[State] = State()
 
-    nbytes: int = MIN_EXECUTABLE_BYTES
+    nbytes: int = MIN_BYTES
     threads: int = 0
 
     def version(self) -> str:
@@ -100,7 +93,7 @@ def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[State]:
     result.may_close.set()
 
 
-def make(engine: Any, max_bytes: int = MAX_UNLEASED_BYTES, **options: Any) -> xrt.XRTModule:
+def make(engine: Any, max_bytes: int = MAX_BYTES, **options: Any) -> xrt.XRTModule:
     """Return a module of a Relu over rows of 3, with a cache that keeps nothing that no module uses but the newest."""
     cache = CompileCache(capacity=1, max_bytes=max_bytes)
     return xrt.XRTModule(relu(("N", 3)), engine=engine, strict=True, cache=cache, **{"shapes": "each", **options})
@@ -139,9 +132,9 @@ def test_two_thousand_sizes_of_an_engine_with_symbolic_dims(engine: str) -> None
 @pytest.mark.slow
 def test_two_thousand_sizes_of_an_engine_without(state: State) -> None:
     engine = Static()
-    module = make(engine, 32 * MIN_EXECUTABLE_BYTES)
+    module = make(engine, 32 * MIN_BYTES)
     with pytest.warns(
-        SignatureWarning, match=f"hold more than the cache's max_bytes={32 * MIN_EXECUTABLE_BYTES}, or {MAX_IDLE_THREADS}"
+        SignatureWarning, match=f"hold more than the cache's max_bytes={32 * MIN_BYTES}, or {MAX_IDLE_THREADS}"
     ) as context:
         for rows in range(1, 501):
             call(module, rows)
@@ -157,12 +150,10 @@ def test_two_thousand_sizes_of_an_engine_without(state: State) -> None:
     module.close()
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "threads", "kept"), [(5 * MIN_EXECUTABLE_BYTES, 0, 2), (1, 0, 10), (1, MAX_IDLE_THREADS // 4, 4)]
-)
+@pytest.mark.parametrize(("nbytes", "threads", "kept"), [(5 * MIN_BYTES, 0, 2), (1, 0, 10), (1, MAX_IDLE_THREADS // 4, 4)])
 def test_bytes_and_threads_are_bounded(nbytes: int, threads: int, kept: int, state: State) -> None:
     engine = Static(nbytes, threads)
-    module = make(engine, 10 * MIN_EXECUTABLE_BYTES)
+    module = make(engine, 10 * MIN_BYTES)
     with pytest.warns(SignatureWarning):
         for rows in range(1, 21):
             call(module, rows)
@@ -181,7 +172,7 @@ def test_one_that_is_larger_than_the_limit_is_kept() -> None:
 def test_no_call_waits_for_a_close(state: State) -> None:
     engine = Static()
     state.may_close.clear()  # a close takes for ever
-    module = make(engine, MIN_EXECUTABLE_BYTES)
+    module = make(engine, MIN_BYTES)
     with pytest.warns(SignatureWarning):
         for rows in range(1, 11):
             call(module, rows)
@@ -194,7 +185,7 @@ def test_no_call_waits_for_a_close(state: State) -> None:
 def test_what_a_call_uses_is_not_closed(state: State) -> None:
     """The executable asserts it; it is closed once the call has ended."""
     engine = Static()
-    module = make(engine, MIN_EXECUTABLE_BYTES)
+    module = make(engine, MIN_BYTES)
     call(module, 1)
     state.running.clear()
     state.may_run.clear()
@@ -223,7 +214,7 @@ def test_what_a_call_uses_is_not_closed(state: State) -> None:
 
 
 def test_the_cache_bounds_what_no_module_uses(state: State) -> None:
-    engine, cache = Static(), CompileCache(max_bytes=2 * MIN_EXECUTABLE_BYTES)
+    engine, cache = Static(), CompileCache(max_bytes=2 * MIN_BYTES)
     leases = [cache.lease(Signature((("name", str(number)),)), lambda: Counted(engine)) for number in range(6)]
     assert cache.statistics.size == 6  # to drop what is in use frees nothing
     for lease in leases:

@@ -264,11 +264,7 @@ def test_a_refusal_that_nobody_can_take_over_is_the_cause_of_the_error() -> None
     [
         ({"engine": "ort2"}, errors.UnknownEngine, "Did you mean 'ort'?"),
         ({"engine": []}, errors.OptionError, "the list of engines is empty; name at least one, such as engine='toy'"),
-        (
-            {"engine": ["toy", "toy"]},
-            errors.OptionError,
-            "engine 'toy' is twice in the list ['toy', 'toy']; list each engine once",
-        ),
+        ({"engine": ["toy", "toy"]}, errors.OptionError, "engine 'toy' is twice in the list ['toy', 'toy']; list each once"),
         ({"engine": 5}, errors.OptionError, "an engine is a name, a spec or a GraphCompiler instance; got int 5"),
         ({"minimum_node": 2}, errors.OptionError, "XRTModule has no option 'minimum_node'. Did you mean 'minimum_nodes'?"),
         ({"engin": "ort"}, errors.OptionError, "XRTModule has no option 'engin'. Did you mean 'engine'?"),

@@ -475,9 +475,7 @@ def test_a_worker_that_dies_loses_the_step_and_not_the_state() -> None:
 def test_a_session_takes_no_buffers() -> None:
     with (
         xrt.XRTModule(sums(), engine="toy") as module,
-        raises_exactly(
-            InputError, "options.out must be None in a session, because some outputs are its state; copy the returned arrays"
-        ),
+        raises_exactly(InputError, "options.out must be None in a session, since some outputs are its state; copy the results"),
     ):
         module.new_session()(X, options=xrt.RunOptions(out=(None,)))
 

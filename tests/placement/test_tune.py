@@ -158,9 +158,8 @@ def test_without_a_measurement_nothing_known_to_be_wrong_is_chosen(tmp_path: Pat
 
     assert choose() == {liar.spec}
     (launch,) = partition(PAIR, [liar]).launches
-    store.store_costs(
-        CostTable().with_region(shape_key(launch.function), liar.spec, "wrong: by one"), [liar], CompileContext(threads=1)
-    )
+    costs = CostTable().with_region(shape_key(launch.function), liar.spec, "wrong: by one")
+    store.store_costs(costs, [liar], CompileContext(threads=1))
     assert choose() == {"toy"}
 
 

@@ -98,9 +98,9 @@ if hasattr(os, "register_at_fork"):
 
 MAX_EXECUTABLES = 256
 """Default limit on the number of executables in a cache. An evicted executable stays open while a module uses it."""
-MAX_UNLEASED_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 """Default limit on the bytes of all executables in a cache that no module uses."""
-MIN_EXECUTABLE_BYTES = 2 << 20
+MIN_BYTES = 2 << 20
 """Minimum bytes counted per executable, because few libraries report all their memory, such as code and descriptors."""
 MAX_IDLE_THREADS = max(32, 8 * (os.cpu_count() or 1))
 """Limit on the threads that cached executables keep between calls: enough for eight executables that use all cores."""
@@ -122,10 +122,8 @@ class CacheStatistics:
 
 
 def count_bytes(executable: Executable) -> int:
-    """Count the bytes that an executable holds between calls, as its engine reports them; at least `MIN_EXECUTABLE_BYTES`."""
-    return max(
-        MIN_EXECUTABLE_BYTES, sum(use.nbytes or 0 for use in executable.memory() or () if not (use.per_call or use.shared))
-    )
+    """Count the bytes that an executable holds between calls, as its engine reports them; at least `MIN_BYTES`."""
+    return max(MIN_BYTES, sum(use.nbytes or 0 for use in executable.memory() or () if not (use.per_call or use.shared)))
 
 
 class Tier(Protocol):
@@ -202,7 +200,7 @@ class CompileCache:
     An executable that was evicted, or replaced by a forced compile, is closed after its last lease is released.
     """
 
-    def __init__(self, capacity: int = MAX_EXECUTABLES, disk: Tier | None = None, max_bytes: int = MAX_UNLEASED_BYTES) -> None:
+    def __init__(self, capacity: int = MAX_EXECUTABLES, disk: Tier | None = None, max_bytes: int = MAX_BYTES) -> None:
         """Limit the number of executables to ``capacity``, and the bytes of executables without a lease to ``max_bytes``.
 
         The least recently used executables are evicted first. ``disk`` is searched for executables that are not in memory.

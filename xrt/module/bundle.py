@@ -20,7 +20,7 @@ import numpy as np
 
 from xrt import __version__
 from xrt.cache import CompileCache, CompileRequest, DiskStatistics, Signature, Tier, make_signature, open_cache
-from xrt.cache.memory import MAX_UNLEASED_BYTES, MIN_EXECUTABLE_BYTES
+from xrt.cache.memory import MAX_BYTES, MIN_BYTES
 from xrt.engines import Executable, ExecutionOptions, GraphCompiler
 from xrt.engines.contract import registry
 from xrt.engines.contract.graph_compiler import prepare_or_close
@@ -206,8 +206,8 @@ def _make_module(
     execution = replace(execution, threads=next((budget for budget in budgets if budget is not None), None))
     options: dict[str, Any] = {item.name: getattr(part, item.name) for part in (clustering, execution) for item in fields(part)}
     options |= {"strict": facts["strict"], "fold_constants": facts["fold_constants"], "shapes": shapes}
-    # Loading all programs must not evict the first one. Each counts as at least `MIN_EXECUTABLE_BYTES`.
-    cache = CompileCache(disk=tier, max_bytes=max(MAX_UNLEASED_BYTES, 2 * count * MIN_EXECUTABLE_BYTES))
+    # Loading all programs must not evict the first one. Each counts as at least `MIN_BYTES`.
+    cache = CompileCache(disk=tier, max_bytes=max(MAX_BYTES, 2 * count * MIN_BYTES))
     record, model = file.record, facts["model"]
     source: ModelSource
     if model:

@@ -396,14 +396,14 @@ def check_bindable(inputs: Sequence[Value], arguments: Sequence[Any], values: Se
         if isinstance(raw, np.ndarray) and raw.dtype != value.dtype:
             raise InputError(
                 f"input {declared.name!r} is {raw.dtype.str}; a bound input is read in place, so it must be "
-                f"{value.dtype.str}: bind raw.astype({value.dtype.str!r}), and write to that array"
+                f"{value.dtype.str}: bind raw.astype({value.dtype.str!r}), and write to it"
             )
         is_aligned = not isinstance(value, np.ndarray) or value.flags.aligned
         if not value.flags.c_contiguous or not is_aligned:
             fault = "not aligned" if value.flags.c_contiguous else "not C-contiguous"
             fix = "np.ascontiguousarray(...)" if isinstance(value, np.ndarray) else "a C-contiguous copy"
             raise InputError(
-                f"input {declared.name!r} is {fault}; a bound input is read in place: bind {fix} of it, and write to that array"
+                f"input {declared.name!r} is {fault}; a bound input is read in place: bind {fix} of it, and write to it"
             )
 
 

@@ -44,7 +44,7 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
     # Plans name engines by spec, so specs must be unique.
     specs = [candidate.spec for candidate in engines]
     if (duplicate := next((spec for spec in specs if specs.count(spec) > 1), None)) is not None:
-        raise OptionError(f"engine {duplicate!r} is twice in the list {specs}; list each engine once")
+        raise OptionError(f"engine {duplicate!r} is twice in the list {specs}; list each once")
     devices = parse_devices(engines, settings.devices, context.device, registry.names() if has_auto else ())
     if not any(parse_device_kind(device) in candidate.devices or candidate.spec in devices for candidate in engines):
         supported_devices = "; ".join(f"{candidate.spec} runs on {', '.join(candidate.devices)}" for candidate in engines)
@@ -72,7 +72,7 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
     engine_list = EngineList(tuple(engines), implicit, context, has_auto, left_out, devices)
     if settings.shapes == "one" and not engine_list.can_be_dynamic:
         fixed = next(candidate.spec for candidate in engines if not candidate.supports_dynamic_shapes)
-        raise OptionError(f"shapes='one': engine {fixed!r} compiles for fixed sizes; remove the engine or the option")
+        raise OptionError(f"shapes='one': engine {fixed!r} compiles for fixed sizes; remove it or the option")
     return engine_list
 
 

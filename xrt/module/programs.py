@@ -13,9 +13,9 @@ from threading import Lock, RLock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from xrt.cache.memory import MAX_IDLE_THREADS, MIN_EXECUTABLE_BYTES, close_in_background, count_bytes
+from xrt.cache.memory import MAX_IDLE_THREADS, MIN_BYTES, close_in_background, count_bytes
 from xrt.errors import CompileRefused, FallbackWarning, InputError, PlanError, RunFailed, SignatureWarning, did_you_mean, warn
-from xrt.forking import renew_after_fork
+from xrt.forking import delay_forks, renew_after_fork
 from xrt.graph import FrozenDict, Function
 from xrt.graph.deferred_function import StaleFunction
 from xrt.module.dispatch import NO_MATCH, NO_PATH, Call, make_fast_path, make_type_key, unpack_outputs
@@ -190,7 +190,7 @@ class Specialization:
         """
         if self.compiled is not None:
             return self.compiled
-        with self._lock:
+        with self._lock, delay_forks():
             if self.compiled is not None:
                 return self.compiled
             count, is_stale = len(self.refused), False
@@ -412,7 +412,7 @@ class Programs:
         build = self.dispatcher.get(key) if place is None else None
         if build is not None:
             return build
-        with self.planning_lock:
+        with self.planning_lock, delay_forks():
             if place is None and (build := self.dispatcher.get(key)) is not None:
                 return build
             if self.stored is not None and place is None and not key[1]:
@@ -682,7 +682,7 @@ class Dispatcher:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the executables keep between calls; each counts as at least `MIN_EXECUTABLE_BYTES`."""
+        """Bytes that the executables keep between calls; each counts as at least `MIN_BYTES`."""
         with self._lock:
             return self._sum_usage()[0]
 
@@ -700,7 +700,7 @@ class Dispatcher:
     def _exceeds_limits(self) -> bool:
         nbytes, threads = self._sum_usage()
         too_many_threads = threads > self.max_threads and self._max_bytes < NO_LIMIT
-        return too_many_threads or max(nbytes, len(self._builds) * MIN_EXECUTABLE_BYTES) > self._max_bytes
+        return too_many_threads or max(nbytes, len(self._builds) * MIN_BYTES) > self._max_bytes
 
     def _install(self, path: FastPath) -> None:
         self.path, self.call = path, path.call

@@ -296,9 +296,7 @@ class Session:
         is lost, because an earlier call failed or was interrupted while it updated the state.
         """
         if options is not None and options.out is not None:
-            raise InputError(
-                "options.out must be None in a session, because some outputs are its state; copy the returned arrays"
-            )
+            raise InputError("options.out must be None in a session, since some outputs are its state; copy the results")
         with self._require_idle("called"):
             self._check_not_lost("call session.reset(), session.restore(path), or set the state")
             self._stateful = stateful = self._module.stateful_functions.find(self._module, args, kwargs)

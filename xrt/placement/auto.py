@@ -1,4 +1,4 @@
-"""``engine="auto"``: choose the placement of each input signature by measurement."""
+"""``engine="auto"``: choose the placement of a module by measurement, for each set of input types."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class SizedPlacement:
 
 @dataclass(eq=False, slots=True)
 class AutoPlacement:
-    """Chooses the placement of each input signature of a module. A model with symbolic dims is placed once, for all sizes."""
+    """Chooses the placement for each set of input types. A model with symbolic dims is placed once, for all sizes."""
 
     engines: EngineList
     """The engines to place on. If the module has a lock, only those of the locked plan, until the lock is found not to apply."""
@@ -109,9 +109,10 @@ class AutoPlacement:
     ) -> TuningResult:
         """Choose the placement of ``function``: by ``placer`` if given, else from the lock, else by a search.
 
-        ``values`` are the inputs of the call; None lets a search use random ones. ``base`` is the placement of the same signature
-        without fetched values: its engines are reused and nothing is measured. The time budget of a search starts at ``began``.
-        ``sizes`` are the sizes of the symbolic dims in this call. Raises LockError if the lock must apply and does not.
+        ``values`` are the inputs of the call; None lets a search use random ones. ``base`` is the placement for the same input
+        types without fetched values: its engines are reused and nothing is measured. The time budget of a search starts at
+        ``began``. ``sizes`` are the sizes of the symbolic dims in this call. Raises LockError if the lock must apply and does
+        not.
         """
         if base is not None:
             return placer(function) if placer is not None else self.adapt(base, function)

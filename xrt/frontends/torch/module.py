@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from xrt.cache import open_cache
-from xrt.cache.memory import MIN_EXECUTABLE_BYTES, close_in_background
+from xrt.cache.memory import MIN_BYTES, close_in_background
 from xrt.errors import DataDependentError, FallbackWarning, InputError, ModelError, OptionError, PlanError, warn
 from xrt.forking import renew_after_fork
 from xrt.frontends.torch.backend import add_torch_engine, check_sizes_closed, compile_graph
@@ -437,7 +437,7 @@ class TorchModule:
         entries = sorted(
             ((key, item) for key, captures in self._captures.items() for item in captures), key=lambda entry: entry[1].used
         )
-        sizes = [max(MIN_EXECUTABLE_BYTES, item.module.dispatcher.nbytes) for _, item in entries]
+        sizes = [max(MIN_BYTES, item.module.dispatcher.nbytes) for _, item in entries]
         surplus, dropped = sum(sizes) - self._max_bytes, False
         for (key, oldest), size in zip(entries[:-1], sizes, strict=False):
             if surplus <= 0:
