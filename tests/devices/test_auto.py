@@ -99,9 +99,6 @@ def module(simulation: World, *engines: Any, where: str = "cuda", **options: Any
     return xrt.XRTModule(PAIR, [*engines, "auto"], where, **options)
 
 
-# ---------------------------------------------------------------------- who wins, and how it is measured
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["late", "random"])
 def test_a_mixture_wins_on_a_device_by_the_time_of_the_device(order: str) -> None:
@@ -147,9 +144,6 @@ def test_calls_that_are_recorded_are_measured_as_such() -> None:
         np.testing.assert_allclose(devices.down(m(X)), RIGHT, rtol=1e-6)
 
 
-# ---------------------------------------------------------------------- who drops out
-
-
 @pytest.mark.full
 def test_an_engine_that_does_not_run_there_is_left_out_with_its_reason() -> None:
     with world("late") as devices, pytest.warns(PlacementWarning, match="engine 'on_cpu' is left out") as caught:
@@ -170,9 +164,6 @@ def test_an_engine_that_takes_nothing_there_is_reported_with_its_reason() -> Non
         text = str(m.explain())
     assert "engine 'ort' takes nothing on cuda: this build of" in text
     assert {launch.engine for launch in m.plan.launches} == {TOY}
-
-
-# ---------------------------------------------------------------------- what is kept
 
 
 @pytest.mark.slow
@@ -255,9 +246,6 @@ def test_the_commands_take_a_device_for_each_engine(command: Command) -> None:
         assert json.loads(command("tune", "m.onnx", *whole, "--json"))["how"] == "measured"
 
 
-# ---------------------------------------------------------------------- in a worker
-
-
 @pytest.mark.parametrize("way", [LocalRunner, lambda engine: WorkerRunner(engine, WorkerLimits(60.0))], ids=["here", "apart"])
 def test_a_piece_is_measured_on_a_device_here_and_in_a_worker(way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xrt.placement.profiler.SLOW_COMPILE_SECONDS", 0.0)  # every executable of a worker is kept for the race
@@ -271,9 +259,6 @@ def test_a_piece_is_measured_on_a_device_here_and_in_a_worker(way: Any, monkeypa
             with_engine.close()
     np.testing.assert_allclose(results[0], RIGHT, rtol=1e-6)
     assert min(samples) >= 0.004
-
-
-# ---------------------------------------------------------------------- engines on devices of their own
 
 
 @pytest.mark.full

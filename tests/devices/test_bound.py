@@ -110,9 +110,6 @@ def test_updates_of_arrays_of_the_device_and_of_the_host(world: World) -> None:
     np.testing.assert_array_equal(here, X + ONE + ONE)
 
 
-# ---------------------------------------------------------------------- what cannot be fixed
-
-
 def test_an_input_that_does_not_lie_in_one_piece(world: World) -> None:
     x = world.up(np.ascontiguousarray(X.T)).transpose()
     text = r"^input 'x' is not C-contiguous; a bound input is read in place: bind a C-contiguous copy of it, and write to it$"

@@ -20,9 +20,6 @@ X, W, ONE = numbers(3, 4), numbers(4, 5, seed=1), np.ones((3, 4), "float32")
 WRONG = Wrong(native="off")
 
 
-# ---------------------------------------------------------------------- faults of regions
-
-
 @pytest.mark.parametrize("place", ["Abs", "Exp", "*"])
 @pytest.mark.parametrize(("told", "check", "text"), FAULTS)
 def test_a_fault_on_a_device_is_contained_and_reported(world: World, told: Any, check: Any, text: str, place: str) -> None:
@@ -77,9 +74,6 @@ def test_only_a_checked_call_waits() -> None:
         waits = devices.machine.waits  # type: ignore[union-attr]  # it is simulated
         m(X, W)
         assert devices.machine.waits == waits and traffic(m).waits == 0  # type: ignore[union-attr]
-
-
-# ---------------------------------------------------------------------- whole plans
 
 
 def test_a_plan_on_a_device_is_verified(world: World) -> None:

@@ -124,9 +124,6 @@ def test_a_function_of_two_host_arrays_fills_the_array_in_out() -> None:
         assert cuda.download(out).tolist() == [2, 2]
 
 
-# ---------------------------------------------------------------------- faults planted in the runtime are caught
-
-
 def broken(devices: World) -> None:
     m = devices.module(Net())
     results = m(devices.up(X), W)

@@ -25,6 +25,7 @@ from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 
 TOP = Path(__file__).parents[2]
+STARTED = threading.Event()
 T = TensorType(DType.FLOAT32, (256, 256))
 X = np.linspace(-1, 1, 256 * 256, dtype=np.float32).reshape(256, 256)
 NODES = Node("MatMul", ("x", "w"), ("p",)), Node("Tanh", ("p",), ("y",))
@@ -132,26 +133,18 @@ def test_a_thread_that_starts_xla_can_fork_itself() -> None:
 
 def test_a_fork_waits_for_the_compile_of_another_thread(tmp_path: Path) -> None:
     """The thread holds the lock of a module that it imports, which the child needs too."""
-    (tmp_path / "slow.py").write_text(
-        "import time\nstarted.set()\ntime.sleep(0.5)\n".replace("started", "__import__('builtins').started")
-    )
+    (tmp_path / "slow.py").write_text("import time, tests.engines.test_forked as t\nt.STARTED.set()\ntime.sleep(0.5)\n")
     script = """
-import builtins, os, threading, numpy, xrt
-from dataclasses import dataclass
-from tests.engines.test_forked import CHAIN, X, status_of
+import threading, xrt, tests.engines.test_forked as t
 from xrt.engines.toy.engine import Toy
-builtins.started = threading.Event()
-@dataclass(frozen=True)
 class Slow(Toy):
     def compile(self, function, context):
         import slow
         return super().compile(function, context)
-module = xrt.XRTModule(CHAIN, Slow(), strict=True)
-thread = threading.Thread(target=module, args=(X,))
-thread.start()
-builtins.started.wait()
-print(status_of(lambda: module(X), 20))
-thread.join()
+module = xrt.XRTModule(t.CHAIN, Slow(), strict=True)
+threading.Thread(target=module, args=(t.X,)).start()
+t.STARTED.wait()
+print(t.status_of(lambda: module(t.X), 20))
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(TOP), str(tmp_path)))}
     completed = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)

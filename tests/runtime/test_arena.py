@@ -25,8 +25,6 @@ from xrt.runtime.memory_plan import Arena, ArenaValue, may_overlap, plan_arena
 from xrt.testing.corpus.entry import graph, node, tensor
 from xrt.testing.running import pin_nodes
 
-# ---------------------------------------------------------------------- placing
-
 
 def value(name: str, type_: TensorType, first: int, last: int) -> ArenaValue:
     return ArenaValue(name, type_, LiveRange(type_.nbytes or 0, first, last))
@@ -77,8 +75,6 @@ def test_views_lie_at_aligned_addresses_of_one_fresh_block() -> None:
     assert all(view.ctypes.data % ALIGNMENT == 0 for view in views.values())
     assert not np.shares_memory(views["a"], others["a"])
 
-
-# ---------------------------------------------------------------------- programs
 
 KERNELS: dict[str, Any] = {
     "Relu": lambda x, out: np.maximum(x, 0, out=out),

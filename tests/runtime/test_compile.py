@@ -340,9 +340,6 @@ def test_equal_regions_are_looked_into_once() -> None:
     assert engine.journal.count("compile") <= 8 + MAX_TRIALS + 16
 
 
-# ---------------------------------------------------------------------- the search
-
-
 @pytest.mark.slow
 @given(st.data())
 def test_what_is_left_compiles_and_little_is_left_out(data: st.DataObject) -> None:

@@ -39,7 +39,6 @@ class Record(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     """Base class of the records in the file."""
 
     def replace(self, **changes: Any) -> Self:
-        """Copy with some fields changed."""
         return msgspec.structs.replace(self, **changes)
 
     def rounded(self) -> Self:
@@ -48,7 +47,6 @@ class Record(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
         return self.replace(**{name: float(f"{value:.6g}") for name, value in values.items() if isinstance(value, float)})
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain data."""
         return {name: msgspec.to_builtins(getattr(self, name)) for name in self.__struct_fields__}
 
 
@@ -124,7 +122,6 @@ class PrecisionRecord(Record, frozen=True, kw_only=True):
     high: Number | None = None
     worst: Number | None = None
     is_quantized: bool = False
-    """Whether the chosen plan uses a quantized form of the model."""
     form: FormKind = "static"
     reduce_range: bool = False
     """Whether weights have 7 bits, for processors that accumulate byte products in 16 bits."""
@@ -135,6 +132,9 @@ class PrecisionRecord(Record, frozen=True, kw_only=True):
     plans: tuple[LoweredPlanRecord, ...] = ()
     notes: tuple[Text, ...] = ()
     table: CalibrationTable | None = None
+
+    def __str__(self) -> str:
+        return f"{self.precision}: {self.measure} error {self.error:.3g} of at most {self.limit:.3g}, on {self.items} examples"
 
 
 MOST_CANDIDATES = 64

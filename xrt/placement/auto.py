@@ -109,10 +109,9 @@ class AutoPlacement:
     ) -> TuningResult:
         """Choose the placement of ``function``: by ``placer`` if given, else from the lock, else by a search.
 
-        ``values`` are the inputs of the call; None lets a search use random ones. ``base`` is the placement for the same input
-        types without fetched values: its engines are reused and nothing is measured. The time budget of a search starts at
-        ``began``. ``sizes`` are the sizes of the symbolic dims in this call. Raises LockError if the lock must apply and does
-        not.
+        ``values`` are the inputs of the call; None lets a search use random ones. ``base`` is the placement for the same inputs
+        without fetched values: its engines are reused and nothing is measured. The time budget of a search starts at ``began``.
+        ``sizes`` are the sizes of the symbolic dims in this call. Raises LockError if the lock must apply and does not.
         """
         if base is not None:
             return placer(function) if placer is not None else self.adapt(base, function)
