@@ -64,10 +64,10 @@ def test_before_the_compile_the_plan_is_reported_and_nothing_is_compiled() -> No
     assert [(region.weights, region.uses) for region in memory.regions] == [(WEIGHT, None)] * 2
     assert str(memory).splitlines() == [
         "weights                          2.1 MB  held once; 0 B of all constants in mapped files",
-        "between regions                  2.1 MB  per call: values, each in memory of its own",
+        "between regions                  2.1 MB  per call: values, each in separate memory",
         "xrt_ort_0 on ort                 1.0 MB  of the weights",
         "xrt_ort_1 on ort                 1.0 MB  of the weights",
-        "held between calls               2.1 MB  before the compile; m.compile() lets the engines tell theirs",
+        "held between calls               2.1 MB  before the compile; m.compile() adds what the engines report",
     ]
 
 
@@ -120,7 +120,7 @@ def test_a_program_without_an_arena_is_told_from_a_plan_without_a_program() -> N
     m = xrt.XRTModule(products(1), engine="toy", strict=True)
     m.compile()
     assert m.memory().arena == 0
-    assert "between regions                  1.0 MB  per call: no arena; values, each in memory of its own" in str(m.memory())
+    assert "between regions                  1.0 MB  per call: no arena; values, each in separate memory" in str(m.memory())
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ def test_an_engine_that_does_not_tell() -> None:
     m = xrt.XRTModule(products(1), engine=Reticent(), strict=True)
     m.compile()
     assert m.memory().regions[0].uses is None
-    assert "  the engine's own                    ?  the engine does not tell" in str(m.memory()).splitlines()
+    assert "  memory of the engine                ?  the engine reports none" in str(m.memory()).splitlines()
 
 
 def test_a_reason_is_reported_once() -> None:

@@ -366,7 +366,7 @@ def test_constants_are_folded_unless_asked_not_to() -> None:
 def test_a_pin_on_a_node_that_was_folded_is_no_mistake() -> None:
     pinned = xrt.XRTModule(FOLDED, engine="toy", pins=["name:minus=toy"])
     np.testing.assert_array_equal(pinned(X), np.zeros((2, 3)))
-    output = "pin name:minus=toy holds nothing: its nodes were computed ahead of time, or no output needs them"
+    output = "pin name:minus=toy has no effect: its nodes were computed ahead of time, or no output needs them"
     assert str(pinned.explain()).splitlines()[-1] == output
     assert pinned.explain().to_dict()["idle_pins"] == ("name:minus=toy",)
     with pytest.raises(errors.PlanError, match="pin 'name:minos=toy' matches no node"):

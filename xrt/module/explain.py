@@ -156,7 +156,7 @@ class Explanation:
             for reason_group in group_reasons((reason for reason in self.reasons if is_of_engine(reason)), least=1):
                 yield f"  {reason_group.summary}"
         for pin in self.idle_pins:
-            yield f"pin {pin} holds nothing: its nodes were computed ahead of time, or no output needs them"
+            yield f"pin {pin} has no effect: its nodes were computed ahead of time, or no output needs them"
         yield from self.placement
         yield from self.left_out if left_out else ()
         yield from str(self.account or "").splitlines()
@@ -318,7 +318,7 @@ class Memory:
         from xrt.html.views import render_cell  # only for notebooks
 
         rows = [(name.strip(), size, why) for name, size, why in self._list_rows()]
-        table = ("Bytes of one signature", {"what": "", "size": "number", "": ""}, rows)
+        table = ("Bytes of one program", {"what": "", "size": "number", "": ""}, rows)
         return render_cell("summary.html", title="Memory", facts={}, tables=[table])
 
     def __str__(self) -> str:
@@ -330,25 +330,25 @@ class Memory:
         if self.unused:
             yield "  unused", _format_size(self.unused), "constants of the model that were folded into others"
         # Before the compile, the arena is not planned yet.
-        places = f"{'no arena; ' * self.is_compiled}values, each in memory of its own"
+        storage = "no arena; values, each in separate memory" if self.is_compiled else "values, each in separate memory"
         if self.arena:
-            places = f"the arena, for values of {_format_size(self.crossing)}"
-        rest = f"; {self.unknown} more of sizes known only at run time" if self.unknown else ""
-        yield "between regions", _format_size(self.arena or self.crossing), f"per call: {places}{rest}"
-        seen: set[str] = set()
+            storage = f"the arena, for values of {_format_size(self.crossing)}"
+        unknown = f"; {self.unknown} more of sizes known only at run time" if self.unknown else ""
+        yield "between regions", _format_size(self.arena or self.crossing), f"per call: {storage}{unknown}"
+        seen: set[str] = set()  # remarks that were printed
         for region in self.regions:
             yield f"{region.name} on {region.engine}", _format_size(region.weights), "of the weights"
+            uses = []
+            for use in region.uses or ():
+                uses.append((use.name, _format_size(use.nbytes), f"per call: {use.why}" if use.per_call else use.why))
             if region.same_as:
                 uses = [("executable", "0 B", f"that of {region.same_as}, which is equal")]
-            elif region.uses is None:
-                uses = [("the engine's own", "?", "the engine does not tell")] * self.is_compiled
-            else:
-                reasons = (f"per call: {use.why}" if use.per_call else use.why for use in region.uses)
-                uses = [(use.name, _format_size(use.nbytes), why) for use, why in zip(region.uses, reasons, strict=True)]
+            elif region.uses is None and self.is_compiled:
+                uses = [("memory of the engine", "?", "the engine reports none")]
             for name, size, why in uses:
                 yield f"  {name}", size, "as above" if why in seen else why
                 seen.add(why)
-        hint = "" if self.is_compiled else "before the compile; m.compile() lets the engines tell theirs"
+        hint = "" if self.is_compiled else "before the compile; m.compile() adds what the engines report"
         yield "held between calls", _format_size(self.held), hint
         if self.shared:
             why = "in mapped files: processes have the same pages, and the system may drop them"
