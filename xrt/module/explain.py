@@ -338,9 +338,10 @@ class Memory:
         seen: set[str] = set()  # remarks that were printed
         for region in self.regions:
             yield f"{region.name} on {region.engine}", _format_size(region.weights), "of the weights"
-            uses = []
-            for use in region.uses or ():
-                uses.append((use.name, _format_size(use.nbytes), f"per call: {use.why}" if use.per_call else use.why))
+            uses = [
+                (use.name, _format_size(use.nbytes), f"per call: {use.why}" if use.per_call else use.why)
+                for use in region.uses or ()
+            ]
             if region.same_as:
                 uses = [("executable", "0 B", f"that of {region.same_as}, which is equal")]
             elif region.uses is None and self.is_compiled:
