@@ -143,7 +143,7 @@ def test_two_thousand_sizes_of_an_engine_without(state: State) -> None:
         for rows in range(501, 2001):
             call(module, rows)
     assert wait_until_closed(PATIENCE)
-    assert sorted(str(item.message).split()[0] for item in context) == ["what"]
+    assert sorted(str(item.message).split()[0] for item in context) == ["the"]
     assert count_objects() - before == Counter()
     assert len(list(HANDLES.iterdir())) <= handles
     assert len(state.open) <= 32 + 1  # and the newest that the cache keeps

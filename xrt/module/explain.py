@@ -232,7 +232,6 @@ def render_explanation_page(explanation: Explanation, model: str) -> str:
 
 
 def _describe_page(report: Explanation) -> dict[str, Any]:
-    """Make the data for the HTML template."""
     from xrt.html.views import format_count, size
     from xrt.partition.plan import describe_plan
     from xrt.placement.report import describe_costs, describe_errors

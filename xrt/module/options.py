@@ -54,7 +54,7 @@ class Isolation:
     engines: tuple[str, ...] = (ALL_ENGINES,)
     """Engines that compile in a worker process: names or specs, or ``"all"``."""
     run: bool = False
-    """Also run executables in the workers. An executable that cannot be saved always runs there."""
+    """Also run the executables in the workers. An executable that cannot be saved always runs there."""
     time_limit: float | None = option(None, above=0)
     """Limit on each compile and each run in a worker process, in seconds; None for no limit."""
     memory_limit: int | None = option(None, at_least=1)
@@ -115,15 +115,15 @@ class ModuleOptions:
     """The part of ``precision`` and ``calibrate`` that concerns the module."""
 
     max_error: ErrorBudget | None = option(None, accepts="float | ErrorBudget | None")
-    """With ``engine="auto"``: allow lower precision up to this error of the outputs, relative to float32. A fraction of the
-    output's norm (0.01) or an `xrt.ErrorBudget`. None: float32 only."""
+    """Allow lower precision up to this error of the outputs. A fraction of the output's norm (0.01) or an `xrt.ErrorBudget`,
+    relative to float32, with ``engine="auto"``; None: float32 only."""
     calibrate: Any = option(None, accepts="Iterable[Any] | CalibrationTable | str | os.PathLike[str] | None")
     """Examples to measure ranges for int8: batches, each the inputs of a call. Or the ranges, as an `xrt.CalibrationTable` or its
     path."""
     validate: Any = option(None, accepts="Iterable[Any] | None")
     """Other examples to measure the error. None: the last fifth of the batches of ``calibrate``."""
     budget: float = option(20.0, above=0)
-    """With ``engine="auto"``: time of each search for a plan, in seconds."""
+    """Time of each search for a plan with ``engine="auto"``, in seconds."""
     lock: LockedPlacement | None = option(None, accepts="str | os.PathLike[str] | None")
     """With ``engine="auto"``: use the plan of this lockfile, do not measure. Model, machine and versions must be the same."""
     shapes: Shapes = option("auto", accepts='Literal["auto", "each", "one"] | Buckets')
@@ -134,8 +134,7 @@ class ModuleOptions:
     strict: bool = False
     """No fallback to toy: a node that no listed engine supports, or a failure of an engine, is an error."""
     check: Check = None
-    """Compare calls with the reference: ``"first"``, the first call for each set of input types; a fraction of all calls (0.01);
-    or None."""
+    """Compare calls with the reference: the ``"first"`` for each set of input types; a fraction of all (0.01); None for no call."""
     isolate: Isolation = option(Isolation(()), accepts="str | Sequence[str] | Isolation")
     """Engines that compile in a worker process: names, specs, or ``"all"``. With an `xrt.Isolation` they can also run there, with
     limits on time and memory."""
