@@ -134,7 +134,7 @@ class ModuleOptions:
     strict: bool = False
     """No fallback to toy: a node that no listed engine supports, or a failure of an engine, is an error."""
     check: Check = None
-    """Compare calls with the reference: the ``"first"`` for each set of input types; a fraction of all (0.01); None for no call."""
+    """Compare calls with the reference: the ``"first"`` for each set of input types; a share of all (0.01); None for no call."""
     isolate: Isolation = option(Isolation(()), accepts="str | Sequence[str] | Isolation")
     """Engines that compile in a worker process: names, specs, or ``"all"``. With an `xrt.Isolation` they can also run there, with
     limits on time and memory."""
