@@ -62,10 +62,6 @@ class _BufferSpec:
             raise CompileRefused(f"a value of type {type_} cannot be passed to {LIBRARY}")
         return cls(type_.shape, type_.dtype.numpy, MLIR_TYPES[type_.dtype].hal_type, type_.dtype.numpy.isbuiltin == 1)
 
-    @property
-    def is_static(self) -> bool:
-        return all(isinstance(extent, int) for extent in self.shape)
-
 
 class IreeExecutable(Executable):
     """Runs a compiled module, with one context of IREE's virtual machine per concurrent call."""
@@ -81,7 +77,8 @@ class IreeExecutable(Executable):
         self._outputs = [_BufferSpec.from_type(function.get_type(value.name)) for value in function.outputs]
         self._inputs = [_BufferSpec.from_type(value.type) for value in function.inputs]
         self._specs = [*self._inputs, *self._outputs]
-        self._static_shapes = [spec.shape if spec.is_static else None for spec in self._specs]
+        shapes = [spec.shape for spec in self._specs]
+        self._static_shapes = [shape if all(isinstance(dim, int) for dim in shape) else None for shape in shapes]
         self._is_static = None not in self._static_shapes
         self._output_shapes = [spec.shape for spec in self._outputs]
         constants = [constant.array for constant in list_parameters(function).values()]

@@ -43,10 +43,6 @@ def _has_dtype(*dtypes: DType) -> Test:
     return lambda node, function: find_dtype(node, 0, function) in dtypes
 
 
-def _is_unsigned(node: Node, function: Function) -> bool:
-    return str(find_dtype(node, 0, function)).startswith("uint")
-
-
 def _may_crop(node: Node, function: Function) -> bool:
     """Whether an amount of a Pad may be negative. Before opset 11 the amounts are attributes."""
     if not has_input(node, 1):
@@ -253,7 +249,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("Div", "Mod", "Clip", "Abs", "MaxPool", "TopK", "ReduceMean", "AveragePool", "Neg"),
-        _is_unsigned,
+        lambda node, function: str(find_dtype(node, 0, function)).startswith("uint"),
         "IREE treats large unsigned numbers as negative in this operator",
         ("large_unsigned_numbers of the corpus",),
     ),

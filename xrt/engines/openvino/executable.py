@@ -1,7 +1,7 @@
 """Run a compiled model: convert arrays to tensors, reuse infer requests, and serialize the model.
 
-OpenVINO rejects read-only arrays, although it never writes to an input, so read-only inputs are passed as writable aliases. Types
-that NumPy lacks, such as bfloat16, are passed as integers of the same size.
+OpenVINO rejects read-only arrays, although it never writes to an input, so read-only inputs are passed as writable aliases.
+bfloat16, which NumPy lacks, is passed as uint16.
 """
 
 from __future__ import annotations
@@ -41,8 +41,6 @@ _ELEMENT_TYPES = {
     DType.UINT64: openvino.Type.u64,
 }
 _DTYPES_BY_NAME = {type_.get_type_name(): dtype for dtype, type_ in _ELEMENT_TYPES.items()}
-_INTEGER_VIEWS = {DType.BFLOAT16: np.uint16}
-"""Types that NumPy lacks, and the integers that they are passed as."""
 
 
 def why_not_passable(name: str, type_: Type | None) -> str | None:
@@ -66,13 +64,12 @@ def to_tensor(array: Array, dtype: DType) -> Any:
     """Make a tensor that shares the memory of a C-contiguous array. The caller must keep the array alive."""
     if not array.flags.writeable:
         array = make_writable_alias(array)
-    bits = _INTEGER_VIEWS.get(dtype)
-    if bits is None:
-        # NumPy has two equivalent 64-bit integer types, long and long long, and OpenVINO accepts only one of them.
-        if array.dtype.num != dtype.numpy.num:
-            array = array.view(dtype.numpy)
-        return openvino.Tensor(array, shared_memory=True)
-    return openvino.Tensor(array.view(bits), list(array.shape), _ELEMENT_TYPES[dtype])
+    if dtype is DType.BFLOAT16:
+        return openvino.Tensor(array.view(np.uint16), list(array.shape), _ELEMENT_TYPES[dtype])
+    # NumPy has two equivalent 64-bit integer types, long and long long, and OpenVINO accepts only one of them.
+    if array.dtype.num != dtype.numpy.num:
+        array = array.view(dtype.numpy)
+    return openvino.Tensor(array, shared_memory=True)
 
 
 def make_contiguous(array: Array) -> Array:
@@ -81,15 +78,10 @@ def make_contiguous(array: Array) -> Array:
     return array if flags.c_contiguous and flags.aligned else np.array(array, order="C")
 
 
-def allocate(type_: TensorType) -> Array:
-    """Allocate an uninitialized array of a static type."""
-    return np.empty([extent for extent in type_.shape or () if isinstance(extent, int)], type_.dtype.numpy)
-
-
 def to_array(tensor: Any, dtype: DType) -> Array:
     """View the tensor's memory as an array, which is valid only as long as the tensor and its owner exist."""
     data: Array = tensor.data
-    return data if dtype not in _INTEGER_VIEWS else data.view(dtype.numpy)
+    return data.view(dtype.numpy) if dtype is DType.BFLOAT16 else data
 
 
 MAX_COPIED_BYTES = 16 * 1024
@@ -152,7 +144,7 @@ class RequestFrame:
         nbytes = type_.nbytes if type_.is_static else None
         if not nbytes or nbytes > MAX_COPIED_BYTES:
             return None
-        array = allocate(type_)
+        array = np.empty(type_.shape, type_.dtype.numpy)  # type: ignore[arg-type]  # its shape is static
         self.set_tensor(side, index, array, type_.dtype)
         return array
 

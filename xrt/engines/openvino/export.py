@@ -52,13 +52,21 @@ def export_function(function: Function) -> ImportedModel:
     count = len(function.inputs)
     for index, parameter in zip(indices, model.get_parameters(), strict=True):
         if index >= count:
-            _replace_by_constant(model, parameter, to_tensor(contiguous[index - count], weights[index - count].dtype))
+            tensor = to_tensor(contiguous[index - count], weights[index - count].dtype)
+            constant = openvino.op.Constant(tensor, shared_memory=True)
+            parameter.output(0).replace(constant.output(0))
+            model.remove_parameter(parameter)
     _make_topk_stable(model)
     # With constants instead of inputs the frontend can infer more types and shapes.
     model.validate_nodes_and_infer_types()
     copied_bytes = sum(array.nbytes for array, c in zip(contiguous, weights, strict=True) if array is not c.array)
+    producers = (result.input_value(0).get_node().get_type_name() for result in model.get_results())
     return ImportedModel(
-        model, tuple(k for k in indices if k < count), _find_passed_through(model), tuple(contiguous), copied_bytes
+        model=model,
+        used_inputs=tuple(index for index in indices if index < count),
+        passed_through=tuple(producer in ("Parameter", "Constant") for producer in producers),
+        arrays=tuple(contiguous),
+        copied_bytes=copied_bytes,
     )
 
 
@@ -78,22 +86,9 @@ def _map_inputs(names: Sequence[str], model: Any) -> list[int]:
     return [names.index(name) for name in matches if name is not None]
 
 
-def _find_passed_through(model: Any) -> tuple[bool, ...]:
-    """Find which outputs of the model are inputs or constants."""
-    producers = (result.input_value(0).get_node().get_type_name() for result in model.get_results())
-    return tuple(producer in ("Parameter", "Constant") for producer in producers)
-
-
 def read_model(function: Function) -> Any:
     """Convert the Function with the frontend, copying all constants. Raises ModelError or an error of the frontend."""
     return get_core().read_model(lowest_model(function, NEWEST_OPSET).SerializeToString())
-
-
-def _replace_by_constant(model: Any, parameter: Any, tensor: Any) -> None:
-    """Replace an input by a constant that shares the tensor's memory."""
-    constant = openvino.op.Constant(tensor, shared_memory=True)
-    parameter.output(0).replace(constant.output(0))
-    model.remove_parameter(parameter)
 
 
 def _make_topk_stable(model: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import openvino
 from xrt.engines.contract.graph_compiler import MemoryUse
 from xrt.engines.toolkit.libraries import remove_noise, shorten
 from xrt.errors import CompileRefused
+from xrt.forking import get_generation
 from xrt.graph.constants import find_file_offset
 
 if TYPE_CHECKING:
@@ -27,32 +27,21 @@ def get_core() -> Any:
     return openvino.Core()
 
 
-class _ThreadPools:
-    """State of OpenVINO's thread pools: it keeps those of closed models for later models. A forked child lacks their threads."""
-
-    have_idle_threads = False
-    were_lost_in_fork = False
+_generations_with_pools: set[int] = set()
+"""Generations of the process (`xrt.forking`) in which a model was closed. OpenVINO keeps its thread pool for the next model."""
 
 
 def mark_pool_idle() -> None:
     """Record that OpenVINO keeps the thread pool of a closed model."""
-    _ThreadPools.have_idle_threads = True
+    _generations_with_pools.add(get_generation())
 
 
 def check_thread_pools() -> None:
-    """Raise CompileRefused in a forked child where OpenVINO would reuse a thread pool without threads, and wait forever."""
-    if _ThreadPools.were_lost_in_fork:
+    """Raise CompileRefused in a forked child where OpenVINO would reuse a thread pool of a parent, and wait for its threads."""
+    if _generations_with_pools - {get_generation()}:
         text = f"{LIBRARY} had closed a model in the process that this one was forked from; fork earlier, or spawn"
         # With an OSError as cause the error is not stored in the disk cache, because it holds for this process only.
         raise CompileRefused(text) from OSError("forked")
-
-
-def _mark_lost_pools() -> None:
-    _ThreadPools.were_lost_in_fork |= _ThreadPools.have_idle_threads
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_mark_lost_pools)
 
 
 _NOISE_PATTERNS = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -13,7 +12,7 @@ from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.errors import ModelError
 from xrt.graph import Function, Node
 from xrt.graph.node import rename_node
-from xrt.operators import NodeWriter, as_function, decompose_nodes, rewrite_nodes
+from xrt.operators import NodeWriter, as_function, rewrite_nodes
 
 MAX_CACHED_DECOMPOSITIONS = 1024
 """Size of each cache of decompositions. Equal nodes share an entry."""
@@ -30,11 +29,6 @@ def find_decomposition(node: Node, function: Function) -> Function | None:
         # ONNX's decomposition compares the maximum of a row with -inf, and OpenVINO's ReduceMax never returns -inf.
         return None
     return _decompose(as_function(node, function))
-
-
-def decompose(function: Function, should_decompose: Callable[[Node, Function], bool]) -> Function:
-    """Replace each node for which ``should_decompose(node, function)`` is True by its decomposition, recursively."""
-    return decompose_nodes(function, lambda node, f: find_decomposition(node, f) if should_decompose(node, f) else None)
 
 
 @lru_cache(maxsize=MAX_CACHED_DECOMPOSITIONS)

@@ -12,11 +12,12 @@ from typing import Any
 from xrt.engines.openvino.executable import convert_type, why_not_passable
 from xrt.engines.openvino.export import NEWEST_OPSET, read_model
 from xrt.engines.openvino.library import LIBRARY, summarize_error
-from xrt.engines.openvino.lowering import decompose, find_decomposition
+from xrt.engines.openvino.lowering import find_decomposition
 from xrt.engines.openvino.tables import list_data_inputs, why_known_issue, why_not_computed
 from xrt.engines.toolkit.support import LibrarySupport, NodeQuery, explain_disagreement, list_used_outputs, why_not_defined
 from xrt.formats.onnx import why_not_downgradable
 from xrt.graph import Function, Node, TensorType, Value, since_version
+from xrt.operators import decompose_nodes
 
 
 def why_not(node: Node, function: Function) -> str | None:
@@ -33,7 +34,12 @@ def why_not(node: Node, function: Function) -> str | None:
 
 def lower(function: Function) -> Function:
     """Decompose the nodes that OpenVINO supports only in decomposed form."""
-    return decompose(function, lambda node, f: _SUPPORT.why_not(node, f) is not None and why_not(node, f) is None)
+
+    def decompose(node: Node, outer: Function) -> Function | None:
+        needs_decomposition = _SUPPORT.why_not(node, outer) is not None and why_not(node, outer) is None
+        return find_decomposition(node, outer) if needs_decomposition else None
+
+    return decompose_nodes(function, decompose)
 
 
 def _why_not_scan(node: Node, function: Function) -> str | None:

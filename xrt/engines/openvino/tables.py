@@ -59,15 +59,14 @@ def _make_rows(
 
 EXPORTED: Mapping[str, tuple[frozenset[DType], int]] = dict(
     [
-        *_make_rows("Constant", ANY),
-        # moved unchanged
+        # elements moved unchanged, or not read
+        *_make_rows("Cast CastLike Constant EyeLike If NonZero Scan Shape Size", ANY),
         *_make_rows("CenterCropPad Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity Reshape", ANY),
-        *_make_rows("Scatter ScatterElements ScatterND Slice SpaceToDepth Split Squeeze Tile Transpose Trilu Unsqueeze", ANY),
+        *_make_rows("Pad Scatter ScatterElements ScatterND Slice SpaceToDepth Split Squeeze Tile Transpose Trilu Unsqueeze", ANY),
         *_make_rows("Where", ANY, input_index=1),
+        *_make_rows("Loop", ANY, input_index=2),
         *_make_rows("Col2Im", FLOATS - {DType.BFLOAT16} | BOOL | INT8S | INT16S | {DType.INT32}),
-        *_make_rows("Pad", ANY),
         *_make_rows("ReverseSequence", ANY - {DType.BFLOAT16}),
-        *_make_rows("EyeLike NonZero Shape Size", ANY),
         *_make_rows("ConstantOfShape", frozenset({DType.INT64})),
         *_make_rows("Range", frozenset({DType.FLOAT32, DType.INT16}) | INT32S_INT64S),
         *_make_rows("OneHot", INTEGERS),
@@ -85,7 +84,6 @@ EXPORTED: Mapping[str, tuple[frozenset[DType], int]] = dict(
         *_make_rows("And Not Or Xor", BOOL),
         *_make_rows("BitShift", frozenset({DType.UINT16})),
         *_make_rows("BitwiseAnd BitwiseNot BitwiseOr BitwiseXor", INT8S | INT16S | {DType.INT32}),
-        *_make_rows("Cast CastLike", ANY),
         *_make_rows("Acos Acosh Asin Asinh Atan Atanh Ceil Celu Cos Cosh Dropout Elu Erf Exp Floor Gelu HardSigmoid", FLOATS),
         *_make_rows("HardSwish IsInf IsNaN LeakyRelu Log Mean Mish PRelu Pow Reciprocal Round Selu Shrink Sigmoid", FLOATS),
         *_make_rows("Sin Sinh Softplus Softsign Sqrt Sum Swish Tan Tanh ThresholdedRelu", FLOATS),
@@ -105,9 +103,6 @@ EXPORTED: Mapping[str, tuple[frozenset[DType], int]] = dict(
         *_make_rows("CumSum", FLOATS | INT32S_INT64S),
         *_make_rows("DFT STFT", frozenset({DType.FLOAT32})),
         *_make_rows("BlackmanWindow HammingWindow HannWindow", frozenset({DType.INT32, DType.INT64})),
-        # control flow
-        *_make_rows("If Scan", ANY),
-        *_make_rows("Loop", ANY, input_index=2),
         *_make_rows("TopK", FLOATS | INTEGERS),
         # quantized numbers
         *_make_rows("ConvInteger MatMulInteger QLinearConv QLinearMatMul", INT8S),
@@ -260,18 +255,10 @@ def _adds_pooling_window(reaches: Callable[[int, int, int, int], bool]) -> Test:
     return applies
 
 
-def _begins_in_padding(first: int, last: int, data_end: int, end: int) -> bool:
-    return first >= data_end
-
-
-def _ends_after_padding(first: int, last: int, data_end: int, end: int) -> bool:
-    return last >= end
-
-
 def _counts_beyond_padding(node: Node, function: Function) -> bool:
     """Whether a pooling divides by the size of its windows, and one may end after the padding."""
     counts = node.op_type == "LpPool" or bool(node.attr("count_include_pad", 0))
-    return counts and _adds_pooling_window(_ends_after_padding)(node, function)
+    return counts and _adds_pooling_window(lambda first, last, data_end, padding_end: last >= padding_end)(node, function)
 
 
 def _splits_symbolic_extent(node: Node, function: Function) -> bool:
@@ -308,12 +295,6 @@ def _may_be_empty_at_run_time(node: Node, function: Function) -> bool:
         return False
     shape = find_shape(node, 1, function)
     return shape is None or not (len(shape) == 1 and isinstance(shape[0], int) and shape[0] > 0)
-
-
-def _divides_constant_integers(node: Node, function: Function) -> bool:
-    """Whether OpenVINO divides integers at compile time."""
-    dtype = find_dtype(node, 0, function)
-    return dtype is not None and dtype.is_integer and _is_constant_expression(node, function)
 
 
 def _is_constant_expression(node: Node, function: Function) -> bool:
@@ -436,7 +417,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("Div",),
-        _divides_constant_integers,
+        lambda node, function: find_dtype(node, 0, function) in INTEGERS and _is_constant_expression(node, function),
         "rounds the quotient of constant integers down",
         ("quotients_of_constants of the corpus: -7 / 2 is -4",),
     ),
@@ -538,7 +519,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("MaxPool", "AveragePool", "LpPool"),
-        _adds_pooling_window(_begins_in_padding),
+        _adds_pooling_window(lambda first, last, data_end, padding_end: first >= data_end),
         "includes a window of a pooling with ceil_mode=1 that lies entirely in the padding",
         ("test_maxpool_2d_ceil_output_size_reduce_by_one",),
     ),

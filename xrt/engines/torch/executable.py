@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
@@ -17,14 +16,15 @@ from xrt.engines.contract.options import RunOptions
 from xrt.engines.toolkit.memory import peak_of_values
 from xrt.engines.torch.dtypes import make_from_numpy, make_to_numpy
 from xrt.engines.torch.program import iter_addresses
+from xrt.forking import get_generation
 from xrt.graph import OptionalType, SequenceType, TensorType, Type
 
 if TYPE_CHECKING:
     from xrt.graph import Function
 
 
-_PROCESS_ID = os.getpid()
-"""The process that imported this module. Another id means a forked child, which does not have OpenMP's threads."""
+_GENERATION = get_generation()
+"""The generation of the process that imported this module. A later one is a forked child, which lacks OpenMP's threads."""
 
 
 @cache
@@ -48,7 +48,7 @@ def _find_thread_setters() -> tuple[Callable[[int], Any], Callable[[int], Any]]:
 def call_with_threads(threads: int, call: Callable[..., Any], *arguments: Any) -> Any:
     """Call ``call(*arguments)`` with ``threads`` threads, in a forked child with one thread."""
     threads_before = torch.get_num_threads()
-    budget = threads if os.getpid() == _PROCESS_ID else 1
+    budget = threads if get_generation() == _GENERATION else 1
     if threads_before == budget:
         return call(*arguments)
     # Set for the calling thread only: other threads may be in calls with other thread counts.

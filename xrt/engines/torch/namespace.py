@@ -61,6 +61,10 @@ class TorchNamespace:
     resize_dtype = torch.float32
     constants = ArrayNamespace(np)
     equal = staticmethod(torch.eq)
+    copy = staticmethod(torch.clone)
+    clip = staticmethod(torch.clamp)
+    rint = staticmethod(torch.round)
+    mod = staticmethod(torch.remainder)
 
     def __getattr__(self, name: str) -> Any:
         # Stored, so that the next access does not reach this method.
@@ -115,9 +119,6 @@ class TorchNamespace:
     def eye(self, rows: int, columns: int, k: int = 0, dtype: Any = None) -> Tensor:
         return self.astype(torch.arange(columns) == torch.arange(rows)[:, None] + k, dtype)
 
-    def copy(self, x: Tensor) -> Tensor:
-        return x.clone()
-
     def transpose(self, x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
         return x.permute(tuple(range(x.ndim))[::-1] if axes is None else tuple(axes))
 
@@ -162,15 +163,6 @@ class TorchNamespace:
 
     def minimum(self, a: Tensor, b: Any, out: Tensor = None) -> Tensor:
         return torch.minimum(a, b, out=out) if isinstance(b, torch.Tensor) else torch.clamp(a, max=b)
-
-    def clip(self, x: Tensor, low: Any, high: Any) -> Tensor:
-        return torch.clamp(x, low, high)
-
-    def rint(self, x: Tensor) -> Tensor:
-        return torch.round(x)
-
-    def mod(self, a: Tensor, b: Any) -> Tensor:
-        return torch.remainder(a, b)
 
     def sign(self, x: Tensor) -> Tensor:
         """Compute signs. The sign of NaN is NaN, as in NumPy; PyTorch's is zero."""

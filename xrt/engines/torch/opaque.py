@@ -11,7 +11,7 @@ from torch._library.custom_ops import OPDEFS
 
 from xrt.engines.torch.dtypes import get_torch_dtype
 from xrt.errors import CompileRefused
-from xrt.graph import Shape, TensorType, Type
+from xrt.graph import TensorType, Type
 from xrt.graph.node import OpaqueCall, Tagged
 
 if TYPE_CHECKING:
@@ -149,21 +149,13 @@ def _check_result(operator: str, index: int, result: Tensor, declared: Type | No
     """Raise ValueError unless a result is a dense CPU tensor of the declared element type and shape."""
     if not isinstance(declared, TensorType):
         return
+    shape = None if result is None else tuple(result.shape)
     if result is None:
         description = "missing"
-    elif result.dtype != get_torch_dtype(declared.dtype) or not _matches_shape(result.shape, declared.shape):
+    elif result.dtype != get_torch_dtype(declared.dtype) or not TensorType(declared.dtype, shape).is_compatible(declared):
         description = f"{str(result.dtype).removeprefix('torch.')}[{','.join(map(str, result.shape))}]"
     elif result.layout is not torch.strided or result.device.type != "cpu":
         description = f"a tensor on {result.device} with layout {result.layout}"
     else:
         return
     raise ValueError(f"result {index} of {operator} is {description}, and the model declares {declared}")
-
-
-def _matches_shape(shape: tuple[int, ...], declared: Shape | None) -> bool:
-    """Whether a shape has the rank and the static dims of a declared shape."""
-    if declared is None:
-        return True
-    return len(shape) == len(declared) and all(
-        extent == expected for extent, expected in zip(shape, declared, strict=True) if type(expected) is int
-    )

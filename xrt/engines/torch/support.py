@@ -23,10 +23,6 @@ def why_not(node: Node, function: Function) -> str | None:
     return _SUPPORT.why_not(node, function)
 
 
-def _why_not_operator(node: Node, function: Function) -> str | None:
-    return None if node.domain == DOMAIN else why_not_defined(node, function)
-
-
 def _why_not_type(node: Node, name: str, type_: Type) -> str | None:
     if isinstance(type_, SequenceType | OptionalType):
         return _why_not_type(node, name, type_.element)
@@ -89,7 +85,7 @@ def _why_not_decomposed(isolated: Function, reason: str) -> str | None:
 
 
 _SUPPORT = LibrarySupport(
-    operator=(_why_not_operator,),
+    operator=(lambda node, function: None if node.domain == DOMAIN else why_not_defined(node, function),),
     why_not_type=_why_not_type,
     tables=(_why_not_kernel,),
     answer=lambda node, function: None,

@@ -269,11 +269,12 @@ def lift_allocations(module: IRModule) -> tuple[IRModule, tuple[int, ...], tuple
     """
     main = module["main"]
     bindings = list_bindings(main)
-    blocks = {
-        binding.var: _make_workspace_parameter(binding)
-        for binding in bindings
-        if get_called_operator(binding) == ALLOCATE_STORAGE
-    }
+    # Each storage becomes a parameter: an array of bytes of the same size.
+    blocks = {}
+    for binding in bindings:
+        if get_called_operator(binding) == ALLOCATE_STORAGE:
+            (nbytes,) = binding.value.args[0].values
+            blocks[binding.var] = relax.Var(binding.var.name, relax.TensorType((int(nbytes),), "uint8"))
     outputs = [binding.var for binding in bindings if get_called_operator(binding) == ALLOCATE_RESULT]
     # Operators that allocate or free memory disappear: the caller of the program owns all of it.
     inner = [
@@ -286,12 +287,6 @@ def lift_allocations(module: IRModule) -> tuple[IRModule, tuple[int, ...], tuple
     sizes = tuple(int(block.ty.shape.values[0]) for block in blocks.values())
     result_types = [convert_type(variable.ty) for variable in outputs]
     return module, sizes, tuple((str(type_.dtype), type_.shape) for type_ in result_types), result_positions
-
-
-def _make_workspace_parameter(binding: Any) -> relax.Var:
-    """Make a parameter for an array of bytes as large as the storage that the binding allocates."""
-    (extent,) = binding.value.args[0].values
-    return relax.Var(binding.var.name, relax.TensorType((int(extent),), "uint8"))
 
 
 def _replace_allocation(binding: Any, blocks: Mapping[Any, relax.Var]) -> Any:

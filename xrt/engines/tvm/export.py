@@ -70,7 +70,9 @@ def import_function(function: Function, polynomials: bool = True) -> ImportedMod
     importer = onnx_frontend.ONNXGraphImporter(_list_shapes(lifted), {}, sanitize=False)
     with compiler_lock, _log_output(importer):
         module = rewrite_calls(importer.from_onnx(model.graph, opset), polynomials)
-    return ImportedModule(module, tuple(weights.values()), _list_result_types(module))
+    returned = module["main"].ret_ty
+    result_types = returned.fields if hasattr(returned, "fields") else (returned,)
+    return ImportedModule(module, tuple(weights.values()), tuple(map(convert_type, result_types)))
 
 
 def _reject_evaluation(function: Function, inputs: list[Any]) -> NoReturn:
@@ -104,12 +106,6 @@ def _log_output(importer: onnx_frontend.ONNXGraphImporter) -> Iterator[None]:
         raise
     finally:
         del onnx_frontend.print
-
-
-def _list_result_types(module: IRModule) -> tuple[TensorType, ...]:
-    returned = module["main"].ret_ty
-    fields = returned.fields if hasattr(returned, "fields") else (returned,)
-    return tuple(convert_type(field) for field in fields)
 
 
 def convert_type(type_: Any) -> TensorType:

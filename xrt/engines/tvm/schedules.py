@@ -132,11 +132,6 @@ class LoopNest:
         """Whether all spatial loops come before the reductions."""
         return bool(self.num_spatial) and set(self.loop_kinds[: self.num_spatial]) == {"S"}
 
-    @property
-    def is_static(self) -> bool:
-        """Whether all extents are numbers."""
-        return all(isinstance(extent, int) for extent in self.extents)
-
     def parallelize_symbolic(self) -> None:
         """Parallelize the outermost loop of a nest with symbolic extents, and leave the inner loops to LLVM."""
         if self.cpu.threads == 1:
@@ -441,7 +436,7 @@ def _schedule_block(schedule: s_tir.Schedule, block: SBlockInfo, cpu: CpuPropert
             with suppress(s_tir.ScheduleError):
                 if transform(LoopNest(trial, block, cpu)):
                     return trial
-    if nest.is_static:
+    if all(isinstance(extent, int) for extent in nest.extents):
         nest.schedule_by_default()
     else:
         nest.parallelize_symbolic()
@@ -553,11 +548,9 @@ def _is_identity_access(access: Any, block: SBlockInfo) -> bool:
 
 def _can_move(schedule: s_tir.Schedule, block: SBlockInfo, blocks: Sequence[SBlockInfo]) -> bool:
     """Whether `compute_at_readers` may move the block into the loops of its readers."""
-    return (
-        block.is_injective()
-        and bool(schedule.get_consumers(block.block_rv))
-        and _Usage.from_block(schedule, block, blocks).can_move
-    )
+    if not block.is_injective() or not schedule.get_consumers(block.block_rv):
+        return False
+    return _Usage.from_block(schedule, block, blocks).can_move
 
 
 def _count_elements(block: SBlockInfo) -> int:

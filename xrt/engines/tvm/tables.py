@@ -28,11 +28,6 @@ CONSTANT_OPERANDS = {"CumSum": (1,), "OneHot": (2,), "Pad": (2,), "Resize": (1,)
 """Indices of inputs that TVM's importer needs as constants, in addition to those of `list_shape_operands`."""
 
 
-def _is_integer(node: Node, function: Function) -> bool:
-    dtype = find_dtype(node, 0, function)
-    return dtype is None or not dtype.is_float
-
-
 def _has_negative_axis_and_indices(node: Node, function: Function) -> bool:
     """Whether the axis of a Gather is negative, but not the first one, and its indices may be negative too."""
     axis, rank = node.attr("axis", 0), len(find_shape(node, 0, function) or ())
@@ -196,7 +191,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("Pow",),
-        _is_integer,
+        lambda node, function: find_dtype(node, 0, function) not in _FLOATS,
         "TVM has no Pow of integers",
         ("test_pow_types_int32_int32",),
     ),
