@@ -51,7 +51,7 @@ VERSION = version("iree-base-compiler")
 OPT_BINARY = BINARY.with_name("iree-opt")
 ALIGNMENT = 16
 """Compiled code requires buffers at addresses that are multiples of this number. NumPy's arrays are aligned to 16 bytes, so with
-IREE's default of 64 they would be copied."""
+IREE's default of 64 arrays would be copied."""
 QUERY_SECONDS = 60.0
 """Time limit of one run of the compiler that only checks whether nodes are supported."""
 # Hoisting of constant expressions is off, because IREE 3.13 sometimes stores two hoisted values at the same address

@@ -38,7 +38,7 @@ class Iree(GraphCompiler):
     opt_level: int = option(2, at_least=0, at_most=3)
     """IREE's optimization level, 0 to 3."""
     device: DeviceName = "auto"
-    """IREE's device: ``local-sync`` runs in the calling thread, ``local-task`` in a thread pool of the size of the budget."""
+    """IREE's device: ``local-sync`` runs in the calling thread, ``local-task`` in a pool of as many threads as are allowed."""
     compile_seconds: float = option(120.0, above=0)
     """Time limit of a compile, in seconds."""
 

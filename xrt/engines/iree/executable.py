@@ -115,7 +115,8 @@ class IreeExecutable(Executable):
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         buffers = options.host_buffers or [None] * len(self._outputs)
         shapes = self._resolve_shapes(inputs)
-        arrays = [_choose_buffer(buffer, *spec_shape) for buffer, *spec_shape in zip(buffers, self._outputs, shapes, strict=True)]
+        targets = zip(buffers, self._outputs, shapes, strict=True)
+        arrays = [_choose_buffer(buffer, spec, shape) for buffer, spec, shape in targets]
         self._call([*map(self._prepare_input, inputs), *arrays])
         # A result that was not computed in its buffer is copied there.
         return [a if buffer is None or buffer is a else fill(buffer, a) for buffer, a in zip(buffers, arrays, strict=True)]
@@ -238,7 +239,7 @@ def _make_shared_device(threads: int, generation: int) -> IreeDevice:
 
 
 def get_device(threads: int) -> IreeDevice:
-    """Get the device with this number of threads, which all executables share. With one, calls run on the calling thread."""
+    """Get the shared device with this number of threads. With one thread, calls run on the calling thread."""
     with _lock:
         return _make_shared_device(threads, get_generation())
 
@@ -262,7 +263,7 @@ def is_small(function: Function) -> bool:
 
 
 def _count_operations(node: Node, function: Function) -> int:
-    """Estimate the scalar operations of a node: the elements of its largest value, times the products that are added for each."""
+    """Estimate the scalar operations of a node: the elements of its largest value, times the products to add for an element."""
     num_elements = max((prod(_list_extents(name, function)) for name in (*node.inputs, *node.outputs)), default=0)
     weights = _list_extents(node.inputs[1], function) if node.op_type in _PRODUCTS and len(node.inputs) > 1 else ()
     if not weights:

@@ -224,7 +224,7 @@ class OpenVinoExecutable(Executable):
         self.function = function
         self.compiled: CompiledModel | None = compiled
         self.saved: memoryview | None = None
-        """The bytes that this was loaded from; None if it was compiled."""
+        """The serialized model that was loaded; None if the model was compiled."""
         self.inplace = inplace
         self._owner = owner
         self._report_memory = report_memory
@@ -303,10 +303,10 @@ class OpenVinoExecutable(Executable):
         return [MAX_COPIED_BYTES if is_fixed else None for is_fixed in self.compiled.can_preset]
 
     def inplace_pairs(self) -> Sequence[tuple[int, int]]:
-        """List (input, output) index pairs of large scatters, whose output may overwrite their first input.
+        """List the (input, output) index pairs of large scatters, in which the output may overwrite the input.
 
-        OpenVINO reads that input only at the elements that it writes, or copies it first. Small values are excluded, because
-        they are copied to and from preset tensors.
+        OpenVINO reads the input only at the elements that it writes, or copies the input first. Small values are excluded,
+        because they are copied to and from preset tensors.
         """
         thresholds = self.output_buffer_threshold()
         return tuple((i, o) for i, o in self.inplace.items() if _is_large(self.function.outputs[o], thresholds[o]))
@@ -327,9 +327,9 @@ class OpenVinoExecutable(Executable):
         self._owner = None
 
     def _choose_buffers(self, inputs: Sequence[Any], buffers: Sequence[Array | None]) -> list[Array | None]:
-        """List the buffers that OpenVINO may write to: contiguous ones that overlap no input. None in place of others.
+        """For each output, return its buffer if OpenVINO may write to the buffer, else None.
 
-        A buffer may be the input that `inplace_pairs` allows its output to overwrite.
+        It may if the buffer is contiguous, and overlaps no input except one that `inplace_pairs` allows the output to overwrite.
         """
         overwritable = {output: index for index, output in self.inplace_pairs()}
         targets: list[Array | None] = []

@@ -210,7 +210,7 @@ def _is_strided_pointwise_with_padding(node: Node, function: Function) -> bool:
 
 
 def _may_resize_to_fraction(node: Node, function: Function) -> bool:
-    """Whether the sizes times the scales of a Resize with aligned corners may not be integers."""
+    """Whether the sizes times the scales of a Resize with aligned corners may be fractions."""
     if node.attr("coordinate_transformation_mode") not in ("align_corners", "pytorch_half_pixel"):
         return False
     scales, shape = find_input(node, 2, function), find_shape(node, 0, function)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _GENERATION = get_generation()
-"""The generation of the process that imported this module. A later one is a forked child, which lacks OpenMP's threads."""
+"""The generation of the process that imported this module. A forked child has a later generation, and no OpenMP threads."""
 
 
 @cache

@@ -122,7 +122,7 @@ def max_or_min(ctx: TorchKernelContext) -> Run:
 
 @overrides("Mod")
 def mod(ctx: TorchKernelContext) -> Run:
-    """Remainder with the sign of the divisor, or with ``fmod`` of the dividend. Integers modulo zero are zero; PyTorch raises."""
+    """Compute remainders with the sign of the divisor, or with ``fmod=1`` of the dividend. An integer modulo zero is zero."""
     remainder = torch.fmod if ctx.attr("fmod", 0) else torch.remainder
 
     def run(a: Tensor, b: Tensor) -> Tensor:

@@ -146,7 +146,7 @@ def _to_tensor(result: Any) -> Tensor:
 
 
 def _check_result(operator: str, index: int, result: Tensor, declared: Type | None) -> None:
-    """Raise ValueError unless a result is a dense CPU tensor of the declared element type and shape."""
+    """Raise ValueError if a result is not a dense CPU tensor of the declared element type and shape."""
     if not isinstance(declared, TensorType):
         return
     shape = None if result is None else tuple(result.shape)

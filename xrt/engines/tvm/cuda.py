@@ -164,7 +164,7 @@ def _make_include_flags(source: str) -> list[str]:
 
 
 def iter_cuda_folders(name: str) -> Iterator[Path]:
-    """Yield folders that may have CUDA 13's libraries (``"lib"``) or headers (``"include"``): NVIDIA's wheels, then a toolkit."""
+    """Yield folders that may have CUDA 13's libraries (``"lib"``) or headers (``"include"``): wheels first, then toolkits."""
     package = find_spec("nvidia")
     for location in package.submodule_search_locations or () if package else ():
         yield Path(location) / "cu13" / name
@@ -343,7 +343,7 @@ class DeviceProgram:
 
 
 def make_target(architecture: str, host: Target) -> Target:
-    """Make the target for a GPU architecture (``sm_90``). ``host`` is the target of the CPU code that launches its kernels."""
+    """Make the target for a GPU architecture (``sm_90``). ``host`` is the target of the CPU code that launches kernels."""
     # dlight's rules read these limits, and TVM does not derive them from the architecture. `OLDEST_ARCHITECTURE` and all later
     # architectures have at least these.
     limits = {
@@ -403,7 +403,7 @@ def _list_imported_modules(module: Any) -> list[Any]:
 
 
 def _check_no_device_allocation(code: Any) -> None:
-    """Raise CompileRefused if host code allocates device memory: TVM takes it from a pool per thread, which ignores streams."""
+    """Raise CompileRefused if host code allocates device memory, for which TVM has a pool per thread that ignores streams."""
     for module in _list_imported_modules(code.mod):
         if module.kind == "llvm" and _ALLOCATE_WORKSPACE in str(module.inspect_source("ll")):
             raise CompileRefused(
@@ -415,7 +415,7 @@ _ALLOCATE_WORKSPACE = "TVMBackendAllocWorkspace"
 
 
 ARRAY_ALIGNMENT = 64
-"""TVM's code requires that the address of every array is a multiple of this."""
+"""TVM's code requires arrays at addresses that are multiples of this number of bytes."""
 _NO_SYNCHRONIZATION = -1
 """The ``stream`` argument that tells DLPack not to synchronize. XRT's runtime has already ordered the work on its streams."""
 
@@ -430,7 +430,7 @@ class TvmOnDevice(Executable):
         self.program = program
         self.function = function
         self.saved: memoryview | None = None
-        """The bytes that this was loaded from; None if it was compiled."""
+        """The serialized program that was loaded; None if the program was compiled."""
         self._accelerator = accelerator
         self._device = device
         self._stream = accelerator.new_stream()

@@ -52,7 +52,7 @@ class RelaxExecutable(Executable):
         self.program = program
         self.function = function
         self.saved: memoryview | None = None
-        """The bytes that this was loaded from; None if it was compiled."""
+        """The serialized program that was loaded; None if the program was compiled."""
         self._constants = [to_tensor(constant.array) for constant in program.constants]
         self._copied_bytes = sum(constant.nbytes for constant in program.constants if not _can_share(constant.array))
         """Bytes of constants that TVM has a second copy of, because `to_tensor` cannot share their memory."""

@@ -34,7 +34,7 @@ from xrt.passes import drop_dead_nodes, fold_constants
 log = logging.getLogger("xrt.engines.tvm")
 
 MAX_INLINE_ELEMENTS = 64
-"""Constants up to this size stay in the model, because the importer reads shapes, axes and scales. Larger ones are weights."""
+"""Constants with at most this many elements stay in the model, because the importer reads shapes, axes and scales."""
 
 compiler_lock = renew_after_fork(threading.RLock())
 """TVM's builders share a stack that is not thread-safe: one import or compile at a time."""
@@ -96,7 +96,7 @@ def _list_shapes(function: Function) -> dict[str, list[Any]]:
 
 @contextmanager
 def _log_output(importer: onnx_frontend.ONNXGraphImporter) -> Iterator[None]:
-    """Log what the importer prints during the ``with`` block. If the importer raises, close the Relax block that it left open."""
+    """Log what the importer prints during the ``with`` block. If the importer raises, close the Relax block that is open."""
     onnx_frontend.print = lambda *words: log.debug("importer: %s", words)
     try:
         yield
@@ -122,7 +122,7 @@ MIN_REWRITE_OPSET = 9
 """The first opset with Where and IsNaN, and with broadcasting everywhere."""
 
 MAX_BOX_COORDINATE = 16384
-"""RoiAlign's box corners are clipped to this, because TVM reads out of bounds if one is infinite. No image is as large."""
+"""Coordinates of RoiAlign's boxes are clipped to this number of pixels, because TVM reads out of bounds for infinite ones."""
 
 
 def decompose(function: Function) -> Function:

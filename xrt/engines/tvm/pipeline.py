@@ -43,7 +43,7 @@ def _computes_remainder(node: Any) -> bool:
 
 
 def compile_without_vectorizer(module: IRModule, names: Collection[str], target: Target) -> IRModule:
-    """Compile the named TIR functions with LLVM's vectorizer off, because it miscompiles remainders in indices.
+    """Compile the named TIR functions without LLVM's vectorizer, because the vectorizer miscompiles remainders in indices.
 
     The result is a library attached to the module, and ``main`` calls the library in place of the functions.
     """

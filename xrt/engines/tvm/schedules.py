@@ -121,10 +121,10 @@ class LoopNest:
         self.schedule = schedule
         self.block = block.block_rv
         self.cpu = cpu
+        # A string with one letter per loop, such as "SSR": S for spatial, R for reduction.
         self.loop_kinds = block.dom_kind()
         self.extents = block.dom()
         self.loop_variables = [item.var for item in block.iters]
-        # dom_kind is a string with one letter per loop, such as "SSR": S for spatial, R for reduction.
         self.num_spatial = len(self.loop_kinds.rstrip("R"))
 
     @property
@@ -172,10 +172,7 @@ class LoopNest:
             self.schedule.parallel(outermost)
 
     def _group_loops(self) -> list[list[int]]:
-        """Group neighboring spatial loops that can be fused, because each access traverses them contiguously.
-
-        A group, or run, is a list of loop indices.
-        """
+        """Group the indices of spatial loops into runs: loops that can be fused, as each access traverses them contiguously."""
         stmt = self.schedule.get(self.block)
         accesses = [*stmt.reads, *stmt.writes]
         runs = [[0]]
@@ -238,6 +235,7 @@ class LoopNest:
         return None
 
     def _choose_tile_size(self, run: list[int]) -> int:
+        """Choose how many iterations of a run belong to a tile: a divisor of its iterations, at most 8."""
         length = 1
         for index in run:
             length *= self.extents[index]
@@ -248,16 +246,18 @@ class LoopNest:
 
         It does if it depends on neither loop, or if the loops index adjacent axes of the buffer, the inner axis completely.
         """
+        # A loop of one iteration can be fused with each other loop.
         if 1 in (self.extents[outer], self.extents[inner]):
             return True
-        region, pair = access.region, (self.loop_variables[outer], self.loop_variables[inner])
-        if not any(_depends_on(dim, variable) for dim in region for variable in pair):
+        region = access.region
+        outer_variable, inner_variable = self.loop_variables[outer], self.loop_variables[inner]
+        if not any(_depends_on(dim, variable) for dim in region for variable in (outer_variable, inner_variable)):
             return True
         return any(
-            region[k].min.same_as(pair[0])
-            and region[k + 1].min.same_as(pair[1])
-            and access.source.shape[k + 1] == self.extents[inner]
-            for k in range(len(region) - 1)
+            region[axis].min.same_as(outer_variable)
+            and region[axis + 1].min.same_as(inner_variable)
+            and access.source.shape[axis + 1] == self.extents[inner]
+            for axis in range(len(region) - 1)
         )
 
     def tile(self) -> bool:
@@ -272,9 +272,9 @@ class LoopNest:
         if not isinstance(self.extents[last], int):
             return False
         reads = [read for read in self.schedule.get(self.block).reads if _varies_along_last_axis(read, self.loop_variables[last])]
-        reuse = self._find_reuse_axis(reads)
         if not reads:
             return False
+        reuse = self._find_reuse_axis(reads)
         reduction_variables = self.loop_variables[self.num_spatial :]
         # A sum along contiguous elements has one result per row, so there is no vector to tile. `split_rows` supports it.
         if reuse is None and any(_varies_along_last_axis(read, v) for read in reads for v in reduction_variables):
@@ -292,7 +292,7 @@ class LoopNest:
         return True
 
     def _find_reuse_axis(self, reads: list[Any]) -> int | None:
-        """Find the innermost axis of the result on which no read depends, except the last axis; None if there is none."""
+        """Find the innermost axis before the last axis of the result on which no read depends; None if there is none."""
         for axis in reversed(range(self.num_spatial - 1)):
             variable = self.loop_variables[axis]
             is_read = any(_depends_on(dim, variable) for read in reads for dim in read.region)

@@ -110,7 +110,7 @@ def save_program(program: TvmProgram | DeviceProgram, function: Function, folder
 def _describe_constants(constants: tuple[Constant, ...], function: Function) -> tuple[list[dict[str, Any]], list[bytes]]:
     """Return the header entry of each constant, and the padded bytes of those constants that are not in the Function.
 
-    An entry is ``{"index": index}`` for a constant of the Function. For others it has the dtype, shape, offset and bytes.
+    An entry is ``{"index": index}`` for a constant of the Function. For others it has the dtype, shape, offset and size in bytes.
     """
     indices: dict[bytes, int] = {}
     for index, constant in enumerate(_list_constants(function)):

@@ -28,7 +28,7 @@ os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "1000")
 
 _configure = tvm.get_global_func("runtime.config_threadpool")
 _ANY_CORE = 1
-"""TVM's value for "big cores": on a CPU with equal cores, all of them."""
+"""TVM's code for "big cores". On a CPU with equal cores it selects all cores."""
 
 _FEATURES_TO_DISABLE = {
     "X86_V4": ("avx512f",),
@@ -38,7 +38,7 @@ _FEATURES_TO_DISABLE = {
     "FMA3": ("fma",),
 }
 """LLVM features to disable for each extension that NumPy reports as missing. A virtual machine may hide extensions that the
-name of its CPU implies. NumPy's names of an extension changed, so the older and newer ones are both listed."""
+name of its CPU implies. NumPy has renamed extensions, so the table has their old and new names."""
 _VECTOR_EXTENSION_PREFIXES = ("avx", "amx", "fma", "f16c", "bmi", "sse", "vaes", "vpclmul", "gfni", "neon", "sve", "sme")
 
 
