@@ -144,7 +144,7 @@ class RequestFrame:
         nbytes = type_.nbytes if type_.is_static else None
         if not nbytes or nbytes > MAX_COPIED_BYTES:
             return None
-        array = np.empty(type_.shape, type_.dtype.numpy)  # type: ignore[arg-type]  # its shape is static
+        array = np.empty(type_.shape, type_.dtype.numpy)  # type: ignore[type-var]  # its shape is static
         self.set_tensor(side, index, array, type_.dtype)
         return array
 
