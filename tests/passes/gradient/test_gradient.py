@@ -182,7 +182,7 @@ NO_GRADIENT: dict[str, tuple[Any, tuple[Array, ...], dict[str, Any], str]] = {
     "an operator without a rule": (
         lambda x: ops.Det(x @ ops.Transpose(x)), (X,), {},
         ("node 'det_1' (Det) has no gradient: its gradient is the inverse of the matrix, which no operator of ONNX computes. "
-         "Leave out of with_respect_to what reaches `of` through it, or write it with other operators"),
+         "Omit from with_respect_to the values that reach `of` through this node, or replace it by other operators"),
     ),
     "an opaque operator": (
         lambda x: ops.custom("Fused", x, domain="com.acme", types=[x.type]), (X,), {},
@@ -203,7 +203,7 @@ NO_GRADIENT: dict[str, tuple[Any, tuple[Array, ...], dict[str, Any], str]] = {
     ),
     "random numbers in a body": (
         lambda c, x: ops.If(c, then_branch=lambda: x * ops.RandomNormalLike(x), else_branch=lambda: x),
-        (np.asarray(True), X), {"with_respect_to": "x"}, "node 'if_1' (If) has no gradient: its body holds 'randomnormallike_1'",
+        (np.asarray(True), X), {"with_respect_to": "x"}, "node 'if_1' (If) has no gradient: its body has 'randomnormallike_1'",
     ),
 }  # fmt: skip
 

@@ -6,13 +6,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from xrt.builder.builder import record_function
+from xrt.builder.record_op import emit
 from xrt.errors import ModelError, did_you_mean
 from xrt.graph import Function, Node
 from xrt.graph.function import pause_gc
 from xrt.passes.gradient import rules  # noqa: F401  # registers the rules
 from xrt.passes.gradient.preparation import Sweep, continue_function, find_active, prepare
-from xrt.passes.gradient.table import fill_like, may_have_gradient, zeros_like
+from xrt.passes.gradient.table import get_shape, may_have_gradient, zeros_like
 from xrt.passes.simplification import drop_dead_nodes
 
 if TYPE_CHECKING:
@@ -29,19 +32,17 @@ def gradient(
 ) -> Function:
     """Append gradients to the outputs of a Function, by reverse-mode differentiation.
 
-    ``of`` names the value to differentiate, usually the loss; the default is the only output. ``with_respect_to`` names
-    floating point inputs, constants (weights) or inner values; the default is all floating point inputs. The outputs
-    ``<name>_gradient`` follow the existing ones in that order, with a numeric suffix on a name collision. The gradient of a
-    value that ``of`` does not depend on is zero. For a tensor, or several values, the gradient is that of the sum of all
-    elements.
+    ``of`` names the value to differentiate, usually the loss; the default is the only output. If it is a tensor, or several
+    values, the sum of all elements is differentiated. ``with_respect_to`` names floating point inputs, constants (weights) or
+    inner values; the default is all floating point inputs. For each name an output ``<name>_gradient`` is appended, with a
+    numeric suffix on a name collision. The gradient of a value that ``of`` does not depend on is zero.
 
-    ``seeds=True`` adds an input ``<name>_seed`` per value of ``of``: the result is then the vector-Jacobian product with the
-    seeds. Apply the pass twice for second derivatives.
+    With ``seeds=True`` the Function has an additional input ``<name>_seed`` per value of ``of``, and the result is the
+    vector-Jacobian product with the seeds. Apply the pass twice for second derivatives.
 
     Operators without a rule are decomposed. The bodies of If, Loop and Scan are recomputed in the backward pass, for which Loop
     and Scan store the carried values of each iteration. At a kink the result is a one-sided derivative or a value between the
-    two. Raises ModelError, which names the node, if an operator on the path has no gradient, and for unknown or non-float
-    names. Linear time.
+    two. Raises ModelError if an operator on the path has no gradient, and for names of unknown or non-float values. Linear time.
     """
     if not isinstance(function, Function):
         raise ModelError(f"xrt.gradient takes a Function, such as xrt.formats.onnx.load(PATH); got a {type(function).__name__}")
@@ -62,7 +63,7 @@ def _as_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _append_gradients(function: Function, targets: Sequence[str], sources: Sequence[str], seeds: bool) -> Function:
-    """Differentiate a Function from `prepare`; return it with the gradients of `sources` as additional outputs."""
+    """Differentiate a Function that `prepare` returned: append the gradients of `sources` to its outputs."""
     builder, tensors = continue_function(function)
     for option, names in (("of", targets), ("with_respect_to", sources)):
         for name in names:
@@ -93,16 +94,16 @@ def _check_differentiable(option: str, name: str, tensor: Tensor | None, functio
 
 
 def _add_seed(builder: Builder, tensor: Tensor, is_input: bool) -> Tensor:
-    """Create the gradient that the sweep starts with: a tensor of ones, or a new input of the Function."""
+    """Create the gradient of a target, with which the sweep starts: a tensor of ones, or a new input of the Function."""
     if not is_input:
         with builder.scope(f"{tensor.name}/gradient"):
-            return fill_like(tensor, 1)
+            return emit("ConstantOfShape", get_shape(tensor), value=np.ones(1, tensor.dtype.numpy))
     name = _free_name(builder, f"{tensor.name}_seed")
     return builder.input(name, tensor.type)
 
 
 def _free_name(builder: Builder, base: str) -> str:
-    """Find a name based on `base` that no value has. It is not reserved."""
+    """Find a name that no value has: `base`, with a numeric suffix if necessary. The name is not reserved."""
     name, count = base, 1
     while name in builder.names:
         count += 1
@@ -121,7 +122,7 @@ def expand_gradient_nodes(function: Function) -> Function:
     outputs are the gradients of ``y`` with respect to ``xs``. Bodies are not searched. Raises ModelError for the reasons that
     `xrt.gradient` does.
     """
-    # One after the other: a Gradient node may differentiate through the results of another one.
+    # Replace one at a time, because a Gradient node may differentiate through the results of another one.
     while (node := next((node for node in function.nodes if node.op == GRADIENT), None)) is not None:
         function = _expand_node(function, node)
     return function
@@ -134,12 +135,15 @@ def _expand_node(function: Function, node: Node) -> Function:
     part = _extract_subgraph(function, (*sources, *constants), target)
     differentiated = gradient(part, of=target, with_respect_to=sources)
     backward = drop_dead_nodes(differentiated.replace(outputs=differentiated.outputs[1:]))
-    others = tuple(other for other in function.nodes if other is not node)
-    is_last = all(other.domain != DOMAIN for other in others)  # the domain stays imported until its last node is replaced
-    opsets = {name: version for name, version in function.opsets.items() if name != DOMAIN or not is_last}
-    remaining = function.replace(nodes=others, opsets=opsets)
+    nodes = tuple(other for other in function.nodes if other is not node)
+    # The domain stays imported until its last node is replaced.
+    needs_domain = any(other.domain == DOMAIN for other in nodes)
+    opsets = {domain: version for domain, version in function.opsets.items() if domain != DOMAIN or needs_domain}
+    remaining = function.replace(nodes=nodes, opsets=opsets)
     builder, tensors = continue_function(remaining)
-    operands = [tensors[name] for name in (*node.inputs, *(value.name for value in part.inputs[len(node.inputs) :]))]
+    # The node has values for `xs` and `zs`. The other inputs of the subgraph are inputs of the Function.
+    function_inputs = [value.name for value in part.inputs[len(node.inputs) :]]
+    operands = [tensors[name] for name in (*node.inputs, *function_inputs)]
     with builder, builder.scope(node.name), builder.device(node.device):
         values = record_function(builder, backward, operands, tensors)
     for value, name in zip(backward.outputs, node.outputs, strict=True):
@@ -150,18 +154,21 @@ def _expand_node(function: Function, node: Node) -> Function:
 
 
 def _extract_subgraph(function: Function, starts: Collection[str], target: str) -> Function:
-    """Extract the nodes that compute `target` from `starts` as a Function; its inputs are `starts` and further inputs."""
-    # Walk backward from the target and stop at the starts. A node that computes a start writes to another name.
+    """Extract the nodes that compute `target` from `starts` as a Function.
+
+    Its inputs are `starts`, then the inputs of `function` that these nodes read too.
+    """
+    # Walk backward from the target and stop at the starts. The output of a node that computes a start is renamed.
     needed: set[str] = set() if target in starts else {target}
     nodes = []
     for node in reversed(function.nodes):
         if not needed.isdisjoint(node.outputs):
             nodes.append(replace(node, outputs=tuple(f"{name}/computed" if name in starts else name for name in node.outputs)))
             needed.update(name for name in node.uses if name not in starts)
-    more = [value.name for value in function.inputs if value.name in needed]
+    function_inputs = [value.name for value in function.inputs if value.name in needed]
     defined = {name for node in nodes for name in node.defines}
     return Function(
-        inputs=tuple(function.value(name) for name in (*starts, *more)),
+        inputs=tuple(function.value(name) for name in (*starts, *function_inputs)),
         outputs=(function.value(target),),
         nodes=tuple(reversed(nodes)),
         constants={name: constant for name, constant in function.constants.items() if name in needed},

@@ -1,7 +1,7 @@
-"""Differentiation of a list of nodes: prepare them (types, opset, decompositions), then sweep from the last node to the first.
+"""The two steps of differentiation: prepare the nodes (types, opset, decompositions), then sweep from the last to the first.
 
-Griewank and Walther, *Evaluating Derivatives* (2008), chapter 3: the gradient of a value is the sum of the contributions of its
-readers.
+The gradient of a value is the sum of the contributions of the nodes that read it: Griewank and Walther, *Evaluating Derivatives*
+(2008), chapter 3.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from xrt.graph import Function, Node
 from xrt.graph.node import list_names
 from xrt.operators import Trait, as_function, decompose_nodes, is_deterministic, list_operators
 from xrt.passes.decomposition import find_decomposition
-from xrt.passes.gradient.table import RULES, Rule, RuleContext, add_up, may_have_gradient, refuse
+from xrt.passes.gradient.table import RULES, Rule, RuleContext, may_have_gradient, refuse, sum_tensors
 from xrt.passes.shape_inference import infer_shapes
 from xrt.passes.simplification import drop_dead_nodes, fold_constants
 
@@ -32,7 +32,7 @@ def new_builder(function: Function) -> Builder:
 
 
 def continue_function(function: Function) -> tuple[Builder, dict[str, Tensor]]:
-    """Create a builder that contains the nodes of the Function; return it and its tensors of the Function's values, by name."""
+    """Create a builder that contains the nodes of the Function. Also return a tensor of the builder per value, by name."""
     builder = new_builder(function)
     for name in list_names(function):
         builder.names.reserve(name)
@@ -44,66 +44,51 @@ def continue_function(function: Function) -> tuple[Builder, dict[str, Tensor]]:
 
 
 DEFINITIONS: dict[str, Rule] = {}
-"""Decompositions of operators that ONNX defines only in prose; each returns the outputs of the node in order."""
+"""Decompositions of operators that ONNX defines only in prose. They return the outputs of the node, not gradients."""
 
 
-def define(isolated: Function) -> Function:
-    """Decompose a one-node Function by its entry in `DEFINITIONS`; raises ModelError for an output that it does not define."""
+def decompose_by_definition(isolated: Function) -> Function:
+    """Decompose a one-node Function by its entry in `DEFINITIONS`. Raises ModelError for an output that it does not compute."""
     (node,) = isolated.nodes
     builder = new_builder(isolated)
     with builder:
         tensors = {value.name: builder.input(value.name, value.type) for value in isolated.inputs}
         tensors.update((name, builder.constant(constant)) for name, constant in isolated.constants.items())
-        # Without outputs: a definition computes them, so there are no tensors for them yet.
-        context = RuleContext(replace(node, outputs=()), tensors, (), frozenset(), builder)
-        results = dict(zip(node.outputs, DEFINITIONS[node.op](context), strict=False))
+        # The node has no outputs here, because there are no tensors for them yet.
+        ctx = RuleContext(replace(node, outputs=()), tensors, (), frozenset(), builder)
+        results = dict(zip(node.outputs, DEFINITIONS[node.op](ctx), strict=False))
         for name in node.defines:
             value = results.get(name)
             if value is None:
-                context.refuse(f"its output {name!r} is not defined by other operators")
+                ctx.refuse(f"its output {name!r} is not defined by other operators")
             builder.output(value, name)
     return builder.function()
 
 
-_STEP = "it is constant between its steps"
-_DRAWN = "what it draws does not depend on its input"
-_SHAPE = "it reads shapes and types only"
 WITHOUT_GRADIENT: Mapping[str, str] = {
-    **dict.fromkeys(list_operators(Trait.DISCONTINUOUS), _STEP),
-    **dict.fromkeys(list_operators(Trait.RANDOM), _DRAWN),
-    **dict.fromkeys(list_operators(Trait.READS_SHAPE), _SHAPE),
+    **dict.fromkeys(list_operators(Trait.DISCONTINUOUS), "it is constant between its steps"),
+    **dict.fromkeys(list_operators(Trait.RANDOM), "its random numbers do not depend on its input"),
+    **dict.fromkeys(list_operators(Trait.READS_SHAPE), "it reads shapes and types only"),
 }
 """Operators with zero gradient, each with the reason. Integers and booleans have no gradient either, whatever their operator."""
-_SEQUENCES = "gradients of sequences are not computed; Split and Concat do the same with tensors"
-_QUANTIZED = "its results are integers, or scales that depend on the largest element"
-_NO_RULE_YET = "its rule is not written yet"
 MISSING: Mapping[str, str] = {
     "CumProd": "its gradient is a quotient by elements that may be 0",
     "Det": "its gradient is the inverse of the matrix, which no operator of ONNX computes",
-    "DFT": _NO_RULE_YET,
-    "STFT": _NO_RULE_YET,
-    "Col2Im": _NO_RULE_YET,
-    "DeformConv": _NO_RULE_YET,
-    "GridSample": _NO_RULE_YET,
+    "DynamicQuantizeLinear": "its results are integers, or scales that depend on the largest element",
     "LinearAttention": "its definition is a Scan inside of which ranks are not known",
-    "MaxRoiPool": _NO_RULE_YET,
-    "RoiAlign": _NO_RULE_YET,
-    "DynamicQuantizeLinear": _QUANTIZED,
-    "DequantizeLinear": _NO_RULE_YET,
+    **dict.fromkeys(
+        ("Col2Im", "DFT", "DeformConv", "DequantizeLinear", "GridSample", "MaxRoiPool", "RoiAlign", "STFT"),
+        "its rule is not written yet",
+    ),
     **dict.fromkeys(
         (
             *("ConcatFromSequence", "SequenceAt", "SequenceConstruct", "SequenceErase", "SequenceInsert", "SequenceMap"),
             *("SplitToSequence", "Optional", "OptionalGetElement"),
         ),
-        _SEQUENCES,
+        "gradients of sequences are not computed; Split and Concat do the same with tensors",
     ),
 }
 """Operators with neither a rule nor a decomposition that can be differentiated, each with the reason."""
-
-
-def describe_missing(node: Node) -> str:
-    """Explain why a node has no gradient."""
-    return MISSING.get(node.op, "there is no rule for it, and ONNX does not define it by other operators")
 
 
 OPSET = 18
@@ -118,33 +103,35 @@ def prepare(function: Function, targets: Collection[str], sources: Collection[st
     # The converter needs types, and some values that it returns have none: infer before and after.
     prepared = _fold(infer_shapes(upgrade_opset(infer_shapes(function), OPSET)))
     path = _find_path(prepared, targets, sources)
+    # By identity, because the nodes of a decomposition are decomposed too, whatever their names.
     skipped = {id(node) for node in prepared.nodes if node.name not in path}
-    prepared = _fold(decompose_nodes(prepared, lambda node, fn: None if id(node) in skipped else _decompose_floating(node, fn)))
+    prepared = _fold(decompose_nodes(prepared, lambda node, fn: None if id(node) in skipped else _decompose(node, fn)))
     # Folding drops constants without readers. Restore those of `sources`: their gradients are zeros.
     weights = {name: function.constants[name] for name in sources if name in function.constants}
     return prepared.replace(constants={**weights, **prepared.constants})
 
 
-def expand_body(body: Function) -> Function:
-    """Decompose the nodes of a body that have floating point results and no rule."""
-    return _fold(decompose_nodes(_fold(body), _decompose_floating))
+def prepare_body(node: Node, body: Function) -> Function:
+    """Decompose the nodes of a body that have floating point results and no rule.
 
-
-def _decompose_floating(node: Node, function: Function) -> Function | None:
-    is_floating = any(may_have_gradient(function.get_type(name)) for name in node.defines)
-    return _decompose(node, function) if is_floating else None
+    Raises ModelError for a random operator in the body, because recomputing the body would draw other numbers.
+    """
+    for inner in body.nodes:
+        if not is_deterministic(inner, body):
+            refuse(node, f"its body has {inner.name!r} ({inner.op}), which computes other numbers when it runs again")
+    return _fold(decompose_nodes(_fold(body), _decompose))
 
 
 def _find_path(function: Function, targets: Collection[str], sources: Collection[str]) -> set[str]:
-    """Find the names of the nodes on a differentiable path from `sources` to `targets`."""
+    """Find the names of the nodes on the differentiable paths from `sources` to `targets`."""
     active, needed = set(sources), set(targets)
-    forward = []
+    dependent_nodes = []
     for node in function.nodes:
         if not active.isdisjoint(node.uses):
-            forward.append(node)
+            dependent_nodes.append(node)
             active.update(name for name in node.defines if may_have_gradient(function.get_type(name)))
     path = set()
-    for node in reversed(forward):
+    for node in reversed(dependent_nodes):
         if not needed.isdisjoint(node.outputs):
             path.add(node.name)
             needed.update(name for name in node.uses if name in active)
@@ -152,11 +139,13 @@ def _find_path(function: Function, targets: Collection[str], sources: Collection
 
 
 def _decompose(node: Node, function: Function) -> Function | None:
-    """Decompose one node; return None if it has a rule, or no decomposition that can be differentiated."""
+    """Decompose one node. None if it has a rule, needs no gradient, or has no decomposition that can be differentiated."""
     if node.control or node.op in RULES or node.op in WITHOUT_GRADIENT or node.op in MISSING:
         return None
+    if not any(may_have_gradient(function.get_type(name)) for name in node.defines):
+        return None
     if node.op in DEFINITIONS:
-        return infer_shapes(define(as_function(node, function)))
+        return infer_shapes(decompose_by_definition(as_function(node, function)))
     body = find_decomposition(node, function)
     # Nodes of a newer opset cannot be inserted into the Function.
     if body is None or body.opset() > function.opset():
@@ -172,30 +161,23 @@ def _fold(function: Function) -> Function:
 
     Other nodes are not evaluated.
     """
-    return fold_constants(function, _refuse_evaluation)
 
+    def refuse_evaluation(function: Function, inputs: list[Any]) -> Sequence[Any]:
+        raise ModelError(f"{function.name!r} is not computed here")
 
-def _refuse_evaluation(function: Function, inputs: list[Any]) -> Sequence[Any]:
-    raise ModelError(f"{function.name!r} is not computed here")
+    return fold_constants(function, refuse_evaluation)
 
 
 # ---------------------------------------------------------------------- the reverse sweep
 
 
 def find_active(nodes: Iterable[Node], starts: Collection[str], tensors: MutableMapping[str, Tensor]) -> frozenset[str]:
-    """Find the values that depend differentiably on `starts`, and `starts` themselves. `nodes` is in topological order."""
+    """Find the values that have a gradient with respect to `starts`, and `starts` themselves. `nodes` is in topological order."""
     active = set(starts)
     for node in nodes:
         if node.op not in WITHOUT_GRADIENT and not active.isdisjoint(node.uses):
             active.update(name for name in node.defines if may_have_gradient(tensors[name].type))
     return frozenset(active)
-
-
-def check_repeatable(node: Node, body: Function) -> None:
-    """Raise ModelError for a node with a random operator in its body: recomputing the body would draw other numbers."""
-    for inner in body.nodes:
-        if not is_deterministic(inner, body):
-            refuse(node, f"its body holds {inner.name!r} ({inner.op}), which does not give the same numbers again")
 
 
 class Sweep:
@@ -205,28 +187,28 @@ class Sweep:
         self.builder = builder
         self.tensors = tensors
         self.active = active
-        self._parts: dict[str, list[Tensor]] = {}
+        self._contributions: dict[str, list[Tensor]] = {}
 
     def add(self, name: str, gradient: Tensor) -> None:
         """Add a contribution to the gradient of a value."""
-        self._parts.setdefault(name, []).append(gradient)
+        self._contributions.setdefault(name, []).append(gradient)
 
     def sum(self, name: str) -> Tensor | None:
-        """The accumulated gradient of a value, or None if there is none."""
-        parts = self._parts.get(name)
-        if not parts:
+        """Sum the contributions to the gradient of a value; None if there are none."""
+        contributions = self._contributions.get(name)
+        if not contributions:
             return None
-        if len(parts) > 1:
+        if len(contributions) > 1:
             with self.builder.scope(f"{name}/gradient"):
-                # Store the sum, so that a second reader does not add the parts again.
-                parts[:] = [add_up(parts)]
-        return parts[0]
+                # Store the sum, so that the next call does not add the contributions again.
+                contributions[:] = [sum_tensors(contributions)]
+        return contributions[0]
 
     def run(self, nodes: Sequence[Node]) -> None:
         """Backpropagate through topologically ordered nodes; raises ModelError for a node without a gradient."""
         # In reverse order, all readers of a value have contributed before the node that computes it is visited.
         for node in reversed(nodes):
-            if not self.active.isdisjoint(node.uses) and any(name in self._parts for name in node.outputs):
+            if not self.active.isdisjoint(node.uses) and any(name in self._contributions for name in node.outputs):
                 self._visit(node)
 
     def _visit(self, node: Node) -> None:
@@ -235,11 +217,11 @@ class Sweep:
             return
         rule = RULES.get(node.op)
         if rule is None:
-            refuse(node, describe_missing(node))
+            refuse(node, MISSING.get(node.op, "there is no rule for it, and ONNX does not define it by other operators"))
         gradients = [self.sum(name) if name else None for name in node.outputs]
-        context = RuleContext(node, self.tensors, gradients, self.active, self.builder)
+        ctx = RuleContext(node, self.tensors, gradients, self.active, self.builder)
         with self.builder.scope(f"{node.name}/gradient"), self.builder.device(node.device):
-            results = rule(context)
-        for name, result in [*zip(node.inputs, results, strict=False), *context.captured.items()]:
+            results = rule(ctx)
+        for name, result in [*zip(node.inputs, results, strict=False), *ctx.captured.items()]:
             if result is not None and name in self.active:
                 self.add(name, result)

@@ -16,14 +16,14 @@ import numpy as np
 from xrt.builder.record_op import emit
 from xrt.passes.gradient.table import (
     RULES,
+    Gradients,
     RuleContext,
     add_axes,
     cast,
     expand_to,
-    extent,
-    integers,
-    join,
-    number,
+    get_extent,
+    join_extents,
+    make_vector,
     reshape,
     reshape_to,
     rule,
@@ -35,15 +35,12 @@ from xrt.passes.gradient.table import (
 if TYPE_CHECKING:
     from xrt.builder.tensor import Tensor
 
-Gradients = Sequence["Tensor | None"]
-# ---------------------------------------------------------------------- functions of one variable
-
 
 def _register_unary(operator: str, factor: Callable[[Tensor, Tensor], Any], source: str) -> None:
-    """Register an elementwise rule: the gradient times the derivative, a function of x and y."""
+    """Register an elementwise rule: the gradient times ``factor(x, y)``, the derivative. ``source`` is its docstring."""
 
-    def apply_chain_rule(at: RuleContext) -> Gradients:
-        return (at.g * factor(at.x, at.y),)
+    def apply_chain_rule(ctx: RuleContext) -> Gradients:
+        return (ctx.g * factor(ctx.x, ctx.y),)
 
     apply_chain_rule.__doc__ = source
     RULES[operator] = apply_chain_rule
@@ -76,312 +73,308 @@ _register_unary("Tanh", lambda x, y: 1 - y * y, "d tanh x = 1 - tanh^2 x.")
 
 
 @rule("Identity", "Neg")
-def pass_on(at: RuleContext) -> Gradients:
+def pass_on(ctx: RuleContext) -> Gradients:
     """The gradient itself; for -x, with the other sign."""
-    return (-at.g if at.node.op == "Neg" else at.g,)
+    return (-ctx.g if ctx.node.op == "Neg" else ctx.g,)
 
 
 @rule("Cast")
-def cast_back(at: RuleContext) -> Gradients:
+def cast_back(ctx: RuleContext) -> Gradients:
     """Casts between floating point types are treated as the identity: rounding has no gradient."""
-    return (cast(at.g, at.x.dtype),)
-
-
-# ---------------------------------------------------------------------- functions of several variables
+    return (cast(ctx.g, ctx.x.dtype),)
 
 
 @rule("Add")
-def add(at: RuleContext) -> Gradients:
+def add(ctx: RuleContext) -> Gradients:
     """d(a + b) = da + db."""
-    return tuple(sum_to(at.g, at.input(i)) if at.wants(i) else None for i in range(2))
+    return sum_to(ctx.g, ctx.input(0)), sum_to(ctx.g, ctx.input(1))
 
 
 @rule("Sub")
-def subtract(at: RuleContext) -> Gradients:
+def subtract(ctx: RuleContext) -> Gradients:
     """d(a - b) = da - db."""
-    a = sum_to(at.g, at.input(0)) if at.wants(0) else None
-    return a, -sum_to(at.g, at.input(1)) if at.wants(1) else None
+    return sum_to(ctx.g, ctx.input(0)), -sum_to(ctx.g, ctx.input(1))
 
 
 @rule("Mul")
-def multiply(at: RuleContext) -> Gradients:
+def multiply(ctx: RuleContext) -> Gradients:
     """d(a b) = b da + a db; d(a a) = 2 a da."""
-    a, b = at.input(0), at.input(1)
+    a, b = ctx.input(0), ctx.input(1)
     # Both operands are the same value: one product instead of two and a sum.
     if a.name == b.name:
-        return (at.g * a * 2,)
-    return sum_to(at.g * b, a) if at.wants(0) else None, sum_to(at.g * a, b) if at.wants(1) else None
+        return (ctx.g * a * 2,)
+    return sum_to(ctx.g * b, a), sum_to(ctx.g * a, b)
 
 
 @rule("Div")
-def divide(at: RuleContext) -> Gradients:
+def divide(ctx: RuleContext) -> Gradients:
     """d(a / b) = (da - (a / b) db) / b."""
-    a, b = at.input(0), at.input(1)
-    quotient = at.g / b
-    return sum_to(quotient, a) if at.wants(0) else None, -sum_to(quotient * at.y, b) if at.wants(1) else None
+    a, b = ctx.input(0), ctx.input(1)
+    quotient = ctx.g / b
+    return sum_to(quotient, a), -sum_to(quotient * ctx.y, b)
 
 
 @rule("Pow")
-def power(at: RuleContext) -> Gradients:
+def power(ctx: RuleContext) -> Gradients:
     """d(x^p) = p x^(p-1) dx + x^p log x dp; the first term is 0 at p = 0, the second at x = 0 with p >= 0."""
-    x, p = at.input(0), at.input(1)
-    base = exponent = None
-    exponents = at.constant(1)
-    if at.wants(0) and exponents is not None and exponents.size == 1:
-        value = float(exponents.reshape(()))
-        # x^(p-1) at p - 1 = 1 is x: exact, and cheaper than Pow.
-        slope = x if value == 2 else emit("Pow", x, number(value - 1, x))
-        base = zeros_like(x) if value == 0 else sum_to(at.g if value == 1 else at.g * (slope * value), x)
-    elif at.wants(0):
-        q = cast(p, x.dtype)
-        is_zero = emit("Equal", q, number(0, q))
-        slope = q * emit("Pow", x, emit("Where", is_zero, number(1, q), q - 1))
-        base = sum_to(emit("Where", is_zero, number(0, x), at.g * slope), x)
-    if at.wants(1):
-        g, y, one = cast(at.g, p.dtype), cast(at.y, p.dtype), number(1, x)
-        # log 0 times 0 would be NaN.
-        is_flat = emit("And", emit("Equal", x, number(0, x)), emit("GreaterOrEqual", p, number(0, p)))
-        log = cast(emit("Log", emit("Where", is_flat, one, x)), p.dtype)
-        exponent = sum_to(emit("Where", is_flat, number(0, p), g * y * log), p)
-    return base, exponent
+    return _differentiate_base(ctx) if ctx.wants(0) else None, _differentiate_exponent(ctx) if ctx.wants(1) else None
+
+
+def _differentiate_base(ctx: RuleContext) -> Tensor:
+    x, exponents = ctx.x, ctx.constant(1)
+    if exponents is not None and exponents.size == 1:
+        exponent = float(exponents.reshape(()))
+        if exponent in (0, 1):
+            return zeros_like(x) if exponent == 0 else sum_to(ctx.g, x)
+        # For x^2 the lower power is x: exact, and cheaper than Pow.
+        lower_power = x if exponent == 2 else emit("Pow", x, np.asarray(exponent - 1, x.dtype.numpy))
+        return sum_to(ctx.g * (lower_power * exponent), x)
+    p = cast(ctx.input(1), x.dtype)
+    is_zero = emit("Equal", p, 0)
+    slope = p * emit("Pow", x, emit("Where", is_zero, 1, p - 1))
+    return sum_to(emit("Where", is_zero, 0, ctx.g * slope), x)
+
+
+def _differentiate_exponent(ctx: RuleContext) -> Tensor:
+    x, p = ctx.x, ctx.input(1)
+    g, y = cast(ctx.g, p.dtype), cast(ctx.y, p.dtype)
+    # There log 0 times 0 would be NaN.
+    is_flat = emit("And", emit("Equal", x, 0), emit("GreaterOrEqual", p, 0))
+    log = cast(emit("Log", emit("Where", is_flat, 1, x)), p.dtype)
+    return sum_to(emit("Where", is_flat, 0, g * y * log), p)
 
 
 @rule("Mod")
-def remainder(at: RuleContext) -> Gradients:
+def remainder(ctx: RuleContext) -> Gradients:
     """Rule for a mod b = a - b q, where the integer q is piecewise constant."""
-    a, b = at.input(0), at.input(1)
-    quotient = emit("Round", (a - at.y) / b) if at.wants(1) else None
-    first = sum_to(at.g, a) if at.wants(0) else None
-    return first, None if quotient is None else -sum_to(at.g * quotient, b)
+    a, b = ctx.input(0), ctx.input(1)
+    quotient = emit("Round", (a - ctx.y) / b)
+    return sum_to(ctx.g, a), -sum_to(ctx.g * quotient, b)
 
 
 @rule("Max", "Min")
-def choose_extreme(at: RuleContext) -> Gradients:
+def choose_extreme(ctx: RuleContext) -> Gradients:
     """The gradient goes to the selected operand; ties share it equally."""
-    operands = [at.input(i) for i in range(len(at.node.inputs))]
+    operands = [ctx.input(i) for i in range(len(ctx.node.inputs))]
     if len(operands) == 1:
-        return (at.g,)
-    masks = [cast(emit("Equal", operand, at.y), at.y.dtype) for operand in operands]
+        return (ctx.g,)
+    masks = [cast(emit("Equal", operand, ctx.y), ctx.y.dtype) for operand in operands]
     ties = emit("Sum", *masks) if len(masks) > 2 else masks[0] + masks[1]
-    share = at.g / ties
-    return tuple(
-        sum_to(share * mask, x) if at.wants(i) else None for i, (x, mask) in enumerate(zip(operands, masks, strict=True))
-    )
+    share = ctx.g / ties
+    return [sum_to(share * mask, operand) for operand, mask in zip(operands, masks, strict=True)]
 
 
 @rule("Where")
-def select(at: RuleContext) -> Gradients:
+def select(ctx: RuleContext) -> Gradients:
     """Each operand gets the gradient where it is selected, zero elsewhere."""
-    condition, zero = at.input(0), number(0, at.g)
-    a = sum_to(emit("Where", condition, at.g, zero), at.input(1)) if at.wants(1) else None
-    return None, a, sum_to(emit("Where", condition, zero, at.g), at.input(2)) if at.wants(2) else None
+    condition, a, b = ctx.input(0), ctx.input(1), ctx.input(2)
+    return None, sum_to(emit("Where", condition, ctx.g, 0), a), sum_to(emit("Where", condition, 0, ctx.g), b)
 
 
 @rule("Clip")
-def clip(at: RuleContext) -> Gradients:
+def clip(ctx: RuleContext) -> Gradients:
     """min(max(x, low), high): the gradient goes to x for low <= x <= high, else to the active bound."""
-    low, high = at.optional(1), at.optional(2)
-    raised = at.x if low is None else emit("Max", at.x, low)
-    below = None if low is None else emit("Less", at.x, low)
-    above = None if high is None else emit("Greater", raised, high)
-    zero, x, bottom, top = number(0, at.g), at.g, None, None
-    # ONNX applies the upper bound last, so it wins over the lower one.
-    if above is not None and high is not None:
-        top = sum_to(emit("Where", above, at.g, zero), high) if at.wants(2) else None
-        x = emit("Where", above, zero, x)
-    if below is not None and low is not None:
-        bottom = sum_to(emit("Where", below, x, zero), low) if at.wants(1) else None
-        x = emit("Where", below, zero, x)
-    return x, bottom, top
-
-
-def _where(condition: Tensor, a: Tensor | float, b: Tensor | float, like: Tensor) -> Tensor:
-    """Emit Where; numbers become scalars of the type of `like`."""
-    first, second = (number(v, like) if isinstance(v, int | float) else v for v in (a, b))
-    return emit("Where", condition, first, second)
-
-
-def _is_positive(x: Tensor) -> Tensor:
-    return emit("Greater", x, number(0, x))
-
-
-def _is_negative(x: Tensor) -> Tensor:
-    return emit("Less", x, number(0, x))
+    low, high = ctx.optional(1), ctx.optional(2)
+    x_gradient = ctx.g
+    low_gradient = high_gradient = None
+    # ONNX applies the upper bound last, so it is the active one if it is below the lower bound.
+    if high is not None:
+        raised = ctx.x if low is None else emit("Max", ctx.x, low)
+        is_above = emit("Greater", raised, high)
+        high_gradient = sum_to(emit("Where", is_above, ctx.g, 0), high)
+        x_gradient = emit("Where", is_above, 0, x_gradient)
+    if low is not None:
+        is_below = emit("Less", ctx.x, low)
+        low_gradient = sum_to(emit("Where", is_below, x_gradient, 0), low)
+        x_gradient = emit("Where", is_below, 0, x_gradient)
+    return x_gradient, low_gradient, high_gradient
 
 
 @rule("Relu")
-def relu(at: RuleContext) -> Gradients:
+def relu(ctx: RuleContext) -> Gradients:
     """For y = max(0, x): dx = g above 0, and 0 elsewhere."""
-    return (_where(_is_positive(at.x), at.g, 0, at.g),)
+    return (emit("Where", ctx.x > 0, ctx.g, 0),)
 
 
 @rule("LeakyRelu")
-def leaky_relu(at: RuleContext) -> Gradients:
+def leaky_relu(ctx: RuleContext) -> Gradients:
     """For y = alpha x below 0, x elsewhere."""
-    return (_where(_is_negative(at.x), at.g * at.attr("alpha", 0.01), at.g, at.g),)
+    return (emit("Where", ctx.x < 0, ctx.g * ctx.attr("alpha", 0.01), ctx.g),)
 
 
 @rule("PRelu")
-def parametric_relu(at: RuleContext) -> Gradients:
+def parametric_relu(ctx: RuleContext) -> Gradients:
     """For y = slope x below 0, x elsewhere."""
-    x, slope = at.input(0), at.input(1)
-    below = _is_negative(x)
-    first = _where(below, at.g * slope, at.g, at.g) if at.wants(0) else None
-    return first, sum_to(_where(below, at.g * x, 0, at.g), slope) if at.wants(1) else None
+    x, slope = ctx.input(0), ctx.input(1)
+    is_negative = x < 0
+    return emit("Where", is_negative, ctx.g * slope, ctx.g), sum_to(emit("Where", is_negative, ctx.g * x, 0), slope)
 
 
 @rule("Elu")
-def elu(at: RuleContext) -> Gradients:
+def elu(ctx: RuleContext) -> Gradients:
     """For y = alpha (exp x - 1) below 0, x elsewhere: dx = g (y + alpha) below 0, g elsewhere."""
-    alpha = at.attr("alpha", 1.0)
-    return (_where(_is_negative(at.x), at.g * (at.y + alpha), at.g, at.g),)
+    alpha = ctx.attr("alpha", 1.0)
+    return (emit("Where", ctx.x < 0, ctx.g * (ctx.y + alpha), ctx.g),)
 
 
 @rule("Selu")
-def selu(at: RuleContext) -> Gradients:
+def selu(ctx: RuleContext) -> Gradients:
     """For y = gamma alpha (exp x - 1) below 0, gamma x above; Klambauer et al., arXiv:1706.02515."""
-    # Not ONNX's body: its exponential overflows for large x, and the gradient of the branch that is not selected would be NaN.
-    alpha, gamma = at.attr("alpha", 1.67326319217681884765625), at.attr("gamma", 1.05070102214813232421875)
-    return (at.g * _where(_is_positive(at.x), gamma, at.y + gamma * alpha, at.y),)
+    # ONNX's function body is not differentiated: for large x its exponential overflows, and the gradient of the branch that
+    # Where does not select would be NaN.
+    alpha, gamma = ctx.attr("alpha", 1.67326319217681884765625), ctx.attr("gamma", 1.05070102214813232421875)
+    return (ctx.g * emit("Where", ctx.x > 0, gamma, ctx.y + gamma * alpha),)
 
 
 @rule("HardSwish")
-def hard_swish(at: RuleContext) -> Gradients:
+def hard_swish(ctx: RuleContext) -> Gradients:
     """For x max(0, min(1, x / 6 + 1 / 2)): x / 3 + 1 / 2 between -3 and 3; Howard et al., arXiv:1905.02244."""
-    # ONNX's body has the slope 1 / 6 in float32.
-    x = at.x
-    inside = _where(emit("Less", x, number(3, x)), at.g * (x * (1 / 3) + 0.5), at.g, at.g)
-    return (_where(emit("Greater", x, number(-3, x)), inside, 0, at.g),)
+    # ONNX's function body is not differentiated: it has the slope 1 / 6 in float32, also for float64 tensors.
+    x = ctx.x
+    below_3 = emit("Where", x < 3, ctx.g * (x * (1 / 3) + 0.5), ctx.g)
+    return (emit("Where", x > -3, below_3, 0),)
 
 
 @rule("Gelu")
-def gelu(at: RuleContext) -> Gradients:
+def gelu(ctx: RuleContext) -> Gradients:
     """For y = x P(x) with the normal distribution P: dx = g (P(x) + x P'(x)); Hendrycks and Gimpel, arXiv:1606.08415.
 
     With ``approximate="tanh"``, P(x) is the sigmoid of 2 v, where v = sqrt(2 / pi) (x + 0.044715 x^3).
     """
-    x, square = at.x, at.x * at.x
-    if at.attr("approximate", "none") == "tanh":
-        scale = 2 * math.sqrt(2 / math.pi)
-        cubic = scale * 0.044715
-        s = emit("Sigmoid", x * (square * cubic + scale))
-        slope = s + x * (s * (1 - s)) * (square * (3 * cubic) + scale)
+    x, square = ctx.x, ctx.x * ctx.x
+    if ctx.attr("approximate", "none") == "tanh":
+        # P(x) is the sigmoid of linear * x + cubic * x^3.
+        linear = 2 * math.sqrt(2 / math.pi)
+        cubic = linear * 0.044715
+        p = emit("Sigmoid", x * (square * cubic + linear))
+        slope = p + x * (p * (1 - p)) * (square * (3 * cubic) + linear)
     else:
         distribution = (emit("Erf", x * math.sqrt(0.5)) + 1) * 0.5
         slope = distribution + x * emit("Exp", square * -0.5) * (1 / math.sqrt(2 * math.pi))
-    return (at.g * slope,)
+    return (ctx.g * slope,)
 
 
 @rule("Softmax")
-def softmax(at: RuleContext) -> Gradients:
+def softmax(ctx: RuleContext) -> Gradients:
     """For y = exp x / sum exp x: dx = y (g - sum(g y)); Bridle, *Probabilistic interpretation of ... outputs* (1990)."""
-    weighted = at.g * at.y
-    total = emit("ReduceSum", weighted, [at.attr("axis", -1)], keepdims=1)
-    return (weighted - at.y * total,)
+    weighted = ctx.g * ctx.y
+    total = emit("ReduceSum", weighted, [ctx.attr("axis", -1)], keepdims=1)
+    return (weighted - ctx.y * total,)
 
 
 @rule("LogSoftmax")
-def log_softmax(at: RuleContext) -> Gradients:
+def log_softmax(ctx: RuleContext) -> Gradients:
     """For y = x - log sum exp x: dx = g - exp(y) sum g."""
-    total = emit("ReduceSum", at.g, [at.attr("axis", -1)], keepdims=1)
-    return (at.g - emit("Exp", at.y) * total,)
+    total = emit("ReduceSum", ctx.g, [ctx.attr("axis", -1)], keepdims=1)
+    return (ctx.g - emit("Exp", ctx.y) * total,)
 
 
-def _swap(x: Tensor) -> Tensor:
-    """Transpose the last two axes."""
+def _swap_last_axes(x: Tensor) -> Tensor:
     rank = x.ndim
     return transpose(x, [*range(rank - 2), rank - 1, rank - 2])
 
 
-def _as_rows(x: Tensor) -> Tensor:
-    """Reshape (..., rows, columns) to (all rows, columns)."""
-    columns = extent(x, -1)
-    # Reshape cannot infer -1 next to an extent of 0.
+def _flatten_batch(x: Tensor) -> Tensor:
+    """Reshape (..., rows, columns) to a matrix with the rows of all batches."""
+    columns = get_extent(x, -1)
     if isinstance(columns, np.ndarray) and columns.all():
-        return reshape(x, join(integers(-1), columns))
+        return reshape(x, join_extents(make_vector(-1), columns))
+    # Reshape cannot infer -1 next to an extent of 0, so compute the number of rows.
     return reshape(x, emit("Concat", emit("ReduceProd", emit("Shape", x, end=-1), keepdims=1), columns, axis=0))
 
 
 @rule("MatMul")
-def multiply_matrices(at: RuleContext) -> Gradients:
+def multiply_matrices(ctx: RuleContext) -> Gradients:
     """C = A B: dA = G B', dB = A' G, summed over broadcast batch axes."""
-    a, b, g = at.input(0), at.input(1), at.g
-    ranks = at.rank(a), at.rank(b)
-    left = add_axes(a, 0) if ranks[0] == 1 else a
-    right = add_axes(b, 1) if ranks[1] == 1 else b
-    if ranks[1] == 1:
-        g = add_axes(g, -1)
-    if ranks[0] == 1:
-        g = add_axes(g, -2)
-    first = second = None
-    if at.wants(0):
-        # sum_to drops batch axes along which `a` was broadcast, reshape_to the axis added to a vector.
-        first = reshape_to(sum_to(emit("MatMul", g, _swap(right)), left), a)
-    # A weight shared by the batch: one large product instead of a batched product and a sum.
-    if at.wants(1) and ranks[1] == 2 and ranks[0] > 2:
-        second = emit("MatMul", _swap(_as_rows(left)), _as_rows(g))
-    elif at.wants(1):
-        second = reshape_to(sum_to(emit("MatMul", _swap(left), g), right), b)
-    return first, second
+    a, b, g = ctx.input(0), ctx.input(1), ctx.g
+    a_rank, b_rank = ctx.rank(a), ctx.rank(b)
+    # MatMul treats a vector as a matrix of one row or one column, and drops this axis from the result.
+    left, right = a, b
+    if b_rank == 1:
+        right, g = add_axes(b, 1), add_axes(g, -1)
+    if a_rank == 1:
+        left, g = add_axes(a, 0), add_axes(g, -2)
+    a_gradient = b_gradient = None
+    if ctx.wants(0):
+        # `sum_to` drops the batch axes along which `a` was broadcast, `reshape_to` the axis added to a vector.
+        a_gradient = reshape_to(sum_to(emit("MatMul", g, _swap_last_axes(right)), left), a)
+    if ctx.wants(1) and b_rank == 2 and a_rank > 2:
+        # A weight shared by the batch: one large product instead of a batched product and a sum.
+        b_gradient = emit("MatMul", _swap_last_axes(_flatten_batch(left)), _flatten_batch(g))
+    elif ctx.wants(1):
+        b_gradient = reshape_to(sum_to(emit("MatMul", _swap_last_axes(left), g), right), b)
+    return a_gradient, b_gradient
 
 
 @rule("Gemm")
-def multiply_and_add(at: RuleContext) -> Gradients:
+def multiply_and_add(ctx: RuleContext) -> Gradients:
     """Y = alpha A' B' + beta C with optional transposes: the products of MatMul, transposed accordingly."""
-    a, b, g = at.input(0), at.input(1), at.g
-    alpha, beta, ta, tb = at.attr("alpha", 1.0), at.attr("beta", 1.0), at.attr("transA", 0), at.attr("transB", 0)
-    first = second = third = None
-    if at.wants(0):
-        first = emit("Gemm", b, g, alpha=alpha, transA=tb, transB=1) if ta else emit("Gemm", g, b, alpha=alpha, transB=1 - tb)
-    if at.wants(1):
-        second = emit("Gemm", g, a, alpha=alpha, transA=1, transB=ta) if tb else emit("Gemm", a, g, alpha=alpha, transA=1 - ta)
-    if at.wants(2):
-        third = sum_to(g if beta == 1 else g * beta, at.input(2))
-    return first, second, third
+    a, b, g = ctx.input(0), ctx.input(1), ctx.g
+    alpha, beta, flip_a, flip_b = ctx.attr("alpha", 1.0), ctx.attr("beta", 1.0), ctx.attr("transA", 0), ctx.attr("transB", 0)
+    a_gradient = b_gradient = c_gradient = None
+    if ctx.wants(0) and flip_a:
+        a_gradient = emit("Gemm", b, g, alpha=alpha, transA=flip_b, transB=1)
+    elif ctx.wants(0):
+        a_gradient = emit("Gemm", g, b, alpha=alpha, transB=1 - flip_b)
+    if ctx.wants(1) and flip_b:
+        b_gradient = emit("Gemm", g, a, alpha=alpha, transA=1, transB=flip_a)
+    elif ctx.wants(1):
+        b_gradient = emit("Gemm", a, g, alpha=alpha, transA=1 - flip_a)
+    if ctx.wants(2):
+        c_gradient = sum_to(g if beta == 1 else g * beta, ctx.input(2))
+    return a_gradient, b_gradient, c_gradient
 
 
 @rule("Einsum")
-def contract(at: RuleContext) -> Gradients:
+def contract(ctx: RuleContext) -> Gradients:
     """The gradient of a factor is the Einsum of the output's gradient with the other factors.
 
     Along an index that occurs in this factor only, the gradient is broadcast.
     """
-    operands = [at.input(i) for i in range(len(at.node.inputs))]
-    subscripts, result = _read_equation(at, [at.rank(operand) for operand in operands])
-    for term in (*subscripts, result):
-        if len(set(term)) < len(term):
-            at.refuse(f"the indices {term!r} of its equation repeat one, and the rule is for equations without diagonals")
-    return tuple(
-        _contract_others(at, subscripts, result, operands, index) if at.wants(index) else None for index in range(len(operands))
-    )
+    operands = [ctx.input(i) for i in range(len(ctx.node.inputs))]
+    subscripts, result = _read_equation(ctx, [ctx.rank(operand) for operand in operands])
+    for indices in (*subscripts, result):
+        if len(set(indices)) < len(indices):
+            ctx.refuse(f"the indices {indices!r} of its equation repeat one; the rule is for equations without diagonals")
+    return [
+        _contract_others(ctx, subscripts, result, operands, factor) if ctx.wants(factor) else None
+        for factor in range(len(operands))
+    ]
 
 
-def _contract_others(at: RuleContext, subscripts: list[str], result: str, operands: list[Tensor], index: int) -> Tensor:
-    """The gradient of one factor of an Einsum."""
-    others = [k for k in range(len(operands)) if k != index]
+def _contract_others(ctx: RuleContext, subscripts: list[str], result: str, operands: list[Tensor], factor: int) -> Tensor:
+    """Compute the gradient of one factor of an Einsum. ``factor`` is the index of the operand."""
+    others = [k for k in range(len(operands)) if k != factor]
     letters = set(result).union(*(subscripts[k] for k in others))
-    target = "".join(letter for letter in subscripts[index] if letter in letters)
+    target = "".join(letter for letter in subscripts[factor] if letter in letters)
     equation = ",".join([result, *(subscripts[k] for k in others)]) + "->" + target
-    gradient = emit("Einsum", at.g, *(operands[k] for k in others), equation=equation)
-    missing = [place for place, letter in enumerate(subscripts[index]) if letter not in letters]
-    if missing:
-        return expand_to(add_axes(gradient, *missing), operands[index])
-    return sum_to(gradient, operands[index])
+    gradient = emit("Einsum", ctx.g, *(operands[k] for k in others), equation=equation)
+    missing_axes = [axis for axis, letter in enumerate(subscripts[factor]) if letter not in letters]
+    if missing_axes:
+        return expand_to(add_axes(gradient, *missing_axes), operands[factor])
+    return sum_to(gradient, operands[factor])
 
 
-def _read_equation(at: RuleContext, ranks: Sequence[int]) -> tuple[list[str], str]:
+def _read_equation(ctx: RuleContext, ranks: Sequence[int]) -> tuple[list[str], str]:
     """Read the equation of an Einsum: the indices of each operand and of the result, with letters for ellipses."""
-    equation = at.attr("equation").replace(" ", "")
-    left, arrow, right = equation.partition("->")
+    equation = ctx.attr("equation").replace(" ", "")
+    left, arrow, result = equation.partition("->")
     subscripts = left.split(",")
-    free = [letter for letter in ascii_letters if letter not in equation]
-    counts = [rank - len(term.replace("...", "")) if "..." in term else 0 for rank, term in zip(ranks, subscripts, strict=True)]
-    if max(counts) > len(free):
-        at.refuse("its equation has more axes than there are letters")
-    letters = "".join(free[: max(counts)])
+    unused_letters = [letter for letter in ascii_letters if letter not in equation]
+    # The number of axes that the ellipsis of each operand stands for.
+    counts = [
+        rank - len(indices.replace("...", "")) if "..." in indices else 0 for rank, indices in zip(ranks, subscripts, strict=True)
+    ]
+    if max(counts) > len(unused_letters):
+        ctx.refuse("its equation has more axes than there are letters")
+    letters = "".join(unused_letters[: max(counts)])
     if not arrow:
-        chars = left.replace(",", "").replace(".", "")
-        right = ("..." if "..." in left else "") + "".join(sorted(letter for letter in set(chars) if chars.count(letter) == 1))
+        # By default the result has the indices that occur once, in alphabetical order.
+        named = left.replace(",", "").replace(".", "")
+        result = "".join(sorted(letter for letter in named if named.count(letter) == 1))
+        result = f"...{result}" if "..." in left else result
     # Ellipses align at the last axes, as in broadcasting.
-    expanded = [term.replace("...", letters[len(letters) - count :]) for term, count in zip(subscripts, counts, strict=True)]
-    return expanded, right.replace("...", letters)
+    expanded = [
+        indices.replace("...", letters[len(letters) - count :]) for indices, count in zip(subscripts, counts, strict=True)
+    ]
+    return expanded, result.replace("...", letters)

@@ -1,8 +1,8 @@
-"""Gradients of LSTM, GRU and RNN: each layer is first decomposed into a Scan over time. Equations as in ONNX.
+"""Gradients of LSTM, GRU and RNN: a layer is decomposed into a Scan over time, which has a gradient rule. Equations as in ONNX.
 
-Layers of two directions, or with the batch first, are split into layers of one direction. The product of the inputs with their
-weights is one product for all steps. The same layer with a hand-written backward Scan took 0.95 to 1.18 times as long for batches
-of 32 and more (ort, one thread, 28 to 100 steps, 64 and 128 units), 0.87 for a batch of 8, and 0.4 for one row.
+A bidirectional layer is split into two layers of one direction. The inputs of all time steps are multiplied by their weights in
+one MatMul before the Scan. With a hand-written backward Scan instead of this decomposition, a layer took 0.95 to 1.18 times as
+long for batches of 32 and more (ort, one thread, 28 to 100 steps, 64 and 128 units), 0.87 for a batch of 8, and 0.4 for one of 1.
 """
 
 from __future__ import annotations
@@ -16,125 +16,123 @@ import numpy as np
 from xrt.builder.record_op import apply, emit
 from xrt.passes.gradient.preparation import DEFINITIONS
 from xrt.passes.gradient.table import (
+    Gradients,
     RuleContext,
     add_axes,
-    extent,
-    integers,
-    join,
-    number,
+    count_up_to,
+    get_extent,
+    join_extents,
+    make_vector,
+    make_zeros,
     split,
     transpose,
-    zeros,
 )
 
 if TYPE_CHECKING:
     from xrt.builder.tensor import Tensor
-    from xrt.graph import Node
 
-Outputs = Sequence["Tensor | None"]
-_SIMPLE = ("Elu", "HardSigmoid", "LeakyRelu", "Relu", "Sigmoid", "Softplus", "Softsign", "Tanh", "ThresholdedRelu")
-_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
-_ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
+_SUPPORTED_ACTIVATIONS = ("Elu", "HardSigmoid", "LeakyRelu", "Relu", "Sigmoid", "Softplus", "Softsign", "Tanh", "ThresholdedRelu")
+_GATE_COUNTS = {"LSTM": 4, "GRU": 3, "RNN": 1}
+_STATE_COUNTS = {"LSTM": 2, "GRU": 1, "RNN": 1}
+_DEFAULT_ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 _LENGTHS, _STATES, _PEEPHOLES = 4, 5, 7
-"""Positions of these among the inputs of a layer."""
+"""Indices of the inputs: the sequence lengths, the first of the initial states, and the peephole weights."""
 
 
-def _count_states(node: Node) -> int:
-    return 2 if node.op == "LSTM" else 1
-
-
-# ---------------------------------------------------------------------- definitions
-
-
-def define_layer(at: RuleContext) -> Outputs:
+def define_layer(ctx: RuleContext) -> Gradients:
     """Decompose the layer into a Scan over time, and return the outputs of the node.
 
     A bidirectional or batch-first layer is first split into time-first layers of one direction.
     """
-    is_plain = not at.attr("layout", 0) and at.attr("direction", "forward") != "bidirectional"
-    return _define_direction(at) if is_plain else _split_directions(at)
+    if ctx.attr("layout", 0) or ctx.attr("direction", "forward") == "bidirectional":
+        return _split_directions(ctx)
+    return _define_direction(ctx)
 
 
-DEFINITIONS.update(dict.fromkeys(_GATES, define_layer))
+DEFINITIONS.update(dict.fromkeys(_GATE_COUNTS, define_layer))
 
 
-def _split_directions(at: RuleContext) -> Outputs:
-    """Emit one layer per direction, with the time first, and join their outputs."""
-    op, by_batch, count = at.node.op, at.attr("layout", 0) == 1, len(at.node.inputs)
-    passes = ("forward", "reverse") if at.attr("direction", "forward") == "bidirectional" else (at.attr("direction", "forward"),)
+def _split_directions(ctx: RuleContext) -> Gradients:
+    """Emit one time-first layer per direction, and join the outputs of these layers."""
+    op, direction, is_batch_first = ctx.node.op, ctx.attr("direction", "forward"), ctx.attr("layout", 0) == 1
+    directions = ("forward", "reverse") if direction == "bidirectional" else (direction,)
 
-    def turn(x: Tensor) -> Tensor:
-        return transpose(x, [1, 0, 2]) if by_batch else x
+    def swap_batch_and_time(x: Tensor) -> Tensor:
+        return transpose(x, [1, 0, 2]) if is_batch_first else x
 
-    inputs: list[Sequence[Tensor | None]] = [[turn(at.x)] * len(passes)]
-    for place in range(1, count):
-        x = at.optional(place)
-        if x is None or place == _LENGTHS:
-            inputs.append([x] * len(passes))
-        else:
-            x = turn(x) if _STATES <= place < _PEEPHOLES else x
-            inputs.append(split(x, integers(*[1] * len(passes)), 0, len(passes)))
-    size, names = len(_ACTIVATIONS[op]), at.attr("activations")
-    attributes = {a.name: a.value for a in at.node.attributes if a.name not in ("layout", "direction", "activations")}
+    # For each input of the node, the input of each layer.
+    layer_inputs: list[Sequence[Tensor | None]] = [[swap_batch_and_time(ctx.x)] * len(directions)]
+    for index in range(1, len(ctx.node.inputs)):
+        x = ctx.optional(index)
+        if x is None or index == _LENGTHS:
+            layer_inputs.append([x] * len(directions))
+            continue
+        # Initial states are (batch, directions, hidden) if the batch is first.
+        if _STATES <= index < _PEEPHOLES:
+            x = swap_batch_and_time(x)
+        layer_inputs.append(split(x, make_vector(*[1] * len(directions)), 0, len(directions)))
+    shared_attributes = {a.name: a.value for a in ctx.node.attributes if a.name not in ("layout", "direction", "activations")}
+    activations, count = ctx.attr("activations"), len(_DEFAULT_ACTIVATIONS[op])
     layers: list[Any] = []
-    for place, (direction, operands) in enumerate(zip(passes, zip(*inputs, strict=True), strict=True)):
-        chosen = {"direction": direction, "activations": names[place * size : (place + 1) * size] if names else None}
-        layers.append(apply(op, operands, {**attributes, **chosen}, outputs=1 + _count_states(at.node)))
-    whole, *ends = (
+    for index, layer_direction in enumerate(directions):
+        attributes = {**shared_attributes, "direction": layer_direction}
+        if activations:
+            attributes["activations"] = activations[index * count : (index + 1) * count]
+        inputs = [operands[index] for operands in layer_inputs]
+        layers.append(apply(op, inputs, attributes, outputs=1 + _STATE_COUNTS[op]))
+    # The axis of the directions is 1 in the sequence of outputs (time, directions, batch, hidden), and 0 in the last states.
+    sequence, *last_states = (
         parts[0] if len(parts) == 1 else emit("Concat", *parts, axis=0 if index else 1)
         for index, parts in enumerate(zip(*layers, strict=True))
     )
-    return transpose(whole, [2, 0, 1, 3]) if by_batch else whole, *map(turn, ends)
+    if is_batch_first:
+        sequence = transpose(sequence, [2, 0, 1, 3])
+    return sequence, *map(swap_batch_and_time, last_states)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Cell:
-    """One direction of a layer: weights and activations."""
+    """The time step of one direction of a layer: weights and activations."""
 
     recurrent: Sequence[Tensor]
-    """(hidden, gates * hidden); for GRU the parts of the gates and of the candidate."""
-    bias: Tensor | None
-    """Recurrent bias, if it cannot be added to the inputs."""
+    """The recurrent weights (hidden, gates * hidden). A GRU has two: of the update and reset gates, and of the candidate."""
+    candidate_bias: Tensor | None
+    """The recurrent bias of a GRU's candidate, if the reset gate scales it, so that it cannot be added to the inputs."""
     peepholes: tuple[Tensor, ...]
     activations: tuple[Callable[[Tensor], Tensor], ...]
     is_coupled: bool
     is_linear_before_reset: bool
 
 
-def _split(x: Tensor, parts: int) -> Sequence[Tensor]:
-    """Split the last axis into equal parts."""
-    pieces: Any = apply("Split", (x,), {"axis": -1, "num_outputs": parts}, outputs=parts)
-    return tuple(pieces)
-
-
 def _advance_lstm(cell: _Cell, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The next h and c of an LSTM (Hochreiter and Schmidhuber 1997), with the peepholes of Gers and Schmidhuber (2000)."""
     h, c = states
-    f, g, k = cell.activations
-    i_in, o_in, f_in, c_in = _split(x + emit("MatMul", h, cell.recurrent[0]), 4)
+    activate_gate, activate_candidate, activate_cell = cell.activations
+    i, o, f, candidate = split(x + emit("MatMul", h, cell.recurrent[0]), None, -1, 4)
     if cell.peepholes:
-        i_in, f_in = i_in + cell.peepholes[0] * c, f_in + cell.peepholes[2] * c
-    i = f(i_in)
-    forget = 1 - i if cell.is_coupled else f(f_in)
-    following = forget * c + i * g(c_in)
-    o = f(o_in + cell.peepholes[1] * following if cell.peepholes else o_in)
-    return o * k(following), following
+        i, f = i + cell.peepholes[0] * c, f + cell.peepholes[2] * c
+    i = activate_gate(i)
+    f = 1 - i if cell.is_coupled else activate_gate(f)
+    new_c = f * c + i * activate_candidate(candidate)
+    # The peephole of the output gate reads the new cell state.
+    o = activate_gate(o + cell.peepholes[1] * new_c if cell.peepholes else o)
+    return o * activate_cell(new_c), new_c
 
 
 def _advance_gru(cell: _Cell, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The next state of a GRU; Cho et al., arXiv:1406.1078."""
     (h,) = states
-    f, g = cell.activations
-    gates, last = cell.recurrent
-    z_in, r_in, h_in = _split(x, 3)
-    z_part, r_part = _split(emit("MatMul", h, gates), 2)
-    z, r = f(z_in + z_part), f(r_in + r_part)
+    activate_gate, activate_candidate = cell.activations
+    gate_weights, candidate_weights = cell.recurrent
+    z_input, r_input, candidate_input = split(x, None, -1, 3)
+    z_state, r_state = split(emit("MatMul", h, gate_weights), None, -1, 2)
+    z, r = activate_gate(z_input + z_state), activate_gate(r_input + r_state)
     if cell.is_linear_before_reset:
-        inner = emit("MatMul", h, last)
-        candidate = g(h_in + r * (inner if cell.bias is None else inner + cell.bias))
+        product = emit("MatMul", h, candidate_weights)
+        product = r * (product if cell.candidate_bias is None else product + cell.candidate_bias)
     else:
-        candidate = g(h_in + emit("MatMul", r * h, last))
-    return ((1 - z) * candidate + z * h,)
+        product = emit("MatMul", r * h, candidate_weights)
+    return ((1 - z) * activate_candidate(candidate_input + product) + z * h,)
 
 
 def _advance_rnn(cell: _Cell, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -146,91 +144,90 @@ _ADVANCE = {"LSTM": _advance_lstm, "GRU": _advance_gru, "RNN": _advance_rnn}
 """Computes the next states from the inputs of a time step and the states."""
 
 
-def _define_direction(at: RuleContext) -> Outputs:
-    """Define a layer of one direction, with the time first, by a Scan."""
-    op, hidden, lengths = at.node.op, _read_hidden_size(at), at.optional(_LENGTHS)
-    cell, inputs = _make_cell(at, hidden)
-    states = [_read_state(at.optional(_STATES + k), at.x, hidden) for k in range(_count_states(at.node))]
-    count, rows = len(states), [inputs]
+def _define_direction(ctx: RuleContext) -> Gradients:
+    """Decompose a time-first layer of one direction into a Scan."""
+    op, hidden, lengths = ctx.node.op, _read_hidden_size(ctx), ctx.optional(_LENGTHS)
+    cell, inputs = _make_cell(ctx, hidden)
+    zeros = make_zeros(join_extents(get_extent(ctx.x, 1), make_vector(hidden)), ctx.x.dtype)
+    initial_states = [ctx.optional(_STATES + k) for k in range(_STATE_COUNTS[op])]
+    states = [zeros if state is None else _squeeze(state) for state in initial_states]
+    count, scanned = len(states), [inputs]
     if lengths is not None:
-        # ONNX: an empty sequence ends in zero states, not in its initial states.
-        is_empty = emit("Unsqueeze", emit("Equal", lengths, np.asarray(0, np.int32)), integers(1))
-        states = [emit("Where", is_empty, number(0, state), state) for state in states]
-        size = emit("Reshape", extent(inputs, 0), integers())
-        rows.append(emit("Range", np.asarray(0, np.int64), size, np.asarray(1, np.int64)))
+        # As ONNX defines it, an empty sequence ends with states of zero, not with its initial states.
+        is_empty = emit("Unsqueeze", emit("Equal", lengths, np.asarray(0, np.int32)), make_vector(1))
+        states = [emit("Where", is_empty, 0, state) for state in states]
+        # The body also needs the index of the time step.
+        scanned.append(count_up_to(emit("Reshape", get_extent(inputs, 0), make_vector())))
 
     def body(*values: Tensor) -> list[Tensor]:
         old, x = values[:count], values[count]
         new = _ADVANCE[op](cell, x, old)
         if lengths is None:
             return [*new, emit("Identity", new[0])]
-        alive = emit("Unsqueeze", emit("Less", values[count + 1], lengths.astype("int64")), integers(1))
-        # Beyond its length a sequence keeps its state and outputs zeros.
+        alive = emit("Unsqueeze", emit("Less", values[count + 1], lengths.astype("int64")), make_vector(1))
+        # After its end a sequence keeps its states and outputs zeros.
         next_states = [emit("Where", alive, after, before) for after, before in zip(new, old, strict=True)]
-        return [*next_states, emit("Where", alive, new[0], number(0, x))]
+        return [*next_states, emit("Where", alive, new[0], 0)]
 
-    # Outputs per step are in the order of the sequence, also for a backward scan (1).
-    direction = int(at.attr("direction", "forward") == "reverse")
-    attributes = {"body": body, "num_scan_inputs": len(rows)}
-    attributes |= {"scan_input_directions": [direction] * len(rows), "scan_output_directions": [direction]}
-    *ends, sequence = apply("Scan", (*states, *rows), attributes, outputs=count + 1)
-    return add_axes(sequence, 1), *(add_axes(end, 0) for end in ends)
+    # The outputs of the steps are in the order of the sequence, also if the Scan runs backwards (direction 1).
+    direction = int(ctx.attr("direction", "forward") == "reverse")
+    attributes = {
+        "body": body,
+        "num_scan_inputs": len(scanned),
+        "scan_input_directions": [direction] * len(scanned),
+        "scan_output_directions": [direction],
+    }
+    *last_states, sequence = apply("Scan", (*states, *scanned), attributes, outputs=count + 1)
+    return add_axes(sequence, 1), *(add_axes(state, 0) for state in last_states)
 
 
-def _make_cell(at: RuleContext, hidden: int) -> tuple[_Cell, Tensor]:
-    """Make the cell of one direction, and the products of the whole sequence with the input weights, biases added.
+def _make_cell(ctx: RuleContext, hidden: int) -> tuple[_Cell, Tensor]:
+    """Make the cell of one direction, and multiply the whole sequence by the input weights and add the biases.
 
-    The products are (time, batch, gates * hidden).
+    The second result is (time, batch, gates * hidden).
     """
-    weights, recurrent = (transpose(_squeeze(at.input(k)), [1, 0]) for k in (1, 2))
-    inputs, bias, peepholes, candidate_bias = emit("MatMul", at.x, weights), at.optional(3), at.optional(_PEEPHOLES), None
+    weights, recurrent = (transpose(_squeeze(ctx.input(k)), [1, 0]) for k in (1, 2))
+    inputs, bias, peepholes, candidate_bias = emit("MatMul", ctx.x, weights), ctx.optional(3), ctx.optional(_PEEPHOLES), None
     if bias is not None:
-        input_bias, state_bias = _split(_squeeze(bias), 2)
-        if at.attr("linear_before_reset"):
-            # The reset gate scales the candidate's recurrent bias too, so this one is added in each step.
-            *early, candidate_bias = _split(state_bias, _GATES[at.node.op])
-            state_bias = emit("Concat", *early, zeros(integers(hidden), at.x.dtype), axis=0)
+        input_bias, state_bias = split(_squeeze(bias), None, -1, 2)
+        if ctx.attr("linear_before_reset"):
+            # The reset gate scales the candidate's recurrent bias too, so each step adds it.
+            *gate_biases, candidate_bias = split(state_bias, None, -1, _GATE_COUNTS[ctx.node.op])
+            state_bias = emit("Concat", *gate_biases, make_zeros(make_vector(hidden), ctx.x.dtype), axis=0)
         inputs = inputs + (input_bias + state_bias)
-    # Outside of the Scan, so that no step copies the weights.
-    sizes = (2 * hidden, hidden) if at.node.op == "GRU" else (_GATES[at.node.op] * hidden,)
-    products = split(recurrent, integers(*sizes), -1, len(sizes))
-    names, limit = at.attr("activations") or _ACTIVATIONS[at.node.op], at.attr("clip")
-    # The last activation of an LSTM reads the cell, which no engine clips: only sums of products are clipped.
-    activations = [_make_activation(at, name, None if place == 2 else limit) for place, name in enumerate(names)]
-    parts = () if peepholes is None else tuple(_split(_squeeze(peepholes), 3))
-    flags = bool(at.attr("input_forget")), bool(at.attr("linear_before_reset"))
-    return _Cell(products, candidate_bias, parts, tuple(activations), *flags), inputs
+    # The weights are split outside of the Scan, so that no step copies them.
+    sizes = (2 * hidden, hidden) if ctx.node.op == "GRU" else (_GATE_COUNTS[ctx.node.op] * hidden,)
+    recurrent_parts = split(recurrent, make_vector(*sizes), -1, len(sizes))
+    names, limit = ctx.attr("activations") or _DEFAULT_ACTIVATIONS[ctx.node.op], ctx.attr("clip")
+    # The last activation of an LSTM reads the cell state, which no engine clips: only sums of products are clipped.
+    activations = [_make_activation(ctx, name, None if index == 2 else limit) for index, name in enumerate(names)]
+    peephole_parts = () if peepholes is None else tuple(split(_squeeze(peepholes), None, -1, 3))
+    is_coupled, is_linear = bool(ctx.attr("input_forget")), bool(ctx.attr("linear_before_reset"))
+    return _Cell(recurrent_parts, candidate_bias, peephole_parts, tuple(activations), is_coupled, is_linear), inputs
 
 
-def _make_activation(at: RuleContext, name: str, limit: float | None) -> Callable[[Tensor], Tensor]:
-    """Make the function of an activation, with clipping of its input to ``limit``; refuses the node for other activations."""
+def _make_activation(ctx: RuleContext, name: str, limit: float | None) -> Callable[[Tensor], Tensor]:
+    """Make the function of an activation, whose input is clipped to [-limit, limit]. Refuses an unsupported activation."""
     # As in ONNX Runtime, the case of these names does not matter.
-    supported = {simple.lower(): simple for simple in _SIMPLE}
-    if name.lower() not in supported or at.attr("activation_alpha") or at.attr("activation_beta"):
-        at.refuse(f"its activation {name!r} has parameters, or is not one of {', '.join(_SIMPLE)}")
+    supported = {simple.lower(): simple for simple in _SUPPORTED_ACTIVATIONS}
+    if name.lower() not in supported or ctx.attr("activation_alpha") or ctx.attr("activation_beta"):
+        ctx.refuse(f"its activation {name!r} has parameters, or is not one of {', '.join(_SUPPORTED_ACTIVATIONS)}")
 
     def activate(x: Tensor) -> Tensor:
-        clipped = x if not limit else emit("Clip", x, number(-limit, x), number(limit, x))
+        clipped = x if not limit else emit("Clip", x, -limit, limit)
         return emit(supported[name.lower()], clipped)
 
     return activate
 
 
-def _read_hidden_size(at: RuleContext) -> int:
-    """The attribute is optional: the recurrent weights have the size, too."""
-    hidden = at.attr("hidden_size") or (at.input(2).tensor_type.shape or (None,))[-1]
+def _read_hidden_size(ctx: RuleContext) -> int:
+    # The attribute is optional, because the recurrent weights (directions, gates * hidden, hidden) have the size too.
+    hidden = ctx.attr("hidden_size") or (ctx.input(2).tensor_type.shape or (None,))[-1]
     if not isinstance(hidden, int):
-        at.refuse("its hidden size is not known")
+        ctx.refuse("its hidden size is not known")
     return hidden
 
 
-def _squeeze(x: Tensor, axis: int = 0) -> Tensor:
-    """Drop the axis of directions, which has extent 1."""
-    return emit("Squeeze", x, integers(axis))
-
-
-def _read_state(state: Tensor | None, x: Tensor, hidden: int) -> Tensor:
-    """An initial state as (batch, hidden); zeros if the layer has none."""
-    if state is not None:
-        return _squeeze(state)
-    return zeros(join(extent(x, 1), integers(hidden)), x.dtype)
+def _squeeze(x: Tensor) -> Tensor:
+    """Drop the first axis, that of the directions. A layer of one direction has extent 1 there."""
+    return emit("Squeeze", x, make_vector(0))
