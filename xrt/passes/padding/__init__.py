@@ -1,7 +1,8 @@
 """Padding of dynamic dims, so that one compiled program supports several sizes.
 
-The result accepts larger, zero-padded inputs; the leading part of each output is the result without padding. Masks are inserted
-before operators that would read padding. A dim for which that cannot be proved is refused, with the node and the reason.
+The padded Function accepts larger, zero-padded inputs, and the leading part of each output is the result without padding. Masks
+are inserted before operators that would read padding. A dim for which equal results cannot be proved is refused, with the node
+and the reason.
 """
 
 from xrt.passes.extents import Extent

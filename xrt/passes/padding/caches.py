@@ -1,11 +1,9 @@
-"""Turn growing KV caches into static ones: buffers of fixed capacity with a length, where a write replaces the Concat."""
+"""Turn growing KV caches into static ones: buffers of fixed capacity with a length, and a write instead of the Concat."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from xrt.errors import ModelError
 from xrt.graph import DType, Function, Node, State, TensorType, Value, declare_states
@@ -42,52 +40,48 @@ class _Cache:
 
 
 class _CachePadder(Padder):
-    """Pads the past entries of all caches to the capacity. New entries are written behind the valid ones."""
+    """Pads the past entries of all caches to the capacity. New entries are written after the valid ones."""
 
     def __init__(self, function: Function, caches: Sequence[_Cache], new_entries: Extent, capacity: int | str) -> None:
         super().__init__(function, frozenset({caches[0].dim}))
         (self._dim,) = self.dims
         self.new_entries = new_entries
         self.fed[self._dim] = LENGTH
-        self._room = Extent.of(capacity) - new_entries
+        self._max_past_entries = Extent.of(capacity) - new_entries
         # Read the capacity from the output: another reader of the input would prevent an update in place.
         self._sources[CAPACITY] = caches[0].state.output, caches[0].axis
         self.rules.update({cache.node.name: _make_write_rule(cache) for cache in caches})
 
-    def shape_operand(self, name: str) -> str:
-        """Add nodes that compute the shape operand for the whole buffer, where the model computes it for the valid part."""
+    def get_shape_operand(self, name: str) -> str:
+        """Add nodes that compute the shape operand for the whole buffer. That of the model is for the valid entries."""
         extents = self._contents[name]
         if any(extent is None for extent in extents.flat):
             return name
-        sizes = [extent.substitute(lambda atom: self._room if atom == self._dim else None) for extent in extents.flat]
+        sizes = [extent.substitute(lambda atom: self._max_past_entries if atom == self._dim else None) for extent in extents.flat]
         operand = self.emit_sizes(name, sizes)
         self._contents[operand], self.states[operand] = extents, SIZE
         return operand
 
 
 def _make_write_rule(cache: _Cache) -> Callable[[Padder, Node], Node]:
-    """Create the padding rule that replaces a cache's Concat by a write behind the valid entries of the buffer."""
+    """Make the padding rule that replaces a cache's Concat by a write after the valid entries of the buffer."""
 
     def rule(p: Padder, node: Node) -> Node:
         past, new = node.inputs
-        axes = p.axes(new)
+        axes = p.get_axes(new)
         total = (*axes[: cache.axis], (axes[cache.axis][0] + Extent.of(cache.dim),), *axes[cache.axis + 1 :])
-        p.set(node.outputs[0], total, {cache.axis})
+        p.set_axes(node.outputs[0], total, {cache.axis})
         start = p.emit_extent(Extent.of(cache.dim))
         if p.function.opsets.get("", 0) >= SCATTER_OPSET:
-            starts = p.node("Expand", start, p.node("Reshape", p.emit_length(new, 0), p.constant(np.array([1], np.int64))))
-            return replace(node, op_type="TensorScatter", inputs=(past, new, starts), attributes=()).with_attributes(
-                axis=cache.axis
-            )
-        shape = [1] * len(axes)
-        shape[cache.axis] = -1
-        indices = p.node(
-            "Reshape", p.emit_positions(Extent.of(cache.dim), axes[cache.axis][0]), p.constant(np.array(shape, np.int64))
-        )
-        indices = p.node("Expand", indices, p.node("Shape", new))
-        return replace(node, op_type="ScatterElements", inputs=(past, indices, new), attributes=()).with_attributes(
-            axis=cache.axis
-        )
+            starts = p.add_node("Expand", start, p.emit_reshape(p.emit_length(new, 0), [1]))
+            write = replace(node, op_type="TensorScatter", inputs=(past, new, starts), attributes=())
+        else:
+            shape = [1] * len(axes)
+            shape[cache.axis] = -1
+            positions = p.emit_reshape(p.emit_positions(Extent.of(cache.dim), axes[cache.axis][0]), shape)
+            indices = p.add_node("Expand", positions, p.add_node("Shape", new))
+            write = replace(node, op_type="ScatterElements", inputs=(past, indices, new), attributes=())
+        return write.with_attributes(axis=cache.axis)
 
     return rule
 
@@ -96,7 +90,7 @@ def make_static_caches(function: Function, states: Iterable[State], capacity: in
     """Store growing caches in buffers of fixed capacity, and add a state that holds the number of valid entries.
 
     ``capacity`` is the size of the buffers in entries; if None, the size is the symbolic dim `CAPACITY`, which a session can
-    enlarge. Attention masks the entries behind the valid ones. Raises ModelError, with node and reason, if no state grows by a
+    enlarge. Attention masks the entries after the valid ones. Raises ModelError, with node and reason, if no state grows by a
     Concat or if equal results cannot be proved.
     """
     all_states = tuple(states)
@@ -116,7 +110,7 @@ def make_static_caches(function: Function, states: Iterable[State], capacity: in
 
 
 def _find_cache(function: Function, state: State) -> _Cache | None:
-    """Return a state as a cache, or None if it does not grow by a Concat; raises ModelError if its past has other readers."""
+    """Find the cache that a state is; None if it does not grow by a Concat. Raises ModelError if another node reads its past."""
     before = function.get_type(state.input)
     node = function.producer(state.output)
     if node is None or node.op != "Concat" or not isinstance(before, TensorType) or before.shape is None:
@@ -128,7 +122,7 @@ def _find_cache(function: Function, state: State) -> _Cache | None:
     if not isinstance(dim, str):
         raise ModelError(f"state {state.input!r} is {before}; the extent that grows must be a named dim")
     for use in function.users(state.input):
-        # A Shape is replaced by the tracked sizes; other readers would see the invalid part.
+        # A Shape is replaced by the tracked sizes. Other nodes would read the unused part of the buffer.
         if use.node.name != node.name and use.node.op != "Shape":
             raise ModelError(
                 f"state {state.input!r} is read by node {use.node.name!r} ({use.node.op}), not only by the Concat "
@@ -138,11 +132,11 @@ def _find_cache(function: Function, state: State) -> _Cache | None:
 
 
 def _count_new_entries(function: Function, caches: Sequence[_Cache]) -> Extent:
-    """The number of entries that a call appends; raises ModelError unless it is known and equal for all caches."""
+    """Compute the number of entries that a call appends. Raises ModelError unless it is known and equal for all caches."""
     p = Padder(function, frozenset())
     walk(p)
     try:
-        extents = {multiply(p.axes(cache.new)[cache.axis]) for cache in caches}
+        extents = {multiply(p.get_axes(cache.new)[cache.axis]) for cache in caches}
     except Unpaddable as error:
         raise ModelError(
             f"the number of entries that a call adds to the caches of {function.name!r} is not known: {error.reason}"
@@ -170,7 +164,7 @@ def _check_outputs(p: Padder, caches: Sequence[_Cache]) -> None:
 
 
 def _assemble(p: _CachePadder, states: Sequence[State], caches: Sequence[_Cache], capacity: int | None) -> Function:
-    """Build the Function with buffers as states, the length as an additional state, and the declared limit of the capacity."""
+    """Build the Function: buffers as states, the length as an additional state, and a declaration of the capacity's limit."""
     function = p.function
     by_input = {cache.state.input: cache for cache in caches}
     by_output = {cache.state.output: cache for cache in caches}
@@ -179,7 +173,7 @@ def _assemble(p: _CachePadder, states: Sequence[State], caches: Sequence[_Cache]
     dim = CAPACITY if capacity is None else capacity
     inputs = [_resize(value, by_input.get(value.name), function, dim) for value in function.inputs]
     outputs = [_resize(value, by_output.get(value.name), function, dim) for value in function.outputs]
-    # The dim of the old cache length does not exist in the new Function.
+    # The dim that grows does not exist in the new Function.
     outputs = [value if value.name in by_output else _drop_cache_length(value, p) for value in outputs]
     static = function.replace(
         inputs=(*inputs, Value(LENGTH, length)),
@@ -198,22 +192,25 @@ def _assemble(p: _CachePadder, states: Sequence[State], caches: Sequence[_Cache]
 
 
 def _find_limit(p: _CachePadder) -> int:
-    """Find the largest capacity that satisfies all padding conditions (no table is read out of bounds); ModelError if unknown."""
-    limit, room = LARGEST_EXTENT, Extent.of(CAPACITY) - p.new_entries
+    """Find the largest capacity that satisfies all padding conditions, so that no table is read out of bounds.
+
+    Raises ModelError if it is not known.
+    """
+    limit, max_past_entries = LARGEST_EXTENT, Extent.of(CAPACITY) - p.new_entries
     for condition in p.conditions:
-        whole = condition.substitute(lambda atom: room if atom in p.dims else None)
-        factors = dict(whole.terms)
-        factor = factors.pop((CAPACITY,), 0)
-        # A condition a - c * capacity >= 0 bounds the capacity.
-        if factor < 0:
-            if set(factors) - {()}:
-                raise ModelError(f"the model requires {whole} >= 0, and no capacity is known that guarantees this")
-            limit = min(limit, factors.get((), 0) // -factor)
+        extent = condition.substitute(lambda atom: max_past_entries if atom in p.dims else None)
+        coefficients = dict(extent.terms)
+        # A condition a - c * capacity >= 0 limits the capacity to a / c.
+        c = -coefficients.pop((CAPACITY,), 0)
+        if c > 0:
+            if set(coefficients) - {()}:
+                raise ModelError(f"the model requires {extent} >= 0, and no capacity is known that guarantees this")
+            limit = min(limit, coefficients.get((), 0) // c)
     return limit
 
 
 def _resize(value: Value, cache: _Cache | None, function: Function, dim: int | str) -> Value:
-    """Replace the growing extent in the type of a cache's value by ``dim``, the capacity; without ``cache`` return the value."""
+    """Replace the growing extent in the type of a cache by the capacity ``dim``. Values that are not caches are unchanged."""
     if cache is None:
         return value
     type_ = function.get_type(cache.state.input)
@@ -223,7 +220,7 @@ def _resize(value: Value, cache: _Cache | None, function: Function, dim: int | s
 
 
 def _drop_cache_length(value: Value, p: Padder) -> Value:
-    """Replace dims of an output that are the old cache length by unknown dims."""
+    """Replace the dims of an output that are the growing extent by unknown dims."""
     type_ = value.type
     if not isinstance(type_, TensorType) or type_.shape is None:
         return value
@@ -231,7 +228,7 @@ def _drop_cache_length(value: Value, p: Padder) -> Value:
 
 
 def _find_source(function: Function, new_entries: Extent, caches: Mapping[str, object]) -> tuple[str, int]:
-    """Find the input and axis whose extent is the number of new entries, so a session can read it; raises ModelError if none."""
+    """Find an input and axis whose extent is the number of new entries, where a session reads it. Raises ModelError if none."""
     for value in function.inputs:
         shape = value.type.shape if isinstance(value.type, TensorType) and value.name not in caches else None
         for axis, dim in enumerate(shape or ()):

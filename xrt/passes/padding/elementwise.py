@@ -18,8 +18,8 @@ _MICROSOFT = ("com.microsoft.BiasGelu", "com.microsoft.FastGelu", "com.microsoft
 
 @rule(*sorted(list_operators(Trait.ELEMENTWISE)), *_MICROSOFT)
 def apply_elementwise(p: Padder, node: Node) -> None:
-    """Output axes are padded like those of the inputs. Along an axis, each input must have the same padded extent or 1."""
-    p.set(node.outputs[0], broadcast(p, node), p.zeros(node.inputs[0]) if has_trait(node, Trait.KEEPS_ZERO) else ())
+    """An output axis is padded like the axes of the inputs. Along it each input must have the same padded extent, or 1."""
+    p.set_axes(node.outputs[0], broadcast(p, node), p.get_zero_axes(node.inputs[0]) if has_trait(node, Trait.KEEPS_ZERO) else ())
 
 
 @rule("Div", "Mod")
@@ -27,22 +27,23 @@ def apply_integer_division(p: Padder, node: Node) -> Node:
     """Like an elementwise operator. Padding of integer divisors is set to 1, because a division by zero can crash the process."""
     apply_elementwise(p, node)
     dividend, divisor = node.inputs
-    if not p.dtype(dividend).is_float:
-        # Floats need no mask: their division by zero does not trap.
-        divisor = p.mask_all(divisor, range(len(p.axes(divisor))), 1)
+    if not p.get_dtype(dividend).is_float:
+        divisor = p.mask(divisor, range(len(p.get_axes(divisor))), 1)
     return replace(node, inputs=(dividend, divisor))
 
 
 def broadcast(p: Padder, node: Node, skip: int = 0) -> list[Axis]:
-    """The axes that the inputs broadcast to, leaving out the last `skip` axes of each input."""
-    shapes = [p.axes(name) for name in node.inputs if name]
-    shapes = [shape[: len(shape) - skip] if skip else shape for shape in shapes]
+    """List the axes that the inputs broadcast to, without the last `skip` axes of each input."""
+    shapes = [p.get_axes(name) for name in node.inputs if name]
+    shapes = [shape[: len(shape) - skip] for shape in shapes]
     rank = max(map(len, shapes), default=0)
-    return [_join(p, node, n, [shape[n - rank] for shape in shapes if n - rank >= -len(shape)]) for n in range(rank)]
+    # Shapes are aligned at their last axes.
+    aligned = [(None,) * (rank - len(shape)) + shape for shape in shapes]
+    return [_broadcast_axes(p, node, n, [axis for axis in axes if axis]) for n, axes in enumerate(zip(*aligned, strict=True))]
 
 
-def _join(p: Padder, node: Node, index: int, axes: Sequence[Axis]) -> Axis:
-    """The axis that several axes broadcast to, output axis ``index``. Raises Unpaddable if padding makes them unequal."""
+def _broadcast_axes(p: Padder, node: Node, index: int, axes: Sequence[Axis]) -> Axis:
+    """Find the axis that several axes broadcast to: output axis ``index``. Raises Unpaddable if padding makes them unequal."""
     # An axis of extent 1 broadcasts to any other.
     distinct = list(dict.fromkeys(axis for axis in axes if axis != ONE))
     if len(distinct) < 2:
@@ -50,34 +51,34 @@ def _join(p: Padder, node: Node, index: int, axes: Sequence[Axis]) -> Axis:
     if any(map(p.is_padded, distinct)):
         shown = " and ".join("*".join(map(str, axis)) for axis in distinct)
         raise p.refuse(f"its inputs have the extents {shown} along one axis, which padding would make unequal", *distinct)
-    return next((axis for axis in distinct if axis[0].number is not None), p.new_symbol(node.outputs[0], index))
+    return next((axis for axis in distinct if axis[0].number is not None), p.make_symbol(node.outputs[0], index))
 
 
 def _contract(p: Padder, left: str, left_axis: int, right: str, right_axis: int) -> tuple[str, str]:
     """Mask the contracted axis of both operands with zeros; return the names of the masked operands.
 
-    Masking one side is not enough: the padding of the other may be infinite or NaN.
+    A mask of one operand is not enough, because zero times an infinity or NaN in the padding of the other one is NaN.
     """
-    axes = p.axes(left)[left_axis], p.axes(right)[right_axis]
+    axes = p.get_axes(left)[left_axis], p.get_axes(right)[right_axis]
     if not any(map(p.is_padded, axes)):
         return left, right
     if axes[0] != axes[1]:
         raise p.refuse("it sums over a padded axis whose extent differs between its operands", *axes)
-    return p.mask(left, left_axis, 0), p.mask(right, right_axis, 0)
+    return p.mask(left, [left_axis], 0), p.mask(right, [right_axis], 0)
 
 
 @rule("MatMul")
 def apply_matmul(p: Padder, node: Node) -> Node:
     """Rows, columns and batch axes may be padded; a padded contracted axis is masked."""
     left, right = node.inputs
-    ranks = len(p.axes(left)), len(p.axes(right))
+    ranks = len(p.get_axes(left)), len(p.get_axes(right))
     if 0 in ranks:
         raise Unpaddable("an operand is a scalar")
     left, right = _contract(p, left, ranks[0] - 1, right, max(ranks[1] - 2, 0))
-    rows = p.axes(left)[-2:-1] if ranks[0] > 1 else ()
-    columns = p.axes(right)[-1:] if ranks[1] > 1 else ()
+    rows = p.get_axes(left)[-2:-1] if ranks[0] > 1 else ()
+    columns = p.get_axes(right)[-1:] if ranks[1] > 1 else ()
     batch = broadcast(p, replace(node, inputs=tuple(n for n, rank in zip((left, right), ranks, strict=True) if rank > 2)), 2)
-    p.set(node.outputs[0], [*batch, *rows, *columns])
+    p.set_axes(node.outputs[0], [*batch, *rows, *columns])
     return replace(node, inputs=(left, right))
 
 
@@ -85,14 +86,15 @@ def apply_matmul(p: Padder, node: Node) -> Node:
 def apply_gemm(p: Padder, node: Node) -> Node:
     """Like MatMul; the bias broadcasts to the product."""
     left, right, *bias = node.inputs
-    transposed = [int(bool(node.attr(name, 0))) for name in ("transA", "transB")]
-    left, right = _contract(p, left, 1 - transposed[0], right, transposed[1])
-    product: tuple[Axis, ...] = (p.axes(left)[transposed[0]], p.axes(right)[1 - transposed[1]])
-    bias_axes = p.axes(bias[0]) if bias and bias[0] else ()
+    row_axis, contracted_axis = (1, 0) if node.attr("transA", 0) else (0, 1)
+    other_contracted_axis, column_axis = (1, 0) if node.attr("transB", 0) else (0, 1)
+    left, right = _contract(p, left, contracted_axis, right, other_contracted_axis)
+    product: tuple[Axis, ...] = (p.get_axes(left)[row_axis], p.get_axes(right)[column_axis])
+    bias_axes = p.get_axes(bias[0]) if bias and bias[0] else ()
     for axis, other in zip(reversed(product), reversed(bias_axes), strict=False):
         if other not in (axis, ONE) and (p.is_padded(axis) or p.is_padded(other)):
             raise p.refuse("its bias has a different extent than the padded axis", axis, other)
-    p.set(node.outputs[0], product)
+    p.set_axes(node.outputs[0], product)
     return replace(node, inputs=(left, right, *bias))
 
 
@@ -106,60 +108,57 @@ def apply_einsum(p: Padder, node: Node) -> Node:
     axes: dict[str, Axis] = {}
     names = list(node.inputs)
     for index, letters in enumerate(operands.split(",")):
-        for axis, letter in zip(p.axes(names[index]), letters, strict=True):
+        for axis, letter in zip(p.get_axes(names[index]), letters, strict=True):
             earlier = axes.setdefault(letter, axis)
             if earlier != axis and (p.is_padded(axis) or p.is_padded(earlier)):
                 raise p.refuse(f"the extents of {letter!r} differ", axis, earlier)
         if len(set(letters)) != len(letters) and names[index] in p.states:
-            raise p.refuse("a letter occurs repeatedly in one input", *p.axes(names[index]))
-        names[index] = p.mask_all(names[index], [n for n, letter in enumerate(letters) if letter not in result], 0)
-    p.set(node.outputs[0], [axes[letter] for letter in result])
+            raise p.refuse("a letter occurs repeatedly in one input", *p.get_axes(names[index]))
+        names[index] = p.mask(names[index], [n for n, letter in enumerate(letters) if letter not in result], 0)
+    p.set_axes(node.outputs[0], [axes[letter] for letter in result])
     return replace(node, inputs=tuple(names))
 
 
-_LOWEST = "lowest"
-_HIGHEST = "highest"
-NEUTRAL: dict[str, float | str] = {
+NEUTRAL: dict[str, float] = {
     **dict.fromkeys(
         ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceMean", "ReduceSum", "ReduceSumSquare", "GlobalAveragePool"), 0
     ),
-    **dict.fromkeys(("ReduceLogSumExp", "ReduceMax", "GlobalMaxPool", "ArgMax"), _LOWEST),
-    **dict.fromkeys(("ReduceMin", "ArgMin"), _HIGHEST),
+    **dict.fromkeys(("ReduceLogSumExp", "ReduceMax", "GlobalMaxPool", "ArgMax"), -np.inf),
+    **dict.fromkeys(("ReduceMin", "ArgMin"), np.inf),
     "ReduceProd": 1,
 }
-"""Reduction to the fill value that does not change it. ArgMax and ArgMin select the first of equal extremes: never padding."""
+"""Operator to the fill value that does not change its result; infinity is the extreme value of the dtype. ArgMax and ArgMin
+select the first of equal extremes, which is never padding."""
 SUM_AXES_OPSET = 13
 """First opset in which ReduceSum reads its axes from an input."""
 
 
 @rule(*NEUTRAL)
 def apply_reduction(p: Padder, node: Node) -> Node | None:
-    """Mask padding with the neutral element; a mean becomes a sum divided by the unpadded element count."""
-    data, axes, reduced = node.inputs[0], p.axes(node.inputs[0]), _read_axes(p, node)
+    """Mask padding with the neutral element. A mean becomes a sum, divided by the number of elements without padding."""
+    data, axes, reduced = node.inputs[0], p.get_axes(node.inputs[0]), _read_axes(p, node)
     keep = node.attr("keepdims", 1)
-    p.set(node.outputs[0], [ONE if n in reduced else axis for n, axis in enumerate(axes) if keep or n not in reduced])
+    p.set_axes(node.outputs[0], [ONE if n in reduced else axis for n, axis in enumerate(axes) if keep or n not in reduced])
     if not any(p.is_padded(axes[n]) for n in reduced):
         return None
     if node.attr("select_last_index", 0):
         raise p.refuse("it selects the last of equal elements along a padded axis", *(axes[n] for n in reduced))
-    # Masked with the neutral element, padding does not change the reduction.
-    masked = p.mask_all(data, reduced, _find_neutral(node, p.dtype(data)))
+    masked = p.mask(data, reduced, _find_neutral(node, p.get_dtype(data)))
     if node.op_type not in ("ReduceMean", "GlobalAveragePool"):
         return replace(node, inputs=(masked, *node.inputs[1:]))
-    total, dtype = multiply([axes[n][0] for n in reduced]), p.dtype(data)
+    total, dtype = multiply([axes[n][0] for n in reduced]), p.get_dtype(data)
     if dtype not in (DType.FLOAT32, DType.FLOAT64):
-        # The sum of many numbers of half precision overflows where their mean does not.
+        # The sum of many float16 numbers may overflow although their mean does not.
         raise p.refuse(f"the sum of a mean in {dtype} may not be in its range", total)
-    # The axes moved from an attribute to an input.
     if p.function.opsets.get("", 0) >= SUM_AXES_OPSET:
-        summed = p.node("ReduceSum", masked, p.constant(np.array(reduced, np.int64)), keepdims=keep)
+        summed = p.add_node("ReduceSum", masked, p.add_constant(np.array(reduced, np.int64)), keepdims=keep)
     else:
-        summed = p.node("ReduceSum", masked, axes=tuple(reduced), keepdims=keep)
-    return replace(node, op_type="Div", inputs=(summed, p.node("Cast", p.emit_extent(total), to=dtype.onnx)), attributes=())
+        summed = p.add_node("ReduceSum", masked, axes=tuple(reduced), keepdims=keep)
+    return replace(node, op_type="Div", inputs=(summed, p.add_node("Cast", p.emit_extent(total), to=dtype.onnx)), attributes=())
 
 
 def _read_axes(p: Padder, node: Node) -> list[int]:
-    rank = len(p.axes(node.inputs[0]))
+    rank = len(p.get_axes(node.inputs[0]))
     if node.op_type.startswith("Global"):
         return list(range(2, rank))
     axes = [node.attr("axis", 0)] if node.op_type.startswith("Arg") else p.read_integers(node, 1, "axes")
@@ -169,32 +168,30 @@ def _read_axes(p: Padder, node: Node) -> list[int]:
 
 
 def _find_neutral(node: Node, dtype: DType) -> Any:
-    """The fill value that does not change a reduction of this type; raises Unpaddable for a type without extremes (bool)."""
+    """Find the fill value that does not change a reduction of this type. Raises Unpaddable for bool, which has no extremes."""
     neutral = NEUTRAL[node.op_type]
-    if not isinstance(neutral, str):
+    if np.isfinite(neutral) or dtype.is_float:
         return neutral
-    if dtype.is_float:
-        return -np.inf if neutral == _LOWEST else np.inf
     if dtype.numpy.kind not in "iu":
         raise Unpaddable(f"{dtype} has no minimum or maximum")
     limits = np.iinfo(dtype.numpy)
-    return limits.min if neutral == _LOWEST else limits.max
+    return limits.min if neutral < 0 else limits.max
 
 
-WHOLE_AXIS_OPSET = 13
-"""Before this opset, Softmax normalized over all axes from the given one on."""
+SINGLE_AXIS_OPSET = 13
+"""First opset in which Softmax normalizes over one axis. Before, it normalizes over all axes from this one on."""
 
 
 @rule("Softmax", "LogSoftmax", "Hardmax")
 def apply_softmax(p: Padder, node: Node) -> Node:
     """Mask with minus infinity, so padding has weight 0."""
     (data,) = node.inputs
-    axes, is_per_axis = p.axes(data), p.function.opsets.get("", 0) >= WHOLE_AXIS_OPSET
-    first = node.attr("axis", -1 if is_per_axis else 1) % max(len(axes), 1)
-    normalized = [first] if is_per_axis else list(range(first, len(axes)))
-    masked = p.mask_all(data, normalized, -np.inf)
+    axes, has_single_axis = p.get_axes(data), p.function.opsets.get("", 0) >= SINGLE_AXIS_OPSET
+    first = node.attr("axis", -1 if has_single_axis else 1) % max(len(axes), 1)
+    normalized = [first] if has_single_axis else list(range(first, len(axes)))
+    masked = p.mask(data, normalized, -np.inf)
     zeros = {n for n in normalized if p.is_padded(axes[n])} if node.op_type == "Softmax" else set()
-    p.set(node.outputs[0], axes, zeros)
+    p.set_axes(node.outputs[0], axes, zeros)
     return replace(node, inputs=(masked,))
 
 
@@ -210,7 +207,7 @@ def apply_softmax(p: Padder, node: Node) -> Node:
 )
 def apply_normalization(p: Padder, node: Node) -> None:
     """The normalized axes must not be padded."""
-    axes = p.axes(node.inputs[0])
+    axes = p.get_axes(node.inputs[0])
     normalized_axes = _find_normalized_axes(node, len(axes))
     for n in normalized_axes:
         if p.is_padded(axes[n]):
@@ -218,13 +215,13 @@ def apply_normalization(p: Padder, node: Node) -> None:
     if node.attr("training_mode", 0):
         raise Unpaddable("it is in training mode")
     p.check_parameters(node)
-    p.set(node.outputs[0], axes)
+    p.set_axes(node.outputs[0], axes)
     for name in filter(None, node.outputs[1:]):
-        p.set(name, [ONE if n in normalized_axes else axis for n, axis in enumerate(axes)])
+        p.set_axes(name, [ONE if n in normalized_axes else axis for n, axis in enumerate(axes)])
 
 
 def _find_normalized_axes(node: Node, rank: int) -> list[int]:
-    """Axes over which the node computes its statistics."""
+    """List the axes over which the node computes its statistics."""
     if node.op_type in ("LayerNormalization", "RMSNormalization"):
         return list(range(node.attr("axis", -1) % rank, rank))
     if node.op_type == "LpNormalization":
@@ -237,14 +234,14 @@ def _find_normalized_axes(node: Node, rank: int) -> list[int]:
 @rule("CumSum")
 def apply_cumulative(p: Padder, node: Node) -> Node:
     """A forward sum reaches the padding last, so only a reverse sum needs a mask."""
-    axes, axis_operand = p.axes(node.inputs[0]), p.read_integers(node, 1)
+    axes, axis_operand = p.get_axes(node.inputs[0]), p.read_integers(node, 1)
     if axis_operand is None:
         raise Unpaddable("its axis is not known")
     axis = axis_operand[0] % len(axes)
-    p.set(node.outputs[0], axes)
+    p.set_axes(node.outputs[0], axes)
     if not node.attr("reverse", 0) or not p.is_padded(axes[axis]):
         return node
-    return replace(node, inputs=(p.mask(node.inputs[0], axis, 0), *node.inputs[1:]))
+    return replace(node, inputs=(p.mask(node.inputs[0], [axis], 0), *node.inputs[1:]))
 
 
 @rule("Dropout")
@@ -254,13 +251,13 @@ def apply_dropout(p: Padder, node: Node) -> None:
         raise Unpaddable("it is in training mode")
     p.check_parameters(node)
     for name in filter(None, node.outputs):
-        p.set(name, p.axes(node.inputs[0]))
+        p.set_axes(name, p.get_axes(node.inputs[0]))
 
 
 @rule("CastLike")
 def apply_cast_like(p: Padder, node: Node) -> None:
     """Like a Cast: of the second input only the type is used."""
-    p.set(node.outputs[0], p.axes(node.inputs[0]), p.zeros(node.inputs[0]))
+    p.set_axes(node.outputs[0], p.get_axes(node.inputs[0]), p.get_zero_axes(node.inputs[0]))
 
 
 @rule("QuantizeLinear", "DequantizeLinear")
@@ -269,16 +266,16 @@ def apply_quantized(p: Padder, node: Node) -> None:
     p.check_parameters(node)
     if node.attr("block_size", 0):
         raise Unpaddable("it has one scale per block")
-    axes = p.axes(node.inputs[0])
-    if len(p.axes(node.inputs[1])) and p.is_padded(axes[node.attr("axis", 1)]):
+    axes = p.get_axes(node.inputs[0])
+    if len(p.get_axes(node.inputs[1])) and p.is_padded(axes[node.attr("axis", 1)]):
         raise p.refuse("it has a scale for each element of the padded axis", axes[node.attr("axis", 1)])
-    p.set(node.outputs[0], axes)
+    p.set_axes(node.outputs[0], axes)
 
 
 @rule("Trilu")
 def apply_trilu(p: Padder, node: Node) -> None:
     """The triangle depends only on positions, and padding does not move elements."""
-    axes = p.axes(node.inputs[0])
+    axes = p.get_axes(node.inputs[0])
     for axis in axes[-2:]:
-        p.single_extent(axis)  # raises if merged: padding then moves elements
-    p.set(node.outputs[0], axes, p.zeros(node.inputs[0]))
+        p.get_single_extent(axis)  # raises if merged: padding then moves elements
+    p.set_axes(node.outputs[0], axes, p.get_zero_axes(node.inputs[0]))

@@ -33,22 +33,22 @@ PADDED_SHAPES: Mapping[str, tuple[int, ...]] = {
     **{op: SHAPE_OPERANDS[op] for op in ("ConstantOfShape", "Expand", "Range", "Reshape", "Tile")},
     "Slice": (1, 2),
 }
-"""Operator to the indices of its shape operands, which use padded sizes. Elsewhere a size is a value and must be unpadded."""
-SIZED = frozenset(SHAPE_OPERANDS).difference(PADDED_SHAPES, ("Squeeze", "Unsqueeze"))
-"""Operators with a shape operand for which no rule supports padded sizes. Not Squeeze and Unsqueeze, whose operand lists axes."""
+"""Operator to the indices of its shape operands, which use padded sizes. An operand that is not listed uses unpadded sizes."""
+UNSUPPORTED_SHAPE_OPERANDS = frozenset(SHAPE_OPERANDS).difference(PADDED_SHAPES, ("Squeeze", "Unsqueeze"))
+"""Operators with a shape operand whose rule does not support padded sizes. The operand of Squeeze and Unsqueeze lists axes."""
 
 
 def propagate_sizes(p: Padder, node: Node) -> bool:
-    """Record the contents of a node's output if the node is integer arithmetic on sizes; return whether it is.
+    """Record the contents of a node's output, and return True, if the node computes sizes from known sizes.
 
-    The node itself needs no replacement, because its readers use the recorded extents.
+    The node needs no replacement, because the nodes that read its output use the recorded extents.
     """
     if node.domain or not (node.op_type in _SIZES or node.op_type in PROPAGATED):
         return False
     try:
         elements = _SIZES[node.op_type](p, node) if node.op_type in _SIZES else _propagate(p, node)
     except (Unpaddable, IndexError, ValueError, TypeError, AttributeError):
-        # The functions of the table do not validate the node; one that they cannot handle is left to its padding rule.
+        # The functions of the table do not validate the node. If they cannot handle it, its padding rule is applied.
         return False
     if elements is None or elements.size > MAX_TRACKED_ELEMENTS or all(extent is None for extent in elements.flat):
         return False
@@ -59,13 +59,12 @@ def propagate_sizes(p: Padder, node: Node) -> bool:
 
 
 def _propagate(p: Padder, node: Node) -> Contents | None:
-    """Compute the contents of a node's output with the rules of shape inference; None if unknown, or not integer or boolean."""
+    """Compute the contents of a node's output with the rules of shape inference. None if unknown, or not integer or boolean."""
     if len(node.outputs) != 1:
         return None
-    # Data-movement operators, such as Concat, can propagate an input with unknown elements from its shape alone. Skip padded
-    # inputs: their declared shape is the unpadded one.
-    is_typed = [node.op_type in MOVES and name not in p.states for name in node.inputs]
-    types = [p.function.get_type(name) if typed else None for name, typed in zip(node.inputs, is_typed, strict=True)]
+    # Operators that move elements, such as Concat, also support an input with unknown elements, of which only the shape is known.
+    # The declared shape of a padded input is not its shape.
+    types = [p.function.get_type(name) if node.op_type in MOVES and name not in p.states else None for name in node.inputs]
     outputs = propagate(node, [_read_contents(p, name) for name in node.inputs], types, trusts_names=True)
     result = outputs[0] if outputs else None
     # Sizes are integers; comparisons of sizes are booleans.
@@ -73,21 +72,21 @@ def _propagate(p: Padder, node: Node) -> Contents | None:
 
 
 def _read_contents(p: Padder, name: str) -> contents.Contents | None:
-    """Convert the contents of an integer tensor to the form of shape inference, where a static Extent is an int."""
-    elements = p.contents(name) if name else None
-    if elements is None:
+    """Convert the contents of an integer tensor for shape inference, where a static Extent is an int."""
+    extents = p.find_contents(name) if name else None
+    if extents is None:
         return None
-    numbers = [extent if extent is None or extent.number is None else extent.number for extent in elements.flat]
-    return contents.Contents(DType.INT64, np.array(numbers, object).reshape(elements.shape))
+    elements = [extent if extent is None or extent.number is None else extent.number for extent in extents.flat]
+    return contents.Contents(DType.INT64, np.array(elements, object).reshape(extents.shape))
 
 
 def _shape(p: Padder, node: Node) -> Contents:
-    extents = [multiply(axis) for axis in p.axes(node.inputs[0])]
+    extents = [multiply(axis) for axis in p.get_axes(node.inputs[0])]
     return np.array(extents[slice(node.attr("start", 0), node.attr("end"))] or [], object)
 
 
 def _size(p: Padder, node: Node) -> Contents:
-    return np.array(multiply([multiply(axis) for axis in p.axes(node.inputs[0])]), object)
+    return np.array(multiply([multiply(axis) for axis in p.get_axes(node.inputs[0])]), object)
 
 
 def _divide(p: Padder, node: Node) -> Contents | None:
@@ -100,18 +99,18 @@ def _divide(p: Padder, node: Node) -> Contents | None:
             return exact
         if divisor.number is None or divisor.number < 1:
             return None
-        # Equal for non-negative dividends.
-        p.require_nonnegative(dividend)  # Div rounds towards zero, Quotient down
+        # Div rounds towards zero, and a Quotient down: equal if the dividend is not negative.
+        p.require_nonnegative(dividend)
         return dividend // divisor.number
 
-    dividends, divisors = map(p.contents, node.inputs)
+    dividends, divisors = map(p.find_contents, node.inputs)
     if dividends is None or divisors is None:
         return None
     return np.asarray(np.frompyfunc(divide, 2, 1)(dividends, divisors), object)
 
 
 _SIZES: Mapping[str, Callable[[Padder, Node], Contents | None]] = {"Div": _divide, "Shape": _shape, "Size": _size}
-"""Operators on sizes that shape inference would not handle correctly: Shape and Size read padded axes, Div adds a condition."""
+"""Operators on sizes that shape inference would not handle correctly: Shape and Size read padded axes, Div needs a condition."""
 
 
 @dataclass(frozen=True)
@@ -125,50 +124,51 @@ class PaddedFunction:
     fed: tuple[str, ...]
     """Dims whose unpadded sizes are passed as the additional inputs."""
     axes: tuple[tuple[Axis, ...] | None, ...]
-    """Axes of each output as extents; None for an output that padding does not affect."""
+    """The axes of each output; None for an output that padding does not affect."""
     conditions: tuple[Extent, ...]
-    """Extents that must not be negative, for both the unpadded and the padded sizes."""
+    """Extents that must not be negative, for unpadded and for padded sizes."""
     refusals: Mapping[str, PaddingRefusal]
-    """Dim to the reason why it cannot be padded, for the dims not in `dims`."""
+    """For the requested dims that are not in `dims`: dim to the reason why it cannot be padded."""
 
     def allows(self, sizes: Mapping[str, int], padded: Mapping[str, int]) -> bool:
-        """Whether inputs with these sizes, by dim, may be padded to the sizes `padded`."""
+        """Whether inputs may be padded from the sizes of their dims, ``sizes``, to the sizes `padded`."""
         return all(condition.at(sizes) >= 0 and condition.at(padded) >= 0 for condition in self.conditions)
 
     def cut(self, results: Sequence[Any], sizes: Mapping[str, int], padded: Mapping[str, int]) -> list[Any]:
-        """Crop the results of a padded call from the sizes `padded`, by dim, to `sizes`; cropped arrays are contiguous copies."""
+        """Crop the results of a call that was padded from `sizes` to `padded`. Cropped arrays are contiguous copies."""
         pairs = zip(results, self.axes, strict=True)
         return [result if axes is None else _crop(result, axes, sizes, padded) for result, axes in pairs]
 
 
 def _crop(result: Any, axes: Sequence[Axis], sizes: Mapping[str, int], padded: Mapping[str, int]) -> Any:
-    """Crop one result with these axes to its unpadded size; the array itself is returned if that is its size."""
-    changed = {name for name, size in sizes.items() if size != padded[name]}
-    parts = [
-        [(part.at(sizes), part.at(padded)) for part in axis] if any(part.atoms & changed for part in axis) else [(length, length)]
-        for axis, length in zip(axes, result.shape, strict=True)
-    ]
+    """Crop one result with these axes to its unpadded size. Return the array itself if it has that size."""
+    padded_dims = {name for name, size in sizes.items() if size != padded[name]}
+    # The (unpadded, padded) extents of each axis. A padded axis has several if a reshape merged them.
+    extents: list[list[tuple[int, int]]] = []
+    for axis, length in zip(axes, result.shape, strict=True):
+        is_padded = any(extent.atoms & padded_dims for extent in axis)
+        extents.append([(extent.at(sizes), extent.at(padded)) for extent in axis] if is_padded else [(length, length)])
     # Split merged axes, crop each extent, and merge again.
-    front = result.reshape([whole for axis in parts for _, whole in axis])
-    front = front[tuple(slice(valid) for axis in parts for valid, _ in axis)]
-    front = front.reshape([math.prod(valid for valid, _ in axis) for axis in parts])
-    return result if front.shape == result.shape else np.ascontiguousarray(front)
+    split = result.reshape([length for pairs in extents for _, length in pairs])
+    cropped = split[tuple(slice(length) for pairs in extents for length, _ in pairs)]
+    cropped = cropped.reshape([math.prod(length for length, _ in pairs) for pairs in extents])
+    return result if cropped.shape == result.shape else np.ascontiguousarray(cropped)
 
 
 def pad_dims(function: Function, dims: Sequence[str] | None = None) -> PaddedFunction:
     """Make a Function accept padded inputs along `dims`, by default along all dynamic dims of its inputs.
 
     The leading part of each output equals the result for inputs without padding, for all inputs and all padded sizes. Dims that
-    cannot be padded are reported in `PaddedFunction.refusals`; each costs one more walk over the nodes.
+    cannot be padded are reported in `PaddedFunction.refusals`.
     """
     candidates = list(_list_dynamic_dims(function) if dims is None else dims)
     refusals, decomposed = _check_inputs(function, candidates), decompose_without_rule(function)
     while True:
-        # A refused dim changes which values are padded, so walk again.
+        # Repeated after a refusal, because without the refused dims other values are padded.
         p = Padder(decomposed, frozenset(candidates) - frozenset(refusals))
         walk(p)
         refused = [state for value in function.outputs if isinstance(state := _find_output_state(p, value), PaddingRefusal)]
-        # Without padded dims the nodes are unchanged, so a refusal has no effect.
+        # Without padded dims the original Function is returned, whatever was refused.
         if not refused or not p.dims:
             return _assemble(p, function, {dim: refusals[dim] for dim in candidates if dim in refusals})
         for refusal in refused:
@@ -179,22 +179,20 @@ def decompose_without_rule(function: Function) -> Function:
     """Decompose the nodes that have no padding rule and read or compute a tensor of dynamic shape."""
     from xrt.passes.decomposition import find_decomposition  # imports onnx, which a stored program does not need
 
-    def decompose(node: Node, holder: Function) -> Function | None:
+    def decompose(node: Node, owner: Function) -> Function | None:
         if node.op in RULES or (not node.domain and node.op_type in PROPAGATED):
             return None
-        types = (holder.get_type(name) for name in (*node.uses, *node.defines))
-        is_static = all(isinstance(type_, TensorType) and type_.is_static for type_ in types)
-        return None if is_static else find_decomposition(node, holder)
+        types = (owner.get_type(name) for name in (*node.uses, *node.defines))
+        has_static_types = all(isinstance(type_, TensorType) and type_.is_static for type_ in types)
+        return None if has_static_types else find_decomposition(node, owner)
 
     return decompose_nodes(function, decompose)
 
 
 def _name_original(refusal: PaddingRefusal, decomposed: Function, function: Function) -> PaddingRefusal:
-    """Name the node of the model in a refusal, instead of the node of its decomposition.
-
-    The values of a decomposition are called ``<output>/replaced/...``.
-    """
+    """Name the node of the model in a refusal, instead of the node of its decomposition."""
     value = next((name for node in decomposed.nodes if node.name == refusal.node for name in node.defines), "")
+    # The values inside a decomposition are called "<output>/replaced/...".
     node = function.producer(value) or function.producer(value.partition("/replaced/")[0])
     if node is None or (node.name, node.op) == (refusal.node, refusal.op):
         return refusal
@@ -211,9 +209,9 @@ def _list_dynamic_dims(function: Function) -> dict[str, None]:
 
 
 def _check_inputs(function: Function, dims: Sequence[str]) -> dict[str, PaddingRefusal]:
-    """Map the dims of inputs that cannot be padded to the reason: the input is updated in place or is not a tensor."""
-    updated = {before for before, _ in function.aliases}
-    out: dict[str, PaddingRefusal] = {}
+    """Refuse the dims of inputs that are updated in place, or are not tensors."""
+    updated = {source for source, _ in function.aliases}
+    refusals: dict[str, PaddingRefusal] = {}
     for value in function.inputs:
         # The caller expects the update in its own buffer, but padding copies the input.
         reason = "" if isinstance(value.type, TensorType) else f"input {value.name!r} is {value.type}, which is not padded"
@@ -221,12 +219,12 @@ def _check_inputs(function: Function, dims: Sequence[str]) -> dict[str, PaddingR
             reason = f"input {value.name!r} is updated in place, and padding would copy it"
         if reason:
             names = frozenset(list_symbols(Function((value,), ()))) & {*dims}
-            out |= dict.fromkeys(names, PaddingRefusal("", "", reason, names))
-    return out
+            refusals |= dict.fromkeys(names, PaddingRefusal("", "", reason, names))
+    return refusals
 
 
 def _find_output_state(p: Padder, value: Value) -> object:
-    """The state of an output, or a PaddingRefusal if the output cannot be cropped to its unpadded size."""
+    """Find the state of an output, or a PaddingRefusal if the output cannot be cropped to its unpadded size."""
     state, node = p.states.get(value.name), p.function.producer(value.name)
     name, op = (node.name, node.op) if node else ("", "")
     if state is SIZE:
@@ -234,8 +232,8 @@ def _find_output_state(p: Padder, value: Value) -> object:
     for axis in state.axes if isinstance(state, PaddedTensor) else ():
         # Cropping happens outside of the program, with sizes computed from those of the inputs.
         if p.is_padded(axis) and not all(p.is_known(part) for part in axis):
-            dims = frozenset().union(*(part.atoms for part in axis)) & p.dims
-            return PaddingRefusal(name, op, f"the extent {'*'.join(map(str, axis))} of its result is known only in a call", dims)
+            reason = f"the extent {'*'.join(map(str, axis))} of its result is known only in a call"
+            return PaddingRefusal(name, op, reason, p.find_padded_dims(axis))
     return state
 
 
@@ -248,7 +246,7 @@ def walk(p: Padder) -> None:
 
 
 def _visit_node(p: Padder, node: Node) -> Node:
-    """Record the states of a node's outputs; return the node to use instead, or the node itself."""
+    """Apply the rule of a node: record the states of its outputs, and return the node to use in the padded Function."""
     states = [p.states[name] for name in node.uses if name in p.states]
     refusal = next((state for state in states if isinstance(state, PaddingRefusal)), None)
     if refusal is None:
@@ -257,28 +255,24 @@ def _visit_node(p: Padder, node: Node) -> Node:
                 return node
             return _apply_rule(p, node) if states else _record_extents(p, node)
         except Unpaddable as error:
-            dims = error.dims or frozenset().union(*(_find_dims(p, state) for state in states))
+            # Without dims the operator cannot be padded along any padded dim of its inputs.
+            padded_inputs = [p.find_padded_dims(*state.axes) if isinstance(state, PaddedTensor) else p.dims for state in states]
+            dims = error.dims or frozenset().union(*padded_inputs)
             refusal = PaddingRefusal(node.name, node.op, error.reason, dims)
         except (IndexError, ValueError, TypeError, AttributeError, KeyError):
-            # Rules index attributes and shapes without checks, so a node of an unexpected form raises one of these.
-            refusal = PaddingRefusal(node.name, node.op, "the padding rule does not support the form of its inputs", p.dims)
+            # Rules index attributes and shapes without checks, so an unexpected number of inputs or axes raises one of these.
+            refusal = PaddingRefusal(node.name, node.op, "the padding rule does not support its inputs or attributes", p.dims)
     p.states.update(dict.fromkeys(node.defines, refusal))
     return node
 
 
 def _record_extents(p: Padder, node: Node) -> Node:
-    """Record the extents of outputs that padding does not affect if the rule can derive them; return the node unchanged."""
+    """Record the extents of the outputs of a node that padding does not affect, if its rule can derive them."""
     rule = RULES.get(node.op)
     if rule is not None and not node.bodies:
         with suppress(Unpaddable, IndexError, ValueError, TypeError, AttributeError, KeyError):
             rule(p, node)
     return node
-
-
-def _find_dims(p: Padder, state: object) -> frozenset[str]:
-    if not isinstance(state, PaddedTensor):
-        return p.dims
-    return frozenset().union(*(part.atoms for axis in state.axes for part in axis)) & p.dims
 
 
 def _apply_rule(p: Padder, node: Node) -> Node:
@@ -289,12 +283,12 @@ def _apply_rule(p: Padder, node: Node) -> Node:
     if rule is None:
         raise Unpaddable("there is no rule for its operator")
     shapes = () if node.domain else PADDED_SHAPES.get(node.op_type, ())
-    if node.op_type in SIZED and any(p.states.get(name) is SIZE for name in node.inputs):
+    if node.op_type in UNSUPPORTED_SHAPE_OPERANDS and any(p.states.get(name) is SIZE for name in node.inputs):
         raise Unpaddable("the shape of its result depends on a padded size in an unsupported way")
-    names = [
-        x if p.states.get(x) is not SIZE else p.shape_operand(x) if n in shapes else p.emit_exact_sizes(x)
-        for n, x in enumerate(node.inputs)
-    ]
+    names = list(node.inputs)
+    for index, name in enumerate(names):
+        if p.states.get(name) is SIZE:
+            names[index] = p.get_shape_operand(name) if index in shapes else p.emit_sizes(name)
     node = replace(node, inputs=tuple(names))
     if not any(name in p.states for name in names):
         return node

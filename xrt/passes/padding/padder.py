@@ -1,10 +1,10 @@
-"""The state of a padding pass: symbolic extents, masks, and added nodes."""
+"""The class `Padder`, with which padding rules read the extents of a node's inputs, add masks and record the result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from xrt.operators import find_value
 from xrt.passes.extents import Extent, Quotient
 
 Axis: TypeAlias = tuple[Extent, ...]
-"""The extents whose product is the length of an axis, outermost first. Several only where a reshape merged a padded extent."""
+"""The extents whose product is the length of an axis, outermost first. There are several if a reshape merged a padded extent."""
 ONE: Axis = (Extent.of(1),)
 
 
@@ -22,7 +22,7 @@ ONE: Axis = (Extent.of(1),)
 class PaddedTensor:
     """A tensor whose leading part, along each padded axis, is the result without padding.
 
-    Elements behind it are undefined, so a reduction over such an axis needs a mask.
+    The other elements are undefined, so a reduction over a padded axis needs a mask.
     """
 
     axes: tuple[Axis, ...]
@@ -44,22 +44,16 @@ class PaddingRefusal:
 
 
 class Unpaddable(Exception):  # internal to this package
-    """Raised by a rule if an operator cannot be padded along ``dims``; empty ``dims`` mean all padded dims of its inputs."""
+    """Raised by a rule if an operator cannot be padded along ``dims``. If these are empty, along no padded dim of its inputs."""
 
     def __init__(self, reason: str, dims: frozenset[str] = frozenset()) -> None:
         super().__init__(reason)
         self.reason, self.dims = reason, dims
 
 
-class _Size:
-    """State of an integer tensor whose elements are sizes that padding changes; `Padder.contents` has them as Extents."""
-
-    def __repr__(self) -> str:
-        return "SIZE"
-
-
-SIZE = _Size()
-State: TypeAlias = PaddedTensor | PaddingRefusal | _Size
+SIZE: Literal["size"] = "size"
+"""State of an integer tensor whose elements are sizes that padding changes; `Padder.find_contents` returns them as Extents."""
+State: TypeAlias = PaddedTensor | PaddingRefusal | Literal["size"]
 """State of a value affected by padding; a value without a state is the same with and without padding."""
 Contents: TypeAlias = "np.ndarray[Any, Any]"
 """Elements of a small integer tensor, as an object array of Extents; None for an unknown element."""
@@ -72,7 +66,7 @@ _Rule = TypeVar("_Rule", bound=Callable[..., Any])
 
 
 def rule(*operators: str) -> Callable[[_Rule], _Rule]:
-    """Decorator that registers a function as the padding rule of operators; it replaces earlier rules."""
+    """Decorate a function to register it as the padding rule of operators. It replaces earlier rules."""
 
     def register(function: _Rule) -> _Rule:
         RULES.update(dict.fromkeys(operators, function))
@@ -84,13 +78,13 @@ def rule(*operators: str) -> Callable[[_Rule], _Rule]:
 SIZE_INPUT = "xrt.size."
 """Prefix of the added inputs that hold unpadded sizes."""
 MAX_TRACKED_ELEMENTS = 64
-"""Integer tensors with more elements are no shapes, so their contents are not tracked."""
+"""Integer tensors with more elements are not shapes, so their contents are not tracked."""
 MASK_OPSET = 11
 """Lowest opset with the operators that masks consist of."""
 
 
 class Padder:
-    """Collects the padded version of a Function: the states of its values, and the nodes and constants that rules add."""
+    """The padded version of a Function under construction: the states of its values, and the nodes and constants so far."""
 
     def __init__(self, function: Function, dims: frozenset[str]) -> None:
         self.function = function
@@ -101,40 +95,42 @@ class Padder:
         self.rules: dict[str, Rule] = {}
         """Rules for single nodes, by node name."""
         self.conditions: dict[Extent, None] = {}
-        """Extents that must not be negative, with and without padding."""
+        """Extents that must not be negative, for unpadded and for padded sizes. The keys of an ordered set."""
         self.fed: dict[str, str] = {}
-        """Dim to the name of the added input that holds its unpadded size."""
+        """Padded dim to the name of the added input with its unpadded size, for the dims that nodes need."""
         self._contents: dict[str, Contents] = {}
         self._emitted: dict[object, str] = {}
+        """The value of each added node and constant, by its content, so that equal ones are shared."""
         self._unaffected: dict[str, tuple[Axis, ...]] = {}
-        """Extents of values that padding does not affect."""
+        """Axes of values that padding does not affect, as far as rules have derived them."""
         self._types: dict[str, TensorType] = {}
         """Types of added values."""
         self._names = FreshNames(function.value_names())
         self._input_atoms: set[str] = set()
         """Symbols of the input shapes; extents made of them can be computed before a call."""
         self._sources: dict[str, tuple[str, int]] = {}
-        """Symbol of an unpadded extent to a (value, axis) whose shape has it."""
+        """Symbol of an unpadded extent to the (value, axis) whose length it is."""
 
-    # ------------------------------------------------------------------ known extents
+    def find_padded_dims(self, *axes: Axis | Extent) -> frozenset[str]:
+        """Find the padded dims that these axes or extents depend on."""
+        extents = [extent for axis in axes for extent in (axis if isinstance(axis, tuple) else (axis,))]
+        return frozenset().union(*(extent.atoms for extent in extents)) & self.dims
 
     def is_padded(self, axis: Axis | Extent) -> bool:
-        parts = axis if isinstance(axis, tuple) else (axis,)
-        return any(part.atoms & self.dims for part in parts)
+        return bool(self.find_padded_dims(axis))
 
     def refuse(self, reason: str, *axes: Axis | Extent) -> Unpaddable:
         """Create the Unpaddable for the padded dims of these axes; the caller raises it."""
-        parts = [part for axis in axes for part in (axis if isinstance(axis, tuple) else (axis,))]
-        return Unpaddable(reason, frozenset().union(*(part.atoms for part in parts)) & self.dims)
+        return Unpaddable(reason, self.find_padded_dims(*axes))
 
-    def single_extent(self, axis: Axis) -> Extent:
-        """The single extent of an axis; raises Unpaddable if a reshape merged several."""
+    def get_single_extent(self, axis: Axis) -> Extent:
+        """Get the extent of an axis. Raises Unpaddable if a reshape merged several."""
         if len(axis) != 1:
             raise self.refuse("the padded axis is merged with others", axis)
         return axis[0]
 
     def check_equal_extents(self, *shapes: Sequence[Axis], skip: int | None = None) -> None:
-        """Raise Unpaddable if operands have different extents along a padded axis; the axis `skip` is not compared."""
+        """Raise Unpaddable if operands have different extents along a padded axis. The axis `skip` is not compared."""
         for index, axes in enumerate(zip(*shapes, strict=True)):
             if index != skip and len(set(axes)) > 1 and any(map(self.is_padded, axes)):
                 raise self.refuse(f"its operands differ along axis {index}", *axes)
@@ -153,13 +149,13 @@ class Padder:
             for atom in extent.atoms:
                 self._sources.setdefault(atom, (value.name, axis))
                 self._input_atoms.add(atom)
-        self.set(value.name, axes, (n for n, parts in enumerate(axes) if self.is_padded(parts)))
+        self.set_axes(value.name, axes, (n for n, parts in enumerate(axes) if self.is_padded(parts)))
 
     def _list_declared_axes(self, name: str, type_: TensorType) -> tuple[Axis, ...]:
         return tuple((Extent.of(f"{name}[{n}]" if dim is None else dim),) for n, dim in enumerate(type_.shape or ()))
 
-    def axes(self, name: str) -> tuple[Axis, ...]:
-        """The axes of a value as extents; raises Unpaddable if its rank is unknown."""
+    def get_axes(self, name: str) -> tuple[Axis, ...]:
+        """Get the axes of a value as extents. Raises Unpaddable if its rank is unknown."""
         state = self.states.get(name)
         if isinstance(state, PaddedTensor):
             return state.axes
@@ -177,42 +173,42 @@ class Padder:
                 self._sources.setdefault(next(iter(extent.atoms)), (name, index))
         return axes
 
-    def dtype(self, name: str) -> DType:
-        """The element type of a value; raises Unpaddable if it is unknown."""
+    def get_dtype(self, name: str) -> DType:
+        """Get the element type of a value. Raises Unpaddable if it is unknown."""
         type_ = self._types.get(name) or self.function.get_type(name)
         if not isinstance(type_, TensorType):
             raise Unpaddable(f"the element type of {name!r} is not known")
         return type_.dtype
 
-    def zeros(self, name: str) -> frozenset[int]:
-        """Axes of a value whose padding is known to be zero."""
+    def get_zero_axes(self, name: str) -> frozenset[int]:
+        """Get the axes of a value whose padding is known to be zero."""
         state = self.states.get(name)
         return state.zeros if isinstance(state, PaddedTensor) else frozenset()
 
-    def set(self, name: str, axes: Iterable[Axis], zeros: Iterable[int] = ()) -> None:
-        """Record the axes of an output, and the indices of those whose padding is zero. An omitted output ("") is skipped."""
+    def set_axes(self, name: str, axes: Iterable[Axis], zeros: Iterable[int] = ()) -> None:
+        """Record the axes of an output, and with ``zeros`` the axes whose padding is zero. An omitted output ("") is skipped."""
         if not name:
             return
-        extents = tuple(axes)
+        recorded = tuple(axes)
         type_ = self._types.get(name) or self.function.get_type(name)
         shape = type_.shape if isinstance(type_, TensorType) else None
-        if shape is not None and len(shape) == len(extents):
+        if shape is not None and len(shape) == len(recorded):
             # A static extent of the declared type is more precise than a symbol.
-            pairs = zip(extents, shape, strict=True)
-            extents = tuple((Extent.of(d),) if isinstance(d, int) and not self.is_padded(axis) else axis for axis, d in pairs)
-        if any(map(self.is_padded, extents)):
-            self.states[name] = PaddedTensor(extents, frozenset(zeros))
+            pairs = zip(recorded, shape, strict=True)
+            recorded = tuple((Extent.of(d),) if isinstance(d, int) and not self.is_padded(axis) else axis for axis, d in pairs)
+        if any(map(self.is_padded, recorded)):
+            self.states[name] = PaddedTensor(recorded, frozenset(zeros))
         else:
-            self._unaffected[name] = extents
+            self._unaffected[name] = recorded
 
-    def new_symbol(self, name: str, axis: int) -> Axis:
-        """Create a symbol for the unknown extent of an unpadded output axis."""
+    def make_symbol(self, name: str, axis: int) -> Axis:
+        """Create a symbol for the unknown extent of an output axis without padding."""
         atom = f"{name}[{axis}]"
         self._sources[atom] = (name, axis)
         return (Extent.of(atom),)
 
     def require_nonnegative(self, extent: Extent) -> None:
-        """Add the condition extent >= 0, with and without padding; raises Unpaddable if the input shapes do not determine it."""
+        """Add the condition extent >= 0, for unpadded and padded sizes. Raises Unpaddable if it can be checked only in a call."""
         if extent.bounds[0] >= 0:
             return
         if self.is_known(extent):
@@ -225,10 +221,8 @@ class Padder:
         """Whether the extent can be computed from the input shapes."""
         return extent.atoms <= self._input_atoms
 
-    # ------------------------------------------------------------------ contents
-
-    def contents(self, name: str) -> Contents | None:
-        """Elements of an integer tensor; None if it is no integer tensor, is too large, or was not tracked."""
+    def find_contents(self, name: str) -> Contents | None:
+        """Find the elements of an integer tensor. None for other tensors, large ones, and those that are not tracked."""
         if name in self._contents:
             return self._contents[name]
         constant = find_value(name, self.function)
@@ -237,45 +231,46 @@ class Padder:
         return self.set_contents(name, constant.array.tolist())
 
     def set_contents(self, name: str, elements: Any) -> Contents:
-        """Record and return the elements of an integer tensor: each an int, an Extent, or None if unknown."""
+        """Record the elements of an integer tensor, each an int, an Extent, or None if unknown; return them as Extents."""
         array = np.array(elements, object) if not isinstance(elements, np.ndarray) else elements
         extents = np.empty(array.shape, object)
         for index in np.ndindex(array.shape):
             extents[index] = Extent.of(int(array[index])) if isinstance(array[index], int) else array[index]
         self._contents[name] = extents
         if any(isinstance(extent, Extent) and self.is_padded(extent) for extent in extents.flat):
-            # Padding changes this size, so a node that uses it as a value must get the unpadded size (`emit_exact_sizes`).
+            # Padding changes this size, so a node that uses it as a value must get the unpadded size (`emit_sizes`).
             self.states[name] = SIZE
         return extents
 
-    def elements(self, name: str) -> list[Extent | None] | None:
-        """Elements of an integer vector or scalar; None if they are not tracked or the rank is higher."""
-        contents = self.contents(name) if name else None
+    def find_elements(self, name: str) -> list[Extent | None] | None:
+        """Find the elements of an integer vector or scalar as a list. None if they are not tracked, or for a higher rank."""
+        contents = self.find_contents(name) if name else None
         return None if contents is None or contents.ndim > 1 else list(contents.reshape(-1))
 
-    def known_extents(self, name: str, label: str) -> list[Extent]:
-        """Elements of a vector or scalar; raises Unpaddable unless all are known. The error calls the tensor ``label``."""
-        elements = self.elements(name)
+    def read_extents(self, name: str, label: str) -> list[Extent]:
+        """Find the elements of a vector or scalar. Raises Unpaddable, which names the ``label``, if one is unknown."""
+        elements = self.find_elements(name)
         if elements is None or None in elements:
             raise Unpaddable(f"its {label}, {name!r}, is not known")
         return [extent for extent in elements if extent is not None]
 
     def read_integers(self, node: Node, input_index: int, attribute: str = "") -> list[int] | None:
-        """Read integers from an attribute, else a constant input; None if both are absent. Raises Unpaddable if not constant."""
+        """Read integers from an attribute, or else from an input. None if both are absent.
+
+        Raises Unpaddable if the input is not constant.
+        """
         value = node.attr(attribute) if attribute else None
         if value is not None:
             return list(value) if isinstance(value, list | tuple) else [value]
-        name = node.inputs[input_index] if 0 <= input_index < len(node.inputs) else ""
+        name = node.inputs[input_index] if input_index < len(node.inputs) else ""
         if not name:
             return None
-        numbers = [None if extent is None else extent.number for extent in self.elements(name) or [None]]
+        numbers = [None if extent is None else extent.number for extent in self.find_elements(name) or [None]]
         if None in numbers:
             raise Unpaddable(f"input {input_index} is not a constant")
         return [number for number in numbers if number is not None]
 
-    # ------------------------------------------------------------------ new nodes
-
-    def constant(self, value: Any) -> str:
+    def add_constant(self, value: Any) -> str:
         """Add a constant, unless there is an equal one, and return its name."""
         constant = Constant(np.asarray(value))
         key = (constant.dtype, constant.shape, constant.digest)
@@ -284,7 +279,7 @@ class Padder:
             self.constants[self._emitted[key]] = constant
         return self._emitted[key]
 
-    def node(self, op_type: str, *inputs: str, **attributes: Any) -> str:
+    def add_node(self, op_type: str, *inputs: str, **attributes: Any) -> str:
         """Add a node, unless there is an equal one, and return its output."""
         key = (op_type, inputs, tuple(sorted(attributes.items())))
         if key not in self._emitted:
@@ -292,21 +287,25 @@ class Padder:
             self.nodes.append(Node(op_type, inputs, (self._emitted[key],), read_attributes(attributes)))
         return self._emitted[key]
 
+    def emit_reshape(self, name: str, shape: Sequence[int]) -> str:
+        """Add a Reshape to a constant shape, and return its output."""
+        return self.add_node("Reshape", name, self.add_constant(np.array(shape, np.int64)))
+
     def emit_extent(self, extent: Extent) -> str:
         """Add nodes that compute the unpadded value of an extent; return the name of the int64 scalar."""
         total = ""
         for monomial, factor in extent.terms:
             names = [self._emit_atom(atom) for atom in monomial]
-            product = self.constant(np.int64(factor)) if factor != 1 or not names else names.pop()
+            product = self.add_constant(np.int64(factor)) if factor != 1 or not names else names.pop()
             for name in names:
-                product = self.node("Mul", product, name)
-            total = self.node("Add", total, product) if total else product
-        return total or self.constant(np.int64(0))
+                product = self.add_node("Mul", product, name)
+            total = self.add_node("Add", total, product) if total else product
+        return total or self.add_constant(np.int64(0))
 
     def _emit_atom(self, atom: str | Quotient) -> str:
         if isinstance(atom, Quotient):
             # ONNX's Div rounds towards zero, which is the floor here: extents are not negative.
-            return self.node("Div", self.emit_extent(atom.dividend), self.constant(np.int64(atom.divisor)))
+            return self.add_node("Div", self.emit_extent(atom.dividend), self.add_constant(np.int64(atom.divisor)))
         if atom in self.dims:
             return self.fed.setdefault(atom, SIZE_INPUT + atom)
         if atom not in self._sources:
@@ -315,72 +314,66 @@ class Padder:
 
     def emit_length(self, name: str, axis: int) -> str:
         """Add nodes that read the length of an axis at run time, including padding; return the name of the int64 scalar."""
-        return self.node("Gather", self.node("Shape", name), self.constant(np.int64(axis)), axis=0)
+        return self.add_node("Gather", self.add_node("Shape", name), self.add_constant(np.int64(axis)), axis=0)
 
     def emit_vector(self, extents: Iterable[Extent]) -> str:
         """Add nodes that compute the unpadded values of extents; return the name of the int64 vector."""
-        parts = [self.node("Reshape", self.emit_extent(extent), self.constant(np.array([1], np.int64))) for extent in extents]
-        return self.node("Concat", *parts, axis=0)
+        return self.add_node("Concat", *(self.emit_reshape(self.emit_extent(extent), [1]) for extent in extents), axis=0)
 
-    def emit_exact_sizes(self, name: str) -> str:
-        """Like `emit_vector`, for the sizes in tensor `name` and in its shape and type; raises Unpaddable if one is unknown."""
-        extents = self._contents[name]
-        if any(extent is None for extent in extents.flat):
+    def emit_sizes(self, name: str, sizes: Sequence[Extent] | None = None) -> str:
+        """Add nodes that compute the unpadded `sizes`, as a tensor with the shape and element type of tensor `name`.
+
+        By default the sizes are those in the tensor. Raises Unpaddable if one of these is unknown.
+        """
+        if sizes is None:
+            sizes = list(self._contents[name].flat)
+        if None in sizes:
             raise Unpaddable(f"{name!r} holds sizes, some of which are unknown")
-        return self.emit_sizes(name, extents.flat)
-
-    def emit_sizes(self, name: str, sizes: Iterable[Extent]) -> str:
-        """Add nodes that compute the unpadded `sizes`, as a tensor with the shape and element type of tensor `name`."""
-        shape, dtype = self._contents[name].shape, self.dtype(name)
-        emitted = self.node("Reshape", self.emit_vector(sizes), self.constant(np.array(shape, np.int64)))
-        emitted = emitted if dtype is DType.INT64 else self.node("Cast", emitted, to=dtype.onnx)
+        shape, dtype = self._contents[name].shape, self.get_dtype(name)
+        emitted = self.emit_reshape(self.emit_vector(sizes), shape)
+        emitted = emitted if dtype is DType.INT64 else self.add_node("Cast", emitted, to=dtype.onnx)
         self._types[emitted] = TensorType(dtype, shape)
         return emitted
 
     def emit_range(self, count: str) -> str:
         """Add a node that computes the int64 vector 0, 1, ..., count - 1; ``count`` names an int64 scalar."""
-        return self.node("Range", self.constant(np.int64(0)), count, self.constant(np.int64(1)))
+        return self.add_node("Range", self.add_constant(np.int64(0)), count, self.add_constant(np.int64(1)))
 
     def emit_positions(self, start: Extent, count: Extent) -> str:
         """Add nodes that compute the int64 vector start, ..., start + count - 1 of unpadded `start` and `count`."""
-        return self.node("Add", self.emit_range(self.emit_extent(count)), self.emit_extent(start))
+        return self.add_node("Add", self.emit_range(self.emit_extent(count)), self.emit_extent(start))
 
-    def shape_operand(self, name: str) -> str:
-        """Name of the shape operand to use for an operator with a padded result; here the operand of the model itself."""
+    def get_shape_operand(self, name: str) -> str:
+        """Get the name of the shape operand to use for an operator with a padded result: that of the model."""
         return name
-
-    # ------------------------------------------------------------------ masks
 
     def emit_valid_flags(self, name: str, axis: int) -> str:
         """Add nodes that compute a boolean vector along an axis: True for valid elements, False for padding."""
         if (opset := self.function.opsets.get("", 0)) < MASK_OPSET:
             raise Unpaddable(f"a mask needs opset {MASK_OPSET}, and the model has {opset}")
-        extent = self.single_extent(self.axes(name)[axis])
+        extent = self.get_single_extent(self.get_axes(name)[axis])
         # Equal extents share one mask.
         key = ("valid", extent)
         if key not in self._emitted:
-            self._emitted[key] = self.node("Less", self.emit_range(self.emit_length(name, axis)), self.emit_extent(extent))
+            self._emitted[key] = self.add_node("Less", self.emit_range(self.emit_length(name, axis)), self.emit_extent(extent))
         return self._emitted[key]
 
-    def mask(self, name: str, axis: int, fill: Any) -> str:
-        """Replace the padding of an axis by `fill`; return the name of the masked tensor."""
-        if fill == 0 and axis in self.zeros(name):
-            return name
-        shape = [1] * len(self.axes(name))
+    def mask(self, name: str, axes: Iterable[int], fill: Any) -> str:
+        """Replace the padding of axes by `fill`; return the name of the masked tensor. Axes without padding are skipped."""
+        for axis in axes:
+            if self.is_padded(self.get_axes(name)[axis]) and not (fill == 0 and axis in self.get_zero_axes(name)):
+                name = self._mask_axis(name, axis, fill)
+        return name
+
+    def _mask_axis(self, name: str, axis: int, fill: Any) -> str:
+        shape = [1] * len(self.get_axes(name))
         shape[axis] = -1
-        flags = self.node("Reshape", self.emit_valid_flags(name, axis), self.constant(np.array(shape, np.int64)))
+        flags = self.emit_reshape(self.emit_valid_flags(name, axis), shape)
         # Where, not Mul by zero: the padding may hold NaN or infinities.
-        number = self.constant(np.asarray(fill).astype(self.dtype(name).numpy))
-        masked = self.node("Where", flags, name, number)
+        number = self.add_constant(np.asarray(fill).astype(self.get_dtype(name).numpy))
+        masked = self.add_node("Where", flags, name, number)
         state = self.states[name]
         assert isinstance(state, PaddedTensor)  # its axis is padded
         self.states[masked] = replace(state, zeros=state.zeros | {axis} if fill == 0 else state.zeros - {axis})
-        self._types[masked] = TensorType(self.dtype(name))
+        self._types[masked] = TensorType(self.get_dtype(name))
         return masked
-
-    def mask_all(self, name: str, axes: Iterable[int], fill: Any) -> str:
-        """Replace the padding of those of these axes that are padded by `fill`; return the name of the masked tensor."""
-        for axis in axes:
-            if self.is_padded(self.axes(name)[axis]):
-                name = self.mask(name, axis, fill)
-        return name
