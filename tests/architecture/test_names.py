@@ -175,7 +175,6 @@ LEFT = Counter(
         "engines/native/fusion.py": 3,
         "engines/openvino/engine.py": 1,
         "engines/ort/engine.py": 1,
-        "engines/toy/devices.py": 4,
         "engines/toy/native.py": 1,
         "engines/tvm/engine.py": 3,
         "engines/tvm/schedules.py": 1,

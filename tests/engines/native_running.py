@@ -12,7 +12,7 @@ from xrt.engines import native
 from xrt.engines.native.fusion import DOMAIN, ELEMENTWISE, fuse_elementwise
 from xrt.engines.toy import KernelContext
 from xrt.engines.toy.kernels import get_namespace, ops
-from xrt.engines.toy.tape import StepKernel, make_tape
+from xrt.engines.toy.tape import StepKernel, TapeBuilder
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 
 Array = np.ndarray[Any, Any]
@@ -73,7 +73,7 @@ def on_python(function: Function, inputs: Sequence[Array]) -> list[Array]:
 
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, of the mean of nothing
-        return make_tape(function, kernel_of).run(inputs)
+        return TapeBuilder(function, kernel_of).build("toy").run(inputs)
 
 
 def _no_bodies(function: Function) -> Any:

@@ -1,6 +1,6 @@
 """The toy engine: NumPy kernels for common operators, and ``onnx.reference`` for the others.
 
-A Function is compiled to a tape, which is a list of kernel calls. No optimization crosses a node, so partitioning a Function
+A Function is compiled to a tape, which is a list of kernel calls. Nodes are not optimized together, so partitioning a Function
 does not change a single bit of its results.
 """
 

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from xrt.graph import Constant, DType, Function, MapType, Node, OptionalType, SequenceType, TensorType, Type
+from xrt.graph import Constant, DType, Function, MapType, Node, OptionalType, SequenceType, TensorType
+from xrt.passes.contents import PROPAGATED
 
 MAX_SHAPE_ELEMENTS = 64
-"""A constant with more elements is not treated as a shape, because a shape has at most as many elements as NumPy supports
-axes."""
+"""A constant with more elements is not treated as a shape: NumPy supports at most 64 axes."""
 SHAPE_OPS = frozenset({"Shape", "Size"})
 """Operators that read only the shape of their input, not its data."""
-SHAPE_ARITHMETIC_OPS = frozenset(
-    [
-        *("Abs", "Add", "And", "Cast", "Ceil", "Concat", "Div", "Equal"),
-        *("Floor", "Gather", "Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Max"),
-        *("Min", "Mod", "Mul", "Neg", "Not", "Or", "ReduceMax", "ReduceMin"),
-        *("ReduceProd", "ReduceSum", "Reshape", "Slice", "Split", "Sqrt", "Squeeze", "Sub"),
-        *("Unsqueeze", "Where"),
-    ]
-)
-"""Operators with which models compute shapes from shapes."""
+SHAPE_ARITHMETIC_OPS = PROPAGATED.difference(("ConstantOfShape", "Expand", "Tile")) | {"Sqrt"}
+"""Operators with which models compute shapes from shapes. Not those that make tensors of such a shape."""
 
 
 def find_shape_values(function: Function) -> frozenset[str]:
-    """Find the names of shapes: results of Shape and Size, small Constant nodes, and values computed from these. Linear time."""
+    """Find the names of shapes: results of Shape, Size and small Constant nodes, and values computed from them. Linear time."""
     shape_values: set[str] = set()
     for node in function.nodes:
         if not node.domain and _computes_sizes(node, function, shape_values):
@@ -33,15 +25,15 @@ def find_shape_values(function: Function) -> frozenset[str]:
 
 
 def _computes_sizes(node: Node, function: Function, shape_values: set[str]) -> bool:
-    """Whether the results of a node are shapes, given the names of those before it."""
+    """Whether the results of a node are shapes. ``shape_values`` has the names of the shapes that earlier nodes compute."""
     if node.op_type in SHAPE_OPS:
         return True
     if node.op_type == "Constant":
         return all(_has_few_numbers(attribute.value) for attribute in node.attributes)
-    reads = [name for name in node.inputs if name]
-    if node.op_type not in SHAPE_ARITHMETIC_OPS or not any(name in shape_values for name in reads):
+    inputs = [name for name in node.inputs if name]
+    if node.op_type not in SHAPE_ARITHMETIC_OPS or shape_values.isdisjoint(inputs):
         return False
-    return all(name in shape_values or _is_small(function.constants.get(name)) for name in reads)
+    return all(name in shape_values or _is_small(function.constants.get(name)) for name in inputs)
 
 
 def _has_few_numbers(value: object) -> bool:
@@ -77,22 +69,14 @@ def why_not_on_device(node: Node, function: Function) -> str | None:
     if node.device.partition(":")[0] in ("", "cpu"):
         return None
     for name in (*node.uses, *node.defines):
-        if _contains_map(function.get_type(name)):
+        element = function.get_type(name)
+        while isinstance(element, SequenceType | OptionalType):
+            element = element.element
+        if isinstance(element, MapType):
             return f"value {name!r} is {function.get_type(name)}, and maps are stored on the host"
-        dtype = _find_dtype(function.get_type(name))
+        dtype = element.dtype if isinstance(element, TensorType) else None
         if dtype is not None and dtype not in CUPY_DTYPES:
             return f"value {name!r} is {dtype}, which CuPy does not support"
         if dtype is DType.BFLOAT16 and node.op_type in ("TopK", "Unique"):
             return "CuPy does not sort bfloat16"
     return None
-
-
-def _find_dtype(type_: Type | None) -> DType | None:
-    if isinstance(type_, SequenceType):
-        return _find_dtype(type_.element)
-    return type_.dtype if isinstance(type_, TensorType) else None
-
-
-def _contains_map(type_: Type | None) -> bool:
-    inside = type_.element if isinstance(type_, SequenceType | OptionalType) else type_
-    return isinstance(inside, MapType)

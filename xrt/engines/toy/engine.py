@@ -28,7 +28,7 @@ from xrt.engines.toy.native import (
     order_updates,
 )
 from xrt.engines.toy.reference import isolate_node
-from xrt.engines.toy.tape import DeviceExecutable, InterpretedExecutable, StepKernel, Tape, make_tape
+from xrt.engines.toy.tape import DeviceExecutable, InterpretedExecutable, StepKernel, Tape, TapeBuilder
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import Function, Node, is_static
 from xrt.passes import infer_shapes
@@ -50,12 +50,12 @@ def _list_versions() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Toy(GraphCompiler):
-    """NumPy kernels for the operators of common models, and the reference operators of the ``onnx`` package for the others.
+    """NumPy kernels for the operators of common models, and the reference operators of the ``onnx`` package for all others.
 
-    ``toy{native=off}`` is the reference: its Python kernels are complete and simple rather than fast, and their results are the
-    same bits in every run. Native kernels replace them for nodes of known shapes, and round differently. Native kernels and large
-    matrix products use the threads that the module allows; the rest of a Python kernel runs on the calling thread. On a GPU the
-    Python kernels compute with CuPy, one kernel call per node.
+    ``toy{native=off}`` is the reference: its Python kernels are simple rather than fast, and their results are the same bits in
+    every run. Native kernels replace them for nodes of known shapes, and round differently. Native kernels and large matrix
+    products use the threads that the module allows; Python kernels otherwise run on the calling thread. On a GPU the Python
+    kernels compute with CuPy, one kernel call per node.
     """
 
     name: ClassVar[str] = "toy"
@@ -65,7 +65,7 @@ class Toy(GraphCompiler):
     """The Python kernels. A derived engine sets this to ``Toy.kernels.extend(name)``, and registers its own kernels there."""
 
     native: Literal["auto", "on", "off"] = "auto"
-    """Whether to use native kernels: ``auto`` if XRT's library was built, ``on`` always, or raise an error, ``off`` never."""
+    """Whether to use native kernels: ``auto`` if XRT's library was built, ``on`` always (raises without it), ``off`` never."""
     libraries: tuple[str, ...] = option((), names_files=True)
     """Paths of shared libraries with more kernels, which are tried before XRT's of the same priority. See the tutorial "Write a
     kernel"."""
@@ -77,17 +77,16 @@ class Toy(GraphCompiler):
             raise OptionError(f"engine {self.name!r} has libraries of native kernels and native='off'; set only one of them")
         if self.native == "on" or self.libraries:
             require_native_library()
-        # Opened here, so that a wrong path is an error of the option and not of a later compile.
+        # Open them here, so that a wrong path is an error of the option and not of a later compile.
         open_bundled(self.libraries, with_shipped=False)
 
     def version(self) -> str:
-        """The versions of XRT and of the libraries that may affect results. A native library includes a hash of its file."""
-        python = _list_versions()
-        native = [f"native {library.signature}" for library in self._list_libraries()]
-        return ", ".join([*python, *(native or ["no native kernels"])])
+        """List the versions of XRT and of the libraries that may affect results, and the hashes of native libraries."""
+        native = [f"native {library.signature}" for library in self._list_libraries()] or ["no native kernels"]
+        return ", ".join([*_list_versions(), *native])
 
     def available_devices(self) -> tuple[str, ...]:
-        """The devices that this installation supports: ``cpu``, and ``cuda`` if CuPy is installed."""
+        """List the devices that this installation supports: ``cpu``, and ``cuda`` if CuPy is installed."""
         return self.devices if find_spec("cupy") is not None else ("cpu",)
 
     def missing_features(self) -> str:
@@ -108,7 +107,7 @@ class Toy(GraphCompiler):
         is_cpu = context.device == "cpu"
         if not is_cpu and context.accelerator is None:
             raise CompileRefused(f"engine {self.name!r} needs an accelerator for {context.device}; compile through XRTModule")
-        # Before the check, because the support of a node depends on its device.
+        # Assign devices before the check, because the support of a node depends on its device.
         function = function if is_cpu else plan_device_steps(function, context.device)
         for node in function.nodes:
             if reason := self.why_not(node, function):
@@ -122,7 +121,7 @@ class Toy(GraphCompiler):
         return _Compiler(self._select_kernels(), context.threads).compile(function)
 
     def _list_libraries(self) -> tuple[NativeLibrary, ...]:
-        """List the enabled libraries of native kernels: the user's, then XRT's."""
+        """List the native libraries in use: those of option ``libraries``, then XRT's."""
         return open_bundled(self.libraries, with_shipped=self.native != "off")
 
     def _select_kernels(self) -> KernelSelection:
@@ -130,7 +129,7 @@ class Toy(GraphCompiler):
 
 
 MAX_COMPILED_BODY_SHAPES = 2
-"""Maximum number of native tapes per body. The shapes in a Loop either stay the same, or change in every iteration."""
+"""Maximum number of native tapes per body. If the shapes in a Loop change at all, they usually change in every iteration."""
 
 
 class _Compiler:
@@ -151,19 +150,18 @@ class _Compiler:
         return self._compile_by_shapes(function) if self._has_native_kernel(function) else self._compile_to_tape(function)
 
     def make_tape(self, function: Function, find_segment: Callable[[Node], StepKernel | None] = lambda node: None) -> Tape:
-        """Build a tape of Python kernels, except for nodes that stand for a native run: ``find_segment`` finds theirs."""
-        return make_tape(
-            function,
-            lambda node: find_segment(node) or self._make_kernel(node, function),
-            self._selection.engine,
-            self._accelerator,
-        )
+        """Build a tape. ``find_segment`` finds the kernels of nodes that replace native runs; others have Python kernels."""
+
+        def make_kernel(node: Node) -> StepKernel:
+            return find_segment(node) or self._make_kernel(node, function)
+
+        return TapeBuilder(function, make_kernel, self._accelerator).build(self._selection.engine)
 
     def _compile_by_shapes(self, function: Function, max_shapes: int = MAX_COMPILED_SHAPES) -> PerShapeExecutable:
         return PerShapeExecutable(function, self._compile_static, lambda: self._compile_to_tape(function), max_shapes)
 
     def _compile_static(self, function: Function) -> Executable:
-        """Compile to one native call if native kernels support all nodes, else to a tape of Python kernels and segments."""
+        """Compile to one native call if native kernels support all nodes, else to a tape of Python kernels and native runs."""
         segments = fold_segments(_infer_types(function), self._selection, self._threads)
         return segments.make_executable() or self._compile_to_tape(segments.function, segments.find_kernel)
 
@@ -175,9 +173,8 @@ class _Compiler:
         return InterpretedExecutable(function, self.make_tape(function, find_segment), self._threads, self._selection.has_native)
 
     def _has_native_kernel(self, function: Function) -> bool:
-        """Whether a native kernel may support some node when the shapes are known."""
-        function = _infer_types(function)
-        selection = self._selection
+        """Whether there is a node that a native kernel may support when the shapes are known."""
+        function, selection = _infer_types(function), self._selection
         return any(selection.can_join_chain(node, function) or selection.find_native(node, function) for node in function.nodes)
 
     def _make_kernel(self, node: Node, function: Function) -> StepKernel:
@@ -193,15 +190,15 @@ class _Compiler:
         return StepKernel(kernel(node, ctx))
 
     def _make_native_kernel(self, node: Node, function: Function, reason: str) -> Run:
-        """Make a kernel for a node that only native kernels support, if shapes are known: it prepares one for each set of shapes.
+        """Make a kernel for a node that no Python kernel supports: it compiles a native kernel for each set of input shapes.
 
-        Raises CompileRefused with ``reason`` if no native kernel supports the node.
+        Raises CompileRefused with ``reason`` if no native kernel supports the node either.
         """
         if self._selection.has_native and self._selection.find_native(node, function):
             executable = PerShapeExecutable(isolate_node(node, function, function.constants), self._compile_static)
             # A value that is two inputs of the node is one input of the isolated Function.
-            reads = list(dict.fromkeys(name for name in node.inputs if name not in function.constants))
-            return lambda *arrays: tuple(executable.run(_select_arrays(node, arrays, reads)))
+            input_indices = [node.inputs.index(value.name) for value in executable.function.inputs]
+            return lambda *arrays: tuple(executable.run([arrays[i] for i in input_indices]))
         raise CompileRefused(f"engine {self._selection.engine!r} does not support node {node.name!r} ({node.op}): {reason}")
 
     def _compile_body(self, function: Function) -> Callable[[Sequence[Any]], Any]:
@@ -211,12 +208,6 @@ class _Compiler:
         # The nodes of a body have no device yet. They run on the device of the node that has the body.
         device = self._accelerator.name if self._accelerator else ""
         return self.make_tape(plan_device_steps(function, device)).run
-
-
-def _select_arrays(node: Node, arrays: Sequence[Any], reads: Sequence[str]) -> list[Any]:
-    """Select those of the node's inputs (``arrays``) whose names are in ``reads``."""
-    arrays_by_name = dict(zip(node.inputs, arrays, strict=True))
-    return [arrays_by_name[name] for name in reads if name]
 
 
 def _infer_types(function: Function) -> Function:

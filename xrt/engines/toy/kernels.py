@@ -32,7 +32,7 @@ longer."""
 
 
 class _ActiveRuns(threading.local):
-    """The thread counts of the active runs of this thread. Runs are nested, because the body of a Loop runs inside a run."""
+    """The thread counts of the active runs of this thread, the innermost last: the body of a Loop runs inside a run."""
 
     def __init__(self) -> None:
         self.threads: list[int] = []
@@ -42,7 +42,7 @@ _runs = _ActiveRuns()
 
 
 class ProductThreads:
-    """Context manager for runs, in which matrix products use up to ``threads`` threads. Concurrent runs may share it."""
+    """A context manager, inside of which matrix products use up to ``threads`` threads. Concurrent runs may share it."""
 
     __slots__ = ("_blas", "_threads")
 
@@ -60,9 +60,9 @@ class ProductThreads:
 
 
 def make_product_context(threads: int, has_native: bool) -> ProductThreads | nullcontext[None]:
-    """Make the context for runs with ``threads`` threads; with one thread if there is no native library (``has_native``).
+    """Make the context for runs with ``threads`` threads, or with one thread if there is no native library (``has_native``).
 
-    Products use at most as many threads as BLAS is configured for, because the user may have limited that.
+    Products use at most as many threads as BLAS is configured for, because the user may have limited these.
     """
     blas = find_blas()
     if blas.unlimited_threads == 1:
@@ -75,16 +75,12 @@ def multiply(xp: Any, a: Array, b: Array) -> Array:
     if xp is not np or not _runs.threads or a.ndim < 2 or b.ndim < 2 or a.size * b.shape[-1] < MIN_THREADED_WORK:
         return xp.matmul(a, b)  # type: ignore[no-any-return]  # an array module's
     threads, calls = _runs.threads[-1], find_blas().calls
-    if (
-        threads == 1
-        or calls is None
-        or a.dtype != b.dtype
-        or a.dtype not in (np.float32, np.float64)
-        or a.shape[-1] != b.shape[-2]
-    ):
-        return np.matmul(a, b)  # type: ignore[no-any-return]
-    # None if a batch broadcasts along only some of its axes. NumPy supports that.
-    result = native.multiply(calls, a, b, threads)
+    is_float = a.dtype == b.dtype and a.dtype in (np.float32, np.float64)
+    result = None
+    # NumPy raises the error if the extents do not match.
+    if threads > 1 and calls is not None and is_float and a.shape[-1] == b.shape[-2]:
+        # The result is None if a batch broadcasts along only some of its axes, which NumPy supports.
+        result = native.multiply(calls, a, b, threads)
     return np.matmul(a, b) if result is None else result
 
 
@@ -92,14 +88,15 @@ _NUMPY = ArrayNamespace(np, multiply)
 
 
 class DeviceNamespace(ArrayNamespace):
-    """The functions of CuPy, changed to return NumPy's results where these differ."""
+    """The functions of CuPy, corrected where their results differ from NumPy's."""
 
     def remainder(self, a: Array, b: Array) -> Array:
         """Compute the remainder with the sign of the divisor. CuPy's is NaN for an infinite divisor."""
         if a.dtype.kind in "iu":
             return self.module.remainder(a, b)  # type: ignore[no-any-return]  # an array module's
-        rest = self.module.fmod(a, b)
-        return self.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+        remainder = self.module.fmod(a, b)
+        has_other_sign = (remainder != 0) & ((remainder < 0) != (b < 0))
+        return self.where(has_other_sign, remainder + b, remainder)
 
     def where(self, condition: Array, a: Array, b: Array) -> Array:
         """Select elements. CuPy's result for bfloat16 is float32, so it is converted back."""
@@ -112,5 +109,5 @@ _BFLOAT16 = DType.BFLOAT16.numpy
 
 
 def get_namespace(module: Any) -> ArrayNamespace:
-    """Get the array namespace of NumPy, with matrix products by `multiply`, or make that of another ``module``, such as CuPy."""
+    """Get the array namespace of NumPy, whose matrix products `multiply` computes, or make one for CuPy."""
     return _NUMPY if module is np else DeviceNamespace(module)

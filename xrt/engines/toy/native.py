@@ -1,11 +1,11 @@
-"""Group nodes with native kernels into runs. Each run is one native call, which needs known shapes."""
+"""Replace runs of nodes with native kernels by one node each, whose kernel is one native call. This needs known shapes."""
 
 from __future__ import annotations
 
 import heapq
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -24,13 +24,13 @@ from xrt.engines.toy import reference
 from xrt.engines.toy.tape import StepKernel
 from xrt.errors import CompileRefused, ModelError
 from xrt.forking import renew_after_fork
-from xrt.graph import DType, Function, Node, TensorType, Type, Value, find_schema, is_static
+from xrt.graph import DType, Function, Node, TensorType, Value, find_schema, is_static
 from xrt.passes import infer_shapes, specialize
 
 SEGMENT_NODE = Node("Segment", (), (), domain=DOMAIN)
 """The node that replaces a run of native nodes. Its kernel runs the native tape of these nodes."""
 MAX_COMPILED_SHAPES = 16
-"""Maximum number of sets of input shapes for which an executable keeps tapes, because each tape holds memory."""
+"""Maximum number of sets of input shapes for which an executable keeps tapes. Each tape occupies memory."""
 
 
 class Segments:
@@ -64,29 +64,30 @@ class Segments:
 
 
 def fold_segments(function: Function, selection: KernelSelection, threads: int) -> Segments:
-    """Replace the runs of nodes with native kernels in a closed Function by one node each, and build their tapes.
+    """Replace each run of nodes with native kernels in a closed Function by one node, and build the tapes of these nodes.
 
-    If the ``prepare`` of a kernel rejects a node, the next kernel is tried. Raises CompileFailed if a kernel fails or declares a
-    wrong type.
+    If the ``prepare`` of a kernel rejects a node, the kernel of next priority is tried. Raises CompileFailed if a kernel fails or
+    declares a wrong type.
     """
     rejections: Rejections = frozenset()
-    unfused: frozenset[str] = frozenset()
+    unfused: set[str] = set()
+
+    def can_fuse(node: Node) -> bool:
+        return node.name not in unfused and selection.can_join_chain(node, function)
+
     while True:
         try:
-            # After a rejection start again, because chains and runs depend on the kernels of all nodes.
-            return _fold_native_runs(order_updates(_fuse_chains(function, selection, unfused)), selection, threads, rejections)
+            fused = order_updates(fuse_elementwise(function, can_fuse))
+            return _fold_native_runs(fused, selection, threads, rejections)
         except _KernelRejection as rejection:
+            # Start again, because chains and runs depend on the kernels of all nodes.
             rejections |= {(rejection.node.name, rejection.kernel)}
-            unfused |= {*rejection.node.attr("nodes", ())} if rejection.node.domain == DOMAIN else frozenset()
-
-
-def _fuse_chains(function: Function, selection: KernelSelection, unfused: frozenset[str]) -> Function:
-    """Fuse chains of elementwise nodes, except the nodes whose names are in ``unfused``."""
-    return fuse_elementwise(function, lambda node: node.name not in unfused and selection.can_join_chain(node, function))
+            if rejection.node.domain == DOMAIN:
+                unfused.update(rejection.node.attr("nodes", ()))
 
 
 class _KernelRejection(Exception):
-    """The ``prepare`` of a kernel rejected its node."""
+    """Raised if the ``prepare`` of a kernel rejects its node."""
 
     def __init__(self, node: Node, kernel: NativeKernel) -> None:
         super().__init__(node, kernel)
@@ -117,10 +118,11 @@ def _fold_native_runs(function: Function, selection: KernelSelection, threads: i
 
 def _redirect_control_edges(nodes: Sequence[Node], runs: Mapping[str, Sequence[Node]]) -> Iterator[Node]:
     """Let control edges from and to folded nodes refer to the node of their run. ``runs`` has the folded nodes by its name."""
-    owner = {node.name: name for name, run in runs.items() for node in run}
+    run_names = {node.name: name for name, run in runs.items() for node in run}
     for node in nodes:
-        names = [name for source in runs.get(node.name, (node,)) for name in source.control]
-        control = tuple(dict.fromkeys(owner.get(name, name) for name in names if owner.get(name, name) != node.name))
+        predecessors = [name for folded in runs.get(node.name, (node,)) for name in folded.control]
+        names = dict.fromkeys(run_names.get(name, name) for name in predecessors)
+        control = tuple(name for name in names if name != node.name)
         yield node if control == node.control else replace(node, control=control)
 
 
@@ -131,16 +133,15 @@ VIEW_OPS = frozenset(
 
 
 def order_updates(function: Function) -> Function:
-    """Order the nodes that read an input with an alias before the node that overwrites it with the aliased output.
+    """Add control edges, so that nodes that read an input with an alias run before the node that overwrites it in place.
 
-    Nodes that read a view of the input are ordered too. The order is expressed by control edges. A reader that depends on the
-    output gets none, so that the output is copied afterwards instead. Takes linear time if the order of the nodes satisfies the
-    edges already.
+    Nodes that read a view of the input are ordered too. A reader that depends on the aliased output gets no edge; then the output
+    is copied to the input after the run. Linear time if the nodes are in this order already.
     """
     if not function.aliases:
         return function
     index = {node.name: k for k, node in enumerate(function.nodes)}
-    earlier: dict[str, set[str]] = {}
+    readers_by_writer: dict[str, set[str]] = {}
     for source, result in function.aliases:
         writer = function.producer(result)
         if writer is None:
@@ -149,10 +150,10 @@ def order_updates(function: Function) -> Function:
         # Of the nodes that depend on the writer only readers matter, so search no further than the last of them.
         last_reader = max((index[name] for name in readers), default=-1)
         if readers := readers - _find_dependents(function, writer, index[writer.name], last_reader):
-            earlier.setdefault(writer.name, set()).update(readers)
-    if not earlier:
+            readers_by_writer.setdefault(writer.name, set()).update(readers)
+    if not readers_by_writer:
         return function
-    nodes = [replace(node, control=(*node.control, *sorted(earlier.get(node.name, ())))) for node in function.nodes]
+    nodes = [replace(node, control=(*node.control, *sorted(readers_by_writer.get(node.name, ())))) for node in function.nodes]
     try:
         return function.replace(nodes=tuple(nodes))
     except ModelError:  # a cycle: two updates depend on each other
@@ -172,7 +173,7 @@ def _find_readers(function: Function, value: str) -> set[str]:
 
 
 def _find_dependents(function: Function, writer: Node, start: int, end: int) -> set[str]:
-    """Find the names of the writer (node ``start``) and of the nodes up to index ``end`` that depend on it."""
+    """Find the names of ``writer``, which is node ``start``, and of the nodes up to index ``end`` that depend on it."""
     dependents = {writer.name}
     values = set(writer.defines)
     for node in function.nodes[start + 1 : end + 1]:
@@ -187,8 +188,8 @@ def _choose_kernels(
 ) -> tuple[Function, dict[str, NativeKernel]]:
     """Select native kernels. Return the Function, with the output types that kernels declare, and the kernels by node name.
 
-    Shape inference does not support custom operators. If the model does not declare the types of their outputs, their kernels are
-    prepared here to get them, and added to ``prepared`` by node name.
+    Shape inference does not support custom operators. If the model does not declare the output types of such a node, its kernel
+    is prepared here, because that determines the types, and is added to ``prepared`` by node name.
     """
     kernels: dict[str, NativeKernel] = {}
     for node in function.nodes:
@@ -200,7 +201,9 @@ def _choose_kernels(
         kernels[node.name] = kernel
         if not all(is_static(function.get_type(name)) for name in node.defines):
             prepared[node.name] = _prepare_kernel(kernel, node, function)
-            function = _add_types(function, prepared[node.name].outputs)
+            types = prepared[node.name].outputs
+            outputs = [Value(v.name, types.get(v.name, v.type)) for v in function.outputs]
+            function = function.with_types({**function.types, **types}, outputs)
     return function, kernels
 
 
@@ -211,15 +214,11 @@ def _prepare_kernel(kernel: NativeKernel, node: Node, function: Function) -> Pre
         raise _KernelRejection(node, kernel) from reason
 
 
-def _add_types(function: Function, types: Mapping[str, Type]) -> Function:
-    outputs = [Value(v.name, types.get(v.name, v.type)) for v in function.outputs]
-    return function.with_types({**function.types, **types}, outputs)
-
-
 def _iter_runs(function: Function, native: Mapping[str, Any]) -> Iterator[tuple[bool, list[Node]]]:
-    """Divide the nodes into runs of native nodes and of other nodes. Yield (whether it is native, nodes) for each run.
+    """Divide the nodes into runs of native nodes and runs of other nodes. Yield (is native, nodes) for each run.
 
-    The nodes are reordered to make runs long: a run contains every node of its kind whose producers have run. Time O(n log n).
+    The nodes are reordered to make runs long. A native run contains all native nodes that depend only on nodes of this and of
+    earlier runs, and a run of other nodes all others. Time O(n log n).
     """
     position = {node.name: index for index, node in enumerate(function.nodes)}
     followers: list[list[int]] = [[] for _ in function.nodes]
@@ -233,37 +232,37 @@ def _iter_runs(function: Function, native: Mapping[str, Any]) -> Iterator[tuple[
     for index, count in enumerate(pending):
         if not count:
             ready[function.nodes[index].name in native].append(index)
-    # The two kinds alternate. A run ends when no node of its kind is ready.
-    kind = bool(ready[True])
+    # Native and other runs alternate. A run ends when no more nodes are ready for it.
+    is_native = bool(ready[True])
     while ready[True] or ready[False]:
         run: list[int] = []
-        while ready[kind]:
-            run.append(heapq.heappop(ready[kind]))
+        while ready[is_native]:
+            run.append(heapq.heappop(ready[is_native]))
             for follower in followers[run[-1]]:
                 pending[follower] -= 1
                 if not pending[follower]:
                     heapq.heappush(ready[function.nodes[follower].name in native], follower)
         if run:
-            yield kind, [function.nodes[index] for index in run]
-        kind = not kind
+            yield is_native, [function.nodes[index] for index in run]
+        is_native = not is_native
 
 
 def _extract_part(function: Function, nodes: Sequence[Node], name: str) -> Function:
-    """Make a Function of some nodes. Its inputs are values that other nodes compute, its outputs values that others use."""
-    inside = {node.name for node in nodes}
+    """Make a Function of some nodes. Its outputs are the values that other nodes read, and outputs of the whole Function."""
+    node_names = {node.name for node in nodes}
     defined = dict.fromkeys(name for node in nodes for name in node.defines)
-    entries = [v.name for v in function.inputs if is_static(v.type)]
     uses = dict.fromkeys(name for node in nodes for name in node.uses if name not in defined)
-    # A part that is the whole Function also has the unused inputs, so that a call passes all its arguments.
+    # The inputs of the Function come first. A part that is the whole Function also has its unused inputs, which calls pass too.
     is_whole = len(nodes) == len(function.nodes)
-    used = dict.fromkeys([*(name for name in entries if is_whole or name in uses), *uses])
-    results = dict.fromkeys(v.name for v in function.outputs if v.name in defined)
-    used_outside = [n for n in defined if any(use.node.name not in inside for use in function.users(n))]
-    outputs = dict.fromkeys([*results, *used_outside])
+    function_inputs = [v.name for v in function.inputs if is_static(v.type) and (is_whole or v.name in uses)]
+    used = dict.fromkeys([*function_inputs, *uses])
+    function_outputs = [v.name for v in function.outputs if v.name in defined]
+    used_by_others = [n for n in defined if any(use.node.name not in node_names for use in function.users(n))]
+    outputs = dict.fromkeys([*function_outputs, *used_by_others])
     return Function(
         inputs=tuple(function.value(n) for n in used if n not in function.constants),
         outputs=tuple(function.value(n) for n in outputs),
-        nodes=tuple(replace(node, control=tuple(n for n in node.control if n in inside)) for node in nodes),
+        nodes=tuple(replace(node, control=tuple(n for n in node.control if n in node_names)) for node in nodes),
         constants={n: function.constants[n] for n in used if n in function.constants},
         opsets=function.opsets,
         types={n: type_ for n in defined if n not in outputs and (type_ := function.get_type(n)) is not None},
@@ -272,11 +271,11 @@ def _extract_part(function: Function, nodes: Sequence[Node], name: str) -> Funct
 
 
 class PerShapeExecutable(Executable):
-    """Runs a Function whose shapes are known only in a call: compiles an executable for each set of input types, when it is used.
+    """Runs a Function whose shapes are known only in a call: compiles an executable for each set of input types on first use.
 
-    A compile takes some milliseconds, and a call may take microseconds. Therefore only the first ``max_shapes`` sets are
-    compiled. Then ``make_fallback`` makes an executable that supports every shape and runs all other sets. Without
-    ``make_fallback``, the executables of the last ``max_shapes`` sets are kept.
+    A compile takes some milliseconds, and a call may take microseconds. Therefore only the first ``max_shapes`` sets of types are
+    compiled, and ``make_fallback`` makes an executable for all others. Without ``make_fallback`` all sets are compiled, and the
+    executables of the last ``max_shapes`` are kept.
     """
 
     outputs_are_fresh = True
@@ -305,10 +304,15 @@ class PerShapeExecutable(Executable):
         out = options.host_buffers
         if out is None:
             return inner.run(inputs, options)
-        pairs = {(source, result) for source, result in self._inplace if _has_same_memory(inputs[source], out[result])}
+        pairs = set()
+        for source, result in self._inplace:
+            array, buffer = inputs[source], out[result]
+            # The buffer may be the array itself, or a view that begins at its address.
+            if isinstance(array, np.ndarray) and isinstance(buffer, np.ndarray) and address_of(array) == address_of(buffer):
+                pairs.add((source, result))
         if pairs <= {*inner.inplace_pairs()}:
             return inner.run(inputs, options)
-        # The executable for these shapes would read the input after overwriting it, so copy these outputs afterwards.
+        # The executable for these shapes would read an input after overwriting it, so copy these outputs after the run.
         written = {output_index for _, output_index in pairs}
         results = [*inner.run(inputs, replace(options, out=[None if i in written else buffer for i, buffer in enumerate(out)]))]
         for output_index in written:
@@ -320,7 +324,7 @@ class PerShapeExecutable(Executable):
         return self._inplace
 
     def output_buffer_threshold(self) -> Sequence[int | None]:
-        """0 for outputs that may overwrite an input, None for others: which buffers these support depends on the shapes."""
+        """0 bytes for outputs that may overwrite an input. None for others, whose buffers only some of the executables use."""
         output_indices = {output_index for _, output_index in self._inplace}
         return [0 if output_index in output_indices else None for output_index in range(len(self.function.outputs))]
 
@@ -335,7 +339,7 @@ class PerShapeExecutable(Executable):
             return self._look_up(key) or self._add_executable(key, self._compile_function(self._specialize(inputs)))
 
     def _look_up(self, key: object) -> Executable | None:
-        """Get the executable for these types; if there is none, the fallback for every shape, which may be None too."""
+        """Get the executable for the types in ``key``. If there is none, get the fallback, or None without a fallback."""
         with self._lock:
             executable = self._executables.get(key)
             if executable is not None:
@@ -354,48 +358,42 @@ class PerShapeExecutable(Executable):
 
     def _specialize(self, inputs: Sequence[Any]) -> Function:
         """Specialize the Function for the types of these inputs."""
-        typed_inputs = tuple(_declare_type(value, array) for value, array in zip(self.function.inputs, inputs, strict=True))
+        # An input without a declared type gets the type of the array.
+        typed_inputs = tuple(
+            Value(v.name, TensorType(DType.of(x), x.shape)) if v.type is None and type(x) is np.ndarray else v
+            for v, x in zip(self.function.inputs, inputs, strict=True)
+        )
         shapes = {v.name: x.shape for v, x in zip(typed_inputs, inputs, strict=True) if isinstance(v.type, TensorType)}
         function = self.function.replace(inputs=typed_inputs)
         return specialize(function, shapes) if shapes else infer_shapes(function)
 
 
-def _has_same_memory(array: Any, buffer: Any) -> bool:
-    """Whether the buffer is the array, or a view that begins at its address."""
-    return isinstance(array, np.ndarray) and isinstance(buffer, np.ndarray) and address_of(array) == address_of(buffer)
-
-
 def _find_updates(function: Function) -> dict[int, int]:
     """Map the index of each input with an alias to that of the aliased output, if both have the same static type."""
     inputs, outputs = ([value.name for value in values] for values in (function.inputs, function.outputs))
-    pairs = ((inputs.index(source), outputs.index(result)) for source, result in function.aliases)
-    types = {(i, o): (function.inputs[i].type, function.outputs[o].type) for i, o in pairs}
-    return {i: o for (i, o), (source, result) in types.items() if source == result and is_static(source)}
-
-
-def _declare_type(value: Value, array: Any) -> Value:
-    """Declare an input without a type as a tensor of the array's type."""
-    if value.type is not None or type(array) is not np.ndarray:
-        return value
-    return Value(value.name, TensorType(DType.of(array), array.shape))
+    updates = {}
+    for source, result in function.aliases:
+        i, o = inputs.index(source), outputs.index(result)
+        if function.inputs[i].type == function.outputs[o].type and is_static(function.inputs[i].type):
+            updates[i] = o
+    return updates
 
 
 Rejections: TypeAlias = frozenset[tuple[str, NativeKernel]]
 """(node name, native kernel) pairs: kernels whose ``prepare`` has rejected the node."""
-NO_REJECTIONS: Rejections = frozenset()
 SelectedKernel: TypeAlias = Kernel[Any] | Factory | str
 """A kernel of the table, the factory for reference operators, or the reason why no kernel supports the node."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelSelection:
-    """Selects the kernel of a node among those of an engine and of its native libraries."""
+    """The kernels of an engine and of its native libraries, from which it selects one for a node."""
 
     engine: str
     python_kernels: OpTable[Any]
     """The Python kernels of the engine."""
     all_kernels: OpTable[Any]
-    """The Python kernels, then those of native libraries. Of kernels with equal priority the first is selected."""
+    """The Python and the native kernels. Of kernels with equal priority a Python kernel is preferred."""
     has_native: bool
     chain_priority: int | None
     """The priority of the kernel for chains of elementwise nodes; None if there is no such kernel."""
@@ -409,42 +407,30 @@ class KernelSelection:
 
     def find_python(self, node: Node, function: Function) -> SelectedKernel:
         """Find the Python kernel of highest priority for the node, or the reason why there is none."""
-        return self._find(node, function, self.python_kernels, ())
+        return _find_kernel(node, function, self.python_kernels)
 
-    def find_best(self, node: Node, function: Function, excluded: tuple[Any, ...] = ()) -> SelectedKernel:
+    def find_best(self, node: Node, function: Function, excluded: Collection[Any] = ()) -> SelectedKernel:
         """Find the kernel of highest priority, Python or native, that is not in ``excluded``; or the reason why there is none."""
-        return self._find(node, function, self.all_kernels, excluded)
+        return _find_kernel(node, function, self.all_kernels, excluded)
 
-    def find_native(self, node: Node, function: Function, rejections: Rejections = NO_REJECTIONS) -> NativeKernel | None:
+    def find_native(self, node: Node, function: Function, rejections: Rejections = frozenset()) -> NativeKernel | None:
         """Find the native kernel to use for the node, except those in ``rejections``; None if a Python kernel has priority."""
         kernel = self.find_best(node, function, tuple(kernel for name, kernel in rejections if name == node.name))
         return kernel.code if isinstance(kernel, Kernel) and isinstance(kernel.code, NativeKernel) else None
 
     def can_join_chain(self, node: Node, function: Function) -> bool:
-        """Whether the node may be part of an elementwise chain: no kernel for it has the priority of the chain kernel or more."""
+        """Whether the node may be part of an elementwise chain: the chain kernel has priority over all kernels of the node."""
         if self.chain_priority is None or lower_to_opcodes(node, function) is None:
             return False
         kernel = self.find_best(node, function)
         return not isinstance(kernel, Kernel) or kernel.priority < self.chain_priority
 
     def list_mutable_inputs(self, node: Node, function: Function) -> tuple[int, ...]:
-        """List the indices of the inputs whose memory the output may overwrite. These are all inputs of a node in a chain."""
+        """List the indices of the inputs whose memory the output may overwrite. For a node in a chain these are all inputs."""
         if self.can_join_chain(node, function):
             return tuple(range(len(node.inputs)))
         kernel = self.find_python(node, function)
         return kernel.mutable[: len(node.inputs)] if isinstance(kernel, Kernel) else ()
-
-    def _find(self, node: Node, function: Function, table: OpTable[Any], excluded: tuple[Any, ...]) -> SelectedKernel:
-        if reason := _why_not_defined(node, function, table):
-            return reason
-        kernel = table.find(node, function, node.device or "cpu", excluded)
-        if not isinstance(kernel, str):
-            return kernel
-        # As the last resort use the reference of the onnx package.
-        reference_reason = reference.why_not(node, function)
-        if reference_reason is None:
-            return reference.make_reference_kernel
-        return f"{kernel}; {reference_reason}" if (node.domain, node.op_type) in table else reference_reason
 
 
 @lru_cache(maxsize=64)
@@ -458,14 +444,24 @@ def make_kernel_selection(engine: str, table: OpTable[Any], libraries: tuple[Nat
     return KernelSelection(engine, table, all_kernels, bool(libraries), max(chains, default=None))
 
 
-def _why_not_defined(node: Node, function: Function, table: OpTable[Any]) -> str | None:
-    """Explain why the operator does not exist in this version; None if it does. A custom operator exists if it has a kernel."""
+def _find_kernel(node: Node, function: Function, table: OpTable[Any], excluded: Collection[Any] = ()) -> SelectedKernel:
+    """Find the kernel of highest priority in ``table``; if none supports the node, the reference operator of the onnx package.
+
+    Return the reason if the operator does not exist, or if the reference does not support the node either.
+    """
     version = function.opsets.get(node.domain)
     if version is None:
         return f"the function imports no opset for domain {node.domain!r}"
-    if node.domain not in reference.DOMAINS and (node.domain, node.op_type) in table:
-        return None
-    if find_schema(node.op_type, version, node.domain) is None:
+    has_kernels = (node.domain, node.op_type) in table
+    # A custom operator exists if it has a kernel.
+    is_custom = node.domain not in reference.DOMAINS and has_kernels
+    if not is_custom and find_schema(node.op_type, version, node.domain) is None:
         domain = node.domain or "ai.onnx"
         return f"the onnx package has no operator {node.op_type!r} in version {version} of domain {domain!r}"
-    return None
+    kernel = table.find(node, function, node.device or "cpu", excluded)
+    if not isinstance(kernel, str):
+        return kernel
+    reference_reason = reference.why_not(node, function)
+    if reference_reason is None:
+        return reference.make_reference_kernel
+    return f"{kernel}; {reference_reason}" if has_kernels else reference_reason

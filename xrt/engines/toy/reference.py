@@ -25,14 +25,14 @@ _LOADER_MODULES = {
     "ai.onnx.preview": "onnx.reference.ops.aionnx_preview",
     "ai.onnx.preview.training": "onnx.reference.ops.aionnx_preview_training",
 }
-"""By domain: the module with the implementations. Imported on first use, because the import takes 0.1 s, and most uses of toy,
-such as folding constants, do not need it."""
+"""Domain to the module with its reference implementations. They are imported on first use, because the import takes 0.1 s, and
+most uses of toy, such as folding constants, do not need them."""
 
 DOMAINS = frozenset(_LOADER_MODULES)
 """The domains whose operators the onnx package defines."""
 
 _REQUIRED_PACKAGES = {("", "ImageDecoder"): ("PIL", "pillow")}
-"""Operators whose reference implementation needs another package than NumPy: its module, and the name to install."""
+"""Operator to the package that its reference implementation needs in addition to NumPy: the module, and the name to install."""
 
 
 def why_not(node: Node, function: Function) -> str | None:
@@ -51,7 +51,7 @@ def why_not_implemented(domain: str, op_type: str, version: int) -> str | None:
             f"the reference implementation of {op_type} needs {distribution}, which is not installed: pip install {distribution}"
         )
     schema = find_schema(op_type, version, domain)
-    # The evaluator runs an operator that ONNX defines by other operators.
+    # The evaluator runs the function body of an operator that has one.
     if schema is not None and (schema.has_function or schema.has_context_dependent_function) and not domain:
         return None
     loader = _LOADER_MODULES.get(domain)
@@ -74,7 +74,7 @@ def make_reference_kernel(node: Node, ctx: NodeContext) -> Run:
     model = to_model(isolate_node(node, ctx.function))
     names = (*node.inputs, *node.captures)
     local = threading.local()
-    # Create one here, so that an error is raised at compile time.
+    # Create an evaluator here, so that an error is raised at compile time.
     local.evaluator = ReferenceEvaluator(model)
 
     def run(*values: Any) -> tuple[Any, ...]:

@@ -5,7 +5,7 @@ it, and the step after which no step needs it. A call makes a new list of slots 
 run a tape concurrently.
 
 On a device, shapes and values computed from shapes stay on the host until a kernel needs them on the device. Otherwise each
-kernel that allocates an array of such a shape would have to wait for the device.
+kernel that allocates an array of a computed shape would have to wait for the device.
 """
 
 from __future__ import annotations
@@ -47,12 +47,11 @@ class StepKernel:
 
     run: Run
     mutable: tuple[int, ...] = ()
-    """Indices of the inputs whose memory it may overwrite with its only output."""
+    """Indices of the inputs whose memory the kernel may overwrite with its only output."""
     in_place_pairs: tuple[tuple[int, int], ...] | None = None
-    """For a run of native kernels: the (input, output) index pairs that may share memory. Such a kernel accepts a list of buffers
-    as ``out``. None for Python kernels."""
+    """For a run of native kernels, whose ``out`` is a list of buffers: the (input, output) index pairs that may share memory."""
     host: tuple[int, ...] = ()
-    """Indices of the inputs that it reads on the host, even if the node is on a device."""
+    """Indices of the inputs that the kernel reads on the host, even if the node is on a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class TapeStep:
     results: tuple[int, ...]
     """Slots of the outputs."""
     node: Node | str
-    """The node, for error messages. For a copy between host and device, a string with the reason for it."""
+    """The node, for error messages. For a copy between host and device, the reason for the copy."""
     store: Callable[[Any], Any]
     """Converts an output before it is stored in its slot, on the host or on the device."""
     dead: tuple[int, ...] = ()
@@ -73,11 +72,10 @@ class TapeStep:
     fillable: tuple[int, ...] = ()
     """Slots of outputs that the kernel can write to buffers of the caller: its only output, or all outputs of a native run."""
     is_native_run: bool = False
-    """Whether the kernel is a run of native kernels."""
     in_place_pairs: frozenset[tuple[int, int]] = frozenset()
     """(argument, result) slot pairs that may share memory. Each of these arguments is also in ``dead``."""
     broadcast_arguments: tuple[int, ...] = ()
-    """Slots of arguments that must broadcast to the shape of a buffer: all of an elementwise kernel, the first of a scatter."""
+    """Slots of arguments that must broadcast to the shape of the buffer: all for an elementwise kernel, one for a scatter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ class Tape:
     """Name of the engine for error messages: toy, or an engine derived from it."""
 
     def find_output_steps(self) -> tuple[TapeStep | None, ...]:
-        """Find for each output the step that can write it to a caller's buffer; None if there is none, or if it is repeated."""
+        """Find the step that can write each output to a caller's buffer. None if no step can, or if the output is repeated."""
         writers = {slot: step for step in self.steps for slot in step.fillable}
         return tuple(writers.get(slot) if slot not in self.outputs[:i] else None for i, slot in enumerate(self.outputs))
 
@@ -105,8 +103,8 @@ class Tape:
         """Find the (input, output) index pairs for which the output may be written to the memory of the input.
 
         ``same_type_inputs`` lists for each output the indices of the inputs that have its type. A pair is possible if no step
-        reads the input after the step that writes the output. Kernels may also have returned views of the input, which later
-        steps read: that is checked during the call.
+        reads the input after the step that writes the output. Whether later steps read a view of the input, which a kernel
+        returned, is checked during the call (`InPlaceBuffer.is_alone`).
         """
         last_read = {slot: index for index, step in enumerate(self.steps) for slot in step.arguments}
         last_read.update(dict.fromkeys(self.outputs, len(self.steps)))
@@ -126,15 +124,14 @@ class Tape:
     def run(self, inputs: Iterable[Any], buffers: Mapping[int, Any] | None = None) -> list[Any]:
         """Run the steps and return the outputs, which may share memory with the inputs, the constants and each other.
 
-        ``buffers`` maps slots of outputs to arrays of the caller. If the kernel supports it, the output is written to the array
-        and is this array. An `InPlaceBuffer` is the memory of an input, whose array must be passed as this input too. Raises
-        RunFailed with the name of the node whose kernel failed.
+        ``buffers`` maps slots of outputs to arrays of the caller. If the kernel supports it, the output is written to this array.
+        An `InPlaceBuffer` is the memory of an input, and its array must be passed as this input too. Raises RunFailed with the
+        name of the node whose kernel failed.
         """
         slots = list(self.template)
         for slot, value in zip(self.inputs, inputs, strict=True):
             slots[slot] = self.store(value)
-        # So that an input is released after the last step that reads it.
-        del inputs
+        del inputs  # so that the memory of an input is released after the last step that reads it
         for buffer in (buffers or {}).values():
             if isinstance(buffer, InPlaceBuffer):
                 buffer.record_count(slots)
@@ -152,15 +149,15 @@ class Tape:
 class InPlaceBuffer:
     """An array that is the memory of an input and of an output of a call.
 
-    It may be overwritten only if no view of the input is used any more, which `is_alone` determines by the reference count.
+    It may be overwritten only when no step needs a view of the input any more. `is_alone` determines that by the reference count.
     """
 
     __slots__ = ("_count", "array", "slot")
 
     def __init__(self, array: Any, slot: int) -> None:
         """``array`` is C-contiguous and must outlive this object. ``slot`` is the slot of the input."""
-        # A view of an array refers to the ndarray that owns the memory. Make an array over memory that no ndarray owns, so that
-        # views of it refer to this very array, and its reference count includes them.
+        # A view of an array has a reference to the ndarray that owns the memory. No ndarray owns the memory of this new array, so
+        # views of it have a reference to it, and its reference count includes them.
         memory = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
         self.array = np.ndarray(array.shape, array.dtype, buffer=memory)
         self.slot = slot
@@ -192,10 +189,10 @@ def _run_step(step: TapeStep, slots: list[Any], buffers: Mapping[int, Any] | Non
 
 
 def store_on_host(value: Any) -> Any:
-    """Convert a value before it is stored: arrays and scalars to C-contiguous arrays. Lists, dictionaries and None are unchanged.
+    """Convert arrays and scalars to C-contiguous arrays before they are stored. Lists, dictionaries and None are unchanged.
 
-    With one layout, results do not depend on how a value was computed (the sum of a transposed view has another order than that
-    of its copy), and therefore not on how a Function is partitioned.
+    Kernels add the elements of a transposed view in another order than those of its copy. With a single layout, results do not
+    depend on how a value was computed, and therefore not on how a Function is partitioned.
     """
     if type(value) is np.ndarray:
         return value if value.flags.c_contiguous else np.ascontiguousarray(value)
@@ -207,7 +204,7 @@ def store_on_host(value: Any) -> Any:
 
 
 def _make_device_store(accelerator: Accelerator) -> Callable[[Any], Any]:
-    """Make a function that converts a value to a C-contiguous array on the device, or a list to a list of these. None stays."""
+    """Make a function that converts arrays, also those in lists, to C-contiguous arrays on the device."""
 
     def store(value: Any) -> Any:
         if value is None:
@@ -223,14 +220,14 @@ def _make_device_store(accelerator: Accelerator) -> Callable[[Any], Any]:
 
 
 def _find_buffer(step: TapeStep, slots: list[Any], buffers: Mapping[int, Any]) -> Any:
-    """Find the ``out`` argument for a step: the buffer of its output, or None if it must not be used.
+    """Find the ``out`` argument for a step: the buffer of its output, or None if the kernel cannot write to the buffer.
 
-    The kernel can write to it if all arguments broadcast to its shape, and one has this shape. For a run of native kernels return
-    the list of the buffers of all outputs, whose types were checked; None if there are none.
+    A Python kernel can if all arguments broadcast to the shape of the buffer, and one has this shape. For a run of native kernels
+    return the list of the buffers of all outputs, whose types were checked; None if no output has one.
     """
     candidates = [buffers.get(slot) for slot in step.results]
     for index, entry in enumerate(candidates):
-        # If there is a view of the input, overwriting the input would change it. Then the output is copied after the last step.
+        # If there is a view of the input, it would be overwritten too. Then the output is copied after the last step instead.
         if isinstance(entry, InPlaceBuffer):
             candidates[index] = entry.array if entry.is_alone(slots) else None
     if step.is_native_run:
@@ -274,36 +271,29 @@ def describe_value(value: Any) -> str:
 
 
 ValueCopy: TypeAlias = tuple[str, bool]
-"""(name, whether on the device): a value may have one copy on the host and one on the device."""
+"""(name, is on device): a value may have one copy on the host and one on the device."""
 
 
-def make_tape(
-    function: Function, make_kernel: Callable[[Node], StepKernel], engine: str = "toy", accelerator: Accelerator | None = None
-) -> Tape:
-    """Build the tape of a closed Function in linear time, and upload its constants to the accelerator.
+class TapeBuilder:
+    """Builds the tape of a closed Function: one step per node, and one for each value that is copied between host and device."""
 
-    ``make_kernel`` is called for each node. Nodes whose results stay on the host are passed to it without their device.
-    """
-    return _TapeBuilder(function, make_kernel, accelerator).build(engine)
-
-
-class _TapeBuilder:
-    """Builds a tape: one step per node, and one for each value that must be copied between host and device."""
-
-    def __init__(self, function: Function, make_kernel: Callable[[Node], StepKernel], accelerator: Accelerator | None) -> None:
+    def __init__(
+        self, function: Function, make_kernel: Callable[[Node], StepKernel], accelerator: Accelerator | None = None
+    ) -> None:
+        """``make_kernel`` is called for each node. A node whose results stay on the host is passed to it without a device."""
         self.function = function
         self.make_kernel = make_kernel
         self.accelerator = accelerator
         self.stores = {False: store_on_host, True: _make_device_store(accelerator) if accelerator else store_on_host}
         self.slots: dict[ValueCopy, int] = {}
         self.computed: set[ValueCopy] = set()
-        """The copies that an input, or a step so far, provides."""
+        """The copies of values that are inputs or results of the steps so far."""
         self.count = ABSENT_SLOT + 1
         """Number of slots so far."""
         self.steps: list[tuple[TapeStep, StepKernel]] = []
 
     def build(self, engine: str) -> Tape:
-        """Build the tape. ``engine`` is the name of the engine for error messages."""
+        """Build the tape in linear time, and upload its constants. ``engine`` is the name of the engine for error messages."""
         function = self.function
         on_device = self.accelerator is not None
         sizes = find_shape_values(function) if on_device else frozenset()
@@ -337,7 +327,7 @@ class _TapeBuilder:
         return self._assign_slot(value)
 
     def _get_slot(self, value: ValueCopy) -> int:
-        """Get the slot of a value on the host or the device. If it is only on the other of these, add a step that copies it."""
+        """Get the slot of a value on the host or the device. If the value is not there yet, add a step that copies it."""
         name, on_device = value
         if not name:
             return ABSENT_SLOT
@@ -361,7 +351,7 @@ class _TapeBuilder:
         self.steps.append((TapeStep(kernel.run, arguments, results, node, self.stores[on_device]), kernel))
 
     def _finish_steps(self, permanent: set[int]) -> Iterator[TapeStep]:
-        """Yield the steps with the slots to clear afterwards, except ``permanent`` ones, and those that may be overwritten."""
+        """Yield the steps, completed by the slots to clear afterwards (never ``permanent`` ones), and those to overwrite."""
         last_use = {slot: index for index, (step, _) in enumerate(self.steps) for slot in (*step.arguments, *step.results)}
         dead_slots: list[list[int]] = [[] for _ in self.steps]
         for slot, index in last_use.items():
@@ -389,7 +379,7 @@ MIN_FILLED_BYTES = 1 << 19
 
 
 class InterpretedExecutable(Executable):
-    """Runs a tape of Python kernels and of runs of native kernels on the CPU."""
+    """Runs a tape on the CPU, whose kernels are Python kernels and runs of native kernels."""
 
     outputs_are_fresh = True
     updates_inputs = False
@@ -430,11 +420,13 @@ class InterpretedExecutable(Executable):
     @cached_property
     def _pairs(self) -> dict[tuple[int, int], None]:
         """The (input, output) index pairs that may share memory, as the keys of an ordered set."""
-        inputs_by_type: dict[Type | None, list[int]] = {}
+        inputs_by_type: dict[Type, list[int]] = {}
         for index, value in enumerate(self.function.inputs):
-            inputs_by_type.setdefault(value.type, []).append(index)
-        same_type = [inputs_by_type.get(v.type, ()) if _is_static_numeric(v.type) else () for v in self.function.outputs]
-        return dict.fromkeys(self._tape.find_inplace_pairs(same_type))
+            # Strings are Python objects, and the size of an input without a static shape differs between calls.
+            if isinstance(value.type, TensorType) and value.type.is_static and value.type.dtype is not DType.STRING:
+                inputs_by_type.setdefault(value.type, []).append(index)
+        same_type_inputs = [inputs_by_type.get(v.type, ()) if v.type else () for v in self.function.outputs]
+        return dict.fromkeys(self._tape.find_inplace_pairs(same_type_inputs))
 
     def _choose_buffers(self, out: Sequence[Any], inputs: Sequence[Any]) -> tuple[dict[int, Any], list[Any]]:
         """Select the buffers of the caller that kernels can write to. Return them by slot, and the inputs to pass to the tape.
@@ -474,11 +466,6 @@ class InterpretedExecutable(Executable):
         return [result if buffer is None else buffer for result, buffer in zip(results, out, strict=True)]
 
 
-def _is_static_numeric(type_: Type | None) -> bool:
-    """Whether the type is a tensor of numbers or booleans with a static shape."""
-    return isinstance(type_, TensorType) and is_static(type_) and type_.dtype is not DType.STRING
-
-
 def _matches_type(buffer: Any, value: Value) -> bool:
     """Whether a buffer is a writable C-contiguous array with the dtype and the static shape of a value."""
     type_ = value.type
@@ -488,7 +475,7 @@ def _matches_type(buffer: Any, value: Value) -> bool:
 
 
 def collect_ids(values: Iterable[Any]) -> set[int]:
-    """Collect the identities of all arrays, including those in lists."""
+    """Collect the ids (`id`) of all arrays, including those in lists."""
     ids: set[int] = set()
     for value in values:
         if isinstance(value, list):
@@ -499,14 +486,14 @@ def collect_ids(values: Iterable[Any]) -> set[int]:
 
 
 def _is_view(array: np.ndarray[Any, Any]) -> bool:
-    """Whether an array may share its memory with another one. Also true for constants."""
+    """Whether an array may share its memory with another array. True for constants too."""
     return not array.flags.owndata
 
 
 def unshare_results(results: Iterable[Any], used_ids: set[int], is_view: Callable[[Any], bool]) -> list[Any]:
     """Copy each result that may share memory with an input, a constant or an earlier result.
 
-    That is the case if ``is_view(result)`` holds, or if its id is in ``used_ids``, to which the ids of the results are added.
+    ``used_ids`` has the ids of the inputs and constants. ``is_view(result)`` is whether another array may own the memory.
     """
 
     def unshare(value: Any) -> Any:
