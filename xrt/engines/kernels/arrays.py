@@ -12,12 +12,12 @@ import numpy as np
 
 from xrt.graph import DType
 
-NARROW = frozenset(d.numpy for d in DType if d.is_float and d.bits < 32)
-"""Float types narrower than float32."""
+NARROW_FLOATS = frozenset(d.numpy for d in DType if d.is_float and d.bits < 32)
+"""Float dtypes under 32 bits."""
 
 
 def widen(xp: Any, x: Any) -> Any:
-    """Convert narrow floats to float32; other types are unchanged."""
+    """Convert floats under 32 bits to float32. Arrays of other dtypes are unchanged."""
     return xp.astype(x, np.float32) if x.dtype in xp.narrow else x
 
 
@@ -28,11 +28,11 @@ def round_once(xp: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @wraps(compute)
-    def run(x: Any, *rest: Any, **options: Any) -> Any:
+    def run(x: Any, *operands: Any, **options: Any) -> Any:
         if x.dtype not in xp.narrow:
-            return compute(x, *rest, **options)
-        wide = (widen(xp, value) if hasattr(value, "dtype") else value for value in rest)
-        return xp.astype(compute(widen(xp, x), *wide, **options), x.dtype)
+            return compute(x, *operands, **options)
+        wide_operands = (widen(xp, operand) if hasattr(operand, "dtype") else operand for operand in operands)
+        return xp.astype(compute(widen(xp, x), *wide_operands, **options), x.dtype)
 
     return run
 
@@ -42,41 +42,37 @@ def get_extreme_value(dtype: Any, *, lowest: bool) -> Any:
     if dtype.kind == "b":
         return np.bool_(not lowest)
     if dtype.kind in "iu":
-        info = np.iinfo(dtype)
-        return dtype.type(info.min if lowest else info.max)
+        limits = np.iinfo(dtype)
+        return dtype.type(limits.min if lowest else limits.max)
     # Infinities, not the extreme finite numbers, because the maximum of negative infinities must be infinite.
     return dtype.type(-np.inf if lowest else np.inf)
 
 
 def get_integer_limits(dtype: DType) -> tuple[int, int]:
     """Get the lowest and the highest value of an integer type."""
-    return (-(1 << dtype.bits - 1), (1 << dtype.bits - 1) - 1) if dtype.text.startswith("int") else (0, (1 << dtype.bits) - 1)
+    if dtype.text.startswith("uint"):
+        return 0, (1 << dtype.bits) - 1
+    return -(1 << dtype.bits - 1), (1 << dtype.bits - 1) - 1
 
 
 def broadcast_parameters(xp: Any, v: Any, x: Any, axis: int, block: int) -> Any:
     """Reshape a scale or zero point ``v`` to broadcast over ``x``.
 
-    It has one element for the whole tensor, one per index of ``axis``, or, if ``block`` is not 0, one per ``block`` indices.
+    ``v`` has one element for the whole tensor, one per index of ``axis``, or, if ``block`` is not 0, one per ``block`` indices.
     """
-    # A scale of shape [1] is for the whole tensor too; as a scalar it broadcasts over any rank.
+    if not block or prod(v.shape) == 1:
+        return align_to_axis(v, axis, x.ndim)
+    # If the extent is no multiple of `block`, the last block is shorter: drop the repeated elements that exceed the extent.
+    return xp.take(xp.repeat(v, block, axis=axis), xp.arange(x.shape[axis]), axis=axis)
+
+
+def align_to_axis(v: Any, axis: int, rank: int) -> Any:
+    """Reshape a scale or zero point to broadcast over a tensor of this rank. A vector has one element per index of ``axis``."""
+    # A scale of shape [1] is for the whole tensor. As a scalar it broadcasts over any rank.
     if prod(v.shape) == 1:
         return v.reshape(())
-    if block:
-        # The last block may be shorter than the others.
-        return xp.take(xp.repeat(v, block, axis=axis), xp.arange(x.shape[axis]), axis=axis)
-    return reshape_along_axis(v, axis, x.ndim)
-
-
-def align_to_axis(v: Any, axis: int | None, rank: int) -> Any:
-    """Reshape a scale or zero point to broadcast over a tensor of this rank, if it is a scalar or a vector.
-
-    A vector has one element per index of ``axis``. With other ranks, or if ``axis`` is None, it is returned unchanged.
-    """
-    if prod(v.shape) == 1:
-        return v.reshape(())
-    if v.ndim != 1 or axis is None:
-        return v
-    return reshape_along_axis(v, axis, rank)
+    # Matrices broadcast already.
+    return reshape_along_axis(v, axis, rank) if v.ndim == 1 else v
 
 
 def reshape_along_axis(x: Any, axis: int, rank: int) -> Any:
@@ -91,22 +87,21 @@ def split_axis(x: Any, sizes: Sequence[int], axis: int) -> tuple[Any, ...]:
 
 
 def split_evenly(extent: int, count: int) -> list[int]:
-    """Split an extent into ``count`` equal sizes. If they do not divide it, the last one is smaller.
+    """Split an extent into ``count`` equal sizes. If ``count`` does not divide the extent, the last sizes are smaller or 0.
 
     >>> split_evenly(7, 3)
     [3, 3, 1]
     """
-    # Rounded up: with more parts than elements the last parts are empty.
-    size = -(-extent // count)
+    size = -(-extent // count)  # rounded up
     return [max(0, min(size, extent - i * size)) for i in range(count)]
 
 
 def apply_negative_pads(x: Any, pads: Sequence[int], axes: Sequence[int] | None) -> tuple[Any, list[tuple[int, int]]]:
-    """Crop the array where pads are negative; return the cropped array, and the other pads as (begin, end) for every axis.
+    """Crop the array where pads are negative. Return the cropped array, and the (begin, end) pads of every axis still to apply.
 
-    ``pads`` has the pads at the begin of each of ``axes``, then those at the end; None means all axes. If a negative pad exceeds
-    the array, the excess is subtracted from the pad at the other end, so that the extent after padding is the sum of the array's
-    extent and both pads.
+    ``pads`` has the pad at the begin of each of ``axes`` (None means all axes), then the pads at the end. If a negative pad
+    exceeds the array, the excess is subtracted from the pad at the other end of the axis. So the extent after padding is always
+    the sum of the array's extent and both pads.
     """
     selected = range(x.ndim) if axes is None else [axis % x.ndim for axis in axes]
     bounds = [(0, 0)] * x.ndim

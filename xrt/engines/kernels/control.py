@@ -33,24 +33,22 @@ def loop(node: Node, ctx: KernelContext) -> Run:
     # The first two inputs are M and the condition.
     carried_count = max(0, len(node.inputs) - 2)
 
-    def run(trips: Array | None = None, condition: Array | None = None, *rest: Any) -> tuple[Any, ...]:
-        carried = list(rest[:carried_count])
-        captured = rest[carried_count:]
-        scanned: list[list[Any]] = [[] for _ in body.function.outputs[1 + carried_count :]]
+    def run(max_trips: Array | None = None, condition: Array | None = None, *values: Any) -> tuple[Any, ...]:
+        carried, captured = list(values[:carried_count]), values[carried_count:]
+        scan_values: list[list[Any]] = [[] for _ in body.function.outputs[1 + carried_count :]]
         proceed = True if condition is None else bool(condition.reshape(()))
-        for trip in count() if trips is None else range(int(trips.reshape(()))):
+        for trip in count() if max_trips is None else range(int(max_trips.reshape(()))):
             if not proceed:
                 break
             flag, *results = body([xp.asarray(trip, dtype=np.int64), xp.asarray(True), *carried], captured)
-            carried = results[:carried_count]
-            proceed = bool(flag.reshape(()))
-            for column, value in zip(scanned, results[carried_count:], strict=True):
-                column.append(value)
-        # If no iteration ran, the shapes of the scan outputs follow from the inputs that one would have had.
+            proceed, carried = bool(flag.reshape(())), results[:carried_count]
+            for iteration_values, value in zip(scan_values, results[carried_count:], strict=True):
+                iteration_values.append(value)
+        # If no iteration ran, the shapes of the scan outputs follow from the inputs of a first iteration.
         iteration_inputs = [None, None, *carried]
         stacks = (
-            _stack_outputs(xp, column, body, 1 + carried_count + i, iteration_inputs, captured)
-            for i, column in enumerate(scanned)
+            _stack_outputs(xp, iteration_values, body, 1 + carried_count + i, iteration_inputs, captured)
+            for i, iteration_values in enumerate(scan_values)
         )
         return *carried, *stacks
 
@@ -58,12 +56,14 @@ def loop(node: Node, ctx: KernelContext) -> Run:
 
 
 def _stack_outputs(
-    xp: Any, values: Sequence[Array], body: CompiledBody, output: int, iteration_inputs: Sequence[Any], captured: Sequence[Any]
+    xp: Any, values: Sequence[Array], body: CompiledBody, index: int, iteration_inputs: Sequence[Any], captured: Sequence[Any]
 ) -> Array:
-    """Stack the ``values`` of output ``output`` of the body. Without iterations their shape follows from ``iteration_inputs``."""
+    """Stack the ``values`` of output ``index`` of the body, one per iteration. If there are none, ``iteration_inputs`` determines
+    their shape.
+    """
     if values:
         return xp.stack(values)
-    dtype, extents = body.find_unstacked_type(output, iteration_inputs, captured)
+    dtype, extents = body.find_unstacked_type(index, iteration_inputs, captured)
     return xp.empty((0, *extents), dtype=dtype.numpy)
 
 
@@ -72,22 +72,16 @@ def _scan_first_axis(
 ) -> list[Any]:
     """Run the body once per index of the first axis of ``scanned``; return the last states, then the scan outputs."""
     states = list(states)
-    count = len(states)
-    columns: list[list[Array]] = [[] for _ in range(n_outputs)]
-    for values in zip(*scanned, strict=True):
-        results = body([*states, *map(xp.asarray, values)], captured)
-        states = results[:count]
-        for column, value in zip(columns, results[count:], strict=True):
-            column.append(value)
+    n_states = len(states)
+    scan_values: list[list[Array]] = [[] for _ in range(n_outputs)]
+    for elements in zip(*scanned, strict=True):
+        results = body([*states, *map(xp.asarray, elements)], captured)
+        states = results[:n_states]
+        for iteration_values, value in zip(scan_values, results[n_states:], strict=True):
+            iteration_values.append(value)
     iteration_inputs = [*states, *(xp.empty(x.shape[1:]) for x in scanned)]
-    stacks = (_stack_outputs(xp, column, body, count + i, iteration_inputs, captured) for i, column in enumerate(columns))
+    stacks = (_stack_outputs(xp, v, body, n_states + i, iteration_inputs, captured) for i, v in enumerate(scan_values))
     return [*states, *stacks]
-
-
-def _move_to_front(xp: Any, x: Array, axis: int, backwards: bool) -> Array:
-    """Move an axis to the front, and reverse it if ``backwards`` is set."""
-    moved = xp.moveaxis(x, axis, 0)
-    return xp.flip(moved, 0) if backwards else moved
 
 
 @ops("Scan", since=9)
@@ -100,10 +94,14 @@ def scan(node: Node, ctx: KernelContext) -> Run:
 
     def run(*values: Any) -> tuple[Any, ...]:
         states, inputs, captured = values[:n_states], values[n_states : n_states + n_scanned], values[n_states + n_scanned :]
-        scanned = [_move_to_front(xp, *scan_input) for scan_input in zip(inputs, in_axes, in_directions, strict=True)]
+        # A direction of 1 is backwards.
+        in_layout = zip(inputs, in_axes, in_directions, strict=True)
+        moved = [(xp.moveaxis(x, axis, 0), direction) for x, axis, direction in in_layout]
+        scanned = [xp.flip(x, 0) if direction == 1 else x for x, direction in moved]
         results = _scan_first_axis(xp, body, states, scanned, captured, n_stacks)
-        stacks = zip(results[n_states:], out_axes, out_directions, strict=True)
-        return *results[:n_states], *(xp.moveaxis(xp.flip(y, 0) if flips else y, 0, axis) for y, axis, flips in stacks)
+        out_layout = zip(results[n_states:], out_axes, out_directions, strict=True)
+        ordered = [(xp.flip(y, 0) if direction == 1 else y, axis) for y, axis, direction in out_layout]
+        return *results[:n_states], *(xp.moveaxis(y, 0, axis) for y, axis in ordered)
 
     return run
 
@@ -118,30 +116,31 @@ def scan_batched(node: Node, ctx: KernelContext) -> Run:
     backwards = node.attr("directions") or (0,) * n_scanned
 
     def scan_entry(states: Sequence[Array], scanned: Sequence[Array], length: int, captured: Sequence[Any]) -> list[Array]:
-        parts = [_move_to_front(xp, x[:length], 0, bool(b)) for x, b in zip(scanned, backwards, strict=True)]
-        results = _scan_first_axis(xp, body, states, parts, captured, n_stacks)
-        # The results of all entries are stacked, so those of shorter sequences must be padded to the full length.
-        missing = len(scanned[0]) - length
-        padded = (xp.concatenate([s, xp.zeros((missing, *s.shape[1:]), dtype=s.dtype)]) for s in results[n_states:])
+        sequences = [
+            xp.flip(x[:length], 0) if is_backwards else x[:length] for x, is_backwards in zip(scanned, backwards, strict=True)
+        ]
+        results = _scan_first_axis(xp, body, states, sequences, captured, n_stacks)
+        # The results of all entries are stacked, so pad those of a shorter sequence to the full length.
+        missing_steps = len(scanned[0]) - length
+        padded = (xp.concatenate([s, xp.zeros((missing_steps, *s.shape[1:]), dtype=s.dtype)]) for s in results[n_states:])
         return [*results[:n_states], *padded]
 
     def run(lengths: Array | None, *values: Any) -> tuple[Any, ...]:
         states, scanned, captured = values[:n_states], values[n_states : n_states + n_scanned], values[n_states + n_scanned :]
-        sizes = [scanned[0].shape[1]] * len(scanned[0]) if lengths is None else lengths.tolist()
-        rows = [scan_entry([xp.asarray(s)[i] for s in states], [x[i] for x in scanned], n, captured) for i, n in enumerate(sizes)]
-        return tuple(xp.stack(column) for column in zip(*rows, strict=True))
+        batch_size, step_count = scanned[0].shape[:2]
+        length_list = [step_count] * batch_size if lengths is None else lengths.tolist()
+        entries = [
+            scan_entry([xp.asarray(s)[i] for s in states], [x[i] for x in scanned], length, captured)
+            for i, length in enumerate(length_list)
+        ]
+        return tuple(xp.stack(values) for values in zip(*entries, strict=True))
 
     return run
 
 
-@ops("SequenceConstruct")
+@ops("SequenceConstruct", "SequenceEmpty")
 def sequence_construct(node: Node, ctx: KernelContext) -> Run:
     return lambda *values: list(values)
-
-
-@ops("SequenceEmpty")
-def sequence_empty(node: Node, ctx: KernelContext) -> Run:
-    return list
 
 
 @ops("SequenceAt", host=(1,))
@@ -194,7 +193,7 @@ def concat_from_sequence(node: Node, ctx: KernelContext) -> Run:
 
 @ops("SplitToSequence", host=(1,))
 def split_to_sequence(node: Node, ctx: KernelContext) -> Run:
-    """Split into chunks of one size (the last may be smaller), of the sizes in a list, or, without ``split``, of size 1."""
+    """Split into chunks of one size (the last may be smaller), of the sizes in a vector, or, without ``split``, of size 1."""
     xp, axis, keep = ctx.xp, node.attr("axis", 0), node.attr("keepdims", 1)
 
     def run(x: Array, split: Array | None = None) -> list[Array]:
@@ -217,15 +216,17 @@ def sequence_map(node: Node, ctx: KernelContext) -> Run:
 
     def run(*values: Any) -> tuple[list[Any], ...]:
         inputs, captured = values[:n_inputs], values[n_inputs:]
-        rows = [
-            body([value[i] if isinstance(value, list) else value for value in inputs], captured) for i in range(len(inputs[0]))
-        ]
-        return tuple([row[i] for row in rows] for i in range(ctx.n_outputs))
+
+        def call_body(index: int) -> list[Any]:
+            return body([x[index] if isinstance(x, list) else x for x in inputs], captured)
+
+        results = [call_body(index) for index in range(len(inputs[0]))]
+        return tuple([outputs[i] for outputs in results] for i in range(ctx.n_outputs))
 
     return run
 
 
-@ops("Optional")
+@ops("Optional", "OptionalGetElement")
 def optional(node: Node, ctx: KernelContext) -> Run:
     return lambda value=None: value
 
@@ -233,8 +234,3 @@ def optional(node: Node, ctx: KernelContext) -> Run:
 @ops("OptionalHasElement")
 def optional_has_element(node: Node, ctx: KernelContext) -> Run:
     return lambda value=None: ctx.xp.asarray(value is not None)
-
-
-@ops("OptionalGetElement")
-def optional_get_element(node: Node, ctx: KernelContext) -> Run:
-    return lambda x: x

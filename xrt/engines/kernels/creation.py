@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.engines.kernels.table import Array, Run, eager as ops
-from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Node
+from xrt.operators import find_constant
 
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import NodeContext
@@ -18,28 +18,14 @@ if TYPE_CHECKING:
 
 @ops("Constant")
 def constant(node: Node, ctx: NodeContext) -> Run:
-    value = read_constant(node)
-    return lambda: value
-
-
-def read_constant(node: Node) -> Array:
-    """Return the tensor of a Constant node, read-only. Which attribute the node has determines the element type."""
-    for attribute in node.attributes:
-        if isinstance(attribute.value, Constant):
-            return attribute.value.array
-        if attribute.name in _CONSTANT_TYPES:
-            return Constant(np.array(attribute.value, dtype=_CONSTANT_TYPES[attribute.name])).array
-    raise CompileRefused(f"node {node.name!r} (Constant) has no attribute with a value")
-
-
-_CONSTANT_TYPES = {
-    "value_float": np.float32,
-    "value_floats": np.float32,
-    "value_int": np.int64,
-    "value_ints": np.int64,
-    "value_string": np.object_,
-    "value_strings": np.object_,
-}
+    value = find_constant(node, ctx.function)
+    if value is None:  # the attribute is a string, or a list of strings
+        strings = node.attr("value_string", node.attr("value_strings"))
+        if strings is None:
+            raise ctx.refuse("has no attribute with a value")
+        value = Constant(np.array(strings, dtype=object))
+    array = value.array  # read-only
+    return lambda: array
 
 
 @ops("ConstantOfShape", host=(0,))
@@ -51,9 +37,8 @@ def constant_of_shape(node: Node, ctx: NodeContext) -> Run:
 
 @ops("EyeLike")
 def eye_like(node: Node, ctx: NodeContext) -> Run:
-    xp, k, to = ctx.xp, node.attr("k", 0), node.attr("dtype")
-    dtype = None if to is None else DType.from_onnx(to).numpy
-    return lambda x: xp.eye(*x.shape, k=k, dtype=dtype or x.dtype)
+    xp, k, dtype = ctx.xp, node.attr("k", 0), ctx.get_dtype_attribute("dtype")
+    return lambda x: xp.eye(*x.shape, k=k, dtype=dtype.numpy if dtype else x.dtype)
 
 
 @ops("Range", host=(0, 1, 2))
@@ -78,32 +63,30 @@ def short_time_fourier(node: Node, ctx: NodeContext) -> Run:
 
     def run(signal: Array, step: Array, window: Array | None = None, length: Array | None = None) -> Array:
         parts = signal[..., None] if signal.ndim == 2 else signal
+        is_complex = parts.shape[-1] == 2
         if parts.ndim != 3 or parts.shape[-1] not in (1, 2):
             raise ValueError(
                 f"the signal has shape {list(signal.shape)}; it must be [batch, length], [batch, length, 1] or [batch, length, 2]"
             )
-        if onesided and parts.shape[-1] == 2:
+        if onesided and is_complex:
             raise ValueError(f"the signal {list(signal.shape)} is complex; its transform has two sides, so set onesided=0")
-        size = _read_number(length) if length is not None else parts.shape[1] if window is None else len(window)
-        width = size if window is None else len(window)
-        frames = _cut_frames(xp, xp.astype(parts, np.float64), _read_number(step), size, width)
+        window_length = parts.shape[1] if window is None else len(window)
+        size = window_length if length is None else int(length.reshape(()))
+        width = size if window is None else window_length
+        frames = _cut_frames(xp, xp.astype(parts, np.float64), int(step.reshape(())), size, width)
         if window is not None:
             frames = frames * xp.astype(window, np.float64)[:, None]
-        values = frames[..., 0] + 1j * frames[..., 1] if parts.shape[-1] == 2 else frames[..., 0]
+        values = frames[..., 0] + 1j * frames[..., 1] if is_complex else frames[..., 0]
         result = (xp.fft.rfft if onesided else xp.fft.fft)(values, n=size, axis=-1)
         return xp.astype(xp.stack([result.real, result.imag], axis=-1), signal.dtype)
 
     return run
 
 
-def _read_number(value: Array) -> int:
-    return int(value.reshape(()))
-
-
 def _cut_frames(xp: Any, signal: Array, step: int, size: int, width: int) -> Array:
     """Cut a signal (batch, length, parts) into overlapping frames (batch, frames, width, parts), one every ``step`` elements.
 
-    There are as many frames as ``size`` elements fit into the signal. If ``width`` is larger, the last frames end with zeros.
+    The number of frames is that of frames of ``size`` elements. If ``width`` is larger, the last frames end with zeros.
     """
     count = max(0, 1 + (signal.shape[1] - size) // step)
     if width > size:
@@ -113,7 +96,7 @@ def _cut_frames(xp: Any, signal: Array, step: int, size: int, width: int) -> Arr
 
 
 def _make_generator_factory(node: Node) -> Callable[[], np.random.Generator]:
-    """Return a function that makes a new generator for each call. If the node has a seed, they draw the same numbers."""
+    """Make a function that makes a random generator for a call. If the node has a seed, all calls draw the same numbers."""
     seed = node.attr("seed")
     if seed is None:
         return np.random.default_rng
@@ -134,29 +117,27 @@ def _draw_numbers(xp: Any, node: Node, extents: Any, dtype: Any, generator: np.r
 @ops("RandomNormal", "RandomUniform")
 def random(node: Node, ctx: NodeContext) -> Run:
     make_generator, extents = _make_generator_factory(node), node.attr("shape")
-    dtype = DType.from_onnx(node.attr("dtype", DType.FLOAT32.onnx)).numpy
+    dtype = (ctx.get_dtype_attribute("dtype") or DType.FLOAT32).numpy
     return lambda: _draw_numbers(ctx.xp, node, extents, dtype, make_generator())
 
 
 @ops("RandomNormalLike", "RandomUniformLike")
 def random_like(node: Node, ctx: NodeContext) -> Run:
-    make_generator, to = _make_generator_factory(node), node.attr("dtype")
-    dtype = None if to is None else DType.from_onnx(to).numpy
-    return lambda x: _draw_numbers(ctx.xp, node, x.shape, dtype or x.dtype, make_generator())
+    make_generator, dtype = _make_generator_factory(node), ctx.get_dtype_attribute("dtype")
+    return lambda x: _draw_numbers(ctx.xp, node, x.shape, dtype.numpy if dtype else x.dtype, make_generator())
 
 
 @ops("Bernoulli", devices=("cpu",))
 def bernoulli(node: Node, ctx: NodeContext) -> Run:
-    xp, make_generator, to = ctx.xp, _make_generator_factory(node), node.attr("dtype")
-    dtype = None if to is None else DType.from_onnx(to).numpy
-    return lambda x: xp.astype(xp.asarray(make_generator().random(x.shape)) < x, dtype or x.dtype)
+    xp, make_generator, dtype = ctx.xp, _make_generator_factory(node), ctx.get_dtype_attribute("dtype")
+    return lambda x: xp.astype(xp.asarray(make_generator().random(x.shape)) < x, dtype.numpy if dtype else x.dtype)
 
 
 @ops("Multinomial", devices=("cpu",))
 def multinomial(node: Node, ctx: NodeContext) -> Run:
-    """Sample classes from rows of unnormalized log-probabilities, where the cumulative sum exceeds a random number."""
+    """Sample the class at which the cumulative probability exceeds a random number. Rows are unnormalized log-probabilities."""
     xp, make_generator, count = ctx.xp, _make_generator_factory(node), node.attr("sample_size", 1)
-    dtype = DType.from_onnx(node.attr("dtype", DType.INT32.onnx)).numpy
+    dtype = (ctx.get_dtype_attribute("dtype") or DType.INT32).numpy
 
     def run(logs: Array) -> Array:
         wide = xp.astype(logs, np.float64)
@@ -187,14 +168,15 @@ def dropout(node: Node, ctx: NodeContext) -> Run:
     make_generator = _make_generator_factory(node)
 
     def run(x: Array, ratio: Array | None = None, training: Array | None = None) -> tuple[Array, Array]:
-        share = 0.5 if ratio is None else float(ratio.reshape(()))
-        return _drop_elements(ctx.xp, x, share if training is not None and training.reshape(()) else 0.0, make_generator)
+        is_training = training is not None and training.reshape(())
+        training_ratio = 0.5 if ratio is None else float(ratio.reshape(()))
+        return _drop_elements(ctx.xp, x, training_ratio if is_training else 0.0, make_generator)
 
     return run
 
 
 def _drop_elements(xp: Any, x: Array, ratio: float, make_generator: Callable[[], np.random.Generator]) -> tuple[Array, Array]:
-    """Set a random share ``ratio`` of the elements to zero and scale up the others. Also return the mask of the others."""
+    """Set elements to zero with probability ``ratio``, and divide the others by 1 - ratio. Also return the mask of the others."""
     if ratio == 0.0:
         return x, xp.ones(x.shape, dtype=bool)
     mask = xp.asarray(make_generator().random(x.shape) >= ratio)

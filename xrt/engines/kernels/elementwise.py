@@ -11,7 +11,7 @@ import numpy as np
 
 from xrt.engines.kernels.arrays import round_once, widen
 from xrt.engines.kernels.table import Array, Factory, Run, eager, ops
-from xrt.formats.onnx.writing import read_clip_bounds
+from xrt.formats.onnx.writing import BOUNDS_ARE_INPUTS, read_clip_bounds
 
 if TYPE_CHECKING:
     from xrt.engines.contract.op_table import OpTable
@@ -45,7 +45,7 @@ UNARY_FUNCTIONS = {
     "Tan": "tan",
     "Tanh": "tanh",
 }
-"""Operators that are one function of one array. The result has the dtype of the input."""
+"""The function of the namespace that computes an operator of one array, whose result has the dtype of the input."""
 
 
 def make_function_factory(name: str) -> Factory:
@@ -60,7 +60,10 @@ def make_function_factory(name: str) -> Factory:
 
 for _op, _name in UNARY_FUNCTIONS.items():
     ops(_op, mutable=(0,))(make_function_factory(_name))
-ops("IsNaN")(make_function_factory("isnan"))
+for _op, _name in {"BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or", "BitwiseXor": "bitwise_xor"}.items():
+    ops(_op, mutable=(0, 1))(make_function_factory(_name))
+for _op, _name in {"GreaterOrEqual": "greater_equal", "IsNaN": "isnan", "LessOrEqual": "less_equal", "Where": "where"}.items():
+    ops(_op)(make_function_factory(_name))
 
 
 @ops("Identity")
@@ -118,23 +121,19 @@ ACTIVATIONS: Mapping[str, tuple[Callable[..., Array], Mapping[str, float]]] = {
     "ThresholdedRelu": (lambda xp, x, alpha: xp.where(x > alpha, x, 0), {"alpha": 1.0}),
     "com.microsoft.QuickGelu": (_swish, {"alpha": 1.702}),
 }
-"""By operator, with its domain if that is not ONNX's: ``f(xp, x, *attributes)``, and the defaults of the attributes."""
+"""Operator, with its domain if that is not ONNX's, to ``f(xp, x, *attributes)`` and the default values of the attributes."""
 
 
-def make_activation_factory(compute: Callable[..., Array], defaults: Mapping[str, float]) -> Factory:
-    """Make the factory of a kernel for an entry of `ACTIVATIONS`."""
-
-    def factory(node: Node, ctx: NodeContext) -> Run:
-        # Attributes have float32 precision, so the defaults must have it too: a float64 tensor shows the difference.
-        attributes = [node.attr(name, float(np.float32(default))) for name, default in defaults.items()]
-        return round_once(ctx.xp, lambda x: compute(ctx.xp, x, *attributes))
-
-    return factory
+def activation(node: Node, ctx: NodeContext) -> Run:
+    compute, defaults = ACTIVATIONS[node.op]
+    # Attributes have float32 precision, so the defaults must have it too: a float64 tensor shows the difference.
+    attributes = [node.attr(name, float(np.float32(default))) for name, default in defaults.items()]
+    return round_once(ctx.xp, lambda x: compute(ctx.xp, x, *attributes))
 
 
-for _op, (_compute, _defaults) in ACTIVATIONS.items():
-    _domain, _, _kind = _op.rpartition(".")
-    ops(_kind, domain=_domain)(make_activation_factory(_compute, _defaults))
+for _op in ACTIVATIONS:
+    _domain, _, _name = _op.rpartition(".")
+    ops(_name, domain=_domain)(activation)
 
 
 @ops("Erf")
@@ -165,19 +164,12 @@ def shrink(node: Node, ctx: NodeContext) -> Run:
     return run
 
 
-LEGACY_BINARY_FUNCTIONS = {"And": "logical_and", "Mul": "multiply", "Or": "logical_or", "Xor": "logical_xor"}
-"""Operators that are one function of two arrays and keep their dtype. Before version 7 attributes control their broadcasting."""
-COMPARISON_FUNCTIONS = {"Equal": "equal", "Greater": "greater", "Less": "less"}
-"""Comparisons that are one function of two arrays. Before version 7 attributes control their broadcasting."""
-BITWISE_FUNCTIONS = {"BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or", "BitwiseXor": "bitwise_xor"}
-"""Operators that are one function of two arrays, and have NumPy's broadcasting in all versions."""
-VARIADIC_FUNCTIONS = {"Max": "maximum", "Min": "minimum", "Sum": "add"}
 LAST_LEGACY_VERSION = 6
-"""The last version in which the attributes ``broadcast`` and ``axis`` control broadcasting."""
+"""The last version in which the attributes ``broadcast`` and ``axis`` control the broadcasting of a binary operator."""
 
 
 def support_legacy_broadcast(factory: Factory) -> Factory:
-    """Adapt a factory to versions up to 6, where ``axis`` is the axis of A that the first axis of B is aligned to."""
+    """Adapt a factory to versions up to 6, in which the attribute ``axis`` aligns the first axis of B with an axis of A."""
 
     def legacy(node: Node, ctx: NodeContext) -> Run:
         run = factory(node, ctx)
@@ -198,7 +190,7 @@ def support_legacy_broadcast(factory: Factory) -> Factory:
 def register_binary(
     table: OpTable[Factory], *op_types: str, mutable: tuple[int, ...] = (), priority: int = 0
 ) -> Callable[[Factory], Factory]:
-    """Decorate the factory of a binary operator: register it in ``table`` for all versions, adapted to old ones' broadcasting."""
+    """Decorate the factory of a binary operator to register it in ``table``, for old versions with their broadcasting."""
 
     def register(factory: Factory) -> Factory:
         table(*op_types, since=LAST_LEGACY_VERSION + 1, mutable=mutable, priority=priority)(factory)
@@ -208,14 +200,10 @@ def register_binary(
     return register
 
 
-for _op, _name in LEGACY_BINARY_FUNCTIONS.items():
+for _op, _name in {"And": "logical_and", "Mul": "multiply", "Or": "logical_or", "Xor": "logical_xor"}.items():
     register_binary(ops, _op, mutable=(0, 1))(make_function_factory(_name))
-for _op, _name in COMPARISON_FUNCTIONS.items():
+for _op, _name in {"Equal": "equal", "Greater": "greater", "Less": "less"}.items():
     register_binary(ops, _op)(make_function_factory(_name))
-for _op, _name in BITWISE_FUNCTIONS.items():
-    ops(_op, mutable=(0, 1))(make_function_factory(_name))
-ops("GreaterOrEqual")(make_function_factory("greater_equal"))
-ops("LessOrEqual")(make_function_factory("less_equal"))
 
 
 @register_binary(ops, "Div", mutable=(0, 1))
@@ -257,47 +245,30 @@ def bit_shift(node: Node, ctx: NodeContext) -> Run:
     return ctx.xp.left_shift if node.attr("direction") == "LEFT" else ctx.xp.right_shift  # type: ignore[no-any-return]  # functions of the namespace
 
 
-def make_variadic_factory(name: str) -> Factory:
-    """Make the factory of a kernel that combines any number of arrays, two by two, with the namespace's function ``name``."""
-
-    def factory(node: Node, ctx: NodeContext) -> Run:
-        combine = getattr(ctx.xp, name)
-        return lambda *values: reduce(combine, values)
-
-    return factory
+VARIADIC_FUNCTIONS = {"Max": "maximum", "Mean": "add", "Min": "minimum", "Sum": "add"}
+"""The function of the namespace that combines two operands of an operator of any number of arrays."""
 
 
-for _op, _name in VARIADIC_FUNCTIONS.items():
-    ops(_op)(make_variadic_factory(_name))
+@ops(*VARIADIC_FUNCTIONS)
+def variadic(node: Node, ctx: NodeContext) -> Run:
+    combine, count = getattr(ctx.xp, VARIADIC_FUNCTIONS[node.op_type]), len(node.inputs)
+    if node.op_type == "Mean":
+        return lambda *values: reduce(combine, values) / count
+    return lambda *values: reduce(combine, values)
 
 
-@ops("Mean")
-def mean(node: Node, ctx: NodeContext) -> Run:
-    add, count = ctx.xp.add, len(node.inputs)
-    return lambda *values: reduce(add, values) / count
-
-
-@ops("Where")
-def where(node: Node, ctx: NodeContext) -> Run:
-    return ctx.xp.where  # type: ignore[no-any-return]  # a function of the namespace
-
-
-def _clip_values(ctx: NodeContext, x: Array, low: Array | float | None, high: Array | float | None) -> Array:
-    """Clip to [low, high]; None is no limit. If low exceeds high, the result is high."""
-    if low is not None:
-        x = ctx.xp.maximum(x, low)
-    return x if high is None else ctx.xp.minimum(x, high)
-
-
-@ops("Clip", until=10)
-def clip_by_attributes(node: Node, ctx: NodeContext) -> Run:
-    low, high = read_clip_bounds(node)
-    return lambda x: _clip_values(ctx, x, low, high)
-
-
-@ops("Clip", since=11)
+@ops("Clip")
 def clip(node: Node, ctx: NodeContext) -> Run:
-    return lambda x, low=None, high=None: _clip_values(ctx, x, low, high)
+    """Clip to [low, high]. If low exceeds high, the result is high."""
+    xp = ctx.xp
+    fixed_low, fixed_high = read_clip_bounds(node) if ctx.version < BOUNDS_ARE_INPUTS else (None, None)
+
+    def run(x: Array, low: Array | float | None = fixed_low, high: Array | float | None = fixed_high) -> Array:
+        if low is not None:
+            x = xp.maximum(x, low)
+        return x if high is None else xp.minimum(x, high)
+
+    return run
 
 
 @ops("MatMul")
@@ -311,12 +282,12 @@ def matmul(node: Node, ctx: NodeContext) -> Run:
 def gemm(node: Node, ctx: NodeContext) -> Run:
     """Compute ``alpha * A' B' + beta * C``. Floats under 32 bits are computed in float32, and the result is rounded."""
     alpha, beta = node.attr("alpha", 1.0), node.attr("beta", 1.0)
-    xp, flip_a, flip_b = ctx.xp, bool(node.attr("transA", 0)), bool(node.attr("transB", 0))
+    xp, transpose_a, transpose_b = ctx.xp, node.attr("transA", 0), node.attr("transB", 0)
 
     def run(a: Array, b: Array, c: Array | None = None) -> Array:
         left, right = widen(xp, a), widen(xp, b)
-        y = xp.matmul(xp.transpose(left) if flip_a else left, xp.transpose(right) if flip_b else right)
-        # Skip factors of 1, because each product is a pass over the tensor.
+        y = xp.matmul(xp.transpose(left) if transpose_a else left, xp.transpose(right) if transpose_b else right)
+        # Skip factors of 1, because each multiplication is a pass over the tensor.
         y = y if alpha == 1 else y * alpha
         # With beta=0 the result must not depend on C, which may contain NaN.
         if c is not None and beta != 0:
@@ -386,27 +357,27 @@ TRAINING_DOMAIN = "ai.onnx.preview.training"
 
 @eager("Adam", domain=TRAINING_DOMAIN, model_update=True, host=(0, 1))
 def adam(node: Node, ctx: NodeContext) -> Run:
-    """The outputs are the updated tensors, then the averages of their gradients, then those of the squared gradients."""
+    """The outputs are the updated parameters, the averages of their gradients, and the averages of the squared gradients."""
     xp, alpha, beta = ctx.xp, node.attr("alpha", 0.9), node.attr("beta", 0.999)
     epsilon = node.attr("epsilon", 1e-6)
     norm, norm_post = (node.attr(name, 0.0) for name in ("norm_coefficient", "norm_coefficient_post"))
 
-    def step(rate: float, x: Array, gradient: Array, mean: Array, square: Array) -> tuple[Array, Array, Array]:
-        wide_x, wide_gradient, wide_mean, wide_square = (xp.astype(value, np.float64) for value in (x, gradient, mean, square))
-        regularized = norm * wide_x + wide_gradient
-        new_mean = alpha * wide_mean + (1 - alpha) * regularized
-        new_square = beta * wide_square + (1 - beta) * regularized * regularized
-        new_x = wide_x - rate * new_mean / (xp.sqrt(new_square) + epsilon)
-        return xp.astype((1 - norm_post) * new_x, x.dtype), xp.astype(new_mean, mean.dtype), xp.astype(new_square, square.dtype)
+    def update(rate: float, *tensors: Array) -> tuple[Array, Array, Array]:
+        x, gradient, mean, square = (xp.astype(tensor, np.float64) for tensor in tensors)
+        regularized = norm * x + gradient
+        new_mean = alpha * mean + (1 - alpha) * regularized
+        new_square = beta * square + (1 - beta) * regularized * regularized
+        new_x = (1 - norm_post) * (x - rate * new_mean / (xp.sqrt(new_square) + epsilon))
+        return xp.astype(new_x, tensors[0].dtype), xp.astype(new_mean, tensors[2].dtype), xp.astype(new_square, tensors[3].dtype)
 
-    def run(rate: Array, count: Array, *tensors: Array) -> tuple[Array, ...]:
-        r, t = float(rate), int(count)
+    def run(learning_rate: Array, step: Array, *tensors: Array) -> tuple[Array, ...]:
+        rate, t = float(learning_rate), int(step)
         # Bias correction: the averages start at zero, so they are too small in the first steps.
-        r = r * sqrt(1 - beta**t) / (1 - alpha**t) if t > 0 else r
+        rate = rate * sqrt(1 - beta**t) / (1 - alpha**t) if t > 0 else rate
         # Four groups of n tensors: parameters, gradients, averages, and averages of squares.
         n = len(tensors) // 4
-        steps = [step(r, *(tensors[i + part * n] for part in range(4))) for i in range(n)]
-        return tuple(steps[i][part] for part in range(3) for i in range(n))
+        updates = [update(rate, *tensors[i::n]) for i in range(n)]
+        return tuple(tensor for group in zip(*updates, strict=True) for tensor in group)
 
     return run
 
@@ -421,14 +392,18 @@ def rotary_embedding(node: Node, ctx: NodeContext) -> Run:
         if positions is not None:
             cos, sin = cos[positions], sin[positions]
         cos, sin = cos[:, :, None], sin[:, :, None]  # (batch, sequence, 1, width / 2)
-        parts = xp.transpose(x, (0, 2, 1, 3)) if x.ndim == 4 else x.reshape(*x.shape[:2], heads, -1)
-        count = width or parts.shape[-1]
+        # (batch, sequence, heads, features)
+        features = xp.transpose(x, (0, 2, 1, 3)) if x.ndim == 4 else x.reshape(*x.shape[:2], heads, -1)
+        count = width or features.shape[-1]
         # The copy contains the features that are not rotated.
-        y = xp.copy(parts)
-        pairs = (slice(0, count, 2), slice(1, count, 2)) if interleaved else (slice(count // 2), slice(count // 2, count))
-        first, second = parts[..., pairs[0]], parts[..., pairs[1]]
-        y[..., pairs[0]] = cos * first - sin * second
-        y[..., pairs[1]] = sin * first + cos * second
+        y = xp.copy(features)
+        if interleaved:
+            first_slice, second_slice = slice(0, count, 2), slice(1, count, 2)
+        else:
+            first_slice, second_slice = slice(count // 2), slice(count // 2, count)
+        first, second = features[..., first_slice], features[..., second_slice]
+        y[..., first_slice] = cos * first - sin * second
+        y[..., second_slice] = sin * first + cos * second
         return xp.transpose(y, (0, 2, 1, 3)) if x.ndim == 4 else y.reshape(x.shape)
 
     return run

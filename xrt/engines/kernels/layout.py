@@ -1,4 +1,4 @@
-"""Operators that move elements: reshape, transpose, concatenate, slice, pad, gather and scatter; and those that find indices."""
+"""Operators that move elements (reshape, transpose, concatenate, slice, pad, gather, scatter) and that find indices."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from xrt.graph import Function, Node
 
 
-# ---------------------------------------------------------------------- shapes
-
-
 @ops("Shape")
 def shape(node: Node, ctx: NodeContext) -> Run:
     start, end = node.attr("start", 0), node.attr("end")
@@ -34,8 +31,8 @@ def _reshape(x: Array, target: Sequence[int], allow_zero: bool) -> Array:
     """Reshape as ONNX's Reshape does. Unless ``allow_zero`` is set, 0 copies the extent of the same axis of ``x``."""
     extents = list(target) if allow_zero else [x.shape[i] if n == 0 else n for i, n in enumerate(target)]
     if -1 in extents and not prod(x.shape):  # array libraries cannot infer the extent for -1 if the array is empty
-        rest = prod(n for n in extents if n != -1)
-        extents[extents.index(-1)] = 0 if rest else 1
+        known_extents = prod(n for n in extents if n != -1)
+        extents[extents.index(-1)] = 0 if known_extents else 1
     return x.reshape(tuple(extents))
 
 
@@ -69,9 +66,6 @@ def unsqueeze(node: Node, ctx: NodeContext) -> Run:
     return lambda x, axes=None: ctx.xp.expand_dims(x, fixed_axes if axes is None else tuple(axes.reshape(-1).tolist()))
 
 
-# ---------------------------------------------------------------------- order of axes and elements
-
-
 @ops("Transpose")
 def transpose(node: Node, ctx: NodeContext) -> Run:
     order = node.attr("perm")
@@ -80,7 +74,7 @@ def transpose(node: Node, ctx: NodeContext) -> Run:
 
 @ops("DepthToSpace")
 def depth_to_space(node: Node, ctx: NodeContext) -> Run:
-    """Rearrange channels to spatial blocks. Their order is (depth, row, column) with mode CRD, (row, column, depth) with DCR."""
+    """Rearrange channels to spatial blocks. Channels are (depth, row, column) with mode CRD, (row, column, depth) with DCR."""
     xp, block, depth_first = ctx.xp, node.attr("blocksize"), node.attr("mode", "DCR") == "CRD"
 
     def run(x: Array) -> Array:
@@ -124,9 +118,6 @@ def reverse_sequence(node: Node, ctx: NodeContext) -> Run:
     return run
 
 
-# ---------------------------------------------------------------------- joins and splits
-
-
 @ops("Concat")
 def concat(node: Node, ctx: NodeContext) -> Run:
     axis = node.attr("axis", 1)  # only version 1 has a default
@@ -144,41 +135,36 @@ def split(node: Node, ctx: NodeContext) -> Run:
     return run
 
 
-# ---------------------------------------------------------------------- ranges
-
-
-def _slice(
-    xp: Any, x: Array, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None, steps: Sequence[int] | None
-) -> Array:
-    """Slice as ONNX's Slice does. None as ``axes`` means the first axes, None as ``steps`` means steps of 1."""
-    for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        axis = i if axes is None else axes[i] % x.ndim
-        step = 1 if steps is None else steps[i]
-        extent = x.shape[axis]
-        lead = (slice(None),) * axis
-        if step > 0:
-            x = x[(*lead, slice(start, end, step))]
-            continue
-        # PyTorch supports no negative steps, so slice forwards and flip. ONNX clamps the start to the axis, and the end to -1.
-        first = min(max(start + extent if start < 0 else start, 0), extent - 1)
-        last = max(end + extent if end < 0 else end, -1)
-        x = xp.flip(x[(*lead, slice(last + 1, first + 1))], axis)[(*lead, slice(None, None, -step))]
-    return x
-
-
 @ops("Slice", host=(1, 2, 3, 4))
 def slice_(node: Node, ctx: NodeContext) -> Run:
-    fixed_bounds = [node.attr("starts"), node.attr("ends"), node.attr("axes") or None, None]
+    xp = ctx.xp
 
-    def run(x: Array, *bounds: Array | None) -> Array:
-        inputs = [None if bound is None else bound.reshape(-1).tolist() for bound in bounds]
-        # Axes and steps are optional inputs.
-        return _slice(ctx.xp, x, *[*inputs, None, None][:4] if inputs else fixed_bounds)
+    def read_list(value: Array | None, attribute: str) -> Sequence[int] | None:
+        """List the elements of an input, which is an attribute before version 10. None if it is omitted."""
+        elements: Sequence[int] | None = node.attr(attribute) if value is None else value.reshape(-1).tolist()
+        return elements
+
+    def run(
+        x: Array, starts: Array | None = None, ends: Array | None = None, axes: Array | None = None, steps: Array | None = None
+    ) -> Array:
+        first, last = read_list(starts, "starts") or (), read_list(ends, "ends") or ()
+        axis_indices = read_list(axes, "axes") or range(len(first))
+        step_sizes = read_list(steps, "steps") or [1] * len(first)
+        for start, end, axis, step in zip(first, last, axis_indices, step_sizes, strict=True):
+            x = _slice_axis(xp, x, axis % x.ndim, start, end, step)
+        return x
 
     return run
 
 
-# ---------------------------------------------------------------------- repetition and padding
+def _slice_axis(xp: Any, x: Array, axis: int, start: int, end: int, step: int) -> Array:
+    lead, extent = (slice(None),) * axis, x.shape[axis]
+    if step > 0:
+        return x[(*lead, slice(start, end, step))]
+    # PyTorch supports no negative steps, so slice forwards and flip. ONNX clamps the start to the axis, and the end to -1.
+    first = min(max(start + extent if start < 0 else start, 0), extent - 1)
+    last = max(end + extent if end < 0 else end, -1)
+    return xp.flip(x[(*lead, slice(last + 1, first + 1))], axis)[(*lead, slice(None, None, -step))]
 
 
 @eager("Expand", host=(1,))
@@ -231,9 +217,6 @@ def pad(node: Node, ctx: NodeContext) -> Run:
     return run
 
 
-# ---------------------------------------------------------------------- reading at indices
-
-
 @ops("GatherElements")
 def gather_elements(node: Node, ctx: NodeContext) -> Run:
     axis = node.attr("axis", 0)
@@ -242,7 +225,7 @@ def gather_elements(node: Node, ctx: NodeContext) -> Run:
 
 
 def _make_element_indices(xp: Any, indices: Array, axis: int) -> tuple[Array, ...]:
-    """Make the tuple that indexes a tensor by ``indices`` along ``axis``, and by their own coordinates along other axes."""
+    """Make the tuple that indexes a tensor by ``indices`` along ``axis``, and by the position in ``indices`` along other axes."""
     grid = _make_index_grid(xp, indices.shape)
     grid[axis] = indices
     return tuple(grid)
@@ -287,11 +270,8 @@ def compress(node: Node, ctx: NodeContext) -> Run:
     return lambda x, condition: ctx.xp.compress(condition, x, axis=axis)
 
 
-# ---------------------------------------------------------------------- writing at indices
-
-
 def _why_not_multiplying_scatter(node: Node, function: Function) -> str | None:
-    """Explain that CuPy cannot multiply at indices: its ``ufunc.at`` supports only sums, minima and maxima. Else None."""
+    """Explain that CuPy cannot multiply at indices: its ``ufunc.at`` supports only sums, minima and maxima."""
     is_on_device = node.device.partition(":")[0] not in ("", "cpu")
     return "CuPy cannot multiply at indices" if is_on_device and node.attr("reduction", "none") == "mul" else None
 
@@ -328,14 +308,12 @@ def tensor_scatter(node: Node, ctx: NodeContext) -> Run:
         indices = first[:, None] + xp.arange(update.shape[sequence_axis])
         indices = indices % cache.shape[sequence_axis] if circular else indices
         # Move the axis next to the batch, so that a pair of indices addresses a whole entry of the cache.
-        rows, new = xp.moveaxis(cache, sequence_axis, 1), xp.moveaxis(update, sequence_axis, 1)
+        entries, new_entries = xp.moveaxis(cache, sequence_axis, 1), xp.moveaxis(update, sequence_axis, 1)
         buffers = {name: xp.moveaxis(array, sequence_axis, 1) for name, array in options.items()}
-        return xp.moveaxis(xp.scatter(rows, (xp.arange(batch)[:, None], indices), new, "none", **buffers), 1, sequence_axis)
+        updated = xp.scatter(entries, (xp.arange(batch)[:, None], indices), new_entries, "none", **buffers)
+        return xp.moveaxis(updated, 1, sequence_axis)
 
     return run
-
-
-# ---------------------------------------------------------------------- finding indices
 
 
 @eager("NonZero")
@@ -374,20 +352,21 @@ def one_hot(node: Node, ctx: NodeContext) -> Run:
     def run(indices: Array, depth: Array, values: Array) -> Array:
         count = int(depth.reshape(()))
         classes = reshape_along_axis(xp.arange(count), axis, indices.ndim + 1)
-        # Negative indices count from the end. Those out of range equal no class.
+        # Negative indices count from the end. An index out of range equals no class.
         is_hot = xp.expand_dims(xp.where(indices < 0, indices + count, indices), axis) == classes
         return xp.where(is_hot, values[1], values[0])
 
     return run
 
 
-def _select_top(xp: Any, x: Array, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
-    """Return the k largest or smallest elements along an axis, sorted, and their indices. Ties by index; NaN is the largest."""
-    order = xp.take(xp.argsort_stable(x, axis % x.ndim, largest), xp.arange(k), axis=axis)
-    return xp.take_along_axis(x, order, axis=axis), xp.astype(order, np.int64)
-
-
 @ops("TopK", host=(1,))
 def top_k(node: Node, ctx: NodeContext) -> Run:
-    axis, largest, fixed_k = node.attr("axis", -1), bool(node.attr("largest", 1)), node.attr("k")
-    return lambda x, k=None: _select_top(ctx.xp, x, fixed_k if k is None else int(k.reshape(())), axis, largest)
+    """Select the k largest or smallest elements along an axis, sorted. Equal elements keep their order; NaN is largest."""
+    xp, axis, largest, fixed_k = ctx.xp, node.attr("axis", -1), bool(node.attr("largest", 1)), node.attr("k")
+
+    def run(x: Array, k: Array | None = None) -> tuple[Array, Array]:
+        count = fixed_k if k is None else int(k.reshape(()))
+        order = xp.take(xp.argsort_stable(x, axis % x.ndim, largest), xp.arange(count), axis=axis)
+        return xp.take_along_axis(x, order, axis=axis), xp.astype(order, np.int64)
+
+    return run

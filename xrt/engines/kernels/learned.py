@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 ML = "ai.onnx.ml"
 SOFTMAX_ZERO_THRESHOLD = 1e-7
 """The post-transform SOFTMAX_ZERO treats scores up to this magnitude as zero."""
-_LABELS = (
+_LABEL_ATTRIBUTES = (
     *("classlabels_ints", "classlabels_int64s", "classlabels_strings", "cats_int64s", "cats_strings"),
     *("int64_vocabulary", "string_vocabulary"),
 )
 
 
 def _read_labels(node: Node) -> list[Any]:
-    """Read the labels, categories or keys in the node's attributes: integers or strings. Empty if it has none."""
-    return next((list(labels) for name in _LABELS if (labels := node.attr(name))), [])
+    """Read the labels, categories or keys in the node's attributes: integers or strings. Empty if the node has none."""
+    return next((list(node.attr(name)) for name in _LABEL_ATTRIBUTES if node.attr(name)), [])
 
 
 def _read_keys(node: Node) -> list[Any]:
@@ -71,9 +71,6 @@ def _compute_probit(p: Array) -> Array:
         return np.sqrt(2) * np.copysign(np.sqrt(np.sqrt(half * half - log / 0.147) - half), x)
 
 
-# ---------------------------------------------------------------------- features
-
-
 @ops("Scaler", domain=ML)
 def scaler(node: Node, ctx: NodeContext) -> Run:
     """Compute ``(x - offset) * scale``. The result is float32 for every type of features."""
@@ -99,20 +96,23 @@ def normalizer(node: Node, ctx: NodeContext) -> Run:
 
 @ops("FeatureVectorizer", domain=ML)
 def feature_vectorizer(node: Node, ctx: NodeContext) -> Run:
-    """Concatenate the inputs, each cropped or padded with zeros to its width. The result is float32."""
+    """Concatenate the columns of the inputs as float32. Each input is cropped or padded with zeros to its ``inputdimensions``."""
 
     def run(*values: Array) -> Array:
-        parts = [x.reshape(len(x), -1) for x in values]
-        widths = node.attr("inputdimensions") or [part.shape[1] for part in parts]
-        padded = [np.pad(x[:, :width], ((0, 0), (0, max(0, width - x.shape[1])))) for x, width in zip(parts, widths, strict=True)]
-        return np.concatenate(padded, axis=1).astype(np.float32)
+        inputs = [x.reshape(len(x), -1) for x in values]
+        widths = node.attr("inputdimensions") or [x.shape[1] for x in inputs]
+        parts = []
+        for x, width in zip(inputs, widths, strict=True):
+            missing_columns = max(0, width - x.shape[1])
+            parts.append(np.pad(x[:, :width], ((0, 0), (0, missing_columns))))
+        return np.concatenate(parts, axis=1).astype(np.float32)
 
     return run
 
 
 @ops("OneHotEncoder", domain=ML)
 def one_hot_encoder(node: Node, ctx: NodeContext) -> Run:
-    """Append an axis with a one at the category of the element. For an unknown element it is zero; with ``zeros=0`` it raises."""
+    """Append an axis with a one at the category of the element. An unknown element has only zeros; with ``zeros=0`` it raises."""
     categories = _read_labels(node)
     labels = _make_label_array(categories, categories)
 
@@ -126,12 +126,9 @@ def one_hot_encoder(node: Node, ctx: NodeContext) -> Run:
     return run
 
 
-# ---------------------------------------------------------------------- maps
-
-
 @ops("ZipMap", domain=ML)
 def zip_map(node: Node, ctx: NodeContext) -> Run:
-    """Return one map per row, from the node's labels to the elements of the row. A vector is one row."""
+    """Make one map per row, from the node's labels to the elements of the row. A vector is one row."""
     keys = _read_keys(node)
 
     def run(x: Array) -> list[dict[int | str, float]]:
@@ -145,16 +142,20 @@ def zip_map(node: Node, ctx: NodeContext) -> Run:
 
 @ops("DictVectorizer", domain=ML)
 def dict_vectorizer(node: Node, ctx: NodeContext) -> Run:
-    """Return the values of the vocabulary's keys; zero or an empty string for a missing key. A list of maps has several rows.
+    """Make a row [1, keys] with the values of the vocabulary's keys in a map; zero or an empty string for a missing key.
 
-    ONNX specifies a vector as result. Here it is [1, keys] as in ONNX Runtime, because converters stack such rows.
+    A list of maps has several rows. ONNX specifies a vector for a single map, but ONNX Runtime returns a row, and models of
+    converters need it.
     """
     keys = _read_keys(node)
     declared = _find_map_value_dtype(ctx.function.get_type(node.inputs[0]))
 
     def run(x: Mapping[Any, Any] | Sequence[Mapping[Any, Any]]) -> Array:
         maps = [x] if isinstance(x, Mapping) else x
-        dtype = np.dtype(declared or _guess_dtype(maps))
+        dtype = declared
+        if dtype is None:
+            first = next((value for entry in maps for value in entry.values()), 0.0)
+            dtype = np.dtype({"U": object, "i": np.int64}.get(np.asarray(first).dtype.kind, np.float32))
         absent: Any = "" if dtype.hasobject else 0
         rows = [[entry.get(key, absent) for key in keys] for entry in maps]
         return np.array(rows, dtype=dtype).reshape(len(maps), len(keys))
@@ -168,16 +169,11 @@ def _find_map_value_dtype(type_: Type | None) -> Any:
     return inside.value.dtype.numpy if isinstance(inside, MapType) and isinstance(inside.value, TensorType) else None
 
 
-def _guess_dtype(maps: Sequence[Mapping[Any, Any]]) -> Any:
-    first = next((value for entry in maps for value in entry.values()), 0.0)
-    return object if isinstance(first, str) else np.int64 if isinstance(first, int) else np.float32
-
-
 @ops("CastMap", domain=ML)
 def cast_map(node: Node, ctx: NodeContext) -> Run:
-    """Return the values of a map as one row: in the order of their keys, or, in the sparse form, each in the column of its key.
+    """Make a row of the values of a map: sorted by key, or, in the sparse form, each in the column of its key.
 
-    The sparse form has ``max_map`` columns. ONNX does not specify how numbers are converted to strings. As in ONNX Runtime they
+    The sparse form has ``max_map`` columns. ONNX does not specify how numbers are converted to strings. As in ONNX Runtime, they
     have six decimals, and a column without a key is "0.f".
     """
     convert, dtype, absent = _CASTS[node.attr("cast_to", "TO_FLOAT")]
@@ -218,9 +214,6 @@ def category_mapper(node: Node, ctx: NodeContext) -> Run:
     return run
 
 
-# ---------------------------------------------------------------------- linear models
-
-
 def _read_weights(node: Node, count: int) -> tuple[Array, Array]:
     """Read the coefficients [count, features] and the intercepts, for ``count`` targets or classes."""
     coefficients = np.array(node.attr("coefficients"), np.float64).reshape(count, -1)
@@ -237,7 +230,7 @@ def linear_regressor(node: Node, ctx: NodeContext) -> Run:
 def linear_classifier(node: Node, ctx: NodeContext) -> Run:
     """Return the label of the highest score before ``post_transform``, and the scores.
 
-    With a single row of coefficients there are two classes, and the score is that of the second one.
+    With a single row of coefficients there are two classes, and the row computes the score of the second class.
     """
     labels = _read_labels(node)
 
@@ -250,20 +243,20 @@ def linear_classifier(node: Node, ctx: NodeContext) -> Run:
             return _make_label_array(row_labels, labels), _post_process(scores, node)
         is_positive = scores[:, 0] > 0
         if len(labels) == 2:
-            # Without a transform the score is a probability, so that of the other class is its complement, as in ONNX Runtime.
-            other = 1 - scores if node.attr("post_transform", "NONE") == "NONE" else -scores
+            # As in ONNX Runtime: without a transform the score is a probability, which the first class complements.
+            first_scores = 1 - scores if node.attr("post_transform", "NONE") == "NONE" else -scores
             row_labels = [labels[int(positive)] for positive in is_positive]
-            return _make_label_array(row_labels, labels), _post_process(np.hstack([other, scores]), node)
-        yes, no = (labels[0], "" if isinstance(labels[0], str) else 0) if labels else (1, 0)
-        return _make_label_array([yes if positive else no for positive in is_positive], labels), _post_process(scores, node)
+            return _make_label_array(row_labels, labels), _post_process(np.hstack([first_scores, scores]), node)
+        positive_label = labels[0] if labels else 1
+        negative_label = "" if isinstance(positive_label, str) else 0
+        row_labels = [positive_label if positive else negative_label for positive in is_positive]
+        return _make_label_array(row_labels, labels), _post_process(scores, node)
 
     return run
 
 
-# ---------------------------------------------------------------------- support vector machines
-
 MIN_PAIR_PROBABILITY = 1e-7
-"""Probabilities of pairs of classes are clipped to a distance of at least this from 0 and 1."""
+"""Probabilities of pairs of classes are clipped to [this, 1 - this], as in libsvm."""
 
 
 def _make_kernel_function(node: Node) -> Callable[[Array, Array], Array]:
@@ -286,7 +279,7 @@ def _read_vectors(node: Node, count: int) -> Array:
 
 @ops("SVMRegressor", domain=ML)
 def svm_regressor(node: Node, ctx: NodeContext) -> Run:
-    """Return one number per row. With ``one_class`` it is 1 inside the class and -1 outside."""
+    """Compute one number per row. With ``one_class`` it is 1 inside the class and -1 outside."""
     count, coefficients = node.attr("n_supports", 0), np.array(node.attr("coefficients"), np.float64)
     kernel_function, vectors = _make_kernel_function(node), _read_vectors(node, count or 1)
     rho = float(node.attr("rho", (0.0,))[0])
@@ -306,11 +299,12 @@ def _compute_pair_decisions(similarity: Array, coefficients: Array, counts: Sequ
     ``similarity`` is [rows, vectors], ``counts`` are the numbers of support vectors of the classes, ``rho`` has an offset for
     each pair, and the coefficients [classes - 1, vectors] have libsvm's layout.
     """
-    parts = [slice(end - count, end) for end, count in zip(np.cumsum(counts), counts, strict=True)]
-    decisions = [
-        similarity[:, parts[i]] @ coefficients[j - 1, parts[i]] + similarity[:, parts[j]] @ coefficients[i, parts[j]] + offset
-        for (i, j), offset in zip(combinations(range(len(parts)), 2), rho, strict=False)
-    ]
+    vectors = [slice(end - count, end) for end, count in zip(np.cumsum(counts), counts, strict=True)]
+    decisions = []
+    for (i, j), offset in zip(combinations(range(len(counts)), 2), rho, strict=False):
+        first, second = vectors[i], vectors[j]
+        products = similarity[:, first] @ coefficients[j - 1, first] + similarity[:, second] @ coefficients[i, second]
+        decisions.append(products + offset)
     return np.stack(decisions, axis=1)
 
 
@@ -325,9 +319,9 @@ def _count_votes(decisions: Array, classes: int) -> Array:
 
 @ops("SVMClassifier", domain=ML)
 def svm_classifier(node: Node, ctx: NodeContext) -> Run:
-    """Return the labels and the scores, which are probabilities if the node has the parameters to compute these.
+    """Return the labels and the scores. The scores are probabilities if the node has the parameters ``prob_a`` and ``prob_b``.
 
-    Otherwise a score is a decision of a pair of classes, or, without support vectors, the linear score of a class.
+    Otherwise there is a score for each pair of classes, or, without support vectors, a linear score for each class.
     """
     labels, counts, kernel_function = _read_labels(node), node.attr("vectors_per_class", ()), _make_kernel_function(node)
     classes = max(len(labels), 1)
@@ -391,8 +385,6 @@ def _couple_probabilities(decisions: Array, a: Array, b: Array, classes: int) ->
     return p
 
 
-# ---------------------------------------------------------------------- trees
-
 _COMPARISONS: dict[str, Any] = {
     "BRANCH_LEQ": np.less_equal,
     "BRANCH_LT": np.less,
@@ -404,10 +396,10 @@ _COMPARISONS: dict[str, Any] = {
 
 
 class TreeEnsemble:
-    """The nodes of all trees of an ensemble, in arrays. A branch is the index of a node."""
+    """The nodes of all trees of an ensemble, in arrays. A branch is stored as the index of its first node."""
 
     def __init__(self, node: Node, prefix: str, columns: int) -> None:
-        """Read the attributes of versions 1 and 3; those of leaves are ``{prefix}_ids`` etc. Leaves have ``columns`` weights."""
+        """Read the attributes. Those of leaves begin with ``prefix``: class or target. A leaf has a weight for each column."""
         keys = list(zip(node.attr("nodes_treeids"), node.attr("nodes_nodeids"), strict=True))
         index_by_key = {key: i for i, key in enumerate(keys)}
         self.true_branches, self.false_branches = (
@@ -415,7 +407,7 @@ class TreeEnsemble:
             np.array([index_by_key.get((tree, target), 0) for (tree, _), target in zip(keys, node.attr(name), strict=True)])
             for name in ("nodes_truenodeids", "nodes_falsenodeids")
         )
-        # The root of a tree is its first node. In reverse order, so that the first one determines the index.
+        # The root of a tree is its first node. The loop is reversed, so that the first node of a tree is stored last.
         self.roots = {tree: i for i, (tree, _) in reversed(list(enumerate(keys)))}.values()
         self.modes = np.array(node.attr("nodes_modes"), dtype=object)
         self.features = np.array(node.attr("nodes_featureids"))
@@ -437,14 +429,17 @@ class TreeEnsemble:
         if combine in ("SUM", "AVERAGE"):
             return values.sum(axis=0) / (len(leaves) if combine == "AVERAGE" else 1)
         has_weight = np.stack([self.has_weight[leaf] for leaf in leaves])
-        neutral, reduce = (np.inf, np.min) if combine == "MIN" else (-np.inf, np.max)
-        return np.where(has_weight.any(axis=0), reduce(np.where(has_weight, values, neutral), axis=0), 0.0)
+        if combine == "MIN":
+            extremes = np.min(np.where(has_weight, values, np.inf), axis=0)
+        else:
+            extremes = np.max(np.where(has_weight, values, -np.inf), axis=0)
+        return np.where(has_weight.any(axis=0), extremes, 0.0)
 
     def _find_leaves(self, x: Array, root: int) -> Array:
         """Find the index of the leaf that each row reaches in the tree with this root."""
         current = np.full(len(x), root)
         rows = np.arange(len(x))
-        # Each iteration moves all rows that are not at a leaf down by one level.
+        # Each iteration moves all rows that are not at a leaf to a child of their node.
         while (is_inner := self.modes[current] != "LEAF").any():
             nodes = current[is_inner]
             features = x[rows[is_inner], self.features[nodes]]
@@ -482,7 +477,7 @@ def tree_ensemble_regressor(node: Node, ctx: NodeContext) -> Run:
 
 @ops("TreeEnsembleClassifier", domain=ML)
 def tree_ensemble_classifier(node: Node, ctx: NodeContext) -> Run:
-    """Return the label of the highest score, and the scores. If all leaves are of one class, it is the second of two."""
+    """Return the label of the highest score, and the scores. If all leaves have one class, it is the second class of two."""
     labels = _read_labels(node)
     ids = set(node.attr("class_ids"))
     trees, base = TreeEnsemble(node, "class", max(len(labels), max(ids) + 1)), _read_floats(node, "base_values")
@@ -500,25 +495,25 @@ def tree_ensemble_classifier(node: Node, ctx: NodeContext) -> Run:
         best = scores.argmax(axis=1)
         if len(labels) == scores.shape[1]:
             row_labels = [labels[i] for i in best]
-        elif labels and isinstance(labels[0], str):
-            row_labels = [labels[0]] * len(best)
+        elif labels:
+            # There is a single label, for the second class. An integer label has the complement 0, a string label has none.
+            first_label = labels[0] if isinstance(labels[0], str) else 0
+            row_labels = [labels[0] if i else first_label for i in best]
         else:
-            row_labels = [labels[0] if i and labels else int(i) for i in best]
+            row_labels = [int(i) for i in best]
         return _make_label_array(row_labels, labels), _post_process(scores, node)
 
     return run
 
-
-# ---------------------------------------------------------------------- text
 
 _CASE_CHANGES: Mapping[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
 
 
 @ops("StringNormalizer")
 def string_normalizer(node: Node, ctx: NodeContext) -> Run:
-    """Remove stop words from strings [C] or [1, C], and change the case of the others. If none remains, return an empty string.
+    """Remove stop words from strings [C] or [1, C], and change the case of the others. If no string remains, return an empty one.
 
-    The case is changed by Unicode's rules, whatever the ``locale``.
+    The case is changed by Unicode's rules; the attribute ``locale`` is ignored.
     """
     change = _CASE_CHANGES[node.attr("case_change_action", "NONE")]
     fold: Callable[[str], str] = str if node.attr("is_case_sensitive", 0) else str.lower

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.polynomial import Chebyshev, Polynomial
 
-from xrt.engines.kernels.arrays import NARROW, apply_negative_pads, get_extreme_value
+from xrt.engines.kernels.arrays import NARROW_FLOATS, apply_negative_pads, get_extreme_value
 from xrt.engines.kernels.quantization import SATURABLE
 from xrt.engines.kernels.reduction import reduce_max
-from xrt.engines.kernels.windows import convolve, fold, max_windows, pad_windows, sum_windows
+from xrt.engines.kernels.windows import convolve, fold, max_windows, sum_windows
 from xrt.graph import DType
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class ArrayNamespace:
     """NumPy's or CuPy's functions by name, and the methods below, which the namespaces of other libraries have too."""
 
-    narrow = NARROW
+    narrow = NARROW_FLOATS
     """Float types under 32 bits, which kernels compute in float32."""
     product_dtype: Any = np.float64
     """The dtype for products of matrices of 8-bit integers. float64 is exact below 2**53, and BLAS has no integer products."""
@@ -60,8 +60,22 @@ class ArrayNamespace:
 
     @staticmethod
     def convert(x: Array, to: DType, saturate: bool = True, round_mode: str = "up") -> Array:
-        """Convert an array of any type by the rules of ONNX's Cast."""
-        return convert(x, to, saturate, round_mode)
+        """Convert an array of any type by the rules of ONNX's Cast. An array of strings has the dtype object."""
+        if to is DType.STRING:
+            # NumPy writes the shortest strings that represent the numbers exactly.
+            return x if x.dtype == object else x.astype(np.str_).astype(object)
+        if x.dtype == object:
+            x = _parse_numbers(x, to)
+        if to in SATURABLE and saturate and x.dtype != to.numpy:
+            # Imported here because few models have 8-bit floats, and onnx takes long to import.
+            from onnx.numpy_helper import saturate_cast
+
+            return saturate_cast(x, to.numpy)
+        if to is DType.FLOAT8E8M0:
+            from onnx.numpy_helper import to_float8e8m0
+
+            return to_float8e8m0(x, saturate, round_mode).astype(to.numpy)
+        return x.astype(to.numpy)
 
     @staticmethod
     def bit_cast(x: Array, dtype: Any) -> Array:
@@ -74,15 +88,20 @@ class ArrayNamespace:
         return np.array(sizes, dtype=np.int64)
 
     def erf(self, x: Array) -> Array:
-        """Compute the error function."""
-        return compute_erf(self.module, x)
+        """Compute the error function of a float array in its dtype."""
+        flat = x.reshape(-1)
+        result = self.empty_like(flat)
+        for start in range(0, len(flat), ERF_BLOCK_ELEMENTS):
+            block = slice(start, start + ERF_BLOCK_ELEMENTS)
+            result[block] = _compute_erf(self.module, flat[block].astype(np.float64))
+        return result.reshape(x.shape)
 
     def subtract_max(self, x: Array, axis: int) -> Array:
-        """Subtract the maximum along the axis."""
+        """Subtract the maximum along the axis, so that no exponential of the result overflows."""
         return x - reduce_max(self, x, axis, True)
 
     def argsort_stable(self, x: Array, axis: int, descending: bool) -> Array:
-        """Return the indices that sort along an axis. The sort is stable, and NaN counts as the largest number."""
+        """Compute the indices that sort ``x`` along an axis. The sort is stable, and NaN is the largest number."""
         if not descending:
             return self.argsort(x, axis=axis, kind="stable")
         # Sort the flipped axis and flip the result back, so that it is stable. Negating numbers would wrap unsigned ones.
@@ -116,7 +135,6 @@ class ArrayNamespace:
         return out
 
     convolve = convolve
-    pad_windows = pad_windows
     sum_windows = sum_windows
     max_windows = max_windows
     fold = fold
@@ -124,10 +142,11 @@ class ArrayNamespace:
     def scan_time(
         self, gates: Array, states: States, lengths: Array | None, backwards: bool, advance: Advance
     ) -> tuple[Array, States]:
-        """Run the time steps of a recurrent layer, backwards if set. ``gates`` (time, batch, gates * hidden) are the inputs.
+        """Run the time steps of a recurrent layer with ``advance``, from the last step to the first if ``backwards`` is set.
 
-        Return the first state after each step (time, batch, hidden), and the last states. A sequence that is shorter than the
-        others (``lengths``) has zeros after its end.
+        ``gates`` (time, batch, gates * hidden) is the part of the gates that depends only on the input. Return the first state
+        after each step (time, batch, hidden), and the states after the last step. ``lengths`` has the number of valid steps of
+        each sequence; the returned history is zero at the steps after them.
         """
         steps = len(gates)
         history = self.zeros((steps, *states[0].shape), dtype=states[0].dtype)
@@ -150,69 +169,48 @@ def _is_same(a: Array, b: Array) -> bool:
     return bool(first["data"][0] == second["data"][0] and a.strides == b.strides)
 
 
-def convert(x: Array, to: DType, saturate: bool = True, round_mode: str = "up") -> Array:
-    """Convert an array of NumPy or CuPy by the rules of ONNX's Cast. An array of strings has the dtype object."""
-    if to is DType.STRING:
-        return _to_strings(x)
-    if x.dtype == object:
-        x = _parse_numbers(x, to)
-    if to in SATURABLE and saturate and x.dtype != to.numpy:
-        # Imported here because few models have 8-bit floats, and onnx takes long to import.
-        from onnx.numpy_helper import saturate_cast
-
-        return saturate_cast(x, to.numpy)
-    if to is DType.FLOAT8E8M0:
-        from onnx.numpy_helper import to_float8e8m0
-
-        return to_float8e8m0(x, saturate, round_mode).astype(to.numpy)
-    return x.astype(to.numpy)
-
-
-def _to_strings(x: Array) -> Array:
-    """Convert numbers to the shortest strings that represent them exactly."""
-    if x.dtype == object:
-        return x
-    return x.astype(np.str_).astype(object)
-
-
 def _parse_numbers(strings: Array, to: DType) -> Array:
     """Parse strings as numbers: int64 if ``to`` is bool or an integer type, else float32 or float64."""
-    if to is DType.BOOL or to.is_integer:
-        # Parse digits as an integer, because a float is exact only up to 2**53. Others, such as "1e3", are floats.
-        return np.array(
-            [int(float(s)) if not s.lstrip("+-").isdigit() else int(s) for s in strings.flat], dtype=np.int64
-        ).reshape(strings.shape)
-    return strings.astype(np.float64 if to is not DType.FLOAT32 else np.float32)
+    if to is not DType.BOOL and not to.is_integer:
+        return strings.astype(np.float32 if to is DType.FLOAT32 else np.float64)
+    # A float is exact only up to 2**53, so it is used only for strings that are not plain digits, such as "1e3".
+    numbers = [int(s) if s.lstrip("+-").isdigit() else int(float(s)) for s in strings.flat]
+    return np.array(numbers, dtype=np.int64).reshape(strings.shape)
 
 
 ERF_BLOCK_ELEMENTS = 1 << 14
-"""`compute_erf` computes blocks of this many elements, so that intermediate arrays stay in the cache: three times as fast."""
+"""The error function is computed for blocks of this many elements, whose intermediate arrays fit the cache: 3 times as fast."""
 ERF_SATURATION = 6.0
-"""From here on the error function is 1 in double precision."""
+"""From this argument on the error function is 1 in double precision."""
 
 
 @lru_cache(maxsize=1)
-def _fit_below_one() -> list[float]:
-    """Fit a polynomial to ``erf(sqrt(u)) / sqrt(u)`` for u in [0, 1]; return its coefficients, highest degree first."""
-    return _fit_polynomial(lambda u: math.erf(math.sqrt(u)) / math.sqrt(u) if u > 0 else 2 / math.sqrt(math.pi), 13, (0.0, 1.0))
+def _fit_erf() -> tuple[list[float], list[float]]:
+    """Fit the two polynomials with which `_compute_erf` computes the error function; return their coefficients.
+
+    The first is ``erf(sqrt(u)) / sqrt(u)`` for u in [0, 1]. The second is ``exp(z*z) * erfc(z)`` for z in [1, 6], as a polynomial
+    in ``t = 1 / (z + 2)``. They interpolate the standard library's scalar functions, so no coefficients are hard-coded.
+    """
+
+    def compute_ratio(u: float) -> float:
+        return math.erf(math.sqrt(u)) / math.sqrt(u) if u > 0 else 2 / math.sqrt(math.pi)
+
+    def compute_scaled_complement(t: float) -> float:
+        z = 1 / t - 2
+        return math.exp(z * z) * math.erfc(z)
+
+    smallest_t, largest_t = 1 / (ERF_SATURATION + 2), 1 / 3
+    return _fit_polynomial(compute_ratio, 13, (0.0, 1.0)), _fit_polynomial(compute_scaled_complement, 15, (smallest_t, largest_t))
 
 
-@lru_cache(maxsize=1)
-def _fit_complement() -> list[float]:
-    """Fit a polynomial in ``t = 1 / (z + 2)`` to ``exp(z*z) * erfc(z)`` for z in [1, 6]; return its coefficients."""
-    ends = (1 / (ERF_SATURATION + 2), 1 / 3)
-    return _fit_polynomial(lambda t: math.exp((1 / t - 2) ** 2) * math.erfc(1 / t - 2), 15, ends)
-
-
-def _fit_polynomial(function: Any, degree: int, domain: tuple[float, float]) -> list[float]:
+def _fit_polynomial(function: Callable[[float], float], degree: int, domain: tuple[float, float]) -> list[float]:
     """Interpolate a function at the Chebyshev points of a domain; return the coefficients, highest degree first."""
     fit = Chebyshev.interpolate(np.vectorize(function, otypes=[np.float64]), degree, domain)
-    coefficients = fit.convert(kind=Polynomial).coef[::-1]
-    return [float(c) for c in coefficients]
+    return [float(c) for c in fit.convert(kind=Polynomial).coef[::-1]]
 
 
 def _evaluate_polynomial(coefficients: list[float], x: Array) -> Array:
-    """Evaluate a polynomial by Horner's rule. ``coefficients`` begin with that of the highest degree."""
+    """Evaluate a polynomial by Horner's rule. The coefficient of the highest degree is the first."""
     total = x * coefficients[0]
     for coefficient in coefficients[1:-1]:
         total += coefficient
@@ -221,26 +219,14 @@ def _evaluate_polynomial(coefficients: list[float], x: Array) -> Array:
     return total
 
 
-def compute_erf(xp: Any, x: Array) -> Array:
-    """Compute the error function of a float array in its dtype, with an error of about 1e-15.
-
-    For magnitudes below 1 it is x times a polynomial in x squared, and from 1 on it is 1 minus the complement. The polynomials
-    interpolate the standard library's scalar function, so no coefficients are hard-coded.
-    """
-    flat = x.reshape(-1)
-    result = xp.empty_like(flat)
-    for start in range(0, len(flat), ERF_BLOCK_ELEMENTS):
-        block = slice(start, start + ERF_BLOCK_ELEMENTS)
-        result[block] = _compute_erf(xp, flat[block].astype(np.float64))
-    return result.reshape(x.shape)
-
-
 def _compute_erf(xp: Any, x: Array) -> Array:
+    """Compute the error function of a float64 array, with an error of about 1e-15."""
+    ratio, scaled_complement = _fit_erf()
     z = xp.abs(x)
     # Compute both formulas for all elements, with arguments clipped to the domains of the fits, and select afterwards.
     small = xp.minimum(z, 1.0)
-    near = small * _evaluate_polynomial(_fit_below_one(), small * small)
+    near = small * _evaluate_polynomial(ratio, small * small)
     large = xp.clip(z, 1.0, ERF_SATURATION)
-    far = 1.0 - xp.exp(-large * large) * _evaluate_polynomial(_fit_complement(), 1.0 / (large + 2.0))
+    far = 1.0 - xp.exp(-large * large) * _evaluate_polynomial(scaled_complement, 1.0 / (large + 2.0))
     # From ERF_SATURATION on the minimum is 1. NaN stays NaN.
     return xp.copysign(xp.where(z < 1.0, near, xp.where(z < ERF_SATURATION, far, xp.minimum(z, 1.0))), x)

@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 SATURABLE = frozenset({DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ})
-"""Types to which the attribute ``saturate`` of a conversion applies."""
+"""Types to which the attribute ``saturate`` of Cast applies."""
 
 
 @ops("Cast")
 def cast(node: Node, ctx: NodeContext) -> Run:
     to = node.attr("to")
-    dtype = DType.parse(_LEGACY.get(to, to.lower())) if isinstance(to, str) else DType.from_onnx(to)
+    dtype = DType.parse(_LEGACY_NAMES.get(to, to.lower())) if isinstance(to, str) else DType.from_onnx(to)
     saturate, round_mode = bool(node.attr("saturate", 1)), node.attr("round_mode", "up")
     return lambda x: ctx.xp.convert(x, dtype, saturate, round_mode)
 
 
-_LEGACY = {"FLOAT": "float32", "DOUBLE": "float64"}
-"""Names of types before version 6 of Cast, as far as they differ from `DType`'s in more than case."""
+_LEGACY_NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
+"""Type names of Cast before version 6 that differ from those of `DType` in more than case."""
 
 
 @ops("CastLike")
@@ -57,13 +57,13 @@ def _quantize(xp: Any, ratio: Array, zero: Array | None, to: DType, saturate: bo
 @ops("QuantizeLinear")
 def quantize_linear(node: Node, ctx: NodeContext) -> Run:
     xp, axis, block = ctx.xp, node.attr("axis", 1), node.attr("block_size", 0)
-    saturate, output, precision = bool(node.attr("saturate", 1)), node.attr("output_dtype", 0), node.attr("precision", 0)
-    declared = ctx.input_dtype(2)
+    saturate, precision = bool(node.attr("saturate", 1)), ctx.get_dtype_attribute("precision")
+    zero_dtype, output_dtype = ctx.input_dtype(2), ctx.get_dtype_attribute("output_dtype") or DType.UINT8
 
     def run(x: Array, scale: Array, zero: Array | None = None) -> Array:
         # A library may represent a narrow type by a wider one, so the declared type takes precedence over the array's.
-        to = (declared or DType.of(zero)) if zero is not None else DType.from_onnx(output or DType.UINT8.onnx)
-        dtype = DType.from_onnx(precision).numpy if precision else scale.dtype
+        to = output_dtype if zero is None else zero_dtype or DType.of(zero)
+        dtype = precision.numpy if precision else scale.dtype
         ratio = xp.astype(x, dtype) / xp.astype(broadcast_parameters(xp, scale, x, axis, block), dtype)
         return _quantize(xp, ratio, None if zero is None else broadcast_parameters(xp, zero, x, axis, block), to, saturate)
 
@@ -72,13 +72,14 @@ def quantize_linear(node: Node, ctx: NodeContext) -> Run:
 
 @ops("DequantizeLinear")
 def dequantize_linear(node: Node, ctx: NodeContext) -> Run:
-    xp, axis, block, output = ctx.xp, node.attr("axis", 1), node.attr("block_size", 0), node.attr("output_dtype", 0)
+    xp, axis, block = ctx.xp, node.attr("axis", 1), node.attr("block_size", 0)
+    output_dtype = ctx.get_dtype_attribute("output_dtype")
 
     def run(x: Array, scale: Array, zero: Array | None = None) -> Array:
         wide = xp.astype(x, np.float32)
         if zero is not None:
             wide = wide - xp.astype(broadcast_parameters(xp, zero, x, axis, block), np.float32)
-        to = DType.from_onnx(output).numpy if output else scale.dtype
+        to = output_dtype.numpy if output_dtype else scale.dtype
         return xp.astype(wide * xp.astype(broadcast_parameters(xp, scale, x, axis, block), np.float32), to)
 
     return run
@@ -99,11 +100,10 @@ def dynamic_quantize_linear(node: Node, ctx: NodeContext) -> Run:
     return run
 
 
-def _subtract_zero_point(xp: Any, x: Array, zero: Array | None, axis: int | None) -> Array:
+def _subtract_zero_point(xp: Any, x: Array, zero: Array | None, axis: int) -> Array:
     """Subtract the zero point, in a type in which products are exact. A vector of zero points is along ``axis``."""
-    dtype = xp.product_dtype
-    wide = xp.astype(x, dtype)
-    return wide if zero is None else wide - xp.astype(align_to_axis(zero, axis, x.ndim), dtype)
+    wide = xp.astype(x, xp.product_dtype)
+    return wide if zero is None else wide - xp.astype(align_to_axis(zero, axis, x.ndim), xp.product_dtype)
 
 
 def _wrap_to_int32(xp: Any, integers: Array) -> Array:
@@ -126,7 +126,7 @@ def conv_integer(node: Node, ctx: NodeContext) -> Run:
     xp, convolve, group = ctx.xp, ctx.xp.convolve, node.attr("group", 1)
 
     def run(x: Array, w: Array, x_zero: Array | None = None, w_zero: Array | None = None) -> Array:
-        wide = _subtract_zero_point(xp, x, x_zero, None), _subtract_zero_point(xp, w, w_zero, 0)
+        wide = _subtract_zero_point(xp, x, x_zero, 1), _subtract_zero_point(xp, w, w_zero, 0)
         return _wrap_to_int32(xp, convolve(*wide, make_window(node, w.shape[2:]), group))
 
     return run
@@ -164,7 +164,7 @@ def qlinear_conv(node: Node, ctx: NodeContext) -> Run:
         bias: Array | None = None,
     ) -> Array:
         exact = convolve(
-            _subtract_zero_point(xp, x, x_zero, None),
+            _subtract_zero_point(xp, x, x_zero, 1),
             _subtract_zero_point(xp, w, w_zero, 0),
             make_window(node, w.shape[2:]),
             group,

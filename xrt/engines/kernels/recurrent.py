@@ -27,16 +27,19 @@ _ACTIVATIONS: Mapping[str, tuple[Callable[..., Array], Mapping[str, float]]] = {
 
 
 def _read_activations(node: Node, xp: Any, default: tuple[str, ...], directions: int) -> list[list[Activation]]:
-    """List the functions of each direction. Alphas and betas are assigned in order to the functions that have the parameter."""
+    """List the activation functions of each direction.
+
+    The lists ``activation_alpha`` and ``activation_beta`` have values only for the functions with this parameter, in order.
+    """
     names = [name.lower() for name in (node.attr("activations") or default * directions)]
-    values = {name: iter(node.attr(f"activation_{name}") or ()) for name in ("alpha", "beta")}
+    parameters = {name: list(node.attr(f"activation_{name}") or ()) for name in ("alpha", "beta")}
 
-    def bind_attributes(name: str) -> Activation:
+    def make_activation(name: str) -> Activation:
         compute, defaults = _ACTIVATIONS[name]
-        attributes = [next(values[attribute], value) for attribute, value in defaults.items()]
-        return lambda x: compute(xp, x, *attributes)
+        values = [parameters[parameter].pop(0) if parameters[parameter] else value for parameter, value in defaults.items()]
+        return lambda x: compute(xp, x, *values)
 
-    functions = [bind_attributes(name) for name in names]
+    functions = [make_activation(name) for name in names]
     return [functions[i * len(default) : (i + 1) * len(default)] for i in range(directions)]
 
 
@@ -56,25 +59,26 @@ class _Layer:
         self.backwards = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
         self.functions = _read_activations(node, ctx.xp, default, len(self.backwards))
         self.batch_first = bool(node.attr("layout", 0))
-        # A GRU multiplies the recurrent bias of its hidden gate by the reset gate, so it is not part of the input's term.
-        self.adds_biases = node.op_type != "GRU"
+        # A GRU multiplies the recurrent bias of its hidden gate by the reset gate, so this bias cannot be added to the inputs.
+        self.adds_recurrent_bias = node.op_type != "GRU"
 
     def __call__(
-        self, x: Array, w: Array, r: Array, bias: Array | None = None, lengths: Array | None = None, *rest: Array | None
+        self, x: Array, w: Array, r: Array, bias: Array | None = None, lengths: Array | None = None, *optional: Array | None
     ) -> tuple[Array, ...]:
-        """Compute Y and the last states. ``rest`` are the initial states, then the peepholes; None if absent."""
+        """Compute Y and the last states. ``optional`` has the initial states, then the peepholes; None if absent."""
         xp, dtype, hidden = self.xp, x.dtype, r.shape[-1]
-        initial = [*rest, *[None] * self.n_states][: self.n_states]
+        initial = [*optional, *[None] * self.n_states][: self.n_states]
         x = widen(xp, xp.swapaxes(x, 0, 1) if self.batch_first else x)
         results = []
         for d, backwards in enumerate(self.backwards):
             input_bias, state_bias = (0, 0) if bias is None else xp.split(widen(xp, bias[d]), 2)
-            gates = xp.matmul(x, xp.transpose(widen(xp, w[d]))) + (input_bias + state_bias if self.adds_biases else input_bias)
+            gate_bias = input_bias + state_bias if self.adds_recurrent_bias else input_bias
+            gates = xp.matmul(x, xp.transpose(widen(xp, w[d]))) + gate_bias
             states = tuple(self._read_state(s, d, x.shape[1], hidden, x.dtype) for s in initial)
             if lengths is not None:  # an empty sequence ends with states of 0, as in ONNX Runtime and OpenVINO
                 states = tuple(xp.where((lengths > 0)[:, None], s, xp.zeros_like(s)) for s in states)
-            extra = [None if peephole is None else widen(xp, peephole[d]) for peephole in rest[self.n_states :]]
-            advance = self.make_advance(self.functions[d], xp.transpose(widen(xp, r[d])), state_bias, *extra)
+            peepholes = [None if p is None else widen(xp, p[d]) for p in optional[self.n_states :]]
+            advance = self.make_advance(self.functions[d], xp.transpose(widen(xp, r[d])), state_bias, *peepholes)
             results.append(xp.scan_time(gates, states, lengths, backwards, advance))
         y = xp.stack([history for history, _ in results], axis=1)
         last = [xp.stack([states[i] for _, states in results]) for i in range(self.n_states)]
@@ -100,10 +104,10 @@ def rnn(node: Node, ctx: NodeContext) -> Run:
 
 @ops("GRU")
 def gru(node: Node, ctx: NodeContext) -> Run:
-    """The gates are update, reset and hidden (z, r, h). With ``linear_before_reset`` the reset gate multiplies the product."""
+    """The gates are update, reset and hidden (z, r, h). With ``linear_before_reset`` the reset gate is applied to the product."""
     xp = ctx.xp
     clip = _make_clip(node, xp)
-    resets_product = bool(node.attr("linear_before_reset", 0))
+    resets_after_matmul = bool(node.attr("linear_before_reset", 0))
 
     def make_advance(functions: Sequence[Activation], weights: Array, bias: Any) -> Advance:
         f, g = functions
@@ -116,7 +120,7 @@ def gru(node: Node, ctx: NodeContext) -> Run:
             (h,) = states
             zr = f(clip(gates[:, : 2 * hidden] + xp.matmul(h, zr_weights) + biases[0]))
             z, reset = zr[:, :hidden], zr[:, hidden:]
-            if resets_product:
+            if resets_after_matmul:
                 recurrent = reset * (xp.matmul(h, h_weights) + biases[1])
             else:
                 recurrent = xp.matmul(reset * h, h_weights) + biases[1]
@@ -136,16 +140,16 @@ def lstm(node: Node, ctx: NodeContext) -> Run:
 
     def make_advance(functions: Sequence[Activation], weights: Array, bias: Any, peepholes: Array | None = None) -> Advance:
         f, g, output_activation = functions
-        pi, po, pf = (0, 0, 0) if peepholes is None else xp.split(peepholes, 3)
+        i_peephole, o_peephole, f_peephole = (0, 0, 0) if peepholes is None else xp.split(peepholes, 3)
 
         def advance(gates: Array, states: States) -> States:
             h, c = states
             i, o, forget, cell = xp.split(gates + xp.matmul(h, weights), 4, axis=-1)
-            i = f(clip(i + pi * c))
-            forget = 1 - i if is_coupled else f(clip(forget + pf * c))
+            i = f(clip(i + i_peephole * c))
+            forget = 1 - i if is_coupled else f(clip(forget + f_peephole * c))
             c = forget * c + i * g(clip(cell))
-            # The peephole of the output gate reads the new cell state, those of the other gates the old one.
-            return f(clip(o + po * c)) * output_activation(c), c
+            # The peephole of the output gate reads the new cell state, those of the other gates read the old one.
+            return f(clip(o + o_peephole * c)) * output_activation(c), c
 
         return advance
 

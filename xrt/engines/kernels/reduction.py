@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.kernels.arrays import round_once, widen
+from xrt.engines.kernels.arrays import reshape_along_axis, round_once, widen
 from xrt.engines.kernels.table import Array, Factory, Run, ops
 from xrt.graph import DType
 
@@ -22,51 +22,26 @@ ReduceFunction = Callable[[Any, Array, Axes, bool], Array]
 """``f(namespace, tensor, axes, keepdims)``. None as ``axes`` means all axes."""
 
 
-def make_reduction_factory(compute: ReduceFunction) -> Factory:
-    """Make the factory of a reduction. Its axes are an attribute or, in later versions, an optional input."""
-
-    def factory(node: Node, ctx: NodeContext) -> Run:
-        fixed_axes, keepdims, xp = node.attr("axes"), bool(node.attr("keepdims", 1)), ctx.xp
-        empty: Axes = () if node.attr("noop_with_empty_axes", 0) else None
-
-        def run(x: Array, axes: Array | None = None) -> Array:
-            reduced = fixed_axes if axes is None else axes.tolist()
-            return _reduce_widened(compute, xp, x, tuple(reduced) if reduced else empty, keepdims)
-
-        return run
-
-    return factory
-
-
-def _reduce_widened(compute: ReduceFunction, xp: Any, x: Array, axis: Axes, keepdims: bool) -> Array:
-    """Call a reduction, with floats under 32 bits in float32, and convert the result to the dtype of ``x``."""
-    return xp.astype(compute(xp, widen(xp, x), axis, keepdims), x.dtype)
-
-
 def _mean(xp: Any, x: Array, axis: Axes, keepdims: bool) -> Array:
-    if not prod(x.shape) and xp.dtype_kind(x) == "f":  # NumPy warns about the mean of an empty array
+    if 0 in x.shape and xp.dtype_kind(x) == "f":  # NumPy warns about the mean of an empty array
         return xp.sum(x, axis=axis, keepdims=keepdims) * nan
     return xp.mean(x, axis=axis, keepdims=keepdims)
 
 
 def _reduce_min(xp: Any, x: Array, axis: Axes, keepdims: bool) -> Array:
-    if prod(x.shape):
-        return xp.min(x, axis=axis, keepdims=keepdims)
-    return xp.full(_get_reduced_shape(x.shape, axis, keepdims), xp.get_extreme_value(x.dtype, lowest=False), dtype=x.dtype)
+    return _fill_reduced(xp, x, axis, keepdims, lowest=False) if 0 in x.shape else xp.min(x, axis=axis, keepdims=keepdims)
 
 
 def reduce_max(xp: Any, x: Array, axis: Axes | int, keepdims: bool) -> Array:
-    """Compute the maximum over axes; the lowest number if there are no elements. (CuPy's max has no ``initial``.)"""
-    if prod(x.shape):
-        return xp.max(x, axis=axis, keepdims=keepdims)
-    return xp.full(_get_reduced_shape(x.shape, axis, keepdims), xp.get_extreme_value(x.dtype, lowest=True), dtype=x.dtype)
+    """Compute the maximum over axes; the lowest number if there are no elements."""
+    return _fill_reduced(xp, x, axis, keepdims, lowest=True) if 0 in x.shape else xp.max(x, axis=axis, keepdims=keepdims)
 
 
-def _get_reduced_shape(shape: tuple[int, ...], axis: Axes | int, keepdims: bool) -> tuple[int, ...]:
-    """Compute the shape of the result of a reduction. ``axis`` is one axis, several, or None for all."""
-    axes = range(len(shape)) if axis is None else (axis,) if isinstance(axis, int) else axis
-    positions = {i % len(shape) for i in axes}
-    return tuple(1 if i in positions else n for i, n in enumerate(shape) if keepdims or i not in positions)
+def _fill_reduced(xp: Any, x: Array, axis: Axes | int, keepdims: bool, *, lowest: bool) -> Array:
+    """Make the minimum or maximum of an empty tensor, for which array libraries raise: the extreme value of its dtype."""
+    # NumPy computes the shape of the result by a reduction that supports empty arrays.
+    shape = np.any(np.empty(x.shape, bool), axis=axis, keepdims=keepdims).shape
+    return xp.full(shape, xp.get_extreme_value(x.dtype, lowest=lowest), dtype=x.dtype)
 
 
 def _log_sum_exp(xp: Any, x: Array, axis: Axes, keepdims: bool) -> Array:
@@ -91,8 +66,22 @@ REDUCTIONS: dict[str, ReduceFunction] = {
     "ReduceSum": lambda xp, x, axis, keepdims: xp.sum(x, axis=axis, keepdims=keepdims),
     "ReduceSumSquare": lambda xp, x, axis, keepdims: xp.sum(x * x, axis=axis, keepdims=keepdims),
 }
-for _op, _compute in REDUCTIONS.items():
-    ops(_op, host=(1,))(make_reduction_factory(_compute))
+
+
+@ops(*REDUCTIONS, host=(1,))
+def reduce_axes(node: Node, ctx: NodeContext) -> Run:
+    """Reduce over the axes in an attribute or, in later versions, an optional input. Floats under 32 bits are widened."""
+    compute, xp = REDUCTIONS[node.op_type], ctx.xp
+    fixed_axes, keepdims = node.attr("axes"), bool(node.attr("keepdims", 1))
+    # Without axes all are reduced, or with `noop_with_empty_axes` none.
+    default: Axes = () if node.attr("noop_with_empty_axes", 0) else None
+
+    def run(x: Array, axes: Array | None = None) -> Array:
+        listed = fixed_axes if axes is None else axes.tolist()
+        result = compute(xp, widen(xp, x), tuple(listed) if listed else default, keepdims)
+        return xp.astype(result, x.dtype)
+
+    return run
 
 
 @ops("ArgMax", "ArgMin")
@@ -123,20 +112,20 @@ def cumulative(node: Node, ctx: NodeContext) -> Run:
         if exclusive:
             # Shift by one element, so that no element is part of its own sum or product.
             first = xp.full((*x.shape[:along], 1, *x.shape[along + 1 :]), neutral, dtype=x.dtype)
-            rest = total[(slice(None),) * along + (slice(None, -1),)]
-            total = xp.concatenate([first, rest], axis=along) if x.shape[along] else total
+            all_but_last = total[(slice(None),) * along + (slice(None, -1),)]
+            total = xp.concatenate([first, all_but_last], axis=along) if x.shape[along] else total
         return xp.flip(total, along) if reverse else total
 
     return run
 
 
 def _per_channel(v: Array, x: Array) -> Array:
-    """Reshape a vector ``v`` to broadcast along axis 1 of ``x``. Other parameters have one value per element: unchanged."""
-    return v.reshape(-1, *(1,) * (x.ndim - 2)) if v.ndim == 1 else v
+    """Reshape a vector ``v``, one number per channel, to broadcast with ``x`` (N, C, ...). Other shapes are unchanged."""
+    return reshape_along_axis(v, 1, x.ndim) if v.ndim == 1 else v
 
 
 def _standardize(xp: Any, x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
-    """Scale to zero mean and unit variance over the axes; return the result, the mean and the inverse standard deviation."""
+    """Normalize to zero mean and unit variance over the axes; return the result, the mean and the inverse standard deviation."""
     mean = xp.mean(x, axis=axes, keepdims=True)
     centred = x - mean
     inverse = 1 / xp.sqrt(xp.mean(centred * centred, axis=axes, keepdims=True) + epsilon)
@@ -151,15 +140,6 @@ def _normalize_batch(xp: Any, x: Array, scale: Array, bias: Array, mean: Array, 
     return xp.astype(y, x.dtype)
 
 
-def _compute_statistics(xp: Any, x: Array, running: Array) -> tuple[Array, Array]:
-    """Compute the mean and the population variance over the batch, of the shape of the running mean.
-
-    There is one per channel, or before version 9, with ``spatial=0``, one per element of a sample.
-    """
-    axes = (0, *range(1 + running.ndim, x.ndim))
-    return xp.mean(widen(xp, x), axis=axes), xp.var(widen(xp, x), axis=axes)
-
-
 def _update_running(xp: Any, old: Array, new: Array, momentum: float) -> Array:
     """Update the running average of a statistic with its value in this batch."""
     return xp.astype(widen(xp, old) * momentum + new * (1 - momentum), old.dtype)
@@ -168,7 +148,7 @@ def _update_running(xp: Any, old: Array, new: Array, momentum: float) -> Array:
 @ops("BatchNormalization", since=14, train=True)
 @ops("BatchNormalization", until=13)
 def batch_normalization(node: Node, ctx: NodeContext) -> Run:
-    """It trains by ``training_mode`` (since version 14), if it has several outputs (7 to 13), or by ``is_test=0`` (up to 6)."""
+    """The training form has ``training_mode=1`` (since 14), several outputs (7 to 13), or ``is_test=0`` (up to 6)."""
     xp, version, epsilon, momentum = ctx.xp, ctx.version, node.attr("epsilon", 1e-5), node.attr("momentum", 0.9)
     if version >= 14:
         training = bool(node.attr("training_mode", 0))
@@ -179,7 +159,9 @@ def batch_normalization(node: Node, ctx: NodeContext) -> Run:
         return _normalize_batch(xp, x, scale, bias, mean, var, epsilon)
 
     def train(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> tuple[Array, ...]:
-        batch_mean, batch_var = _compute_statistics(xp, x, mean)
+        # A running mean has one number per channel, or, before version 9 with `spatial=0`, one per element of a sample.
+        axes = (0, *range(1 + mean.ndim, x.ndim))
+        batch_mean, batch_var = xp.mean(widen(xp, x), axis=axes), xp.var(widen(xp, x), axis=axes)
         y = _normalize_batch(xp, x, scale, bias, batch_mean, batch_var, epsilon)
         # Up to version 13 the statistics of the batch are also outputs.
         saved = (xp.astype(batch_mean, mean.dtype), xp.astype(batch_var, var.dtype)) if version < 14 else ()
@@ -207,26 +189,21 @@ def group_normalization(node: Node, ctx: NodeContext) -> Run:
     def run(x: Array, scale: Array, bias: Array) -> Array:
         parts = x.reshape(len(x), groups, -1)
         y = _standardize(xp, parts, (2,), epsilon)[0].reshape(x.shape)
-        # Repeat those per group to one per channel.
+        # If there is one per group, repeat it for the channels of the group.
         repeats = x.shape[1] // len(scale)
         return y * _per_channel(xp.repeat(scale, repeats), x) + _per_channel(xp.repeat(bias, repeats), x)
 
     return round_once(xp, run)
 
 
-def _cast_to_stash(xp: Any, node: Node, x: Array) -> Array:
-    """Cast ``x`` to the type of the attribute ``stash_type``, in which the node computes its statistics."""
-    dtype = DType.from_onnx(node.attr("stash_type", DType.FLOAT32.onnx)).numpy
-    return xp.astype(x, dtype)
-
-
 @ops("LayerNormalization")
 def layer_normalization(node: Node, ctx: NodeContext) -> Run:
     xp, epsilon, axis = ctx.xp, node.attr("epsilon", 1e-5), node.attr("axis", -1)
+    statistics_dtype = (ctx.get_dtype_attribute("stash_type") or DType.FLOAT32).numpy
 
     def run(x: Array, scale: Array, bias: Array | None = None) -> tuple[Array, Array, Array]:
         axes = tuple(range(axis % x.ndim, x.ndim))
-        y, mean, inverse = _standardize(xp, _cast_to_stash(xp, node, x), axes, epsilon)
+        y, mean, inverse = _standardize(xp, xp.astype(x, statistics_dtype), axes, epsilon)
         # ONNX's definition rounds to the type of the input before it applies scale and bias.
         y = widen(xp, xp.astype(y, x.dtype)) * widen(xp, scale)
         y = y if bias is None else y + widen(xp, bias)
@@ -238,9 +215,10 @@ def layer_normalization(node: Node, ctx: NodeContext) -> Run:
 @ops("RMSNormalization")
 def rms_normalization(node: Node, ctx: NodeContext) -> Run:
     xp, epsilon, axis = ctx.xp, node.attr("epsilon", 1e-5), node.attr("axis", -1)
+    statistics_dtype = (ctx.get_dtype_attribute("stash_type") or DType.FLOAT32).numpy
 
     def run(x: Array, scale: Array) -> Array:
-        wide = _cast_to_stash(xp, node, x)
+        wide = xp.astype(x, statistics_dtype)
         square = xp.mean(wide * wide, axis=tuple(range(axis % x.ndim, x.ndim)), keepdims=True)
         y = xp.astype(wide / xp.sqrt(square + epsilon), x.dtype)
         return xp.astype(widen(xp, y) * widen(xp, scale), scale.dtype)
@@ -305,7 +283,7 @@ def log_softmax(xp: Any, x: Array, axis: int) -> Array:
 def hardmax(xp: Any, x: Array, axis: int) -> Array:
     """Return ones at the first maximum along the axis, and zeros elsewhere."""
     first = xp.expand_dims(xp.argmax(x, axis=axis), axis)
-    indices = xp.arange(x.shape[axis]).reshape(-1, *(1,) * (x.ndim - 1 - axis % x.ndim))
+    indices = reshape_along_axis(xp.arange(x.shape[axis]), axis, x.ndim)
     return xp.astype(indices == first, x.dtype)
 
 
@@ -326,7 +304,7 @@ def make_flattening_factory(compute: AlongAxis) -> Factory:
         axis = node.attr("axis", 1)
 
         def run(x: Array) -> Array:
-            # Not a remainder: an axis equal to the rank is valid.
+            # Not `axis % x.ndim`, because an axis equal to the rank is valid.
             start = axis + x.ndim if axis < 0 else axis
             rows = x.reshape(prod(x.shape[:start]), prod(x.shape[start:]))
             return compute(ctx.xp, rows, -1).reshape(x.shape)

@@ -12,13 +12,11 @@ import numpy as np
 
 from xrt.engines.kernels.arrays import reshape_along_axis
 from xrt.engines.kernels.table import Array, Run, eager, ops
-from xrt.engines.kernels.windows import split_into_bins
+from xrt.engines.kernels.windows import add_bias, split_into_bins
 
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import NodeContext
     from xrt.graph import Node
-
-# ---------------------------------------------------------------------- interpolation filters
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +42,6 @@ class Sampling:
         return self.coordinates == "tf_crop_and_resize"
 
 
-def read_sampling(node: Node) -> Sampling:
-    """Read the attributes of a Resize since version 11."""
-    return Sampling(
-        node.attr("mode", "nearest"),
-        node.attr("nearest_mode", "round_prefer_floor"),
-        node.attr("coordinate_transformation_mode", "half_pixel"),
-        node.attr("cubic_coeff_a", -0.75),
-        bool(node.attr("antialias", 0)),
-        bool(node.attr("exclude_outside", 0)),
-        node.attr("extrapolation_value", 0.0),
-    )
-
-
-def read_legacy_sampling(node: Node) -> Sampling:
-    """Read the attributes of an Upsample or a Resize of version 10, which divides indices by the scale and rounds down."""
-    return Sampling("linear" if "linear" in node.attr("mode", "nearest") else "nearest", "floor", "asymmetric")
-
-
 def filter_weights(xp: Any, distance: Array, sampling: Sampling) -> Array:
     """Compute the weights of elements at a distance: a triangle for linear, the cubic convolution of Keys (1981) for cubic."""
     d = xp.abs(distance)
@@ -71,9 +51,6 @@ def filter_weights(xp: Any, distance: Array, sampling: Sampling) -> Array:
     near = ((a + 2) * d - (a + 3)) * d * d + 1
     far = ((d - 5) * d + 8) * d * a - 4 * a
     return xp.where(d <= 1, near, xp.where(d < 2, far, 0))
-
-
-# ---------------------------------------------------------------------- Resize, one axis after the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +96,9 @@ class Axis:
             return centred + self.extent / 2 * (1 - self.target / self.width)
         return centred
 
-    def find_outside(self, xp: Any, coordinates: str) -> Array:
-        """Make a mask of the new elements whose position is outside the source."""
-        positions = self.compute_positions(xp, coordinates)
-        return (positions < 0) | (positions > self.extent - 1)
 
-
-def compute_taps(xp: Any, axis: Axis, sampling: Sampling) -> tuple[Array, Array]:
-    """Compute which source elements each new element of an axis is the weighted sum of.
+def find_source_elements(xp: Any, axis: Axis, sampling: Sampling) -> tuple[Array, Array]:
+    """Find the source elements whose weighted sum is a new element of an axis.
 
     Return their indices and weights, both [new elements, source elements per new element].
     """
@@ -134,11 +106,11 @@ def compute_taps(xp: Any, axis: Axis, sampling: Sampling) -> tuple[Array, Array]
     if sampling.mode == "nearest":
         indices = _round_positions(xp, positions, sampling.nearest)[:, None]
         return xp.astype(xp.clip(indices, 0, axis.extent - 1), np.int64), xp.ones(indices.shape)
-    shrink = min(axis.scale, 1.0) if sampling.antialias else 1.0
-    # With antialias, an axis that shrinks has a filter that is wider by the inverse of the scale.
-    radius = ceil(sampling.radius / shrink)
+    # With antialias, the filter of an axis that shrinks is wider by the inverse of the scale.
+    filter_scale = min(axis.scale, 1.0) if sampling.antialias else 1.0
+    radius = ceil(sampling.radius / filter_scale)
     indices = xp.floor(positions)[:, None] + xp.arange(1 - radius, radius + 1)
-    weights = filter_weights(xp, (indices - positions[:, None]) * shrink, sampling)
+    weights = filter_weights(xp, (indices - positions[:, None]) * filter_scale, sampling)
     if sampling.exclude_outside:
         weights = weights * ((indices >= 0) & (indices < axis.extent))
     # The sum of the weights must be 1. Excluded elements and a wider filter have changed it.
@@ -148,22 +120,20 @@ def compute_taps(xp: Any, axis: Axis, sampling: Sampling) -> tuple[Array, Array]
 
 
 def _round_positions(xp: Any, positions: Array, rounding: str) -> Array:
+    """Round by the attribute ``nearest_mode`` of a Resize."""
     if rounding.startswith("round"):
         # Halves are rounded down or up. `rint` would round them to even.
         return xp.ceil(positions - 0.5) if rounding == "round_prefer_floor" else xp.floor(positions + 0.5)
     return xp.floor(positions) if rounding == "floor" else xp.ceil(positions)
 
 
-# ---------------------------------------------------------------------- output sizes of a Resize
-
-
 def make_axes(
     node: Node, shape: Sequence[int], roi: Sequence[float], scales: Sequence[float], sizes: Sequence[int]
 ) -> list[Axis]:
-    """List the axes that a Resize or Upsample resizes. ``roi``, ``scales`` and ``sizes`` are its inputs; absent ones are empty.
+    """List the axes that a Resize or Upsample resizes. ``roi``, ``scales`` and ``sizes`` are its inputs, empty if absent.
 
-    ``shape`` is that of the source. Sizes take precedence over scales, which give sizes that are rounded down. Raises ValueError
-    if both are absent.
+    ``shape`` is that of the source. Sizes have priority over scales, and sizes computed from scales are rounded down. Raises
+    ValueError if both are absent.
     """
     fixed_axes = node.attr("axes")
     indices = range(len(shape)) if fixed_axes is None else [axis % len(shape) for axis in fixed_axes]
@@ -172,7 +142,8 @@ def make_axes(
     starts, ends = (roi[:n], roi[n:]) if roi else ([0.0] * n, [1.0] * n)
     if sizes:
         scales = [size / extent for size, extent in zip(sizes, extents, strict=True)]
-        if (policy := node.attr("keep_aspect_ratio_policy", "stretch")) != "stretch":
+        policy = node.attr("keep_aspect_ratio_policy", "stretch")
+        if policy != "stretch":
             # The same scale for all axes keeps the aspect ratio.
             common = min(scales) if policy == "not_larger" else max(scales)
             scales, sizes = [common] * n, [int(extent * common + 0.5) for extent in extents]
@@ -180,167 +151,29 @@ def make_axes(
         parts = zip(extents, scales, starts, ends, strict=True)
         sizes = [floor(extent * (end - start) * scale) for extent, scale, start, end in parts]
     else:
-        raise ValueError("neither scales nor sizes are given")
+        raise ValueError("it has neither scales nor sizes; set one of these inputs")
     return [Axis(*fields) for fields in zip(indices, extents, sizes, scales, starts, ends, strict=True)]
 
 
-# ---------------------------------------------------------------------- GridSample
-
-LEGACY_MODES = {"bilinear": "linear", "bicubic": "cubic"}
-"""GridSample's names of modes in version 16, and the names since then."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """How to sample at positions of a grid: the attributes of a GridSample."""
-
-    sampling: Sampling
-    padding: str
-    corners: bool
-    """Whether the positions -1 and 1 are the centers of the outermost elements; otherwise they are their outer borders."""
-    is_absolute: bool = False
-    """Whether positions of the grid are element indices instead of numbers from -1 to 1."""
-
-    def to_element_positions(self, grid: Array, extent: int) -> Array:
-        """Convert positions of the grid to element indices, which may be fractions."""
-        if self.is_absolute:
-            return grid
-        return (grid + 1) / 2 * (extent - 1) if self.corners else ((grid + 1) * extent - 1) / 2
-
-    def map_into_range(self, xp: Any, positions: Array, extent: int) -> Array:
-        """Map positions outside the tensor into it as the padding mode requires: clamp or reflect them.
-
-        With zeros they are unchanged, because `_sample_at` gives them the weight 0. With the other modes NaN becomes 0: ONNX does
-        not define its result, and PyTorch reads the first element.
-        """
-        if self.padding == "zeros":
-            return positions
-        moved = xp.clip(positions, 0, extent - 1) if self.padding == "border" else self._reflect(xp, positions, extent)
-        return xp.where(xp.isnan(moved), 0.0, moved)
-
-    def _reflect(self, xp: Any, positions: Array, extent: int) -> Array:
-        """Reflect positions at the ends of the tensor, repeatedly if necessary."""
-        low, span = (0.0, extent - 1.0) if self.corners else (-0.5, float(extent))
-        # With a single element both ends are its centre.
-        if span == 0:
-            return xp.zeros_like(positions)
-        distance = xp.mod(positions - low, 2 * span)
-        reflected = low + xp.minimum(distance, 2 * span - distance)
-        return xp.where((positions < low) | (positions > low + span), reflected, positions)
-
-    def compute_taps(self, xp: Any, grid: Array, extent: int) -> list[tuple[Array, Array]]:
-        """List (indices, weights) of the elements that each position is the weighted sum of, along one axis.
-
-        The indices are floats and may be outside the tensor. A cubic position outside is not mapped into it, because that would
-        change the weights: `_sample_at` maps each index instead.
-        """
-        positions = xp.astype(self.to_element_positions(grid, extent), np.float64)
-        if self.sampling.mode == "nearest":
-            nearest = self.map_into_range(xp, xp.rint(positions), extent)
-            return [(nearest, xp.ones_like(nearest))]
-        if self.sampling.mode != "cubic":
-            # Equivalent to mapping each index, but also correct for infinities.
-            positions = self.map_into_range(xp, positions, extent)
-        first, radius = xp.floor(positions), self.sampling.radius
-        fraction = positions - first
-        offsets = range(1 - radius, radius + 1)
-        weights = [xp.where(xp.isnan(fraction), nan, filter_weights(xp, offset - fraction, self.sampling)) for offset in offsets]
-        return [(first + offset, weight) for offset, weight in zip(offsets, weights, strict=True)]
-
-
-def read_grid_attributes(node: Node) -> Grid:
-    """Read the attributes of a GridSample."""
-    mode = node.attr("mode", "linear")
-    return Grid(Sampling(LEGACY_MODES.get(mode, mode)), node.attr("padding_mode", "zeros"), bool(node.attr("align_corners", 0)))
-
-
-def _sample_at(xp: Any, x: Array, grid: Array, settings: Grid) -> Array:
-    """Sample ``x`` (N, C, *spatial) at the positions of ``grid`` (N, *positions, axes). Sums are computed in float64.
-
-    The last axis of the grid has the coordinates in reverse order of the spatial axes.
-    """
-    extents = x.shape[2:]
-    channels_last = xp.moveaxis(x, 1, -1)
-    total = xp.zeros((len(x), *grid.shape[1:-1], x.shape[1]), dtype=np.float64)
-    for combination in product(*(settings.compute_taps(xp, grid[..., -1 - axis], extent) for axis, extent in enumerate(extents))):
-        index = [xp.arange(len(x)).reshape(-1, *(1,) * len(extents))]
-        product_of_weights = xp.ones(grid.shape[:-1], dtype=np.float64)
-        for (tap, weight), extent in zip(combination, extents, strict=True):
-            position = settings.map_into_range(xp, tap, extent)
-            is_inside = (position >= 0) & (position <= extent - 1)
-            product_of_weights = xp.where(is_inside | xp.isnan(weight), product_of_weights * weight, 0.0)
-            # Elements outside have weight 0, but the index must be valid.
-            index.append(xp.astype(xp.clip(xp.where(xp.isnan(position), 0.0, position), 0, extent - 1), np.int64))
-        total += product_of_weights[..., None] * channels_last[tuple(index)]
-    return xp.astype(xp.moveaxis(total, -1, 1), x.dtype)
-
-
-@ops("GridSample")
-def grid_sample(node: Node, ctx: NodeContext) -> Run:
-    xp, settings = ctx.xp, read_grid_attributes(node)
-    return lambda x, grid: _sample_at(xp, xp.asarray(x), xp.asarray(grid), settings)
-
-
-@eager("DeformConv", devices=("cpu",))
-def deform_conv(node: Node, ctx: NodeContext) -> Run:
-    """Convolve elements that are sampled at the window's positions plus offsets, with linear interpolation and zeros outside."""
-    xp, group, offsets = ctx.xp, node.attr("group", 1), node.attr("offset_group", 1)
-    settings = Grid(Sampling("linear"), "zeros", corners=False, is_absolute=True)
-
-    def run(x: Array, w: Array, offset: Array, bias: Array | None = None, mask: Array | None = None) -> Array:
-        n, channels, *extents = x.shape
-        kernel, positions, images = w.shape[2:], offset.shape[2:], n * offsets
-        moves = offset.reshape(images, prod(kernel), len(extents), *positions)
-        coordinates = [
-            starts + moves[:, :, axis] for axis, starts in enumerate(_list_window_positions(xp, node, kernel, positions))
-        ]
-        # Sample all elements of a window, combined with the first axis of its positions.
-        grid = xp.stack(coordinates[::-1], axis=-1).reshape(images, prod(kernel) * positions[0], *positions[1:], len(extents))
-        columns = _sample_at(xp, xp.astype(x, np.float64).reshape(images, channels // offsets, *extents), grid, settings)
-        columns = columns if mask is None else columns * mask.reshape(images, 1, *grid.shape[1:-1])
-        columns = columns.reshape(n, group, channels // group * prod(kernel), prod(positions))
-        out = xp.matmul(xp.astype(w, np.float64).reshape(group, len(w) // group, -1), columns).reshape(n, len(w), *positions)
-        out = out if bias is None else out + bias.reshape(-1, *(1,) * len(positions))
-        return xp.astype(out, x.dtype)
-
-    return run
-
-
-def _list_window_positions(xp: Any, node: Node, kernel: tuple[int, ...], positions: tuple[int, ...]) -> list[Array]:
-    """List for each axis the coordinates [elements, *positions] of the elements of each window, at ``positions`` positions."""
-    axes = len(kernel)
-    strides, dilations = node.attr("strides", (1,) * axes), node.attr("dilations", (1,) * axes)
-    pads = node.attr("pads", (0,) * (2 * axes))
-    starts = []
-    for axis in range(axes):
-        elements = reshape_along_axis(xp.arange(kernel[axis]), axis, axes)
-        elements = xp.broadcast_to(elements, kernel).reshape(-1, *(1,) * axes) * dilations[axis]
-        windows = reshape_along_axis(xp.arange(positions[axis]), axis, axes) * strides[axis] - pads[axis]
-        starts.append(elements + windows)
-    return starts
-
-
-# ---------------------------------------------------------------------- Resize
-
-
 def _resize_one_axis(xp: Any, x: Array, axis: Axis, sampling: Sampling) -> Array:
-    """Resize a tensor along one axis, in its dtype."""
-    indices, weights = compute_taps(xp.constants, axis, sampling)
+    """Resize a tensor along one axis. The computation is in the dtype of the tensor."""
+    indices, weights = find_source_elements(xp.constants, axis, sampling)
     along_axis = (-1, *(1,) * (x.ndim - 1 - axis.index))
     columns = (xp.take(x, xp.asarray(indices[:, i]), axis=axis.index) for i in range(indices.shape[1]))
     if sampling.mode == "nearest":
         y = next(columns)
     else:
-        shares = (xp.astype(xp.asarray(weights[:, i]), x.dtype).reshape(along_axis) for i in range(weights.shape[1]))
-        y = sum(column * share for column, share in zip(columns, shares, strict=True))
+        factors = (xp.astype(xp.asarray(weights[:, i]), x.dtype).reshape(along_axis) for i in range(weights.shape[1]))
+        y = sum(column * factor for column, factor in zip(columns, factors, strict=True))
     if not sampling.extrapolates:
         return y
-    is_outside = xp.asarray(axis.find_outside(xp.constants, sampling.coordinates))
+    positions = axis.compute_positions(xp.constants, sampling.coordinates)
+    is_outside = xp.asarray((positions < 0) | (positions > axis.extent - 1))
     return xp.astype(xp.where(is_outside.reshape(along_axis), sampling.extrapolation, y), x.dtype)
 
 
 def _resize(xp: Any, x: Array, axes: Sequence[Axis], sampling: Sampling) -> Array:
-    """Resize axis by axis. Except with nearest, integers are computed in float64, then rounded and clamped to their type."""
+    """Resize axis by axis. Integers are interpolated in float64, then rounded and clamped to the range of their dtype."""
     y = x
     is_integer = xp.dtype_kind(x) in "iu"
     if sampling.mode != "nearest":
@@ -354,7 +187,16 @@ def _resize(xp: Any, x: Array, axes: Sequence[Axis], sampling: Sampling) -> Arra
 
 @ops("Resize", since=11, host=(1, 2, 3))
 def resize(node: Node, ctx: NodeContext) -> Run:
-    xp, sampling = ctx.xp, read_sampling(node)
+    xp = ctx.xp
+    sampling = Sampling(
+        node.attr("mode", "nearest"),
+        node.attr("nearest_mode", "round_prefer_floor"),
+        node.attr("coordinate_transformation_mode", "half_pixel"),
+        node.attr("cubic_coeff_a", -0.75),
+        bool(node.attr("antialias", 0)),
+        bool(node.attr("exclude_outside", 0)),
+        node.attr("extrapolation_value", 0.0),
+    )
 
     def run(x: Array, roi: Array | None = None, scales: Array | None = None, sizes: Array | None = None) -> Array:
         region = roi if sampling.extrapolates else None
@@ -368,7 +210,9 @@ def resize(node: Node, ctx: NodeContext) -> Run:
 @ops("Resize", until=10, host=(1,))
 def upsample(node: Node, ctx: NodeContext) -> Run:
     """The scales are two attributes in version 1, one attribute with a scale per axis in version 7, and an input since 9."""
-    xp, sampling = ctx.xp, read_legacy_sampling(node)
+    # These versions divide indices by the scale and round down.
+    xp, mode = ctx.xp, "linear" if "linear" in node.attr("mode", "nearest") else "nearest"
+    sampling = Sampling(mode, "floor", "asymmetric")
     fixed_scales = node.attr("scales") or (1.0, 1.0, node.attr("height_scale"), node.attr("width_scale"))
 
     def run(x: Array, scales: Array | None = None) -> Array:
@@ -377,14 +221,138 @@ def upsample(node: Node, ctx: NodeContext) -> Run:
     return run
 
 
-# ---------------------------------------------------------------------- pools
+LEGACY_MODES = {"bilinear": "linear", "bicubic": "cubic"}
+"""The name of a GridSample's mode in version 16 to the name since version 20."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """How to sample at positions of a grid: the attributes of a GridSample."""
+
+    sampling: Sampling
+    padding: str
+    aligns_corners: bool
+    """Whether the positions -1 and 1 are the centers of the outermost elements. Otherwise they are the outer borders of these."""
+    is_absolute: bool = False
+    """Whether positions of the grid are element indices instead of numbers from -1 to 1."""
+
+    def map_into_range(self, xp: Any, positions: Array, extent: int) -> Array:
+        """Clamp or reflect positions outside the tensor, as the padding mode requires.
+
+        With mode zeros they are unchanged, because `_sample_at` multiplies them by 0. With the other modes NaN becomes 0: ONNX
+        does not define the result, and PyTorch reads the first element.
+        """
+        if self.padding == "zeros":
+            return positions
+        moved = xp.clip(positions, 0, extent - 1) if self.padding == "border" else self._reflect(xp, positions, extent)
+        return xp.where(xp.isnan(moved), 0.0, moved)
+
+    def _reflect(self, xp: Any, positions: Array, extent: int) -> Array:
+        """Reflect positions at the ends of the tensor, repeatedly if necessary."""
+        low, span = (0.0, extent - 1.0) if self.aligns_corners else (-0.5, float(extent))
+        # With a single element both ends are its centre.
+        if span == 0:
+            return xp.zeros_like(positions)
+        distance = xp.mod(positions - low, 2 * span)
+        reflected = low + xp.minimum(distance, 2 * span - distance)
+        return xp.where((positions < low) | (positions > low + span), reflected, positions)
+
+    def find_source_elements(self, xp: Any, grid: Array, extent: int) -> list[tuple[Array, Array]]:
+        """List (indices, weights) of the elements along one axis whose weighted sum is the value at a position.
+
+        The indices are floats and may be outside the tensor. With mode cubic, positions are not mapped into the tensor, because
+        that would change the weights: `_sample_at` maps each index instead.
+        """
+        positions = grid
+        if not self.is_absolute:
+            positions = (grid + 1) / 2 * (extent - 1) if self.aligns_corners else ((grid + 1) * extent - 1) / 2
+        positions = xp.astype(positions, np.float64)
+        if self.sampling.mode == "nearest":
+            nearest = self.map_into_range(xp, xp.rint(positions), extent)
+            return [(nearest, xp.ones_like(nearest))]
+        if self.sampling.mode != "cubic":
+            # The result is the same as if each index were mapped, but correct for infinities too.
+            positions = self.map_into_range(xp, positions, extent)
+        first, radius = xp.floor(positions), self.sampling.radius
+        fraction = positions - first
+        offsets = range(1 - radius, radius + 1)
+        weights = [xp.where(xp.isnan(fraction), nan, filter_weights(xp, offset - fraction, self.sampling)) for offset in offsets]
+        return [(first + offset, weight) for offset, weight in zip(offsets, weights, strict=True)]
+
+
+def _sample_at(xp: Any, x: Array, grid: Array, settings: Grid) -> Array:
+    """Sample ``x`` (N, C, *spatial) at the positions of ``grid`` (N, *positions, axes). Sums are computed in float64.
+
+    The last axis of the grid has the coordinates in reverse order of the spatial axes.
+    """
+    extents = x.shape[2:]
+    channels_last = xp.moveaxis(x, 1, -1)
+    total = xp.zeros((len(x), *grid.shape[1:-1], x.shape[1]), dtype=np.float64)
+    axes = [settings.find_source_elements(xp, grid[..., -1 - axis], extent) for axis, extent in enumerate(extents)]
+    # One term of the sum for each combination of elements along the axes.
+    for combination in product(*axes):
+        index = [xp.arange(len(x)).reshape(-1, *(1,) * len(extents))]
+        product_of_weights = xp.ones(grid.shape[:-1], dtype=np.float64)
+        for (element, weight), extent in zip(combination, extents, strict=True):
+            position = settings.map_into_range(xp, element, extent)
+            is_inside = (position >= 0) & (position <= extent - 1)
+            product_of_weights = xp.where(is_inside | xp.isnan(weight), product_of_weights * weight, 0.0)
+            # Elements outside the tensor have weight 0, but their indices must be valid.
+            index.append(xp.astype(xp.clip(xp.where(xp.isnan(position), 0.0, position), 0, extent - 1), np.int64))
+        total += product_of_weights[..., None] * channels_last[tuple(index)]
+    return xp.astype(xp.moveaxis(total, -1, 1), x.dtype)
+
+
+@ops("GridSample")
+def grid_sample(node: Node, ctx: NodeContext) -> Run:
+    xp, mode = ctx.xp, node.attr("mode", "linear")
+    sampling = Sampling(LEGACY_MODES.get(mode, mode))
+    settings = Grid(sampling, node.attr("padding_mode", "zeros"), bool(node.attr("align_corners", 0)))
+    return lambda x, grid: _sample_at(xp, xp.asarray(x), xp.asarray(grid), settings)
+
+
+@eager("DeformConv", devices=("cpu",))
+def deform_conv(node: Node, ctx: NodeContext) -> Run:
+    """Convolve elements that are sampled at the window's positions plus offsets, with linear interpolation and zeros outside."""
+    xp, group, offset_group = ctx.xp, node.attr("group", 1), node.attr("offset_group", 1)
+    settings = Grid(Sampling("linear"), "zeros", aligns_corners=False, is_absolute=True)
+
+    def run(x: Array, w: Array, offset: Array, bias: Array | None = None, mask: Array | None = None) -> Array:
+        n, channels, *extents = x.shape
+        kernel, positions, images = w.shape[2:], offset.shape[2:], n * offset_group
+        offsets = offset.reshape(images, prod(kernel), len(extents), *positions)
+        window_coordinates = enumerate(_list_window_coordinates(xp, node, kernel, positions))
+        coordinates = [elements + offsets[:, :, axis] for axis, elements in window_coordinates]
+        # The elements of the windows and the first axis of their positions are a single axis of the grid.
+        grid = xp.stack(coordinates[::-1], axis=-1).reshape(images, prod(kernel) * positions[0], *positions[1:], len(extents))
+        columns = _sample_at(xp, xp.astype(x, np.float64).reshape(images, channels // offset_group, *extents), grid, settings)
+        columns = columns if mask is None else columns * mask.reshape(images, 1, *grid.shape[1:-1])
+        columns = columns.reshape(n, group, channels // group * prod(kernel), prod(positions))
+        out = xp.matmul(xp.astype(w, np.float64).reshape(group, len(w) // group, -1), columns).reshape(n, len(w), *positions)
+        return xp.astype(add_bias(out, bias), x.dtype)
+
+    return run
+
+
+def _list_window_coordinates(xp: Any, node: Node, kernel: tuple[int, ...], positions: tuple[int, ...]) -> list[Array]:
+    """List for each axis the coordinates [elements, *positions] of the elements of each window, without offsets."""
+    axes = len(kernel)
+    strides, dilations = node.attr("strides", (1,) * axes), node.attr("dilations", (1,) * axes)
+    pads = node.attr("pads", (0,) * (2 * axes))
+    coordinates = []
+    for axis in range(axes):
+        elements = reshape_along_axis(xp.arange(kernel[axis]), axis, axes)
+        elements = xp.broadcast_to(elements, kernel).reshape(-1, *(1,) * axes) * dilations[axis]
+        windows = reshape_along_axis(xp.arange(positions[axis]), axis, axes) * strides[axis] - pads[axis]
+        coordinates.append(elements + windows)
+    return coordinates
 
 
 def _sample_bins(xp: Any, start: float, size: float, bins: int, per_bin: int, extent: int) -> tuple[Array, Array, Array, Array]:
     """Place ``per_bin`` samples in each bin of a region that begins at ``start``, along one axis.
 
-    Return, for each sample, the indices of the elements before and after it, the weight of the latter, and whether the sample
-    counts: it does not if it is outside the image.
+    Return four numbers per sample: the indices of the elements before and after it, the weight of the element after it, and
+    whether the sample is inside the image. Samples outside do not count.
     """
     positions = start + (xp.arange(bins * per_bin, dtype=np.float64) + 0.5) * (size / max(1, bins * per_bin))
     is_inside = (positions >= -1) & (positions <= extent)
@@ -398,27 +366,28 @@ def _align_region(xp: Any, image: Array, box: Array, node: Node, shift: float) -
 
     ``box`` has the corners (x1, y1, x2, y2). ``shift`` is subtracted from them: 0.5 with half pixels, else 0.
     """
-    bins = node.attr("output_height", 1), node.attr("output_width", 1)
+    height, width = node.attr("output_height", 1), node.attr("output_width", 1)
     x1, y1, x2, y2 = (box * node.attr("spatial_scale", 1.0) - shift).tolist()
-    sizes = [max(end - start, 0.0 if shift else 1.0) for start, end in ((y1, y2), (x1, x2))]
+    min_size = 0.0 if shift else 1.0
+    box_height, box_width = max(y2 - y1, min_size), max(x2 - x1, min_size)
     ratio = node.attr("sampling_ratio", 0)
-    per_bin = [ratio if ratio > 0 else ceil(size / n) for size, n in zip(sizes, bins, strict=True)]
-    (top, bottom, y_share, y_mask), (left, right, x_share, x_mask) = (
-        _sample_bins(xp, start, size, n, e, extent)
-        for start, size, n, e, extent in zip((y1, x1), sizes, bins, per_bin, image.shape[1:], strict=True)
-    )
-    corners = [
-        image[:, row[:, None], column] * (vertical[:, None] * horizontal)
-        for row, vertical in ((top, (1 - y_share) * y_mask), (bottom, y_share * y_mask))
-        for column, horizontal in ((left, (1 - x_share) * x_mask), (right, x_share * x_mask))
+    # The number of samples in each bin. By default there is about one per element.
+    n_rows, n_columns = (ratio, ratio) if ratio > 0 else (ceil(box_height / height), ceil(box_width / width))
+    if 0 in (n_rows, n_columns):
+        return xp.zeros((len(image), height, width), dtype=np.float64)
+    top, bottom, y_weight, y_mask = _sample_bins(xp, y1, box_height, height, n_rows, image.shape[1])
+    left, right, x_weight, x_mask = _sample_bins(xp, x1, box_width, width, n_columns, image.shape[2])
+    # The four elements around each sample, multiplied by their weights.
+    neighbors = [
+        image[:, row[:, None], column] * (row_weight[:, None] * column_weight)
+        for row, row_weight in ((top, (1 - y_weight) * y_mask), (bottom, y_weight * y_mask))
+        for column, column_weight in ((left, (1 - x_weight) * x_mask), (right, x_weight * x_mask))
     ]
-    shape = (len(image), bins[0], per_bin[0], bins[1], per_bin[1])
-    if 0 in per_bin:
-        return xp.zeros((len(image), *bins), dtype=np.float64)
+    shape = (len(image), height, n_rows, width, n_columns)
     if node.attr("mode", "avg") == "avg":
-        return xp.mean(sum(corners).reshape(shape), axis=(2, 4))
-    # The maximum of the four weighted neighbors, not of their sum. ONNX does not specify it, and other engines do this.
-    return xp.max(xp.max(xp.stack(corners), axis=0).reshape(shape), axis=(2, 4))
+        return xp.mean(sum(neighbors).reshape(shape), axis=(2, 4))
+    # The maximum of the weighted neighbors, not of their sums: ONNX does not specify it, and other engines do this.
+    return xp.max(xp.max(xp.stack(neighbors), axis=0).reshape(shape), axis=(2, 4))
 
 
 @eager("RoiAlign", host=(1, 2))
@@ -444,11 +413,10 @@ def max_roi_pool(node: Node, ctx: NodeContext) -> Run:
         x1, y1, x2, y2 = (floor(v * scale + 0.5) for v in box.tolist())
         rows, columns = split_into_bins(y1, y2, height, image.shape[1]), split_into_bins(x1, x2, width, image.shape[2])
         out = xp.zeros((len(image), height, width), dtype=image.dtype)
-        for i, row in enumerate(rows):
-            for j, column in enumerate(columns):
-                part = image[:, row, column]
-                if 0 not in part.shape:
-                    out[:, i, j] = xp.max(part, axis=(1, 2))
+        for (i, row), (j, column) in product(enumerate(rows), enumerate(columns)):
+            elements = image[:, row, column]
+            if 0 not in elements.shape:
+                out[:, i, j] = xp.max(elements, axis=(1, 2))
         return out
 
     def run(x: Array, boxes: Array) -> Array:
@@ -458,11 +426,8 @@ def max_roi_pool(node: Node, ctx: NodeContext) -> Run:
     return run
 
 
-# ---------------------------------------------------------------------- boxes
-
-
 def _read_corners(xp: Any, boxes: Array, centred: bool) -> tuple[Array, Array]:
-    """Return the lower and the upper corners of boxes given by two opposite corners, or, if ``centred``, by center and size."""
+    """Compute the lower and the upper corners of boxes, which have two opposite corners, or, if ``centred``, center and size."""
     if centred:
         return boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2
     return xp.minimum(boxes[:, :2], boxes[:, 2:]), xp.maximum(boxes[:, :2], boxes[:, 2:])
@@ -493,7 +458,7 @@ def _select_boxes(
 
 @eager("NonMaxSuppression", devices=("cpu",))
 def non_max_suppression(node: Node, ctx: NodeContext) -> Run:
-    """Return the (image, class, box) indices of the selected boxes, by decreasing score for each image and class."""
+    """List the (image, class, box) indices of the selected boxes, by decreasing score for each image and class."""
     xp, centred = ctx.xp, bool(node.attr("center_point_box", 0))
 
     def run(

@@ -36,7 +36,7 @@ depends only on the input."""
 ops: OpTable[Factory] = OpTable("shared", devices=("cpu", "cuda"))
 """Kernels for all libraries. JAX traces them, so they neither branch on elements nor write to arrays.
 
-An exception are inputs that a kernel lists as ``host``, such as sizes and axes, whose elements it reads.
+They may read the elements of inputs that they list as ``host``, such as sizes and axes.
 """
 eager: OpTable[Factory] = OpTable("eager", devices=("cpu", "cuda"))
 """Kernels for eager libraries: NumPy, CuPy, PyTorch."""
@@ -46,7 +46,7 @@ numpy_only: OpTable[Factory] = OpTable("numpy", devices=("cpu",))
 
 @dataclass(frozen=True, slots=True)
 class NodeContext:
-    """What a kernel factory gets: a node, its Function, and the array functions to call."""
+    """The arguments of a kernel factory: a node, its Function, and the array functions to call."""
 
     node: Node
     function: Function
@@ -61,7 +61,7 @@ class NodeContext:
 
     @property
     def n_outputs(self) -> int:
-        """The number of outputs. An absent output counts if a present one follows it."""
+        """The number of outputs. An absent output counts if a present output follows it."""
         return len(self.node.outputs)
 
     def attr(self, name: str, default: Any = None) -> Any:
@@ -70,6 +70,11 @@ class NodeContext:
     def input_dtype(self, index: int) -> DType | None:
         """Get the element type of input ``index``; None if the input is absent or its type is unknown."""
         return find_dtype(self.node, index, self.function)
+
+    def get_dtype_attribute(self, name: str) -> DType | None:
+        """Get the element type that an attribute stores as ONNX's number; None if it is absent or 0."""
+        onnx_number = self.node.attr(name) or 0
+        return DType.from_onnx(onnx_number) if onnx_number else None
 
     def wants(self, index: int) -> bool:
         """Whether output ``index`` is present."""
@@ -90,7 +95,7 @@ class KernelContext(NodeContext):
     def compile_body(self, attribute: str) -> CompiledBody:
         """Compile the body that an attribute of the node stores."""
         function = self.node.attr(attribute)
-        # The captures of a node with two bodies are the union of both, and each body uses some of them.
+        # The captures of a node are those of all its bodies, and this body may use some of them.
         capture_indices = tuple(map(self.node.captures.index, function.captures))
         closed = close_over(function, self.function)
         return CompiledBody(closed, self.compile(closed), capture_indices)
@@ -101,25 +106,24 @@ class CompiledBody:
     """A compiled body of a node: a branch of an If, or the body of a Loop or a Scan."""
 
     function: Function
-    """The body as a Function without captures: they are inputs, after the body's own."""
+    """The body as a Function without captures: its inputs are those of the body, then the captures."""
     compute: Callable[[Sequence[Any]], list[Any]]
     capture_indices: tuple[int, ...]
-    """Indices of those captures of the node that this body uses, in the order of its inputs."""
+    """For each capture of this body, in order, its index among the captures of the node."""
 
     def __call__(self, inputs: Sequence[Any], captured: Sequence[Any]) -> list[Any]:
         """Compute the outputs. ``captured`` are the values of all captures of the node."""
         return self.compute([*inputs, *(captured[i] for i in self.capture_indices)])
 
     def find_unstacked_type(self, output: int, inputs: Sequence[Any], captured: Sequence[Any]) -> tuple[DType, list[int]]:
-        """Determine the element type and shape of output ``output`` of one iteration, for a loop that runs none.
+        """Read the element type and shape of output ``output`` of one iteration from its declaration, for a loop without any.
 
-        They are those that the body declares. Symbolic dims have the sizes that they have in ``inputs`` (None if absent) and
-        ``captured``, or 0 if they are in none. Raises ValueError if the body does not declare a tensor type.
+        The sizes of symbolic dims are read from ``inputs`` (None if absent) and ``captured``. A dim that these do not have is 0.
+        Raises ValueError if the body does not declare a tensor type.
         """
         declared = self.function.outputs[output].type
         if not isinstance(declared, TensorType):
             raise ValueError(f"output {output} of body {self.function.name!r} was never computed, and its type is not declared")
-        # The symbolic dims of the inputs determine the equal ones of the output.
         sizes: dict[Any, int] = {}
         for value, operand in zip(self.function.inputs, [*inputs, *(captured[i] for i in self.capture_indices)], strict=True):
             if isinstance(value.type, TensorType) and hasattr(operand, "shape"):

@@ -30,8 +30,8 @@ def split_into_bins(start: int, end: int, count: int, extent: int) -> list[slice
     Neighboring bins may share an element. Bins are cropped to the ``extent`` of the axis.
     """
     size = max(end - start + 1, 1) / count
-    limits = [(floor(i * size), ceil((i + 1) * size)) for i in range(count)]
-    return [slice(min(max(a + start, 0), extent), min(max(b + start, 0), extent)) for a, b in limits]
+    limits = [(start + floor(i * size), start + ceil((i + 1) * size)) for i in range(count)]
+    return [slice(min(max(first, 0), extent), min(max(last, 0), extent)) for first, last in limits]
 
 
 def add_bias(y: Array, bias: Array | None) -> Array:
@@ -59,10 +59,9 @@ def col2im(node: Node, ctx: NodeContext) -> Run:
         window, sizes = make_window(node, kernel.tolist()), extents.tolist()
         placement = window.over(sizes)
         columns = x.reshape(len(x), x.shape[1] // window.size, *window.kernel, *placement.positions)
-        padded = ctx.xp.fold(
-            columns, placement, [b + n + e for b, n, e in zip(placement.begins, sizes, placement.ends, strict=True)]
-        )
-        return padded[(..., *(slice(b, b + n) for b, n in zip(placement.begins, sizes, strict=True)))]
+        padded_sizes = [begin + size + end for size, (begin, end) in zip(sizes, placement.pads, strict=True)]
+        padded = ctx.xp.fold(columns, placement, padded_sizes)
+        return padded[(..., *(slice(begin, begin + size) for begin, size in zip(placement.begins, sizes, strict=True)))]
 
     return run
 
@@ -79,27 +78,17 @@ def average_pool(node: Node, ctx: NodeContext) -> Run:
     return round_once(xp, run)
 
 
-@ops("GlobalAveragePool")
-def global_average_pool(node: Node, ctx: NodeContext) -> Run:
+@ops("GlobalAveragePool", "GlobalMaxPool")
+def global_pool(node: Node, ctx: NodeContext) -> Run:
     xp = ctx.xp
-    return round_once(xp, lambda x: xp.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True))
-
-
-@ops("GlobalMaxPool")
-def global_max_pool(node: Node, ctx: NodeContext) -> Run:
-    xp = ctx.xp
-    return lambda x: xp.max(x, axis=tuple(range(2, x.ndim)), keepdims=True)
+    reduce = xp.mean if node.op_type == "GlobalAveragePool" else xp.max
+    return round_once(xp, lambda x: reduce(x, axis=tuple(range(2, x.ndim)), keepdims=True))
 
 
 def pad_windows(xp: Any, placement: Placement, x: Array, fill: Any) -> Array:
-    """Pad the spatial axes of a tensor (..., *spatial) with ``fill``, by the pads of the windows' placement."""
-    if not any(placement.begins) and not any(placement.ends):
-        return x
-    lead = x.shape[: x.ndim - len(placement.extents)]
-    sizes = zip(placement.begins, placement.extents, placement.ends, strict=True)
-    out = xp.full((*lead, *(b + n + e for b, n, e in sizes)), fill, dtype=x.dtype)
-    out[(..., *(slice(b, b + n) for b, n in zip(placement.begins, placement.extents, strict=True)))] = x
-    return out
+    """Pad the spatial axes of a tensor (..., *spatial) with ``fill``, so that it contains every window of the placement."""
+    pads = (*placement.begins, *placement.ends)
+    return xp.pad_axes(x, pads, "constant", fill, range(x.ndim - len(placement.extents), x.ndim)) if any(pads) else x
 
 
 def fold(xp: Any, columns: Array, placement: Placement, extents: Sequence[int]) -> Array:
@@ -121,17 +110,17 @@ def sum_windows(xp: Any, x: Array, placement: Placement) -> Array:
 
 
 MAX_COLUMN_BYTES = 1 << 23
-"""A convolution gathers columns of at most about this size at once, so that they stay in the cache and need little memory."""
+"""A convolution gathers columns of about this size at once, so that they stay in the cache and need little memory."""
 
 
 def convolve(xp: Any, x: Array, w: Array, window: Window, group: int) -> Array:
     """Convolve ``x`` (N, C, *spatial) with ``w`` (M, C/group, *kernel). Sums are accumulated in the dtype of the tensors."""
     placement = window.over(x.shape[2:])
     x = pad_windows(xp, placement, x, 0)
-    # Depthwise convolutions would be many small matrix products.
+    # As matrix products, a depthwise convolution would be many small ones.
     if group == x.shape[1] and w.shape[1] == 1:
         return _convolve_depthwise(xp, x, w, placement)
-    # With few positions of a large window, the columns would be a copy of almost the whole image for each position.
+    # If a large window has few positions, the columns would be a copy of almost the whole image for each position.
     if group == 1 and 0 < prod(placement.positions) < window.size:
         return _convolve_per_position(xp, x, w, placement)
     weights = w.reshape(group, w.shape[0] // group, -1)
@@ -146,7 +135,7 @@ def convolve(xp: Any, x: Array, w: Array, window: Window, group: int) -> Array:
 
 
 def _convolve_depthwise(xp: Any, x: Array, w: Array, placement: Placement) -> Array:
-    """Compute a depthwise convolution: add the product with one kernel element after the other."""
+    """Compute a depthwise convolution as a sum over the kernel elements."""
     channels = x.shape[1]
     weights = w.reshape(channels, -1, *w.shape[2:])
     ones = (1,) * len(placement.positions)
@@ -169,15 +158,15 @@ def _convolve_per_position(xp: Any, x: Array, w: Array, placement: Placement) ->
     return y
 
 
-def _iter_row_blocks(placement: Placement, bytes_per_column_row: int) -> Iterator[slice | None]:
+def _iter_row_blocks(placement: Placement, bytes_per_kernel_element: int) -> Iterator[slice | None]:
     """Yield slices of the first spatial axis of the result, whose columns have about `MAX_COLUMN_BYTES`.
 
-    ``bytes_per_column_row`` is the size of one kernel element of all channels. Without spatial axes yield a single None.
+    ``bytes_per_kernel_element`` is the size of one position of the image, all channels. Without spatial axes yield a single None.
     """
     if not placement.positions:
         yield None
         return
-    row = max(1, prod(placement.positions[1:]) * placement.window.size * bytes_per_column_row)
+    row = max(1, prod(placement.positions[1:]) * placement.window.size * bytes_per_kernel_element)
     step = max(1, MAX_COLUMN_BYTES // row)
     for start in range(0, placement.positions[0], step):
         yield slice(start, min(start + step, placement.positions[0]))
@@ -206,7 +195,7 @@ def _gather_columns(xp: Any, parts: Array, placement: Placement, rows: slice | N
 
 @eager("ConvTranspose")
 def conv_transpose(node: Node, ctx: NodeContext) -> Run:
-    """The gradient of a convolution: each element of x adds the kernel, multiplied by it, to a window of the output."""
+    """Add for each element of x the kernel, multiplied by the element, to a window of the output."""
     xp, group = ctx.xp, node.attr("group", 1)
 
     def run(x: Array, w: Array, bias: Array | None = None) -> Array:
@@ -251,8 +240,8 @@ def _max_with_indices(xp: Any, x: Array, placement: Placement, column_major: boo
     lowest, rank = xp.get_extreme_value(x.dtype, lowest=True), len(placement.extents)
     indices = xp.arange(prod(placement.extents), dtype=np.int64)
     by_columns = xp.transpose(indices.reshape(placement.extents[::-1]), tuple(range(rank))[::-1])
-    padded = xp.pad_windows(placement, x, lowest)
-    padded_indices = xp.pad_windows(placement, by_columns if column_major else indices.reshape(placement.extents), -1)
+    padded = pad_windows(xp, placement, x, lowest)
+    padded_indices = pad_windows(xp, placement, by_columns if column_major else indices.reshape(placement.extents), -1)
     shape = (*x.shape[:2], *placement.positions)
     top, top_index = xp.full(shape, lowest, dtype=x.dtype), xp.full(shape, -1, dtype=np.int64)
     for _, region in placement.offsets():

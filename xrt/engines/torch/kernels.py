@@ -31,11 +31,6 @@ class TorchKernelContext(KernelContext):
     packed_weights: list[Tensor] = field(default_factory=list)
     """Kernels append their copies of constants to this list, so that the executable can report the memory of the copies."""
 
-    def get_dtype_attribute(self, name: str) -> DType | None:
-        """Get the element type that an attribute stores as ONNX's number; None if it is absent or 0."""
-        onnx_number = self.attr(name) or 0
-        return DType.from_onnx(onnx_number) if onnx_number else None
-
     def get_torch_dtype_attribute(self, name: str) -> torch.dtype | None:
         """Get the torch.dtype that represents the element type in an attribute; None if it is absent or 0."""
         dtype = self.get_dtype_attribute(name)

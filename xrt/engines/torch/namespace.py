@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from xrt.engines.kernels.arrays import NARROW, apply_negative_pads
+from xrt.engines.kernels.arrays import NARROW_FLOATS, apply_negative_pads
 from xrt.engines.kernels.namespace import ArrayNamespace
-from xrt.engines.kernels.windows import convolve, fold, max_windows
+from xrt.engines.kernels.windows import convolve, fold, max_windows, pad_windows
 from xrt.engines.torch.dtypes import COMPLEX, NATIVE, get_torch_dtype, make_from_numpy
 from xrt.graph import DType
 
@@ -56,7 +56,7 @@ def _list_axes(x: Tensor, axis: Axes) -> list[int]:
 class TorchNamespace:
     """NumPy's functions on tensors, and the methods of `ArrayNamespace`. Names that are not defined here are PyTorch's."""
 
-    narrow = NARROW | {torch.float16, torch.bfloat16}
+    narrow = NARROW_FLOATS | {torch.float16, torch.bfloat16}
     product_dtype = torch.int32
     resize_dtype = torch.float32
     constants = ArrayNamespace(np)
@@ -256,16 +256,11 @@ class TorchNamespace:
         has_equal_pads = placement.begins == placement.ends and all(n >= 0 for n in placement.begins)
         pads = placement.begins if has_equal_pads else (0,) * len(placement.begins)
         return call(
-            x if has_equal_pads else self.pad_windows(placement, x, 0), w, bias, window.strides, pads, window.dilations, group
+            x if has_equal_pads else pad_windows(self, placement, x, 0), w, bias, window.strides, pads, window.dilations, group
         )
 
-    def pad_windows(self, placement: Placement, x: Tensor, fill: float) -> Tensor:
-        if not any(placement.begins) and not any(placement.ends):
-            return x
-        return functional.pad(x, [n for pair in reversed(placement.pads) for n in pair], value=fill)
-
     def sum_windows(self, x: Tensor, placement: Placement) -> Tensor:
-        padded, window = self.pad_windows(placement, x, 0), placement.window
+        padded, window = pad_windows(self, placement, x, 0), placement.window
         # A mean with a divisor of 1 is a sum. PyTorch's means support no dilations.
         if len(placement.extents) == 2 and set(window.dilations) == {1}:
             return functional.avg_pool2d(padded, window.kernel, window.strides, divisor_override=1)
@@ -276,7 +271,7 @@ class TorchNamespace:
         pool, window = _POOL.get(x.ndim - 2), placement.window
         if pool is None or is_integral(x):
             return max_windows(self, x, placement)
-        return pool(self.pad_windows(placement, x, float("-inf")), window.kernel, window.strides, 0, window.dilations)
+        return pool(pad_windows(self, placement, x, float("-inf")), window.kernel, window.strides, 0, window.dilations)
 
     def fold(self, columns: Tensor, placement: Placement, extents: Sequence[int]) -> Tensor:
         return fold(self, columns, placement, extents)

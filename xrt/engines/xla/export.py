@@ -26,11 +26,6 @@ class LoweringContext(NodeContext):
     lower_function: Callable[[Function, Sequence[Operand], Mapping[str, Operand]], list[Operand]]
     """``f(function, inputs, scope)`` traces a Function (see `lower_function`)."""
 
-    def get_dtype_attribute(self, name: str, default: Any = None) -> Any:
-        """Get the NumPy dtype that an attribute stores as ONNX's number; ``default`` if it is absent or 0."""
-        onnx_number = self.attr(name) or 0
-        return DType.from_onnx(onnx_number).numpy if onnx_number else default
-
     def get_constant(self, operand: Operand, position: int) -> np.ndarray[Any, Any]:
         """Get the elements of ``operand``, the input at this position. Raises CompileRefused if they are traced."""
         if isinstance(operand, np.ndarray):

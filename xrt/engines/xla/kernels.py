@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xrt.engines.kernels import ops as shared
-from xrt.engines.kernels.arrays import NARROW, apply_negative_pads, get_extreme_value, round_once
+from xrt.engines.kernels.arrays import NARROW_FLOATS, apply_negative_pads, get_extreme_value, round_once
 from xrt.engines.kernels.elementwise import register_binary
 from xrt.engines.kernels.namespace import ArrayNamespace
 from xrt.engines.kernels.quantization import SATURABLE
@@ -55,7 +55,7 @@ def register_lowering(*op_types: str, **options: Any) -> Callable[[Callable[...,
 class JaxNamespace:
     """The functions of ``jax.numpy``, and the methods of `ArrayNamespace`. All of them can be traced."""
 
-    narrow = NARROW
+    narrow = NARROW_FLOATS
     product_dtype: Any = np.int32
     resize_dtype: Any = np.float32
     constants = NUMPY
@@ -113,9 +113,6 @@ class JaxNamespace:
             feature_group_count=group,
             precision=jax.lax.Precision.HIGHEST,
         )
-
-    def pad_windows(self, placement: Placement, x: Operand, fill: Any) -> Operand:
-        return jnp.pad(x, [(0, 0)] * (x.ndim - len(placement.extents)) + placement.pads, constant_values=fill)
 
     def sum_windows(self, x: Operand, placement: Placement) -> Operand:
         return _combine_windows(placement, x, jax.lax.add, 0)
@@ -293,7 +290,8 @@ def constant_of_shape(ctx: LoweringContext, shape: Operand) -> Operand:
 
 @register_lowering("EyeLike")
 def eye_like(ctx: LoweringContext, x: Operand) -> Operand:
-    return np.eye(x.shape[0], x.shape[1], k=ctx.attr("k", 0), dtype=ctx.get_dtype_attribute("dtype", x.dtype))
+    dtype = ctx.get_dtype_attribute("dtype")
+    return np.eye(x.shape[0], x.shape[1], k=ctx.attr("k", 0), dtype=dtype.numpy if dtype else x.dtype)
 
 
 @register_lowering("Range")
@@ -301,7 +299,7 @@ def range_(ctx: LoweringContext, start: Operand, limit: Operand, delta: Operand)
     """Element i is ``start + i * delta``. Floats under 32 bits are computed in float32."""
     first, end, step = (ctx.get_constant(v, i).reshape(()).item() for i, v in enumerate((start, limit, delta)))
     count = max(0, ceil((end - first) / step))
-    wide = np.dtype(np.float32) if start.dtype in NARROW else start.dtype
+    wide = np.dtype(np.float32) if start.dtype in NARROW_FLOATS else start.dtype
     xp: Any = np if count <= MAX_KNOWN_ELEMENTS else jnp
     return (wide.type(first) + xp.arange(count, dtype=wide) * wide.type(step)).astype(start.dtype)
 
@@ -315,7 +313,7 @@ def dropout(ctx: LoweringContext, x: Operand, ratio: Operand = None, training: O
 
 @register_lowering("BitCast")
 def bit_cast(ctx: LoweringContext, x: Operand) -> Operand:
-    return jax.lax.bitcast_convert_type(x, ctx.get_dtype_attribute("to"))
+    return jax.lax.bitcast_convert_type(x, DType.from_onnx(ctx.attr("to")).numpy)
 
 
 @register_lowering("ConvTranspose")
