@@ -24,12 +24,12 @@ class Sampling:
     """How to interpolate: the attributes of a Resize, or their equivalents for other operators."""
 
     mode: str = "nearest"
-    nearest: str = "round_prefer_floor"
-    coordinates: str = "half_pixel"
-    cubic: float = -0.75
+    nearest_mode: str = "round_prefer_floor"
+    coordinate_mode: str = "half_pixel"
+    cubic_coefficient: float = -0.75
     antialias: bool = False
     exclude_outside: bool = False
-    extrapolation: float = 0.0
+    extrapolation_value: float = 0.0
 
     @property
     def radius(self) -> int:
@@ -38,16 +38,16 @@ class Sampling:
 
     @property
     def extrapolates(self) -> bool:
-        """Whether new elements whose position is outside the source have the value ``extrapolation``."""
-        return self.coordinates == "tf_crop_and_resize"
+        """Whether new elements whose position is outside the source have the value ``extrapolation_value``."""
+        return self.coordinate_mode == "tf_crop_and_resize"
 
 
-def filter_weights(xp: Any, distance: Array, sampling: Sampling) -> Array:
+def compute_filter_weights(xp: Any, distance: Array, sampling: Sampling) -> Array:
     """Compute the weights of elements at a distance: a triangle for linear, the cubic convolution of Keys (1981) for cubic."""
     d = xp.abs(distance)
     if sampling.mode == "linear":
         return xp.maximum(1 - d, 0)
-    a = sampling.cubic
+    a = sampling.cubic_coefficient
     near = ((a + 2) * d - (a + 3)) * d * d + 1
     far = ((d - 5) * d + 8) * d * a - 4 * a
     return xp.where(d <= 1, near, xp.where(d < 2, far, 0))
@@ -102,15 +102,15 @@ def find_source_elements(xp: Any, axis: Axis, sampling: Sampling) -> tuple[Array
 
     Return their indices and weights, both [new elements, source elements per new element].
     """
-    positions = axis.compute_positions(xp, sampling.coordinates)
+    positions = axis.compute_positions(xp, sampling.coordinate_mode)
     if sampling.mode == "nearest":
-        indices = _round_positions(xp, positions, sampling.nearest)[:, None]
+        indices = _round_positions(xp, positions, sampling.nearest_mode)[:, None]
         return xp.astype(xp.clip(indices, 0, axis.extent - 1), np.int64), xp.ones(indices.shape)
     # With antialias, the filter of an axis that shrinks is wider by the inverse of the scale.
     filter_scale = min(axis.scale, 1.0) if sampling.antialias else 1.0
     radius = ceil(sampling.radius / filter_scale)
     indices = xp.floor(positions)[:, None] + xp.arange(1 - radius, radius + 1)
-    weights = filter_weights(xp, (indices - positions[:, None]) * filter_scale, sampling)
+    weights = compute_filter_weights(xp, (indices - positions[:, None]) * filter_scale, sampling)
     if sampling.exclude_outside:
         weights = weights * ((indices >= 0) & (indices < axis.extent))
     # The sum of the weights must be 1. Excluded elements and a wider filter have changed it.
@@ -167,9 +167,9 @@ def _resize_one_axis(xp: Any, x: Array, axis: Axis, sampling: Sampling) -> Array
         y = sum(column * factor for column, factor in zip(columns, factors, strict=True))
     if not sampling.extrapolates:
         return y
-    positions = axis.compute_positions(xp.constants, sampling.coordinates)
+    positions = axis.compute_positions(xp.constants, sampling.coordinate_mode)
     is_outside = xp.asarray((positions < 0) | (positions > axis.extent - 1))
-    return xp.astype(xp.where(is_outside.reshape(along_axis), sampling.extrapolation, y), x.dtype)
+    return xp.astype(xp.where(is_outside.reshape(along_axis), sampling.extrapolation_value, y), x.dtype)
 
 
 def _resize(xp: Any, x: Array, axes: Sequence[Axis], sampling: Sampling) -> Array:
@@ -275,9 +275,11 @@ class Grid:
             positions = self.map_into_range(xp, positions, extent)
         first, radius = xp.floor(positions), self.sampling.radius
         fraction = positions - first
-        offsets = range(1 - radius, radius + 1)
-        weights = [xp.where(xp.isnan(fraction), nan, filter_weights(xp, offset - fraction, self.sampling)) for offset in offsets]
-        return [(first + offset, weight) for offset, weight in zip(offsets, weights, strict=True)]
+        elements = []
+        for offset in range(1 - radius, radius + 1):
+            weight = compute_filter_weights(xp, offset - fraction, self.sampling)
+            elements.append((first + offset, xp.where(xp.isnan(fraction), nan, weight)))
+        return elements
 
 
 def _sample_at(xp: Any, x: Array, grid: Array, settings: Grid) -> Array:

@@ -204,7 +204,7 @@ def apply_depth_to_space(p: Padder, node: Node) -> None:
     p.set_axes(node.outputs[0], [batch, (depth,), *((axis[0] * size,) for axis in spatial)])
 
 
-class _Parts:
+class _UnmatchedExtents:
     """The input extents of a Reshape that are not matched to output extents yet, outermost first."""
 
     def __init__(self, p: Padder, axes: Sequence[Axis]) -> None:
@@ -271,17 +271,17 @@ def apply_reshape(p: Padder, node: Node) -> None:
     """A padded extent must stay whole or merge with its neighbors."""
     axes = p.get_axes(node.inputs[0])
     # Match the new extents with the old ones from both ends. The extent to infer (-1) consists of the old ones that remain.
-    parts = _Parts(p, axes)
+    unmatched = _UnmatchedExtents(p, axes)
     target = p.read_extents(node.inputs[1], "shape")
     if not node.attr("allowzero", 0):
         target = [multiply(axes[index]) if extent.number == 0 else extent for index, extent in enumerate(target)]
     inferred = next((index for index, extent in enumerate(target) if extent.number == -1), len(target))
-    front = [parts.take(extent, last=False) for extent in target[:inferred]]
-    back = [parts.take(extent, last=True) for extent in reversed(target[inferred + 1 :])]
+    front = [unmatched.take(extent, last=False) for extent in target[:inferred]]
+    back = [unmatched.take(extent, last=True) for extent in reversed(target[inferred + 1 :])]
     if inferred < len(target):
-        front.append(_merge(p, parts.remaining))
-    elif parts.remaining:
-        raise p.refuse("the new shape has fewer elements", *parts.remaining)
+        front.append(_merge(p, unmatched.remaining))
+    elif unmatched.remaining:
+        raise p.refuse("the new shape has fewer elements", *unmatched.remaining)
     new_axes = [*front, *reversed(back)]
     p.set_axes(node.outputs[0], new_axes, _find_zero_padded_axes(p, node.inputs[0], new_axes))
 
