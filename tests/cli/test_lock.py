@@ -67,7 +67,7 @@ def test_a_lock_names_its_model_from_where_it_is(lock: Path, command: Command) -
     assert result.model["source"] == "../model.onnx"
     code, out, err = command("check", lock, "--budget", "2s", "--max-regress", NEVER)
     assert (code, err) == (0, "")
-    assert out.startswith("held: ") and f"time over that of {result.baseline.plan}: " in out  # type: ignore[union-attr]
+    assert out.startswith("held: ") and f"time divided by that of {result.baseline.plan}: " in out  # type: ignore[union-attr]
 
 
 @pytest.mark.full
@@ -95,7 +95,7 @@ def test_what_the_noise_leaves_open_passes_or_fails_as_asked(
     path = alter_lock(lock, lambda facts: facts["baseline"].update(ratio=1.0, low=1e-6, high=1e6))
     result, out, _ = command("check", path, "--budget", "1s", *asked)
     assert (result, out.splitlines()[-1]) == (code, says)
-    assert out.startswith("not decided, the noise is too large: ")
+    assert out.startswith("undecided, since the noise is too large: ")
     assert command("check", path, "--budget", "1s", "--json", *asked)[0] == code
 
 
@@ -130,7 +130,7 @@ def test_engines_that_the_lock_does_not_have_are_a_mistake(lock: Path, command: 
         (lambda facts: facts["model"].update(source=""), (), "the lock does not say where its model is; pass --model"),
         (lambda facts: facts.update(plan=[], baseline=None), (), "the lock has no plan"),
         (lambda facts: facts["plan"][0].update(engine="orr"), (), "no engine is named 'orr'. Did you mean 'ort'?"),
-        (lambda facts: facts["plan"][0].update(nodes=3), (), "3 of 5 nodes are placed, and not 'n3'"),
+        (lambda facts: facts["plan"][0].update(nodes=3), (), "only 3 of 5 nodes are placed; the first missing one is 'n3'"),
         (lambda facts: facts["model"].update(seed="x"), (), "the lock's seed must be a number; it is 'x'"),
         (lambda facts: facts["options"].update(threads="9" * 20), (), "the lock's threads must be a number; it is '999"),
         (

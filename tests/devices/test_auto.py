@@ -162,7 +162,7 @@ def test_an_engine_that_takes_nothing_there_is_reported_with_its_reason() -> Non
         m = module(devices, "ort", TOY)
         m(X)
         text = str(m.explain())
-    assert "engine 'ort' takes nothing on cuda: this build of" in text
+    assert "engine 'ort' supports no node on cuda: this build of" in text
     assert {launch.engine for launch in m.plan.launches} == {TOY}
 
 
@@ -200,7 +200,7 @@ def test_a_lock_holds_on_the_device_that_it_was_made_on(tmp_path: Path, monkeypa
     monkeypatch.setattr(SimulatedDevice, "hardware", "another model")
     with world("eager") as devices, pytest.raises(LockError, match="cuda:0 was simulated and is another model"):
         module(devices, SLOW_EXP, SLOW_COS, lock=path).plan_for(X)
-    with world("eager", devices=0) as devices, pytest.raises(LockError, match="cuda:0 was simulated and is not there"):
+    with world("eager", devices=0) as devices, pytest.raises(LockError, match="cuda:0 was simulated and is absent"):
         module(devices, SLOW_EXP, SLOW_COS, lock=path).plan_for(X)
 
 

@@ -106,19 +106,19 @@ def test_which_dim_counts_requests() -> None:
     assert find_batch_dim([n, y], [])[0] == ""
     assert find_batch_dim([n], [y]) == (
         "",
-        "dim 'N' is the first extent of input 'n' and not of output 'y'; batch_dim='N' (--batch-dim) asks for it all the same",
+        "dim 'N' is the first extent of input 'n' and not of output 'y'; pass batch_dim='N' (--batch-dim) to use this dim",
     )
-    assert find_batch_dim([x], [value("o", "N")]) == ("", "dim 'N' is another extent of input 'x' too")
+    assert find_batch_dim([x], [value("o", "N")]) == ("", "dim 'N' is also extent 1 of input 'x'")
     assert find_batch_dim([], []) == ("", "the model has no input")
-    assert find_batch_dim([value("fixed", "2,4")], []) == ("", "the first extent of input 'fixed' is no symbolic dim")
+    assert find_batch_dim([value("fixed", "2,4")], []) == ("", "the first extent of input 'fixed' is not a symbolic dim")
     assert find_batch_dim([n, value("shared", "3")], [value("o", "?")], "N") == ("N", "")
     with pytest.raises(OptionError) as caught:
         find_batch_dim([n], [], "B")
-    assert str(caught.value).startswith("batch_dim names 'B', which is no symbolic dim of the inputs.")
+    assert str(caught.value).startswith("batch_dim names 'B', which is not a symbolic dim of the inputs.")
     with raises_exactly(OptionError, "batch_dim='N' is extent 1 of input 'x'; requests are joined on extent 0"):
         find_batch_dim([x], [], "N")
     with raises_exactly(
-        OptionError, "batch_dim='N' is not the first extent of output 'y', which is 'M': its rows are not those of the requests"
+        OptionError, "batch_dim='N' is not the first extent of output 'y', which is 'M': the output has no row for each request"
     ):
         find_batch_dim([n], [y], "N")
 

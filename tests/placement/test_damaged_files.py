@@ -177,7 +177,7 @@ def test_a_decision_without_engines_is_absent_with_one_line(tmp_path: Path) -> N
     path = only(tmp_path, KINDS["decisions"])
     path.write_text(json.dumps({**json.loads(path.read_text()), "engines": {}}))
     result, (line,) = recalled(KINDS["decisions"], tmp_path)
-    assert result is None and "engines: none of them is of the request" in line
+    assert result is None and "engines: none of them is part of the request" in line
 
 
 OBSTACLES: dict[str, Callable[[Path], object]] = {

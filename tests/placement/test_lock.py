@@ -97,11 +97,11 @@ def test_names_of_nodes_do_not_matter(names: list[str]) -> None:
 @pytest.mark.parametrize(
     ("runs", "told"),
     [
-        ((), "0 of 5 nodes are placed, and not 'n0'"),
+        ((), "only 0 of 5 nodes are placed; the first missing one is 'n0'"),
         ((NodeRange(0, "ort", 0, 5), NodeRange(1, "ort", 4, 1)), "node 'n4' is placed twice"),
-        ((NodeRange(0, "ort", 0, 9),), "nodes up to number 9 are placed, and the model has 5 of them"),
-        ((NodeRange(0, "tvm", 0, 5),), "it is no plan any more: node 'n0' is assigned to 'tvm', which is not in the list of"),
-        ((NodeRange(0, "ort", 0, 2), NodeRange(0, "toy{native=off}", 2, 3)), "it is no plan any more: nodes 'n0', 'n1'"),
+        ((NodeRange(0, "ort", 0, 9),), "the plan places nodes up to number 9, and the model has 5 nodes"),
+        ((NodeRange(0, "tvm", 0, 5),), "the plan is impossible now: node 'n0' is assigned to 'tvm', which is not in the list of"),
+        ((NodeRange(0, "ort", 0, 2), NodeRange(0, "toy{native=off}", 2, 3)), "the plan is impossible now: nodes 'n0', 'n1'"),
     ],
 )
 def test_runs_that_are_no_plan_are_refused(runs: tuple[NodeRange, ...], told: str) -> None:
@@ -140,7 +140,7 @@ OTHER = graph({"z": "float32[4]"}, {"y": "float32[4]"}, node("Relu", "z", "y"), 
     ("changed", "told"),
     [
         ({"engines": (Newer(native="off"), ENGINES[1])}, r"^engine 'toy\{native=off\}' was xrt 0.1.0, .* and is xrt 9.9$"),
-        ({"engines": (ENGINES[0],)}, r"^engine 'ort', which has a part of the plan, is not in the list of engines or not ready$"),
+        ({"engines": (ENGINES[0],)}, r"^engine 'ort', which the plan uses, is not in the list of engines or not ready$"),
         ({"context": CompileContext(threads=2)}, r"^threads was 1 and is 2$"),
         ({"context": CompileContext(ExecutionOptions(precision="fp16"), threads=1)}, r"^precision was fp32 and is fp16$"),
         ({"clustering": ClusteringOptions(maximum_nodes=3)}, r"^clustering was  and is maximum_nodes=3$"),
@@ -160,8 +160,8 @@ def test_other_sizes_of_the_same_model_are_called_so() -> None:
 def test_another_model_and_another_machine_are_reported() -> None:
     output = list_mismatches(locked(), ask(OTHER))
     assert output[:3] == (
-        "input x was float32[2,3] and is not there",
-        "input z is float32[4] and was not there",
+        "input x was float32[2,3] and is absent",
+        "input z is float32[4] and was absent",
         "the number of nodes was 5 and is 1",
     )
     assert output[3].startswith("the model 'net' had fingerprint ") and len(output) == 4
@@ -230,7 +230,7 @@ def test_a_gate_is_measured_and_held(clock: SimulatedClock) -> None:
     assert outcome and outcome.state == "held"
     lines = str(outcome).splitlines()
     assert lines[0].startswith("held: ") and lines[0].endswith("; the limit is +50.0%")
-    assert lines[1].startswith(f"time over that of {SLOW.spec}: ") and lines[1].endswith(" in the lock")
+    assert lines[1].startswith(f"time divided by that of {SLOW.spec}: ") and lines[1].endswith(" in the lock")
 
 
 @pytest.mark.slow
@@ -247,12 +247,12 @@ def test_a_plan_that_has_become_slower_has_regressed(clock: SimulatedClock) -> N
 def test_noise_decides_nothing(gate: Baseline, clock: SimulatedClock) -> None:
     outcome = check_regression(course([QUICK, SLOW], 0.1, clock=clock), QUICK_PLAN, SLOW_PLAN, gate, 0.05)
     assert outcome and outcome.state == "undecided"
-    assert str(outcome).startswith("not decided, the noise is too large: ")
+    assert str(outcome).startswith("undecided, since the noise is too large: ")
 
 
 def test_without_another_plan_it_must_run_and_be_right() -> None:
     outcome = check_regression(course(), mixed(), None, None, 0.05)
-    assert outcome and str(outcome).startswith("it runs and computes what the reference does; the lock has no other plan")
+    assert outcome and str(outcome).startswith("its results agree with the reference; the lock has no other plan")
     assert make_baseline(course(), mixed(), race_of(CandidateResult(mixed(), "won"))) is None
 
 

@@ -229,7 +229,7 @@ def test_what_the_reference_cannot_compute_is_compared_with_the_first_engine() -
     result = tuned(PAIR, TOY, FaultyEngine(how="value"), reference=cannot)
     assert (result.how, {launch.engine for launch in result.plan.launches}) == ("measured", {"toy"})
     assert {candidate.verdict for candidate in result.race.contenders if candidate.title.startswith("faulty")} == {"wrong"}
-    remark = "not checked against the reference: the reference has no kernel for it; results were held against those of toy"
+    remark = "not checked against the reference: the reference has no kernel for it; results were compared with those of toy"
     assert remark in result.notes
 
 

@@ -180,7 +180,7 @@ def test_the_search_ends_with_its_budget() -> None:
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("stage", ["computing what is right", "measuring 1 node", "planning", "compiling", "timing"])
+@pytest.mark.parametrize("stage", ["computing the expected results", "measuring 1 node", "planning", "compiling", "timing"])
 def test_an_interrupt_gives_the_best_found(stage: str) -> None:
     results = []
 
@@ -189,7 +189,7 @@ def test_an_interrupt_gives_the_best_found(stage: str) -> None:
         if progress.stage.startswith(stage):
             raise KeyboardInterrupt
 
-    if stage == "computing what is right":
+    if stage == "computing the expected results":
         with pytest.warns(PlacementWarning, match="interrupted before anything was measured"):
             result = tuned(PAIR, SLOW_EXP, SLOW_COS, progress=interrupts)
         assert result.how == "priority"
@@ -276,11 +276,11 @@ UNFIT = [
     (lambda f: f["search"].update(rounds=-1), "search.rounds: expected `int` >= 0"),
     (lambda f: f["search"].update(declined=[{"engine": "x", "nodes": [], "reason": ""}]), "search.declined: an engine or a node"),
     (lambda f: f["search"].update(declined=[{"engine": "toy", "nodes": [7], "reason": ""}]), "search.declined: an engine or a"),
-    (lambda f: f.pop("search"), "it has no section 'search', so it is no decision"),
-    (lambda f: f.pop("candidates"), "candidates: none has won, so it holds no decision"),
-    (lambda f: f["candidates"][0].update(verdict="lost"), "candidates: none has won, so it holds no decision"),
-    (lambda f: f["candidates"][0].pop("ranges"), "0 of 1 nodes are placed, and not 'n0'"),
-    (lambda f: f["candidates"][0]["ranges"][0].update(engine="x"), "it is no plan any more: node 'n0' is assigned to 'x'"),
+    (lambda f: f.pop("search"), "it has no section 'search', so it is not a decision"),
+    (lambda f: f.pop("candidates"), "candidates: none has won, so it is not a decision"),
+    (lambda f: f["candidates"][0].update(verdict="lost"), "candidates: none has won, so it is not a decision"),
+    (lambda f: f["candidates"][0].pop("ranges"), "only 0 of 1 nodes are placed; the first missing one is 'n0'"),
+    (lambda f: f["candidates"][0]["ranges"][0].update(engine="x"), "the plan is impossible now: node 'n0' is assigned to 'x'"),
 ]
 
 

@@ -54,7 +54,7 @@ def make_step(optimizer: training.Optimizer) -> tuple[Function, dict[str, Any]]:
 def list_plans(function: Function, *specs: str, **options: Any) -> tuple[Plan, ...]:
     engines = tuple(map(registry.create, specs))
     request = PlacementRequest(function, engines, CompileContext(), ClusteringOptions(**options))
-    return Candidates.collect(request, engines).updating
+    return Candidates.collect(request, engines).updating_plans
 
 
 @pytest.mark.slow

@@ -280,7 +280,7 @@ def lock_command(model: str, target: Path | None, gate: float, retune: bool, **p
 
 def _describe_baseline(baseline: Baseline | None) -> str:
     if baseline is None:
-        return "locked; no other plan could run, so a check has nothing to hold its time against"
+        return "locked; no other plan could run, so a check has no time to compare with"
     ratio, low, high = baseline.ratio, baseline.low, baseline.high
     text = f"locked at {ratio:.3f} ({low:.3f} to {high:.3f}) of the time of {baseline.plan}, {baseline.rounds} rounds"
     doubt = baseline.doubt

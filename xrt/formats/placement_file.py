@@ -228,6 +228,8 @@ class RegionRecord(Record, frozen=True):
     high: Number | None = None
     why_not: Text = ""
     """Why there is no cost; empty if there is one."""
+    is_wrong: bool = False
+    """Whether that reason is that the results differ from the expected ones."""
 
     def __post_init__(self) -> None:
         if self.seconds is None or self.low is None or self.high is None:

@@ -177,7 +177,7 @@ class OutputChecks:
         from xrt.verify.comparison import find_precision
 
         # Without its aliases the function does not update the inputs, on which the reference runs too.
-        function, engine = launch.function.replace(aliases=()), engines.on_host(launch)
+        function, engine = launch.function.replace(aliases=()), engines.get_host_engine(launch)
         precision = "fp32" if engine is None else find_precision(engine, engines.context)
         judgement = judge_outputs(function, inputs, results, expected, self._reference, precision)
         if judgement.verdict is not Verdict.DISAGREES:

@@ -14,7 +14,7 @@ from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.graph import Constant, Function, TensorType
 from xrt.graph.constants import is_mapped
 from xrt.partition.plan import GROUPED, group, group_reasons, list_some
-from xrt.placement.result import is_of_engine
+from xrt.placement.result import is_about_engine
 from xrt.runtime import Program, to_host
 from xrt.runtime.inputs import copy_values
 from xrt.verify.deviations import list_deviations
@@ -149,11 +149,11 @@ class Explanation:
         yield from (f"updates {update}" for update in self.updates)
         if self.reasons:
             yield f"not on the first engine that could be asked ({len(self.reasons)}; node by node in .reasons):"
-            for reason_group in group_reasons(reason for reason in self.reasons if not is_of_engine(reason)):
+            for reason_group in group_reasons(reason for reason in self.reasons if not is_about_engine(reason)):
                 first_reason, engine = reason_group.reasons[0], ", ".join(reason_group.engines)
                 single = f"{first_reason.node} ({first_reason.op}) not on {engine}: {first_reason.text}"
                 yield f"  {reason_group.summary} ({reason_group.nodes})" if len(reason_group.reasons) > 1 else f"  {single}"
-            for reason_group in group_reasons((reason for reason in self.reasons if is_of_engine(reason)), least=1):
+            for reason_group in group_reasons((reason for reason in self.reasons if is_about_engine(reason)), least=1):
                 yield f"  {reason_group.summary}"
         for pin in self.idle_pins:
             yield f"pin {pin} has no effect: its nodes were computed ahead of time, or no output needs them"

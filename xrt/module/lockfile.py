@@ -15,7 +15,7 @@ from xrt.errors import EngineError, LockError, OptionError, PlacementWarning, wa
 from xrt.formats.placement_file import PlacementFile
 from xrt.graph import FrozenDict, Function
 from xrt.passes.quantize.form import make_planned_function
-from xrt.placement.auto import OpenModel, SizedPlacement
+from xrt.placement.auto import SizedPlacement, SymbolicModel
 from xrt.placement.race import RegressionResult, RegressionSetup, check_regression, make_baseline
 from xrt.placement.records import (
     MAX_NAME_CHARACTERS,
@@ -75,7 +75,7 @@ class LockedPlacement:
         function: Function,
         engines: EngineList,
         sizes: Sizes,
-        model: OpenModel | None,
+        model: SymbolicModel | None,
         *,
         clustering: ClusteringOptions,
         strict: bool,

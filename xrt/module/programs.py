@@ -67,7 +67,7 @@ def optimize(function: Function, *, fold: bool, engines: EngineList | None = Non
         return run_passes(function)
     if engines is None:
         return run_passes(function, evaluate)
-    return run_passes(function, partial(evaluate, threads=engines.context.threads), engines.fuse_dequantization)
+    return run_passes(function, partial(evaluate, threads=engines.context.threads), engines.fuses_dequantization)
 
 
 def make_refusal(program: Program, error: RunFailed) -> Refusal:
@@ -150,7 +150,7 @@ class Specialization:
     @cached_property
     def _support(self) -> SupportMatrix:
         """Which engines support which nodes. Engines are queried once for all plans."""
-        return SupportMatrix.of(self.get_full_function(), self.engines.engines, self.engines.homes)
+        return SupportMatrix.of(self.get_full_function(), self.engines.engines, self.engines.device_map)
 
     @property
     def plan(self) -> Plan:
@@ -273,7 +273,7 @@ class Specialization:
             self._clustering,
             strict=self._settings.strict,
             implicit=engines.implicit,
-            device=engines.homes,
+            device=engines.device_map,
             refused=exclusions,
             capability=self._support,
         )
@@ -511,13 +511,13 @@ class Programs:
     @cached_property
     def placer(self) -> AutoPlacement:
         """The placer for ``engine="auto"`` and `XRTModule.tune`."""
-        from xrt.placement.auto import AutoPlacement, OpenModel
+        from xrt.placement.auto import AutoPlacement, SymbolicModel
 
         settings, load, model = self.settings, None, None
         if settings.lock is not None:
             load = partial(settings.lock.load_result, clustering=settings.clustering, strict=settings.strict)
         if self.engines.is_auto and self.sizes.open_axes:
-            model = OpenModel(self.sizes.served_source.get_declared_function, self._specialize_at)
+            model = SymbolicModel(self.sizes.served_source.get_declared_function, self._specialize_at)
         return AutoPlacement(
             self.engines,
             self.cache,
@@ -545,7 +545,7 @@ class Programs:
         """Use the placement of ``build`` for all sizes, although it was measured at one; drop plans of earlier placements."""
         if self.placer.model is None or not build.sizes or build.tuned is None:
             return
-        self.placer.record(build.sizes, build.tuned)
+        self.placer.adopt_for_all_sizes(build.sizes, build.tuned)
         with self.planning_lock:
             self.sizes.reset()
             for specialization in self.dispatcher:
@@ -810,7 +810,7 @@ def why_not_supported(function: Function, settings: ModuleOptions, engines: Engi
     """Explain why the first engine of a list does not support every node of a model, or return None."""
 
     def find_declined(function: Function) -> str | None:
-        matrix = SupportMatrix.of(function, engines.engines[:1], engines.homes)
+        matrix = SupportMatrix.of(function, engines.engines[:1], engines.device_map)
         reasons = ((node, matrix.reason(index, 0)) for index, node in enumerate(function.nodes))
         return next((f"{node.name!r} ({node.op}): {reason}" for node, reason in reasons if reason is not None), None)
 

@@ -20,8 +20,7 @@ BOUNDARY = (5e-6, 7e-11)
 One dispatch, and the measured cost of cutting at a value of 3 MB without a copy (a layout conversion, a cold cache). The 42
 pairs of seven engines measured 0 to 30 us, median 0.8 us, with noise of the same size, so all pairs share these numbers.
 """
-# Longer reasons are cut: a library's error may be a page.
-MAX_REASON_CHARACTERS = 2000
+MAX_REASON_CHARACTERS = 2000  # longer ones are cut: a library's error may be a page
 MAX_SECONDS = 1e9  # anything longer is an error of the clock
 
 
@@ -45,12 +44,15 @@ class MeasuredCost:
 
     @classmethod
     def exactly(cls, seconds: float) -> MeasuredCost:
-        """A cost with an interval of width zero."""
         return cls(seconds, seconds, seconds)
 
 
+class WrongResult(str):
+    """The reason why a region has no cost, if the region ran and its results differ from the expected ones."""
+
+
 RegionCost: TypeAlias = MeasuredCost | str
-"""The cost of a region, or the reason why it has none: it was refused, failed, hung, or was wrong."""
+"""The cost of a region, or the reason why it has none: it was refused, failed, hung, or was wrong (a `WrongResult`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +71,12 @@ class CostTable:
         return self.regions.get((key, spec))
 
     def with_region(self, key: str, spec: str, cost: RegionCost) -> CostTable:
-        """Return a copy of the table with this cost; it replaces an earlier one."""
         return CostTable({**self.regions, (key, spec): cost})
 
     def merge(self, other: CostTable) -> CostTable:
-        """Union of two tables; entries of ``other`` have priority."""
         return CostTable({**self.regions, **other.regions})
 
     def to_document(self) -> PlacementFile:
-        """Convert to a placement file, sorted by region and engine."""
         from xrt.formats.placement_file import PlacementFile, RegionRecord
 
         regions = (RegionRecord(*subject, **_make_record_fields(self.regions[subject])) for subject in sorted(self.regions))
@@ -89,8 +88,10 @@ class CostTable:
         records = document.costs
         if records is None:
             raise PlacementFileError("it has no section 'costs', so it is not a cost table")
-        regions = {(x.region, x.engine): x.why_not or MeasuredCost(x.seconds, x.low, x.high) for x in records}  # type: ignore[arg-type]  # the schema requires numbers where there is no reason
-        # Entries with the same key have become one.
+        regions: dict[tuple[str, str], RegionCost] = {}
+        for x in records:
+            reason = WrongResult(x.why_not) if x.is_wrong else x.why_not
+            regions[x.region, x.engine] = reason or MeasuredCost(x.seconds, x.low, x.high)  # type: ignore[arg-type]  # no reason: numbers
         if len(regions) != len(records):
             raise PlacementFileError("costs: a cost is listed twice", position="costs")
         return cls(regions)
@@ -98,7 +99,7 @@ class CostTable:
 
 def _make_record_fields(cost: RegionCost) -> dict[str, Any]:
     if isinstance(cost, str):
-        return {"why_not": cost}
+        return {"why_not": str(cost), "is_wrong": isinstance(cost, WrongResult)}
     return {"seconds": float(cost.seconds), "low": float(cost.low), "high": float(cost.high)}
 
 
@@ -106,5 +107,5 @@ def _check_cost(subject: tuple[str, str], cost: object) -> RegionCost:
     if isinstance(cost, MeasuredCost):
         return cost
     if isinstance(cost, str) and cost:
-        return cost if len(cost) <= MAX_REASON_CHARACTERS else f"{cost[: MAX_REASON_CHARACTERS - 3]}..."
+        return cost if len(cost) <= MAX_REASON_CHARACTERS else type(cost)(f"{cost[: MAX_REASON_CHARACTERS - 3]}...")
     raise OptionError(f"the cost of region {subject} must be a MeasuredCost or a reason; got {cost!r}")

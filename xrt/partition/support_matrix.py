@@ -302,7 +302,6 @@ class DeviceMap:
         return device if isinstance(device, DeviceMap) else cls(device)
 
     def of(self, spec: str) -> str:
-        """The device of an engine."""
         return self.by_engine.get(spec, self.device)
 
 

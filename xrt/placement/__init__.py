@@ -13,23 +13,14 @@ from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.cache.cost_store import CostStore as CostStore
-    from xrt.formats.placement_file import ServingCandidate as ServingCandidate, ServingConfiguration as ServingConfiguration
     from xrt.placement.autotune import ProgressCallback as ProgressCallback, TuningBudget as TuningBudget, tune as tune
     from xrt.placement.report import CostReport as CostReport
-    from xrt.placement.result import (
-        CandidateComparison as CandidateComparison,
-        CandidateResult as CandidateResult,
-        Progress as Progress,
-        TuningResult as TuningResult,
-    )
+    from xrt.placement.result import CandidateComparison as CandidateComparison, TuningResult as TuningResult
     from xrt.placement.search import (
-        Prediction as Prediction,
         ProfilingRequest as ProfilingRequest,
-        RegionPrediction as RegionPrediction,
         choose_requests as choose_requests,
         predict_cost as predict_cost,
         propose_plans as propose_plans,
     )
-    from xrt.placement.throughput import ThroughputResult as ThroughputResult
 
 __all__, __getattr__, __dir__ = load_lazily(__name__)

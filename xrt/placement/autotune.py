@@ -1,9 +1,7 @@
 """Placement by measurement in three stages: whole models on one engine each, regions of the model, and a race of the best plans.
 
-A mixture is a plan that uses several engines.
-
 `tune` loads the decision of an earlier search, or searches within a budget of seconds and stores the result. The search ends
-early once no remaining plan can win.
+early once no remaining plan can win. A mixture is a plan that uses several engines.
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -24,26 +23,27 @@ from xrt.html.views import format_count
 from xrt.measure.timing import median_interval
 from xrt.operators.sample_inputs import sample_inputs
 from xrt.partition import Plan, partition
-from xrt.partition.cost_table import LAUNCH, CostTable, MeasuredCost
+from xrt.partition.cost_table import LAUNCH, CostTable, MeasuredCost, WrongResult
 from xrt.partition.partitioner import map_nodes_to_engines, map_nodes_to_regions, plan_from_assignment
 from xrt.placement import choose_requests, predict_cost, propose_plans
 from xrt.placement.profiler import (
     MIN_STEP_SECONDS,
-    Inquiry,
+    EngineQueries,
     RegionProfiler,
     WorkerRunner,
     choose_runner,
-    compute_truth,
-    is_refuted,
-    make_stand_in,
+    compute_expected_values,
+    has_failed_region,
+    make_substitute_reference,
 )
 from xrt.placement.race import (
     PROFILED_CALLS,
     Candidates,
     Entrant,
-    Placing,
+    PartitionKey,
     StoppingRule,
     get_single_cost,
+    is_allowed,
     make_partition_key,
     prepare_plan,
     run_interleaved,
@@ -81,16 +81,17 @@ T = TypeVar("T")
 ProgressCallback: TypeAlias = Callable[[Progress], object]
 """Receives the state of a search."""
 MAX_COMBINED_ENGINES = 3
-"""Maximum engines that mixtures combine. All mixtures that beat each engine had two; a third allows for a wrong order."""
+"""Maximum engines that mixtures combine. Every mixture that beat the single engines had two; with a third engine, the search
+also succeeds if the whole-model times rank two engines in the wrong order."""
 
 
 @dataclass(frozen=True, slots=True)
 class TuningBudget:
-    """How a search divides its time budget, and its other limits. Shares are of the whole budget."""
+    """How a search divides its time budget, and its other limits. Shares are fractions of the whole budget."""
 
     wholes: float = 0.5
-    """Share for whole models, including engine startup. SqueezeNet on six engines and two busy cores took 5 s until all had
-    started, and 14 s to measure four of them."""
+    """Share of stage 1, which starts the engines and measures whole models. SqueezeNet on six engines and two busy cores took
+    5 s until all had started, and 14 s to measure four of them."""
     reserve: float = 0.05
     """Share kept for the end: the shutdown of workers takes 0.2 s each, and one call may take longer than expected."""
     limit: float = 0.2
@@ -98,13 +99,13 @@ class TuningBudget:
     memory: int | None = None
     """Limit on each worker's address space, in bytes; None for no limit."""
     samples: float = 0.3
-    """Seconds of sampling per region. Seven samples of 2 ms suffice on an idle machine; the rest is for a busy one."""
+    """Seconds of sampling per region. Seven samples of 2 ms suffice on an idle machine; a busy machine needs more."""
     rules: StoppingRule = field(default_factory=StoppingRule)
 
     @property
     def stage(self) -> float:
-        """Share for each of the two later stages. Regions: 10 of SqueezeNet on three engines and two busy cores took 8 s. Race of
-        the mixtures, with compiles: 4 plans of a model of 0.4 s took 22 s.
+        """Share of each of the stages 2 and 3. On two busy cores, 10 regions of SqueezeNet on three engines took 8 s, and a race
+        with 4 mixtures of a model of 0.4 s took 22 s, compiles included.
         """
         return (1 - self.wholes - self.reserve) / 2
 
@@ -126,9 +127,9 @@ def tune(
     values. Measurements are read from ``store`` and added to it. ``progress`` is called with the state of the search. A stored
     decision is not used if the request has ``retune``, or if its search had a smaller budget and was not requested by the user.
 
-    Models and regions are first measured in workers, where a hang or a crash costs `TuningBudget.limit` once. Plans whose engines
-    have passed there run interleaved in this process, where they will be used. The search exceeds its budget by at most one call,
-    except that it waits until engines have reported support for all nodes. Ctrl-C ends it and returns the best plan so far.
+    Models and regions are measured in workers first, where a hang or a crash does no harm. Plans that passed then race in this
+    process, where they will be used. The search waits without a limit until the engines support all nodes, and otherwise exceeds
+    its budget by at most one call. Ctrl-C ends the search, and the best plan so far is returned.
 
     Raises OptionError if the budget is not a positive number, DeviceError if a device is unavailable, and PlanError if no engine
     supports a node.
@@ -136,12 +137,9 @@ def tune(
     # Before the store is read: an invalid option must not pass because of a stored decision.
     check_budget(request.budget)
     request = replace(request, context=on_device(request.context.device, request.context))
-    # Such as a model whose outputs were folded to constants.
-    if not request.function.nodes:
+    if not request.function.nodes:  # such as a model whose outputs were folded to constants
         return plan_by_priority(request, "the model has no nodes to measure")
-    # A stored decision costs no import of a library; `retune` is the user's wish to search all the same.
-    decision = load_decision(request, store) if store is not None and not request.retune else None
-    if decision is not None:
+    if store is not None and not request.retune and (decision := load_decision(request, store)) is not None:
         return decision
     if inputs is None:
         try:
@@ -155,9 +153,7 @@ def tune(
         search.profiler.table = load_cost_table(store, request)
     tuned = replace(_run(search), is_explicit=request.retune)
     if store is not None:
-        # A later search must not exclude an engine by a time that an import made too long, or by the limit of a compile.
-        disturbed, cut_off, costs = search.profiler.disturbed, search.profiler.cut_off, tuned.table.regions.items()
-        table = CostTable({x: cost for x, cost in costs if x not in (cut_off if isinstance(cost, str) else disturbed)})
+        table = search.profiler.select_reliable_costs()
         for engine in unwrap(request.engines):
             store.store_costs(table, [engine], request.contexts[engine.spec])
         store_decision(tuned, request, store)
@@ -172,7 +168,7 @@ def check_budget(budget: object) -> None:
 
 
 def plan_by_priority(request: PlacementRequest, reason: str) -> TuningResult:
-    """Plan by the order of the engine list, without measurements; ``reason`` says why, and becomes a note of the result."""
+    """Plan by the order of the engine list, without measurements. ``reason`` becomes a note of the result."""
     function, implicit, device = request.function, request.implicit, request.device_map
     plan = partition(function, request.engines, request.clustering, implicit=implicit, device=device)
     return TuningResult(plan, how="priority", notes=(reason,))
@@ -181,33 +177,29 @@ def plan_by_priority(request: PlacementRequest, reason: str) -> TuningResult:
 def _run(search: Search) -> TuningResult:
     """Run the stages in order. An error or Ctrl-C ends the search with the best plan so far."""
     try:
-        search.report_stage("asking the engines")
-        search.inquiry.start()
+        search.report_stage("querying the engines")
+        search.queries.start()
         try:
-            # Without a plan there is nothing to fall back on: this is the only wait without a limit.
+            # Without a plan the search could return nothing: this is the only wait without a limit.
             search.wait_for_plan()
-            search.report_stage("computing what is right")
-            # Workers start meanwhile: the reference runs while the libraries are imported.
-            search.compute_truth()
+            search.report_stage("computing the expected results")
+            # The reference runs while the workers start and import the libraries.
+            search.compute_expected_values()
             measure_whole_models(search)
             race_plans(search, propose_mixtures(search))
         finally:
-            # Workers end in 0.2 s each; one that does not is not waited for beyond the budget.
-            search.inquiry.close(search.began + search.request.budget - search.clock())
+            # A worker ends within 0.2 s. If one does not, the search does not wait for it beyond the budget.
+            search.queries.close(search.began + search.request.budget - search.clock())
             for entrant in search.entrants:
                 entrant.close()
-    # The user is waiting, so no further plan is measured; the result is the best plan that was.
     except KeyboardInterrupt:
-        # Costs of whole models count even if the race had not begun.
+        # The user is waiting, so nothing more is measured.
         tuned = search.make_result("interrupted")
         return tuned if tuned.how == "interrupted" else replace(tuned, notes=("it was interrupted before anything was measured",))
     except XRTError as error:
         _log.info("tuning ended early", exc_info=True)
         search.notes.append(f"the search ended early: {error}")
     return search.make_result("measured")
-
-
-# ---------------------------------------------------------------------- the three stages
 
 
 def measure_whole_models(search: Search) -> None:
@@ -217,23 +209,26 @@ def measure_whole_models(search: Search) -> None:
     plan by priority races instead.
     """
     until = search.began + search.bounds.wholes * search.request.budget
-    if search.profiler.truth.reference is not None:
+    has_reference = search.profiler.expected.reference is not None
+    if has_reference:
         search.report_stage("starting the engines")
         # Library imports disturb measurements, so wait for the engines that start soon.
-        search.inquiry.wait(lambda: not search.inquiry.pending, (until - search.clock()) / 2)
-        while search.measure(search.list_fresh_wholes(), until) and search.inquiry.pending and search.clock() < until:
-            search.inquiry.wait(lambda: bool(search.list_fresh_wholes()) or not search.inquiry.pending, until - search.clock())
+        search.queries.wait(lambda: not search.queries.pending, (until - search.clock()) / 2)
+        while search.measure(search.list_unmeasured_wholes(), until) and search.queries.pending and search.clock() < until:
+            search.queries.wait(
+                lambda: bool(search.list_unmeasured_wholes()) or not search.queries.pending, until - search.clock()
+            )
     plans = search.list_leading_wholes()
     # Copying a large state, such as the cache of a decoder, may cost more than a second engine that updates it in place.
     if search.function.aliases:
-        updating = {plan.engines[0]: plan for plan in search.get_candidates(started=True).updating}
-        plans += [updating[launch.engine] for plan in plans for launch in plan.launches if launch.engine in updating]
-    # No engine supports the whole model: mixtures must beat the plan by priority instead.
-    if not plans and search.profiler.truth.reference is not None:
+        updating_plans = {plan.engines[0]: plan for plan in search.get_candidates(started=True).updating_plans}
+        plans += [updating_plans[x.engine] for plan in plans for x in plan.launches if x.engine in updating_plans]
+    if not plans and has_reference:
         with suppress(PlanError):  # an engine that the plan needs may not have started
             plans = [search.get_candidates(started=True).priority]
-    # Mixtures are compared with plans of one engine, or with the only plan.
-    search.baselines = {make_partition_key(p) for p in plans if len(plans) == 1 or len({x.engine for x in p.launches}) == 1}
+    # Mixtures are compared with the plans of one engine or, if there is only one plan, with that.
+    single_engine_plans = [plan for plan in plans if len({launch.engine for launch in plan.launches}) == 1]
+    search.baselines = {make_partition_key(plan) for plan in (plans if len(plans) == 1 else single_engine_plans)}
     for plan in plans:
         search.prepare(plan, until + search.bounds.stage * search.request.budget)
 
@@ -243,15 +238,17 @@ def propose_mixtures(search: Search) -> Sequence[Plan]:
 
     Measures until no unmeasured part could save enough time. For most models no mixture is proposed.
     """
-    # A mixture needs two engines and two nodes; without expected values no part can be checked.
-    best, engines = search.find_leader(), search.list_leaders()
-    if best is None or search.profiler.truth.reference is None or min(len(engines), len(search.function.nodes)) < 2:
+    best, engines = search.find_leader(), search.list_engines_to_combine()
+    # Without expected values no part can be checked.
+    if best is None or search.profiler.expected.reference is None:
+        return ()
+    if len(engines) < 2 or len(search.function.nodes) < 2:
         return ()
     # Leave time for the race of the plans that are ready.
     end = search.end - search.estimate_race()
     until = min(search.clock() + search.bounds.stage * search.request.budget, end)
     device, to_beat = search.request.device_map, predict_cost(search.function, best, search.table).seconds
-    # A mixture has at least two launches: it cannot be faster than a model that takes less time than these.
+    # A mixture has at least two launches, which may alone take longer than the best plan.
     if (1 - MIN_GAIN) * to_beat < 2 * LAUNCH:
         return ()
     if end <= search.clock():
@@ -259,11 +256,12 @@ def propose_mixtures(search: Search) -> Sequence[Plan]:
         return ()
 
     def run_planner(planner: Callable[..., T], **options: Any) -> T:
+        """Run a function of the planner until the time for mixtures is over; raises OutOfTime then."""
         work = partial(planner, search.function, engines, search.table, device=device, to_beat=to_beat, **options)
         return within_or_stopped(end - search.clock(), lambda is_stopped: work(is_stopped=is_stopped))
 
     try:
-        # A part that could not be measured, such as a whole model too large for a device, must not end the choice of others.
+        # Parts that could not be measured, such as a whole model too large for a device, are skipped, and others are chosen.
         while requests := run_planner(choose_requests, skipped=set(search.profiler.skipped)):
             if not search.measure(requests, until):
                 break
@@ -277,15 +275,17 @@ def propose_mixtures(search: Search) -> Sequence[Plan]:
         search.notes.append(f"the search for mixtures ended early: {error}")
         return ()
     # A plan that was excluded or is ready need not be prepared again.
-    keys = {*search.excluded, *(make_partition_key(plan) for plan in (best, *(entrant.plan for entrant in search.entrants)))}
-    allowed = search.get_candidates(started=True).is_allowed
-    return [plan for plan in plans if make_partition_key(plan) not in keys and len(plan.launches) > 1 and allowed(plan)]
+    ready_plans = [best, *(entrant.plan for entrant in search.entrants)]
+    known_keys = {*search.excluded, *map(make_partition_key, ready_plans)}
+    new_plans = [plan for plan in plans if make_partition_key(plan) not in known_keys]
+    all_engines, options = search.get_candidates(started=True).engines, search.request.clustering
+    return [plan for plan in new_plans if len(plan.launches) > 1 and is_allowed(plan, all_engines, options)]
 
 
 def race_plans(search: Search, mixtures: Sequence[Plan]) -> None:
     """Stage 3: race the mixtures against the plans prepared in stage 1. If no plan can be measured, run fallback plans."""
     until = min(search.clock() + search.bounds.stage * search.request.budget, search.end)
-    # Regions were estimated when the mixture was proposed. Once they are measured, it may have become too slow to race.
+    # A mixture is proposed from estimates. Once its regions are measured, it may turn out to be too slow to race.
     leader = search.find_leader() if mixtures else None
     limit = math.inf if leader is None else (1 - MIN_GAIN) * predict_cost(search.function, leader, search.table).seconds
     for plan in mixtures:
@@ -296,29 +296,28 @@ def race_plans(search: Search, mixtures: Sequence[Plan]) -> None:
 
 
 def _run_fallback_plans(search: Search) -> None:
-    """Run the plan by priority and the single-engine plans in this process until one succeeds, those measured as fastest first.
+    """Run the plan by priority and the single-engine plans in this process until one succeeds; the fastest measured ones first.
 
     This is the last resort if no plan could be raced, because workers started too slowly or every prepared plan failed.
     """
     candidates = search.get_candidates()
     costs = [(plan, get_single_cost(plan, search.table)) for plan in (candidates.priority, *candidates.wholes)]
     costs.sort(key=lambda pair: pair[1].seconds if isinstance(pair[1], MeasuredCost) else math.inf)
-    # The plan by priority may equal that of a single engine.
+    # By key, because the plan by priority may equal the plan of a single engine.
     plans = {make_partition_key(plan): plan for plan, _ in costs}
     has_tried = False
     for key, plan in plans.items():
-        if key in search.failed_plans or is_refuted(plan, search.table) or (has_tried and search.remaining <= 0):
+        if key in search.failed_plans or has_failed_region(plan, search.table):
             continue
-        has_tried = True  # run at least one plan
+        if has_tried and search.remaining <= 0:  # at least one plan is tried, even without time
+            return
+        has_tried = True
         search.report_stage(f"running {describe_plan(plan)}")
         search.baselines = {key}
         search.compile(plan, max(search.remaining / 2, MIN_STEP_SECONDS))
         search.race()
         if search.has_measured:
             return
-
-
-# ---------------------------------------------------------------------- the state of a search
 
 
 @dataclass(eq=False)
@@ -334,16 +333,15 @@ class Search:
     clock: Clock = time.perf_counter
     notes: list[str] = field(default_factory=list)
     entrants: list[Entrant] = field(default_factory=list)
-    excluded: dict[Placing, CandidateResult] = field(default_factory=dict)
+    excluded: dict[PartitionKey, CandidateResult] = field(default_factory=dict)
     """The results of plans that do not race, by partition key."""
-    baselines: set[Placing] = field(default_factory=set)
+    baselines: set[PartitionKey] = field(default_factory=set)
     """Keys of the plans that a mixture must beat."""
-    failed_plans: set[Placing] = field(default_factory=set)
+    failed_plans: set[PartitionKey] = field(default_factory=set)
     """Keys of the plans that failed or were wrong in this process."""
-    late_plans: set[Placing] = field(default_factory=set)
+    late_plans: set[PartitionKey] = field(default_factory=set)
     """Keys of the plans that could not be compiled in time in this process."""
     rounds: int = 0
-    """Rounds of the race so far."""
 
     def __post_init__(self) -> None:
         self.function = self.request.function
@@ -353,9 +351,9 @@ class Search:
         self.end = self.began + self.request.budget * (1 - self.bounds.reserve)
         limits = WorkerLimits(self.request.budget, self.bounds.memory)
         # Raises DeviceError before anything is started if a device is unavailable.
-        self.inquiry = Inquiry(self.request, lambda engine: choose_runner(engine, limits))
+        self.queries = EngineQueries(self.request, lambda engine: choose_runner(engine, limits))
         limit = self.request.budget * self.bounds.limit
-        self.profiler = RegionProfiler(self.request, self.inquiry, limit, self.bounds.samples, self.clock, self.end)
+        self.profiler = RegionProfiler(self.request, self.queries, limit, self.bounds.samples, self.clock, self.end)
         self._candidates: dict[tuple[bool, tuple[str, ...]], Candidates] = {}
 
     @property
@@ -373,38 +371,35 @@ class Search:
         title, seconds = best or ((describe_plan(fastest[0]), fastest[1].seconds) if fastest else ("", None))
         self.report(Progress(stage, title, seconds, self.clock() - self.began, self.request.budget))
 
-    # ------------------------------------------------------------------ candidates
-
     def get_candidates(self, *, started: bool = False) -> Candidates:
         """Collect the plans on the engines whose supported nodes are known and, with ``started``, whose workers are ready."""
-        # Engines report their support while the search runs, so candidates are computed again whenever another one has.
-        key = started, tuple(self.inquiry.pending if started else self.inquiry.unanswered)
+        # Engines report their support while the search runs, so candidates are computed again after each report.
+        key = started, tuple(self.queries.pending if started else self.queries.unanswered)
         if key not in self._candidates:
-            self._candidates[key] = Candidates.collect(self.request, self.inquiry.list_engines(started=started))
+            self._candidates[key] = Candidates.collect(self.request, self.queries.list_engines(started=started))
         return self._candidates[key]
 
     def wait_for_plan(self) -> None:
         """Wait, without a limit, until each node has an engine known to support it; raises PlanError if a node has none."""
 
-        def is_enough() -> bool:
+        def can_plan() -> bool:
             try:
                 return bool(self.get_candidates().priority)
             except PlanError:
-                return not self.inquiry.unanswered
+                return not self.queries.unanswered  # then no plan will be possible either
 
-        self.inquiry.wait(is_enough, math.inf)
-        _ = self.get_candidates().priority
+        self.queries.wait(can_plan, math.inf)
+        _ = self.get_candidates().priority  # raises PlanError if a node has no engine
 
-    def compute_truth(self) -> None:
+    def compute_expected_values(self) -> None:
         """Compute the expected values on the reference, or with the plan by priority if the reference fails."""
         candidates = self.get_candidates()
-        stand_in = make_stand_in(self.request, candidates.implicit, candidates.engines)
+        substitute = make_substitute_reference(self.request, candidates.implicit, candidates.engines)
         seconds = max(self.bounds.wholes * self.remaining, MIN_STEP_SECONDS)
         name = describe_plan(candidates.priority)
-        self.profiler.truth = compute_truth(self.function, self.inputs, self.reference, stand_in, name, seconds)
-        self.notes += [self.profiler.truth.remark] if self.profiler.truth.remark else []
-
-    # ------------------------------------------------------------------ measured costs
+        self.profiler.expected = compute_expected_values(self.function, self.inputs, self.reference, substitute, name, seconds)
+        if self.profiler.expected.remark:
+            self.notes.append(self.profiler.expected.remark)
 
     def measure(self, regions: Sequence[ProfilingRequest], until: float) -> bool:
         """Measure regions in workers, in order, until the clock shows ``until``; return False if time ran out."""
@@ -414,53 +409,53 @@ class Search:
 
         return self.profiler.measure(regions, until, report)
 
-    def list_fresh_wholes(self) -> list[ProfilingRequest]:
+    def list_unmeasured_wholes(self) -> list[ProfilingRequest]:
         """List requests to measure the whole model, one for each ready engine that supports it and was not measured yet."""
         wholes = [plan for plan in self.get_candidates().wholes if len(plan.launches) == 1]
         regions = [ProfilingRequest.from_launch(plan.launches[0]) for plan in wholes]
-        return [region for region in regions if region.spec in self.inquiry.runners and not self.profiler.is_known(region)]
+        return [region for region in regions if region.spec in self.queries.runners and not self.profiler.is_known(region)]
 
     def list_measured_wholes(self, *, started: bool = False) -> list[tuple[Plan, MeasuredCost]]:
-        """List the measured single-engine plans with their costs, fastest first; with ``started``, only of ready workers."""
+        """List (plan, cost) of the measured single-engine plans, fastest first; with ``started``, only those of ready engines."""
         costs = [(plan, get_single_cost(plan, self.table)) for plan in self.get_candidates(started=started).wholes]
-        return sorted(((p, cost) for p, cost in costs if isinstance(cost, MeasuredCost)), key=lambda pair: pair[1].seconds)
+        measured = [(plan, cost) for plan, cost in costs if isinstance(cost, MeasuredCost)]
+        return sorted(measured, key=lambda pair: pair[1].seconds)
 
     def list_leading_wholes(self) -> list[Plan]:
         """Select the single-engine plans that may be fastest, in order of measured time; exclude the others from the race."""
         for plan in self.get_candidates().wholes:
-            if isinstance(reason := get_single_cost(plan, self.table), str):
-                self.exclude(plan, reason)
-        # `low` and not the median: an engine is excluded only if its whole interval is above the limit.
+            if isinstance(failure := get_single_cost(plan, self.table), str):
+                self.exclude_failed(plan, failure)
         leading, measured = [], self.list_measured_wholes()
         for plan, cost in measured:
-            factor = UNCERTAINTY ** (1 + (_make_cost_key(plan) in self.profiler.disturbed))
+            # A time that was measured while an engine started may be too long by another factor.
+            factor = UNCERTAINTY**2 if _make_cost_key(plan) in self.profiler.unreliable else UNCERTAINTY
+            # Compare the low end, so that an engine is excluded only if its whole interval is above the limit.
             if cost.low <= factor * measured[0][1].seconds:
                 leading.append(plan)
             else:
-                self.exclude(plan, "measured alone, and not compared with the others", cost)
+                self.exclude_slower(plan, cost, "measured alone, and not compared with the others")
         return leading
 
-    def list_leaders(self) -> Sequence[GraphCompiler]:
-        """Select engines for mixtures: the fastest on the whole model, and the one that supports most nodes but not all."""
+    def list_engines_to_combine(self) -> Sequence[GraphCompiler]:
+        """List the engines for mixtures: the fastest on the whole model, and the engine that supports most nodes but not all."""
         candidates = self.get_candidates(started=True)
         fastest = [plan.launches[0].engine for plan, _ in self.list_measured_wholes(started=True)]
-        counts = dict.fromkeys((engine.spec for engine in candidates.engines), 0)
-        for index in (index for supporting in candidates.capability.supporting_engines() for index in supporting):
-            counts[candidates.engines[index].spec] += 1
+        engines_by_node = candidates.capability.supporting_engines()
+        counts = Counter(candidates.engines[index].spec for supporting in engines_by_node for index in supporting)
+        # If no engine supports the whole model, all engines may be needed to cover every node.
+        if not fastest:
+            return [engine for engine in candidates.engines if counts[engine.spec]]
         # An engine that supports only some nodes may be far faster at these, and is in no plan of a single engine.
         whole = {plan.launches[0].engine for plan in candidates.wholes if plan.launches}
-        partial_specs = sorted((spec for spec in counts if spec not in whole and counts[spec]), key=lambda spec: -counts[spec])
-        chosen = list(dict.fromkeys([*fastest[: MAX_COMBINED_ENGINES - 1], *partial_specs[:1], *fastest, *partial_specs]))[
-            :MAX_COMBINED_ENGINES
-        ]
-        # If no engine supports the whole model, use all of them to cover every node.
-        return [engine for engine in candidates.engines if engine.spec in chosen or (not fastest and counts[engine.spec])]
-
-    # ------------------------------------------------------------------ plans
+        partial_specs = [spec for spec, _ in counts.most_common() if spec not in whole]
+        ranked = dict.fromkeys([*fastest[: MAX_COMBINED_ENGINES - 1], *partial_specs[:1], *fastest, *partial_specs])
+        chosen = list(ranked)[:MAX_COMBINED_ENGINES]
+        return [engine for engine in candidates.engines if engine.spec in chosen]
 
     @property
     def has_measured(self) -> bool:
-        """Whether a plan that ran in this process without failure was measured: in the race, or alone in a worker."""
+        """Whether a plan ran in this process without failure and was measured: in the race, or alone in a worker."""
         ran = [entrant for entrant in self.entrants if not entrant.failure]
         return any(entrant.rounds or isinstance(get_single_cost(entrant.plan, self.table), MeasuredCost) for entrant in ran)
 
@@ -471,7 +466,7 @@ class Search:
         return min(sound, key=lambda pair: make_partition_key(pair[0]) in self.late_plans, default=None)
 
     def find_leader(self) -> Plan | None:
-        """Find the plan to beat: the ready plan with the lowest predicted time, else that of the fastest engine, or None."""
+        """Find the plan to beat: the ready plan with the lowest predicted time, else the plan of the fastest engine, or None."""
         if self.entrants:
             return min(self.entrants, key=lambda entrant: entrant.expected).plan
         best = self.find_best_alone()
@@ -484,12 +479,12 @@ class Search:
         return UNCERTAINTY * rules.estimate_seconds(calls)
 
     def prepare(self, plan: Plan, until: float, limit: float = math.inf) -> None:
-        """Measure a plan's regions in workers, compile it here and add it to the race; else exclude it, with the reason.
+        """Measure a plan's regions in workers, compile the plan here and add it to the race; else exclude it, with the reason.
 
         It is excluded if it fails, if its predicted time exceeds ``limit`` seconds, or if time is over and another plan is ready.
         """
-        # Leave time for the race, unless there is no other plan to race. Single engines, which have no limit, race if one round
-        # is possible: too few for an interval, but a worker has timed a slow model only once.
+        # Leave time for the race of the plan with the ready plans. A mixture, which has a limit, needs the rounds of an interval.
+        # For a plan of one engine a single round is enough: a slow model was timed only once in its worker.
         rounds = self.bounds.rules.least if math.isfinite(limit) else 1
         latest = self.end - self.estimate_race(plan, rounds=rounds) if self.entrants else self.end
         if self.entrants and self.clock() >= min(until, latest):
@@ -499,45 +494,47 @@ class Search:
         regions = [ProfilingRequest.from_launch(launch) for launch in plan.launches]
         self.measure(regions, latest)
         costs = [self.table.region(region.key, region.spec) for region in regions]
-        if (reason := next((cost for cost in costs if isinstance(cost, str)), None)) is not None:
-            self.exclude(plan, reason)
+        failures = [cost for cost in costs if isinstance(cost, str)]
+        if failures:
+            self.exclude_failed(plan, failures[0])
         elif None in costs:
             self.exclude_out_of_time(plan)
         elif (seconds := self._predict(plan)) > limit:
             note = "its regions were measured one by one, and not compared with the others"
-            self.excluded[make_partition_key(plan)] = CandidateResult(plan, "lost", seconds, note=note)
+            self.exclude(CandidateResult(plan, "lost", seconds, note=note))
         else:
             self.report_stage(f"compiling {describe_plan(plan)}")
             self.compile(plan, max(latest - self.clock(), MIN_STEP_SECONDS))
 
-    def exclude(self, plan: Plan, note: str, cost: MeasuredCost | None = None) -> None:
-        """Exclude a plan from the race, with ``note`` as the reason. Its verdict is "lost" if it has a measured cost.
+    def exclude(self, result: CandidateResult) -> None:
+        self.excluded[make_partition_key(result.plan)] = result
 
-        Without one it is "wrong" if the note begins with that word, as the profiler writes it, else "failed".
-        """
-        if cost is not None:
-            result = CandidateResult(plan, "lost", cost.seconds, cost.low, cost.high, note=note)
-        else:
-            result = CandidateResult(plan, "wrong" if note.startswith("wrong") else "failed", note=note)
-        self.excluded[make_partition_key(plan)] = result
+    def exclude_failed(self, plan: Plan, reason: str) -> None:
+        self.exclude(CandidateResult(plan, "wrong" if isinstance(reason, WrongResult) else "failed", note=str(reason)))
+
+    def exclude_slower(self, plan: Plan, cost: MeasuredCost, note: str) -> None:
+        self.exclude(CandidateResult(plan, "lost", cost.seconds, cost.low, cost.high, note=note))
 
     def exclude_out_of_time(self, plan: Plan) -> None:
         """Exclude a plan that cannot race because the time is over. Record its measured time if it has only one region."""
         note = "the search ended before its turn in the race"
         if isinstance(cost := get_single_cost(plan, self.table), MeasuredCost):
-            self.exclude(plan, f"measured alone; {note}", cost)
+            self.exclude_slower(plan, cost, f"measured alone; {note}")
         else:
-            self.excluded[make_partition_key(plan)] = CandidateResult(plan, "late", note=note)
+            self.exclude(CandidateResult(plan, "late", note=note))
 
     def _predict(self, plan: Plan) -> float:
-        # A region without an estimate makes the prediction infinite; the best engine's time is a better guess for a race.
-        seconds, best = predict_cost(self.function, plan, self.table).seconds, self.find_best_alone()
-        return seconds if math.isfinite(seconds) else best[1].seconds if best is not None else 0.0
+        """Predict the seconds of a plan in the race. Without an estimate for a region, guess the time of the best engine."""
+        seconds = predict_cost(self.function, plan, self.table).seconds
+        if math.isfinite(seconds):
+            return seconds
+        best = self.find_best_alone()
+        return best[1].seconds if best is not None else 0.0
 
     def compile(self, plan: Plan, seconds: float) -> None:
         """Compile a plan in this process within ``seconds``, check its results, and add it to the race or exclude it."""
-        runners, reference, key = self.inquiry.runners, self.profiler.truth.reference, make_partition_key(plan)
-        # The worker saves its executables for this process, or compiles again: its requests end with the time for this plan.
+        runners, expected, key = self.queries.runners, self.profiler.expected, make_partition_key(plan)
+        # Executables come from the workers, which save or compile them. Their requests end with the time for this plan.
         for runner in runners.values():
             if isinstance(runner, WorkerRunner):
                 runner.limit_requests(min(self.request.budget * self.bounds.limit, seconds))
@@ -549,87 +546,87 @@ class Search:
 
         used = {launch.engine for launch in plan.launches}
         request = replace(self.request, engines=tuple(load(engine) for engine in self.request.engines if engine.spec in used))
-        expected = None if reference is None else [self.profiler.truth.values[value.name] for value in self.function.outputs]
-        work = partial(prepare_plan, plan, request, self.cache, self.inputs, expected, reference or self.reference)
+        outputs = None if expected.reference is None else [expected.values[value.name] for value in self.function.outputs]
+        work = partial(prepare_plan, plan, request, self.cache, self.inputs, outputs, expected.reference or self.reference)
         try:
-            with self.inquiry.pause_queries():
-                # Queries of other engines would slow down the first call, and hold the interpreter during the compile.
+            # Queries of other engines would slow down the first call, and hold the interpreter during the compile.
+            with self.queries.pause_queries():
                 entrant = within_or_stopped(seconds, work, late=lambda late: late.close() if isinstance(late, Entrant) else None)
         except OutOfTime:
-            self.exclude(plan, f"it was not ready to be called within {seconds:.3g} s")
+            self.exclude_failed(plan, f"it was not ready to be called within {seconds:.3g} s")
             self.late_plans.add(key)
             return
         if isinstance(entrant, CandidateResult):
-            self.excluded[key] = entrant
+            self.exclude(entrant)
             self.failed_plans.add(key)
             return
-        # The prediction decides whether a turn of the first round fits into the budget.
         entrant.is_simple = key in self.baselines
+        # The prediction decides whether a turn of the first round fits into the budget.
         entrant.expected = self._predict(plan)
         self.entrants.append(entrant)
-        self.excluded.pop(key, None)  # it was late at first
+        self.excluded.pop(key, None)  # a fallback plan may have been excluded before as late
 
     def race(self) -> None:
         """Time the ready plans in interleaved rounds, until the winner is certain or the budget ends."""
         rules = self.bounds.rules
-        # A plan without a rival has nothing to decide: six rounds of a slow one would take all of a budget.
+        # A slow plan without a rival is timed once: the minimum of rounds could take the whole budget and decide nothing.
         if len(self.entrants) == 1 and self.entrants[0].expected > rules.turn:
             rules = replace(rules, least=1)
         self.least_rounds = rules.least
-        with self.inquiry.pause_queries():
+        with self.queries.pause_queries():
             self.rounds = 0
             self.rounds = run_interleaved(self.entrants, until=self.end, rules=rules, clock=self.clock, watch=self._report_round)
         for entrant in self.entrants:
             if entrant.failure:
                 self.failed_plans.add(make_partition_key(entrant.plan))
             elif entrant.rounds and len(entrant.plan.launches) == 1:
-                # Times in this process, beside the other engines, replace those of a worker.
-                cost, part = MeasuredCost(*median_interval(entrant.rounds)), _make_cost_key(entrant.plan)
-                self.profiler.table = self.table.with_region(*part, cost)
-                self.profiler.disturbed.discard(part)
+                # Times in this process, where the plan will be used, replace the times in a worker.
+                cost_key = _make_cost_key(entrant.plan)
+                self.profiler.table = self.table.with_region(*cost_key, MeasuredCost(*median_interval(entrant.rounds)))
+                self.profiler.unreliable.discard(cost_key)
             if entrant.has_run and not entrant.is_out and self.remaining > PROFILED_CALLS * entrant.median:
                 entrant.profile(self.inputs)
         if not self.has_measured:
-            # No time was left for a round, so that the first calls count.
-            for entrant in (entrant for entrant in self.entrants if not entrant.failure):
-                entrant.rounds = [entrant.first_call]
-                self.rounds = 1
-                self.least_rounds = self.bounds.rules.least
+            # No time was left for a round: the first calls are used as one.
+            for entrant in self.entrants:
+                if not entrant.failure:
+                    entrant.rounds = [entrant.first_call]
+                    self.rounds = 1
+                    self.least_rounds = self.bounds.rules.least
 
     def _report_round(self, turn: int, best: Entrant) -> None:
         self.rounds = turn
         stage = f"timing {format_count(len(self.entrants), 'plan')} in turn, round {turn}"
         self.report_stage(stage, (describe_plan(best.plan), best.median))
 
-    # ------------------------------------------------------------------ the result
-
     def make_result(self, how: Origin) -> TuningResult:
         """Choose the best plan so far: the winner of the race, else the fastest single engine, else the plan by priority.
 
         ``how`` says whether the search ran to its end or was interrupted; for the plan by priority it becomes "priority".
         """
-        for entrant in [x for x in self.entrants if not x.rounds and not x.failure]:
-            self.entrants.remove(entrant)  # it has not failed: the search ended before the race
-            self.exclude_out_of_time(entrant.plan)
-        # Below this many rounds there is no interval, and the fastest engine is chosen provisionally.
-        least = self.bounds.rules.least
-        race = select_winner(self.entrants, tuple(self.excluded.values()), self.rounds, least)
+        for entrant in list(self.entrants):
+            if not entrant.rounds and not entrant.failure:  # the search ended before the race
+                self.entrants.remove(entrant)
+                self.exclude_out_of_time(entrant.plan)
+        race = select_winner(self.entrants, tuple(self.excluded.values()), self.rounds, self.bounds.rules.least)
         spent, best = self.clock() - self.began, self.find_best_alone()
-        ended = "the search was interrupted" if how == "interrupted" else "the budget ended"
-        # The search ended before a round of the race: the times in workers decide.
+        end_reason = "the search was interrupted" if how == "interrupted" else "the budget ended"
+        # Without a round of the race, the times in workers decide.
         if race.winner is None and best is not None:
             plan, cost = best
-            note = f"measured alone; {ended} before it was compared with the others"
+            note = f"measured alone; {end_reason} before it was compared with the others"
             winner = CandidateResult(plan, "won", cost.seconds, cost.low, cost.high, note=note)
             race = CandidateComparison((winner, *(x for x in race.contenders if x.plan != plan)), race.rounds)
-        unmeasured = self._list_unmeasured(race, f"{ended} before its turn")
+        unmeasured = self._explain_unmeasured(race, f"{end_reason} before its turn")
         race = self._update_reasons(race, unmeasured)
         if race.winner is not None:
             plan = race.winner.plan
         else:
-            plans, failed = (self.get_candidates().priority, *self.get_candidates().wholes), self.failed_plans
-            sound = (plan for plan in plans if make_partition_key(plan) not in failed and not is_refuted(plan, self.table))
-            plan, how = update_reasons(next(sound, plans[0]), unmeasured), "priority"
+            how = "priority"
+            plans = (self.get_candidates().priority, *self.get_candidates().wholes)
+            runnable = [plan for plan in plans if make_partition_key(plan) not in self.failed_plans]
+            runnable = [plan for plan in runnable if not has_failed_region(plan, self.table)]
+            plan = update_reasons(runnable[0] if runnable else plans[0], unmeasured)
         return TuningResult(
             plan,
             self.table,
@@ -641,26 +638,27 @@ class Search:
             tuple(self.notes),
             unmeasured=FrozenDict(unmeasured),
             is_provisional=how != "priority" and race.rounds < self.least_rounds,
-            is_checked=how != "priority" and self.profiler.truth.reference is self.reference,
-            queried=tuple(self.inquiry.list_engines()),
+            is_checked=how != "priority" and self.profiler.expected.reference is self.reference,
+            queried=tuple(self.queries.list_engines()),
         )
 
     def _update_reasons(self, race: CandidateComparison, unmeasured: Mapping[str, str]) -> CandidateComparison:
         """Recompute why nodes are not on an engine: plans may have been made before all engines had reported their support."""
         candidates = self.get_candidates()
         engines, implicit = candidates.engines, candidates.implicit
-        if implicit is None and any(self.request.implicit == x.engine for c in race.contenders for x in c.plan.launches):
-            engines, implicit = tuple(self.inquiry.list_engines()), self.request.implicit
+        used = {launch.engine for contender in race.contenders for launch in contender.plan.launches}
+        if implicit is None and self.request.implicit in used:
+            engines, implicit = tuple(self.queries.list_engines()), self.request.implicit
 
-        def renew(plan: Plan) -> Plan:
+        def rebuild(plan: Plan) -> Plan:
             assignment, groups, device = map_nodes_to_engines(plan), map_nodes_to_regions(plan), self.request.device_map
             plan = plan_from_assignment(self.function, engines, assignment, groups=groups, implicit=implicit, device=device)
             return update_reasons(plan, unmeasured)
 
-        return replace(race, contenders=tuple(replace(c, plan=renew(c.plan)) for c in race.contenders))
+        return replace(race, contenders=tuple(replace(c, plan=rebuild(c.plan)) for c in race.contenders))
 
-    def _list_unmeasured(self, race: CandidateComparison, late: str) -> dict[str, str]:
-        """Map each engine that is not a candidate to why the whole model was not measured on it: ``late`` if time was over."""
+    def _explain_unmeasured(self, race: CandidateComparison, late: str) -> dict[str, str]:
+        """Explain, by engine spec, why the whole model was not measured on an engine; ``late`` is the reason if time was over."""
         compared = {c.plan.launches[0].engine for c in race.contenders if c.is_single and c.plan.launches}
         candidates = self.get_candidates()
         wholes = {plan.launches[0].engine: plan for plan in candidates.wholes if plan.launches}
@@ -669,21 +667,19 @@ class Search:
 
     def _why_not_measured(self, engine: GraphCompiler, whole: Plan | None, late: str) -> str:
         """Explain why the model was not measured on an engine; ``whole`` is its plan, None if it does not support all nodes."""
-        spec, nodes, unready = engine.spec, self.function.nodes, self.inquiry.why_not_ready(engine.spec)
+        spec, nodes, unready = engine.spec, self.function.nodes, self.queries.why_not_ready(engine.spec)
         if whole is not None:
             if isinstance(cost := get_single_cost(whole, self.table), str):
                 return cost
-            cut = self.profiler.skipped.get((whole.launches[0].function.shape_key, spec))
-            return cut or unready or late
-        # The engine has answered, and does not support the whole model.
+            return self.profiler.skipped.get((whole.launches[0].function.shape_key, spec)) or unready or late
         declined = [(node, reason) for node in nodes if (reason := engine.why_not(node, self.function)) is not None]
         if not declined:
             return "the options keep the whole model from it"
         node, reason = declined[0]
-        if reason.startswith(NOT_MEASURED):
+        if reason.startswith(NOT_MEASURED):  # an engine that has not reported its support
             return unready or reason.removeprefix(NOT_MEASURED)
         total = format_count(len(nodes), "node")
-        return f"it does not take {len(declined)} of {total}, first {node.name!r} ({node.op}): {reason}"
+        return f"it does not support {len(declined)} of {total}, first {node.name!r} ({node.op}): {reason}"
 
 
 def _make_cost_key(plan: Plan) -> tuple[str, str]:
@@ -701,12 +697,11 @@ def load_cost_table(store: CostStore, request: PlacementRequest) -> CostTable:
 
 
 def warn_unmeasured(tuned: TuningResult, function: Function) -> None:
-    """Issue a PlacementWarning if nothing could be measured."""
     if tuned.how != "priority":
         return
     failed = {contender.title: contender.note for contender in tuned.race.contenders}
-    unmeasured = [f"{spec}: {reason}" for spec, reason in {**tuned.unmeasured, **failed}.items()]
-    why = "; ".join([*tuned.notes, *unmeasured]) or f"budget={tuned.budget:g} s is too small for one measurement"
+    reasons = [f"{name}: {reason}" for name, reason in {**tuned.unmeasured, **failed}.items()]
+    why = "; ".join([*tuned.notes, *reasons]) or f"budget={tuned.budget:g} s is too small for one measurement"
     used = ", ".join(dict.fromkeys(launch.engine for launch in tuned.plan.launches)) or "no engine"
     warn(
         f"{function.name!r} was not placed by measurement: {why}. By the order of the list it runs on {used}; "

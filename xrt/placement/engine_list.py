@@ -51,8 +51,7 @@ class EngineList:
     streams: Streams = field(default_factory=Streams, compare=False)
 
     @property
-    def homes(self) -> DeviceMap:
-        """The device of each engine."""
+    def device_map(self) -> DeviceMap:
         from xrt.partition.support_matrix import DeviceMap
 
         return DeviceMap(self.context.device, self.devices)
@@ -72,9 +71,9 @@ class EngineList:
         defaults = {"engines": self.engines, "implicit": self.implicit, "devices": self.devices}
         return PlacementRequest(function, context=self.context, **{**defaults, **fields})
 
-    def on_host(self, launch: Launch) -> GraphCompiler | None:
+    def get_host_engine(self, launch: Launch) -> GraphCompiler | None:
         """Return the engine of a launch if it is in the list and computes on the CPU, else None."""
-        return self.by_spec.get(launch.engine) if self.homes.of(launch.engine) == "cpu" else None
+        return self.by_spec.get(launch.engine) if self.device_map.of(launch.engine) == "cpu" else None
 
     def why_not_dynamic(self, launch: Launch) -> str:
         """Explain why a launch must be compiled for fixed sizes of symbolic dims; empty if one executable serves all sizes."""
@@ -83,12 +82,11 @@ class EngineList:
             return f"engine {launch.engine!r} needs every extent fixed"
         return engine.why_not_dynamic(launch.function) or ""
 
-    def fuse_dequantization(self, node: Node, function: Function) -> bool:
+    def fuses_dequantization(self, node: Node, function: Function) -> bool:
         """Whether an engine of the caller's list fuses this DequantizeLinear of constants, so that it must not be folded."""
         return any(engine.fuses_dequantization(node, function) for engine in self.engines if engine.spec != self.implicit)
 
     def close(self) -> None:
-        """Stop the workers of isolated engines."""
         from xrt.worker.isolated_engine import IsolatedEngine
 
         for engine in self.engines:
@@ -97,17 +95,19 @@ class EngineList:
 
     @property
     def can_be_dynamic(self) -> bool:
-        """Whether a plan can keep symbolic dims: all engines support them or, for placement by measurement, at least one does."""
+        """Whether a plan can keep symbolic dims: all engines support them, or one does and nodes are placed by measurement."""
         if self.is_auto:
             return any(engine.supports_dynamic_shapes for engine in self.engines if engine.spec != self.implicit)
         return all(engine.supports_dynamic_shapes for engine in self.engines)
 
     @property
     def are_dynamic(self) -> bool:
-        """Whether every engine compiles any Function once for all sizes, so that none need be queried."""
-        declared = GraphCompiler.why_not_dynamic  # an engine that overrides it may decline some Functions
-        always = (x.spec == self.implicit or x.implementation.why_not_dynamic is declared for x in self.engines)
-        return not self.is_auto and self.can_be_dynamic and all(always)
+        """Whether every engine compiles any Function once for all sizes, so that no engine need be queried."""
+        if self.is_auto or not self.can_be_dynamic:
+            return False
+        # An engine that overrides `why_not_dynamic` may decline some Functions.
+        listed = (engine.implementation for engine in self.engines if engine.spec != self.implicit)
+        return all(implementation.why_not_dynamic is GraphCompiler.why_not_dynamic for implementation in listed)
 
 
 def list_available_engines(
@@ -120,10 +120,11 @@ def list_available_engines(
 ) -> tuple[list[GraphCompiler], tuple[str, ...]]:
     """Expand ``"auto"`` in a list; returns the engines to use, and a message for each engine that is left out.
 
-    The engines to use are the other entries of the list, else all registered engines that are ready. If bf16 or fp16 is allowed,
-    an engine that can compute in it is included in float32 too. ``store`` remembers which engines are ready. A named engine that
-    is missing or broken causes a PlacementWarning, or raises EngineUnavailable with ``strict``. Raises EngineUnavailable or
-    OptionError if no engine is left. ``devices`` maps engines, by name or spec, to their requested devices.
+    The engines to use are the other entries of the list or, if ``"auto"`` is the only entry, all registered engines that are
+    ready. If bf16 or fp16 is allowed, an engine that can compute in that precision is included in float32 too. ``store`` has the
+    engine statuses found by earlier processes. A named engine that is missing or broken causes a PlacementWarning, or raises
+    EngineUnavailable with ``strict``. ``devices`` maps engines, by name or spec, to their requested devices. Raises
+    EngineUnavailable or OptionError if no engine is left.
     """
     named = [entry for entry in requested if entry != AUTO]
     statuses: Mapping[str, EngineStatus] = store.read_statuses() if store is not None else {}
@@ -134,30 +135,17 @@ def list_available_engines(
     left_out = []
     for entry in named or registry.list_by_rank():
         status = statuses.get(entry) if isinstance(entry, str) else None
-        reason: str | None = None
-        if status is not None and status.state == "ready":
-            # An earlier process found it ready, so its library need not be imported yet.
-            engine: GraphCompiler = LazyEngine(status)
+        engine, reason = _create_engine(entry, status, is_required=bool(named), strict=strict)
+        if engine is not None:
             reason = _why_not_on_device(engine, context, devices)
             reason = reason or (None if named else engine.unsupported_options(context.in_full_precision()))
             engines += [] if reason else [engine]
-        elif named or (strict and status is not None and status.state == "broken"):
-            try:
-                engine = registry.create(entry)
-                reason = _why_not_on_device(engine, context, devices)
-                engines += [] if reason else [engine]
-            except EngineUnavailable as error:
-                if strict:
-                    raise
-                reason = str(error)
-        else:
-            reason = status.cause if status is not None else None
         if reason:
             left_out.append(f"engine {str(entry)!r} is left out: {reason}")
-        # An engine that is not installed is no surprise, unless it was named.
-        if reason and (named or (status is not None and status.state == "broken")):
-            warn(left_out[-1], PlacementWarning)
-    # An engine that was stored as missing and is here now, such as one with a new driver, replaces its status.
+            # The user expects an engine that was named, or that is installed.
+            if named or (status is not None and status.state == "broken"):
+                warn(left_out[-1], PlacementWarning)
+    # Update the status of an engine that was stored as missing and is ready now, such as after the installation of a driver.
     ready = {name for name, status in statuses.items() if status.state == "ready"}
     new_names = [engine.name for engine in engines if engine.spec == engine.name and engine.name not in ready]
     if store is not None and (probed := {name: registry.probe(name) for name in new_names if name in registry.names()}):
@@ -169,8 +157,24 @@ def list_available_engines(
     return _add_precisions(engines, context), tuple(left_out)
 
 
+def _create_engine(
+    entry: Any, status: EngineStatus | None, *, is_required: bool, strict: bool
+) -> tuple[GraphCompiler | None, str | None]:
+    """Create an engine that is ready or required; else return None, and the reason why it is left out if there is one."""
+    if status is not None and status.state == "ready":
+        return LazyEngine(status), None  # its library is imported only if the engine is used
+    if is_required or (strict and status is not None and status.state == "broken"):
+        try:
+            return registry.create(entry), None
+        except EngineUnavailable as error:
+            if strict:
+                raise
+            return None, str(error)
+    return None, status.cause if status is not None else None
+
+
 def _probe_engines(statuses: Mapping[str, EngineStatus], store: CostStore | None) -> Mapping[str, EngineStatus]:
-    """Return the status of each registered engine by name: the stored ones or, if one is not stored, from probing all engines."""
+    """Return the status of each registered engine by name. If one is not among the stored ``statuses``, probe all engines."""
     names = registry.names()
     if set(names) <= set(statuses):
         return statuses
@@ -181,24 +185,21 @@ def _probe_engines(statuses: Mapping[str, EngineStatus], store: CostStore | None
 
 
 def _add_precisions(engines: Sequence[GraphCompiler], context: CompileContext) -> list[GraphCompiler]:
-    """Replace each engine by its variants in the allowed lower precision and in float32.
-
-    An engine that does not support one of them has a single variant.
-    """
+    """Replace each engine by its variants in the allowed lower precision and in float32, without those it does not support."""
     precision = context.options.precision
     if precision not in ("bf16", "fp16"):
         return list(engines)
-    expanded: list[GraphCompiler] = []
+    by_spec: dict[str, GraphCompiler] = {}
     for engine in engines:
         # Lower precision is not always faster, so that float32 races with it.
-        is_lowered = engine.unsupported_options(context) is None
-        forms = (engine, engine.lower_precision("fp32")) if is_lowered else (engine.lower_precision(precision), engine)
-        expanded += [form for form in forms if form is not None]
-    return list({engine.spec: engine for engine in expanded}.values())
+        variants: Sequence[GraphCompiler | None] = (engine.lower_precision(precision), engine)
+        if engine.unsupported_options(context) is None:  # it computes in the lower precision as it is
+            variants = (engine, engine.lower_precision("fp32"))
+        by_spec.update((variant.spec, variant) for variant in variants if variant is not None)
+    return list(by_spec.values())
 
 
 def _why_not_on_device(engine: GraphCompiler, context: CompileContext, devices: Mapping[str, str]) -> str | None:
-    """Explain why an engine does not support its requested device; None if it does."""
     device = devices.get(engine.spec, devices.get(engine.name, context.device))
     if parse_device_kind(device) not in engine.devices:
         return f"it runs on {', '.join(engine.devices)}, and not on {device}"

@@ -20,7 +20,7 @@ from xrt.graph import Function, TensorType
 from xrt.measure.timing import Clock, median_interval, sample_call_times
 from xrt.operators import is_deterministic
 from xrt.partition import partition
-from xrt.partition.cost_table import CostTable, MeasuredCost, RegionCost
+from xrt.partition.cost_table import CostTable, MeasuredCost, RegionCost, WrongResult
 from xrt.partition.support_matrix import classify_nodes, query_engine
 from xrt.placement.result import NOT_MEASURED
 from xrt.placement.search import UNCERTAINTY
@@ -48,11 +48,11 @@ def check_against_reference(
     options: ExecutionOptions,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> tuple[str, str]:
-    """Compare the results of a Function with the expected ones.
+    """Compare the results of a Function with the expected ones; return a message and a remark.
 
-    Returns two strings: an error message, which is empty if the results are right, and a remark. The remark states the measured
-    error if the options allow a lower precision, whose tolerance then applies; otherwise it is empty. Raises Stopped if
-    ``is_stopped()`` becomes true before the comparison has ended.
+    The message describes the difference; it is empty if the results are right. If the options allow a lower precision, the
+    tolerance of that precision applies, and the remark states the measured error; otherwise the remark is empty. Raises Stopped
+    if ``is_stopped()`` becomes true before the comparison has ended.
     """
     if is_lowered(options.precision) or len(results) != len(expected):
         return compare_at_precision(function, results, expected, options.precision)
@@ -63,7 +63,7 @@ def check_against_reference(
 Reference: TypeAlias = Callable[[Function, Sequence[Any]], Sequence[Any]]
 """Computes the correct outputs of a Function from its inputs."""
 NODES_PER_RUN = 32
-"""Nodes that the reference runs at a time; it can be stopped between two such runs."""
+"""Nodes that the reference runs at a time; the reference can be stopped between two runs."""
 MAX_CAPTURED_BYTES = 1 << 30
 """Limit on the bytes of captured values. Inner values beyond it are dropped, so regions that need them are not measured."""
 
@@ -82,12 +82,16 @@ def capture_activations(
     Outputs are always captured; inner values are captured in node order until they exceed ``max_bytes``. The reference runs
     ``nodes_per_run`` nodes at a time; Stopped is raised between two runs once ``is_stopped()`` is true.
     """
-    names = dict.fromkeys(value.name for value in function.outputs)  # whatever their size: each plan is compared with them
-    nbytes = completed = 0
+    # Outputs count as captured whatever their size, since each plan is compared with them.
+    captured_names = dict.fromkeys(value.name for value in function.outputs)
+    nbytes = 0
     for name in (name for node in function.nodes for name in node.outputs if name):
         type_ = function.get_type(name)
-        nbytes += (type_.nbytes or 0) if isinstance(type_, TensorType) else 0
-        names.update({name: None} if nbytes <= max_bytes else {})
+        if isinstance(type_, TensorType):
+            nbytes += type_.nbytes or 0
+        if nbytes <= max_bytes:
+            captured_names[name] = None
+    completed = 0
 
     def run(part: Function, arguments: Sequence[Any]) -> Sequence[Any]:
         nonlocal completed
@@ -96,22 +100,29 @@ def capture_activations(
         completed += len(part.nodes)
         return reference(part, arguments) if part.outputs else ()
 
-    exposed = expose_inner_values(function, list(names))
-    # Values that no later part reads are released: all inner values of a large model do not fit into memory.
+    exposed = expose_inner_values(function, list(captured_names))
+    # Run in parts, each of which releases the values that no later part reads: all inner values may not fit into memory.
     parts = split_regions(exposed, [index // nodes_per_run for index in range(len(function.nodes))])
+    computed = dict(zip(captured_names, run_pieces(exposed, parts, inputs, run), strict=True))
     values = {name: constant.array for name, constant in function.constants.items()}
     values.update((value.name, array) for value, array in zip(function.inputs, inputs, strict=True))
-    return {**values, **dict(zip(names, run_pieces(exposed, parts, inputs, run), strict=True))}
+    return values | computed
+
+
+def describe_error(error: Exception) -> str:
+    """Describe an exception in one line, with its type if it is not one of XRT's."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, XRTError | OutOfTime) else f"{type(error).__name__}: {text}"
 
 
 def find_first_random_node(function: Function) -> str:
-    """Find the first nondeterministic node, such as a random generator; returns a phrase that names it, empty if none."""
+    """Find the first nondeterministic node, such as a random generator; return a phrase that names it, or an empty string."""
     node = next((node for node in function.nodes if not is_deterministic(node, function)), None)
     return f"node {node.name!r} ({node.op}) is not deterministic" if node is not None else ""
 
 
 MIN_STEP_SECONDS = 0.1
-"""Minimum seconds for a step that has begun, even if the budget ends earlier."""
+"""Minimum time limit of a step of the search, even if the budget ends earlier."""
 SLOW_COMPILE_SECONDS = 0.25
 """If a compile took longer, the worker keeps the executable, so that the race need not compile again."""
 
@@ -127,13 +138,13 @@ class TrialLimits:
     seconds: float
     """Seconds of sampling."""
     compiling: float = math.inf
-    """Seconds for the compile."""
+    """Limit on the seconds of the compile."""
     running: float = math.inf
-    """Seconds for the first call and the sampling."""
+    """Limit on the seconds of the first call and the sampling."""
     total: float = math.inf
-    """Seconds for the trial, including a restart of the worker."""
+    """Limit on the seconds of the trial, including a restart of the worker."""
     inner: bool = False
-    """Whether the Function is timed as a region inside a plan: it then writes its results into existing memory."""
+    """Whether the Function is timed as a region inside a plan, which writes its results into existing memory."""
 
 
 class NotStarted(EngineError):
@@ -146,7 +157,7 @@ class WorkerRunner(IsolatedEngine):
     def __init__(self, engine: GraphCompiler, limits: WorkerLimits) -> None:
         """Raise OptionError if another process cannot import the engine's class."""
         super().__init__(engine, limits, runs=False)
-        # Never run in the worker: an executable that cannot be saved is compiled here, after it has done no harm in the worker.
+        # The race runs in this process. An executable that cannot be saved is compiled here, once it has passed in the worker.
         self.runs = False
         self.devices = engine.devices  # type: ignore[misc]  # the worker opens the device itself
         self._executables: dict[str, RemoteExecutable] = {}
@@ -159,7 +170,7 @@ class WorkerRunner(IsolatedEngine):
     def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> Trial:
         """Compile, run and time a Function in the worker, which is restarted if it has ended. Raises EngineError on failure."""
         end = perf_counter() + limits.total
-        # An engine that hung or crashed lost its worker; the next part of the model may still work.
+        # After a hang or a crash there is no worker. Another part of the model may still work, so start a new one.
         if not self._home.has_worker:
             self.limit_requests(limits.compiling)
             try:
@@ -176,7 +187,6 @@ class WorkerRunner(IsolatedEngine):
         except BaseException:
             remote.close()
             raise
-        # A long compile is not repeated for the race: the executable is fetched from the worker.
         if compile_seconds > SLOW_COMPILE_SECONDS and function.fingerprint not in self._executables:
             self._executables[function.fingerprint] = remote
         else:
@@ -184,7 +194,6 @@ class WorkerRunner(IsolatedEngine):
         return results, samples
 
     def limit_requests(self, seconds: float) -> None:
-        """Limit each later request to the worker to ``seconds``."""
         self._home.seconds = seconds if math.isfinite(seconds) else None
 
     def compile_in_worker(self, function: Function, context: CompileContext) -> RemoteExecutable:
@@ -193,7 +202,7 @@ class WorkerRunner(IsolatedEngine):
 
 
 class LocalRunner:
-    """Measures an engine in this process, if a worker cannot import it. A crash ends the process; a hang is abandoned."""
+    """Measures an engine in this process, if a worker cannot import it. A crash ends the process; a hanging call is abandoned."""
 
     def __init__(self, engine: GraphCompiler) -> None:
         self.compiler = engine
@@ -202,12 +211,12 @@ class LocalRunner:
         """Do nothing; `WorkerRunner.start` starts a worker."""
 
     def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> Trial:
-        # A thread cannot be stopped between compile and run, so that both limits are one.
-        allowed = min(limits.compiling + limits.running, threading.TIMEOUT_MAX)
+        """Compile, run and time a Function in a thread. Raises RunFailed if that takes longer than both limits together."""
+        seconds = min(limits.compiling + limits.running, threading.TIMEOUT_MAX)
         try:
-            return within(allowed, partial(self._compile_and_time, function, context, inputs, limits))
+            return within(seconds, partial(self._compile_and_time, function, context, inputs, limits))
         except OutOfTime as error:
-            message = f"engine {self.compiler.spec!r} gave no answer within {allowed:.3g} s"
+            message = f"engine {self.compiler.spec!r} gave no answer within {seconds:.3g} s"
             raise RunFailed(message) from TimeoutError(str(error))
 
     def _compile_and_time(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> Trial:
@@ -236,17 +245,16 @@ Runner: TypeAlias = WorkerRunner | LocalRunner
 
 
 def choose_runner(engine: GraphCompiler, limits: WorkerLimits) -> Runner:
-    """Create the runner of an engine (of the inner one if isolated): in a worker if possible, else in this process."""
-    inner = load_engine(engine.inner if isinstance(engine, IsolatedEngine) else engine)
+    loaded = load_engine(engine.inner if isinstance(engine, IsolatedEngine) else engine)
     try:
-        return WorkerRunner(inner, limits)
+        return WorkerRunner(loaded, limits)
     except OptionError:
-        return LocalRunner(inner)
+        return LocalRunner(loaded)
 
 
 STARTUP_SECONDS = 3.0
-"""Seconds allowed for work that an engine does only once: to import its library before the next engine is started (the slowest,
-TVM, takes 2.3 s), and to initialize in its first call before it is considered too slow."""
+"""Seconds allowed for work that an engine does only once. Its import: the next engine is started after this time (the slowest
+import, of TVM, takes 2.3 s). The initialization in its first call: this time does not count as slow."""
 
 
 @dataclass(eq=False)
@@ -257,16 +265,16 @@ class _QueriedEngine:
     device: str
     runner: Runner | None = None
     answers: dict[int, str | None] = field(default_factory=dict)
-    """By index of a class of alike nodes: None if the engine supports these nodes, else the reason."""
+    """The engine's answer about each class of equal nodes, by class index: None if it supports the nodes, else the reason."""
     has_begun: bool = False
-    """Whether the engine is being queried or has been."""
+    """Whether the queries have begun."""
     is_ready: bool = False
     """Whether there is nothing to wait for: its support is known and its runner has started, or the engine failed."""
     failure: str = ""
     """The error that excludes the engine from the search; empty if there was none."""
 
 
-class Inquiry:
+class EngineQueries:
     """Queries which nodes each engine supports and starts the runners, in threads that the search need not wait for."""
 
     def __init__(self, request: PlacementRequest, open_runner: Callable[[GraphCompiler], Runner]) -> None:
@@ -279,8 +287,6 @@ class Inquiry:
         self._may_query.set()
         self._class_of, self._examples = classify_nodes(request.function)
         self._queried = {engine.spec: _QueriedEngine(engine, request.contexts[engine.spec].device) for engine in request.engines}
-
-    # ------------------------------------------------------------------ waiting
 
     def start(self) -> None:
         """Start querying the engines.
@@ -301,7 +307,7 @@ class Inquiry:
         begin(start_all, "xrt-query")
 
     def wait(self, is_enough: Callable[[], bool], seconds: float) -> bool:
-        """Wait at most ``seconds`` until ``is_enough()``, called whenever an engine becomes ready; return its last result."""
+        """Wait at most ``seconds`` until ``is_enough()``, called after each change of an engine; return its last result."""
         with self._changed:
             return self._changed.wait_for(is_enough, min(max(seconds, 0.0), threading.TIMEOUT_MAX))
 
@@ -325,16 +331,13 @@ class Inquiry:
             # The worker imports the library while this process does, so that the two imports overlap.
             starting = begin(entry.runner.start, f"xrt-start-{entry.engine.name}")
             self._query(entry)
-            # A plan can be made once the supported nodes are known, before the worker is ready.
-            self._notify()
+            self._notify()  # a plan can be made once the supported nodes are known
             starting.result()
-        except EngineError as error:
-            entry.failure = " ".join(str(error).split())
         except Exception as error:  # noqa: BLE001  # whatever an engine raises
-            entry.failure = f"{type(error).__name__}: {error}"
+            entry.failure = describe_error(error)
         entry.is_ready = True
         self._notify()
-        # If the search has ended in the meantime, it did not close this runner.
+        # `close` skips runners that are not ready. If it was called in the meantime, this one must be closed here.
         if self._is_over and entry.runner is not None:
             entry.runner.close()
 
@@ -358,11 +361,8 @@ class Inquiry:
         finally:
             self._may_query.set()
 
-    # ------------------------------------------------------------------ answers and runners
-
     @property
     def runners(self) -> dict[str, Runner]:
-        """The runners of the engines that are ready."""
         return {spec: x.runner for spec, x in self._queried.items() if x.is_ready and x.runner is not None and not x.failure}
 
     def list_engines(self, *, started: bool = False) -> list[GraphCompiler]:
@@ -381,20 +381,18 @@ class Inquiry:
         return RecordedSupportEngine(entry.engine, reasons)
 
     def why_not_ready(self, spec: str, *, started: bool = True) -> str | None:
-        """Explain why an engine is not ready to be measured; ``started=False`` asks only for its support. None if it is ready."""
+        """Explain why an engine is not ready to be measured or, with ``started=False``, to be planned with; None if it is."""
         entry = self._queried[spec]
         if entry.failure:
             return entry.failure
         if not self._has_unknown_support(entry):
             return None if entry.is_ready or not started else "it had not started before the budget ended"
         if not entry.has_begun:
-            return "it was not asked before the budget ended"
+            return "it was not queried before the budget ended"
         return "the budget ended while it was asked which nodes it supports"
 
-    # ------------------------------------------------------------------ the end
-
     def close(self, seconds: float) -> None:
-        """Close all runners, waiting at most ``seconds`` and `STARTUP_SECONDS`. One that is still starting is closed later."""
+        """Close all runners that are ready, waiting at most ``seconds``. A runner that is still starting is closed later."""
         self._is_over = True
         self._may_query.set()
         self._notify()
@@ -407,52 +405,51 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Truth:
+class ExpectedValues:
     """The expected values of a model for its inputs."""
 
     values: dict[str, Any] = field(default_factory=dict)
     """Captured values by name."""
     reference: Reference | None = None
-    """Computes further expected results; None if no results can be compared, because the reference and its substitute failed."""
+    """Computes the expected results of other Functions; None if both the reference and its substitute failed."""
     remark: str = ""
-    """A note for the user if the values are not those of the reference."""
+    """A note for the user if the values were not computed by the reference."""
 
 
 @dataclass(eq=False)
 class RegionProfiler:
-    """Measures regions of the model, each once, into a cost table.
-
-    Each compile and each measurement may take ``limit`` seconds, of which sampling takes about ``sampling``. Results are compared
-    with the reference until the clock shows ``end``, or for ``limit`` seconds if another engine has been measured on the region.
-    A cost is recorded only if the comparison has ended.
-    """
+    """Measures regions of the model, each once, into a cost table."""
 
     request: PlacementRequest
-    inquiry: Inquiry
+    queries: EngineQueries
     limit: float
+    """Limit on the seconds of each compile and of each measurement. If a region was measured on another engine, also of the
+    comparison of its results."""
     sampling: float
     clock: Clock
     end: float
+    """The time on the clock until which results are compared. A cost is recorded only if the comparison has ended."""
     table: CostTable = CostTable()
-    truth: Truth = Truth()
+    expected: ExpectedValues = ExpectedValues()
     count: int = 0
     """Number of regions measured, including failed ones."""
     skipped: dict[tuple[str, str], str] = field(default_factory=dict)
     """Why regions were not measured, by shape key and engine. The reason is not stored, so another search tries again."""
-    cut_off: set[tuple[str, str]] = field(default_factory=set)
-    """Shape keys and engines of regions not compiled within the limit. Not stored, so that a longer search tries again."""
-    disturbed: set[tuple[str, str]] = field(default_factory=set)
-    """Shape keys and engines of regions timed while another engine was starting, so that their times may be too long."""
+    unreliable: set[tuple[str, str]] = field(default_factory=set)
+    """Shape key and engine of each cost that another search must measure again. Its time may be too long, because another engine
+    was starting, or the region was not compiled within the limit of this search."""
     _hung_engines: set[str] = field(default_factory=set)
     """Specs of the engines that exceeded the limit of a measurement; they are not measured again."""
 
+    def select_reliable_costs(self) -> CostTable:
+        return CostTable({subject: cost for subject, cost in self.table.regions.items() if subject not in self.unreliable})
+
     def is_known(self, region: ProfilingRequest) -> bool:
-        """Whether a region was measured or skipped."""
         key = region.key, region.spec
         return key in self.skipped or self.table.region(*key) is not None
 
     def measure(self, regions: Sequence[ProfilingRequest], until: float, report: Callable[[ProfilingRequest], object]) -> bool:
-        """Measure the regions whose cost is not known, in order; return False if the clock showed ``until`` before the last one.
+        """Measure the regions whose cost is not known, in order; return False if not all were measured before ``until``.
 
         ``report`` is called with each region before it is measured.
         """
@@ -462,14 +459,14 @@ class RegionProfiler:
             if self.clock() + MIN_STEP_SECONDS > until:
                 return False
             report(region)
-            # Another engine is still starting and competes for the CPU, so this time may be too long; it is not stored.
-            if self.inquiry.pending:
-                self.disturbed.add((region.key, region.spec))
+            is_disturbed = bool(self.queries.pending)  # an engine that is still starting competes for the CPU
             try:
                 cost = self._measure(region, until)
             except _NotMeasured as error:
                 self.skipped[region.key, region.spec] = str(error)
                 continue
+            if is_disturbed and isinstance(cost, MeasuredCost):
+                self.unreliable.add((region.key, region.spec))
             self.count += 1
             self.table = self.table.with_region(region.key, region.spec, cost)
             _log.debug("%s: %d nodes: %s", region.spec, len(region.function.nodes), cost)
@@ -477,56 +474,56 @@ class RegionProfiler:
 
     def _measure(self, region: ProfilingRequest, until: float) -> RegionCost:
         """Measure a region and check its results; return its cost, or why it fails. Raises _NotMeasured if this search cannot."""
-        function = region.function  # with its updates in place, as in a plan
-        captured = self.truth.values
-        if any(value.name not in captured for value in (*function.inputs, *function.outputs)):
-            raise _NotMeasured("its values were not captured")
-        inputs, expected = ([captured[value.name] for value in values] for values in (function.inputs, function.outputs))
+        function = region.function
+        try:
+            inputs, expected = ([self.expected.values[v.name] for v in values] for values in (function.inputs, function.outputs))
+        except KeyError:
+            raise _NotMeasured("its values were not captured") from None
         # Each hang costs the limit of a measurement.
         if region.spec in self._hung_engines:
             raise _NotMeasured("the engine did not end with another part of the model")
-        runners = self.inquiry.runners
+        runners = self.queries.runners
         costs = (self.table.region(region.key, spec) for spec in runners)
         best = min((cost.seconds for cost in costs if isinstance(cost, MeasuredCost)), default=None)
         remaining = until - self.clock()
         limit = max(min(self.limit, remaining), MIN_STEP_SECONDS)
-        # A trial has three calls at least. An engine that needs more time for them than one that may still race is given up.
+        # A trial has three calls at least. Beyond this time the engine is too slow to race with the best one.
         running = limit if best is None else min(limit, STARTUP_SECONDS + 3 * UNCERTAINTY**2 * best)
-        returned = {value.name for value in self.request.function.outputs}
         # An inner region writes into memory of the plan; an output of the model is allocated for each call.
-        inner = returned.isdisjoint(value.name for value in function.outputs)
+        model_outputs = {value.name for value in self.request.function.outputs}
+        inner = model_outputs.isdisjoint(value.name for value in function.outputs)
         context = self.request.contexts.get(region.spec, self.request.context)
+        # Sampling takes an eighth of the limit at most: the compile and the first call need most of the time.
+        limits = TrialLimits(min(self.sampling, limit / 8), limit, running, remaining, inner=inner)
         try:
-            # Sampling is an eighth of the limit at most: the compile and the first call need the rest.
-            limits = TrialLimits(min(self.sampling, limit / 8), limit, running, remaining, inner=inner)
             results, samples = runners[region.spec].trial(function, context, inputs, limits)
         except (NotStarted, OutOfDeviceMemory) as error:
             raise _NotMeasured(str(error)) from error  # another search may have more free device memory
         except (EngineError, InputError) as error:
-            text = " ".join(str(error).split())
-            # Only a hang within the full limit says something about the engine; a shorter limit is the end of the budget.
+            text = describe_error(error)
             if isinstance(error.__cause__, TimeoutError):
+                # A limit shortened by the end of the budget proves nothing about the engine.
                 if limit < self.limit:
                     raise _NotMeasured(f"the budget ended before it was measured: {text}") from error
                 self._hung_engines.add(region.spec)
                 if isinstance(error, CompileFailed):
-                    self.cut_off.add((region.key, region.spec))
+                    self.unreliable.add((region.key, region.spec))
             return f"{'refused' if isinstance(error, CompileRefused) else 'failed'}: {text}"
-        reference = self.truth.reference
+        reference = self.expected.reference
         if reference is not None and not find_first_random_node(function):
-            # A comparison may need float64 runs of the reference, which are slow: another engine's time limits them.
+            # A comparison may need slow float64 runs of the reference. It is worth a long time only for the first engine.
             remaining = min(max(self.end - self.clock(), MIN_STEP_SECONDS), threading.TIMEOUT_MAX)
             limit = remaining if best is None else min(remaining, self.limit)
-            criteria = reference, self.request.context.options
+            options = self.request.context.options
             try:
-                check = partial(check_against_reference, function, inputs, results, expected, *criteria)
+                check = partial(check_against_reference, function, inputs, results, expected, reference, options)
                 error_text, _ = within_or_stopped(limit, check)
             except OutOfTime as error:
                 if limit < remaining:
                     raise _NotMeasured(f"comparing its results with the reference took longer than {limit:.3g} s") from error
                 raise _NotMeasured("the budget ended before its results were compared with the reference") from error
             if error_text:
-                return f"wrong: {error_text}"
+                return WrongResult(f"wrong: {error_text}")
         return MeasuredCost(*median_interval(samples))
 
 
@@ -534,8 +531,8 @@ class _NotMeasured(Exception):
     """A region could not be measured in this search; the message says why."""
 
 
-def is_refuted(plan: Plan, table: CostTable) -> bool:
-    """Whether a region of the plan was measured to fail or to compute wrong results."""
+def has_failed_region(plan: Plan, table: CostTable) -> bool:
+    """Whether a region of the plan failed or computed wrong results when it was measured."""
     costs = (table.region(launch.function.shape_key, launch.engine) for launch in plan.launches)
     return any(isinstance(cost, str) for cost in costs)
 
@@ -545,13 +542,13 @@ def run_once(program: Program, values: Sequence[Any]) -> list[Any]:
     return [copy_values(to_host(value)) for value in program.run([copy_values(value) for value in values])]
 
 
-def make_stand_in(request: PlacementRequest, implicit: str | None, engines: Sequence[GraphCompiler]) -> Reference:
+def make_substitute_reference(request: PlacementRequest, implicit: str | None, engines: Sequence[GraphCompiler]) -> Reference:
     """Make a substitute for a reference that failed: it runs a Function in this process, placed on ``engines`` by priority."""
-    loaded = {engine.spec: engine for engine in request.engines}
+    by_spec = {engine.spec: engine for engine in request.engines}
 
     def run(function: Function, inputs: Sequence[Any]) -> list[Any]:
         plan = partition(function, engines, implicit=implicit, device=request.device_map)
-        used = {launch.engine: load_engine(loaded[launch.engine]) for launch in plan.launches}
+        used = {launch.engine: load_engine(by_spec[launch.engine]) for launch in plan.launches}
         program = compile_plan(plan, used, request.context, CompileCache())
         if not isinstance(program, Program):
             raise RunFailed(program[0].reason)
@@ -563,26 +560,24 @@ def make_stand_in(request: PlacementRequest, implicit: str | None, engines: Sequ
     return run
 
 
-def compute_truth(
-    function: Function, inputs: Sequence[Any], reference: Reference, stand_in: Reference, name: str, seconds: float
-) -> Truth:
-    """Compute the expected values on the reference; if it fails or is too slow, on ``stand_in``, which messages call ``name``.
+def compute_expected_values(
+    function: Function, inputs: Sequence[Any], reference: Reference, substitute: Reference, name: str, seconds: float
+) -> ExpectedValues:
+    """Compute the expected values on the reference; if it fails or is too slow, on ``substitute``, which messages call ``name``.
 
-    Half of the ``seconds`` are for the reference. A quarter is for the stand-in to compute the values of all nodes; if this fails
-    too, another quarter is for the outputs only.
+    Half of the ``seconds`` are for the reference. A quarter is for the substitute to compute the values of all nodes; if this
+    fails too, the last quarter is for the outputs only.
     """
     try:
-        arguments = function, inputs, reference
-        values = within_or_stopped(seconds / 2, lambda is_stopped: capture_activations(*arguments, is_stopped=is_stopped))
-        return Truth(values, reference)
-    except (OutOfTime, XRTError) as error:
-        why = " ".join(str(error).split())
+        capture = partial(capture_activations, function, inputs, reference)
+        values = within_or_stopped(seconds / 2, lambda is_stopped: capture(is_stopped=is_stopped))
+        return ExpectedValues(values, reference)
     except Exception as error:  # noqa: BLE001  # whatever a kernel raises
-        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    # Agreement of engines with each other is weaker than with the reference, so the user is told.
-    remark = f"not checked against the reference: {why}; results were held against"
-    capture = partial(capture_activations, function, inputs, stand_in, nodes_per_run=len(function.nodes))
-    for max_bytes in (MAX_CAPTURED_BYTES, 0):  # the values of all nodes, else those of the outputs
+        # The user is told, because agreement of engines with each other proves less than agreement with the reference.
+        remark = f"not checked against the reference: {describe_error(error)}; results were compared with"
+    capture = partial(capture_activations, function, inputs, substitute, nodes_per_run=len(function.nodes))
+    for max_bytes in (MAX_CAPTURED_BYTES, 0):  # the values of all nodes, else only of the outputs
         with suppress(Exception):
-            return Truth(within(seconds / 4, partial(capture, max_bytes=max_bytes)), stand_in, f"{remark} those of {name}")
-    return Truth({}, None, f"{remark} nothing")
+            values = within(seconds / 4, partial(capture, max_bytes=max_bytes))
+            return ExpectedValues(values, substitute, f"{remark} those of {name}")
+    return ExpectedValues({}, None, f"{remark} nothing")

@@ -1,7 +1,7 @@
 """Compare plans that take turns in one process: the race of a search, and the regression check of a lock.
 
 The ratio of two plans' times, measured in one process, is more stable than times of different days. So the regression check
-measures the ratio of the locked plan to its baseline plan again, and compares it with the ratio in the lockfile.
+measures the ratio of the locked plan to its baseline plan again, and compares the ratio with that in the lockfile.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from xrt.engines import RunOptions
@@ -24,13 +24,12 @@ from xrt.measure.statistics import (
     compute_round_ratio,
     compute_round_ratio_with_drift,
     rotate,
-    take_turns,
 )
 from xrt.measure.timing import Clock, choose_calls_per_turn, median_interval, seconds_per_turn, time_call
 from xrt.partition import ClusteringOptions, Plan, SupportMatrix, partition
 from xrt.partition.cost_table import CostTable, RegionCost
 from xrt.partition.partitioner import map_nodes_to_engines, plan_from_assignment
-from xrt.placement.profiler import Reference, check_against_reference, find_first_random_node
+from xrt.placement.profiler import Reference, check_against_reference, describe_error, find_first_random_node
 from xrt.placement.records import list_node_ranges
 from xrt.placement.result import CandidateComparison, CandidateResult, describe_plan
 from xrt.runtime import Program, compile_plan, to_host
@@ -48,11 +47,11 @@ class StoppingRule:
     """The length of a turn in a race, and the limits on its rounds."""
 
     turn: float = 0.03
-    """Target seconds of one turn of one plan. A faster call is repeated to fill it; a slower one is timed once."""
+    """Target seconds of one turn of one plan. A faster call is repeated to fill the turn; a slower call is timed once."""
     least: int = 6
     """Minimum rounds before a decision: from fewer samples no 95 % interval of the median can be computed."""
     most: int = 60
-    """Maximum rounds. Plans that are still undecided then are ties."""
+    """Maximum rounds. Plans whose order is still uncertain after these are ties."""
 
     def estimate_seconds(self, calls: Iterable[float]) -> float:
         """Estimate the seconds of a race with the minimum of rounds; ``calls`` has each plan's seconds per call."""
@@ -74,11 +73,11 @@ class Entrant:
     """Whether the plan may be the baseline, because it does not mix engines. The baseline is the fastest simple plan."""
     program: Program | None = None
     note: str = ""
-    """A remark on its results, such as the error in lower precision."""
+    """A remark on the plan's results, such as the error in lower precision."""
     first_call: float = 0.0
     """Seconds of the first call, before any round."""
     expected: float = 0.0
-    """Seconds per call: as predicted until the warm-up turn, then as measured in it."""
+    """Seconds per call: first as predicted, then as measured in the warm-up turn."""
     repeats: int = 1
     """Timed calls per turn."""
     rounds: list[float] = field(default_factory=list)
@@ -138,35 +137,37 @@ def run_interleaved(
     rules: StoppingRule = StoppingRule(),
     clock: Clock = time.perf_counter,
     watch: Callable[[int, Entrant], object] = lambda turn, best: None,
+    is_decided: Callable[[Sequence[Entrant]], bool] | None = None,
 ) -> int:
     """Time the entrants in rounds, one turn each per round; return the number of complete rounds.
 
-    Ends when each plan has won or cannot win, or before a turn that would end after the clock shows ``until``. Plans that clearly
-    lost take no more turns. ``watch(rounds, fastest)`` is called after each round.
+    Ends before a turn that would end after the clock shows ``until``, or when ``is_decided`` is true of the entrants that still
+    run, by default when each plan has won or cannot win. ``watch(rounds, fastest)`` is called after each round.
     """
-    for entrant in entrants:  # one warm-up turn, whose time is discarded, determines the calls per turn
+    is_decided = is_decided or _drop_losers
+    # The time of the warm-up turn is not kept: it only determines the calls per turn.
+    for entrant in entrants:
         if clock() + entrant.turn < until:
             entrant.take_turn(clock)
         if entrant.rounds:
             entrant.expected = entrant.rounds.pop()
             entrant.repeats = choose_calls_per_turn(entrant.expected, rules.turn)
-    for turn in range(rules.most):
-        active = [entrant for entrant in entrants if not entrant.is_out]
-        for index, entrant in enumerate(order := rotate(active, turn)):
+    for completed in range(rules.most):
+        order = rotate([entrant for entrant in entrants if not entrant.is_out], completed)
+        for index, entrant in enumerate(order):
             if clock() + entrant.turn >= until:
-                # All plans must have the same rounds: a ratio is of two times of the same round.
-                for early in order[:index]:  # the round is incomplete
-                    if not early.is_out:
-                        early.rounds.pop()
-                return turn
+                # The round stays incomplete. Remove its times, since ratios need the times of both plans in each round.
+                for timed in order[:index]:
+                    if not timed.is_out:
+                        timed.rounds.pop()
+                return completed
             entrant.take_turn(clock)
-        active = [entrant for entrant in active if not entrant.is_out]
+        active = [entrant for entrant in order if not entrant.is_out]  # without those that failed in this round
         if not active:
-            return turn + bool(order)
-        watch(turn + 1, min(active, key=lambda entrant: entrant.median))
-        # A failure counts at once; the verdict on slow plans needs the minimum of rounds.
-        if turn + 1 >= rules.least and _is_decided(active):
-            return turn + 1
+            return completed + bool(order)
+        watch(completed + 1, min(active, key=lambda entrant: entrant.median))
+        if completed + 1 >= rules.least and is_decided(active):
+            return completed + 1
     return rules.most
 
 
@@ -181,16 +182,17 @@ WIN_RATIO = 0.98
 order of closer plans changes from run to run, because rounds vary by 1 to 8 %."""
 
 
-def _is_decided(active: Sequence[Entrant]) -> bool:
-    """Mark the plans that clearly lost to the baseline; return True if each plan has won or cannot win."""
-    if not active:
-        return True
+def _drop_losers(active: Sequence[Entrant]) -> bool:
+    """Take the plans that clearly lost to the baseline out of the race; return True if each plan has won or cannot win."""
     # The baseline is chosen again after each round: the order of two engines may change.
     baseline = _choose_baseline(active)
-    ratios = {id(entrant): compute_round_ratio(entrant.rounds, baseline.rounds) for entrant in active if entrant is not baseline}
+    is_decided = True
     for entrant in active:
-        entrant.is_out = id(entrant) in ratios and ratios[id(entrant)].is_loss
-    return all(ratio.high < WIN_RATIO or ratio.low > WIN_RATIO for ratio in ratios.values())
+        if entrant is not baseline:
+            ratio = compute_round_ratio(entrant.rounds, baseline.rounds)
+            entrant.is_out = ratio.is_loss
+            is_decided &= ratio.high < WIN_RATIO or ratio.low > WIN_RATIO
+    return is_decided
 
 
 def prepare_plan(
@@ -205,13 +207,13 @@ def prepare_plan(
     """Compile a plan on the request's engines, call it once on copies of the host inputs, and compare the results.
 
     Returns an Entrant for the race, or the CandidateResult of a plan that fails or is wrong. If ``expected`` is None, results are
-    not compared. The comparison is abandoned once ``is_stopped()`` is true.
+    not compared. Stops the comparison once ``is_stopped()`` is true.
     """
     function, context, engines = request.function, request.context, {engine.spec: engine for engine in request.engines}
     try:
         program = compile_plan(plan, engines, context, cache, graph=request.cuda_graph)
     except XRTError as error:
-        return CandidateResult(plan, "failed", note=_format_error(error))
+        return CandidateResult(plan, "failed", note=describe_error(error))
     if not isinstance(program, Program):
         return CandidateResult(plan, "failed", note="; ".join(dict.fromkeys(refusal.reason for refusal in program)))
     # The timed call reuses these copies; updates in place must not reach the caller's arrays.
@@ -225,43 +227,38 @@ def prepare_plan(
             wrong, note = check_against_reference(*arguments)
     except Exception as error:  # noqa: BLE001  # whatever an engine raises
         program.close()
-        return CandidateResult(plan, "failed", note=_format_error(error))
+        return CandidateResult(plan, "failed", note=describe_error(error))
     if wrong:
         program.close()
         return CandidateResult(plan, "wrong", note=wrong)
     return Entrant(plan, program.make_timed_call(values), program=program, note=note, first_call=seconds)
 
 
-def _format_error(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if isinstance(error, XRTError) else f"{type(error).__name__}: {text}"
-
-
-Placing: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
+PartitionKey: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 """Identifies a plan: the engine and the node names of each region."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """The plans that can be made without measurements: by priority, and on one engine, with or without a second for updates."""
+    """The plans that can be made without measurements: the plan by priority, and plans that run the model on one engine."""
 
     request: PlacementRequest
     engines: tuple[GraphCompiler, ...]
     """The engines that plans may use. The implicit engine is among them only if the others do not support every node."""
     implicit: str | None
     """The spec of the implicit engine if it is among `engines`, else None."""
-    everything: tuple[GraphCompiler, ...] = ()
-    """All engines, with the implicit one: in `updating` it may run the state updates of another engine."""
+    all_engines: tuple[GraphCompiler, ...] = ()
+    """All engines, including the implicit one, which `updating_plans` may use."""
 
     @classmethod
     def collect(cls, request: PlacementRequest, engines: Sequence[GraphCompiler]) -> Candidates:
         """Make the candidates of a request on ``engines``, without the implicit engine if the others support every node."""
-        # The implicit engine is slow, and its plans would take time from those of engines that the user listed.
+        # The implicit engine is slow: measuring its plans would take time from the engines that the user listed.
         listed = tuple(engine for engine in engines if engine.spec != request.implicit)
         if request.implicit is not None and listed:
-            without = cls(request, listed, None, tuple(engines))
-            if all(without.capability.supporting_engines()):
-                return without
+            candidates = cls(request, listed, None, tuple(engines))
+            if all(candidates.capability.supporting_engines()):
+                return candidates
         return cls(request, tuple(engines), request.implicit, tuple(engines))
 
     @cached_property
@@ -271,7 +268,7 @@ class Candidates:
 
     @cached_property
     def priority(self) -> Plan:
-        """The plan by the order of the engine list; raises PlanError if no engine supports a node."""
+        """The plan by the order of the engine list; raises PlanError if there is a node that no engine supports."""
         return self._partition(self.engines, self.implicit, self.capability)
 
     def _partition(
@@ -284,32 +281,28 @@ class Candidates:
     def wholes(self) -> tuple[Plan, ...]:
         """The plans that run all nodes on one engine, if the caller's options allow that. Plans measured to fail are included."""
         function, device_map, plans = self.request.function, self.request.device_map, []
-        supporting = self.capability.supporting_engines()
+        engines_by_node = self.capability.supporting_engines()
         for index, engine in enumerate(self.engines):
-            if all(index in engines for engines in supporting):
+            if all(index in supporting for supporting in engines_by_node):
+                assignment = {node.name: engine.spec for node in function.nodes}
                 with suppress(PlanError):
-                    assignment = {node.name: engine.spec for node in function.nodes}
                     plan = plan_from_assignment(function, self.engines, assignment, device=device_map, capability=self.capability)
-                    plans += [plan] if self.is_allowed(plan) else []
+                    if is_allowed(plan, self.engines, self.request.clustering):
+                        plans.append(plan)
         return tuple(plans)
 
     @cached_property
-    def updating(self) -> tuple[Plan, ...]:
-        """Plans on two engines: one runs the model, and the second only updates its state in place, so that it is not copied."""
+    def updating_plans(self) -> tuple[Plan, ...]:
+        """Plans on two engines for a model that updates state: one runs the model, the other only updates the state in place."""
         plans = []
-        # Only a model with updated state can gain: the second engine runs nothing but the updates.
         for whole in self.wholes if self.request.function.aliases else ():
             spec = whole.launches[0].engine if whole.launches else ""
-            engines = sorted(self.everything, key=lambda engine: engine.spec != spec)
+            engines = sorted(self.all_engines, key=lambda engine: engine.spec != spec)
             with suppress(PlanError):
                 plan = self._partition(engines)
                 if len({launch.engine for launch in plan.launches}) == 2 and is_allowed(plan, engines, self.request.clustering):
                     plans.append(plan)
         return tuple(plans)
-
-    def is_allowed(self, plan: Plan) -> bool:
-        """Whether a plan respects the options of the request."""
-        return is_allowed(plan, self.engines, self.request.clustering)
 
 
 def get_single_cost(plan: Plan, table: CostTable) -> RegionCost | None:
@@ -320,30 +313,25 @@ def get_single_cost(plan: Plan, table: CostTable) -> RegionCost | None:
     return table.region(launch.function.shape_key, launch.engine)
 
 
-def make_partition_key(plan: Plan) -> Placing:
-    """Make the key that is equal for equal plans: the engine and the node names of each region."""
+def make_partition_key(plan: Plan) -> PartitionKey:
     return tuple((launch.engine, launch.nodes) for launch in plan.launches)
 
 
 def is_allowed(plan: Plan, engines: Sequence[GraphCompiler], options: ClusteringOptions) -> bool:
     """Whether a plan respects the pins and the minimum and maximum nodes per region."""
     sizes = [len(launch.nodes) for launch in plan.launches] or [1]
-    most = options.maximum_nodes or max(sizes)
-    return options.minimum_nodes <= min(sizes) and max(sizes) <= most and _respects_pins(plan, engines, options)
-
-
-def _respects_pins(plan: Plan, engines: Sequence[GraphCompiler], options: ClusteringOptions) -> bool:
+    if min(sizes) < options.minimum_nodes or (options.maximum_nodes and max(sizes) > options.maximum_nodes):
+        return False
     assignment, names = map_nodes_to_engines(plan), {engine.spec: engine.name for engine in engines}
-    return not any(
-        pin.covers(names[assignment[node.name]], assignment[node.name]) is pin.forbid
-        for pin in options.pins
-        for launch in plan.launches
-        for node in launch.function.nodes
-        if pin.matches(pin.subject(node))
-    )
+    nodes = [node for launch in plan.launches for node in launch.function.nodes]
+    for pin in options.pins:
+        for node in nodes:
+            spec = assignment[node.name]
+            # A pin either requires that the node is on its engine, or forbids it.
+            if pin.matches(pin.subject(node)) and pin.covers(names[spec], spec) is pin.forbid:
+                return False
+    return True
 
-
-# ---------------------------------------------------------------------- the verdict
 
 _ORDER: dict[SelectionOutcome, int] = {"won": 0, "tie": 1, "lost": 2, "late": 3, "wrong": 4, "failed": 5}
 
@@ -354,10 +342,10 @@ def select_winner(
     """Choose the winner among the entrants that ran; return all results, best first, together with ``others`` that did not race.
 
     The baseline is the fastest simple plan. Another plan can win only if the whole interval of its ratio to the baseline is below
-    `WIN_RATIO`; if no plan is simple, all can win. Of those that cannot be distinguished from the fastest of them, the simplest
-    wins, or without ``prefers_simple`` the fastest. If none can win, the baseline does.
+    `WIN_RATIO`; if no plan is simple, every plan can win. The simplest of the winners that cannot be distinguished from the
+    fastest winner is chosen; without ``prefers_simple``, the fastest. If no plan can win, the baseline is chosen.
 
-    With fewer than ``least`` rounds there are no intervals: the baseline wins, and no plan is a loser.
+    With fewer than ``least`` rounds there are no intervals: the baseline is chosen, and no plan has lost.
     """
     ran = [entrant for entrant in entrants if entrant.has_run]
     failed = [
@@ -367,14 +355,15 @@ def select_winner(
     ]
     if not ran:
         return CandidateComparison(tuple(sorted([*failed, *others], key=_rank)), rounds)
-    # A plan that left early has no rounds in common with the last ones, unless all have left.
+    # Plans that left early have few rounds, so the baseline is one of those that stayed, if there are any.
     base = _choose_baseline([entrant for entrant in ran if not entrant.is_out] or ran)
     ratios = {id(entrant): compute_round_ratio(entrant.rounds, base.rounds) for entrant in ran}
     is_sure = rounds >= least
     chosen = _choose_winner(ran, base, ratios, prefers_simple=prefers_simple) if is_sure else base
     results = {id(entrant): _judge(entrant, ratios[id(entrant)], chosen, is_sure=is_sure) for entrant in ran}
     contenders = sorted([*results.values(), *failed, *others], key=_rank)
-    return CandidateComparison(tuple(contenders), rounds, next(i for i, c in enumerate(contenders) if c is results[id(base)]))
+    baseline_index = next(index for index, contender in enumerate(contenders) if contender is results[id(base)])
+    return CandidateComparison(tuple(contenders), rounds, baseline_index)
 
 
 def _choose_winner(ran: Sequence[Entrant], base: Entrant, ratios: dict[int, RatioInterval], *, prefers_simple: bool) -> Entrant:
@@ -391,27 +380,32 @@ def _choose_winner(ran: Sequence[Entrant], base: Entrant, ratios: dict[int, Rati
 
 
 def _judge(entrant: Entrant, ratio: RatioInterval, chosen: Entrant, *, is_sure: bool) -> CandidateResult:
-    """Make the result of an entrant. ``is_sure`` is false after too few rounds: then there is no interval, and no loser."""
+    """Make the result of an entrant. After too few rounds, when ``is_sure`` is false, it has no interval and has not lost."""
     seconds, low, high = median_interval(entrant.rounds)
-    has_lost = is_sure and compute_round_ratio(entrant.rounds, chosen.rounds).is_loss
-    verdict: SelectionOutcome = "won" if entrant is chosen else "lost" if has_lost else "tie"
+    verdict: SelectionOutcome = "won" if entrant is chosen else "tie"
     result = CandidateResult(entrant.plan, verdict, seconds, ratio=ratio.median, note=entrant.note, regions=entrant.regions)
-    return replace(result, low=low, high=high, ratio_low=ratio.low, ratio_high=ratio.high) if is_sure else result
+    if not is_sure:
+        return result
+    if entrant is not chosen and compute_round_ratio(entrant.rounds, chosen.rounds).is_loss:
+        verdict = "lost"
+    return replace(result, verdict=verdict, low=low, high=high, ratio_low=ratio.low, ratio_high=ratio.high)
 
 
 def _rank(contender: CandidateResult) -> tuple[int, float]:
+    """Sort key: by verdict, then by time."""
     return _ORDER[contender.verdict], contender.seconds if contender.seconds is not None else float("inf")
 
 
-# ---------------------------------------------------------------------- the regression check
-
-CHECK_RULES = StoppingRule(least=12, most=200)
 SEGMENTS = 4
-"""Segments of a measurement. If the median of one lies outside the interval, the machine drifted, and the interval is widened."""
+"""Segments of a measurement. If the median of a segment lies outside the interval, the machine drifted, and the interval is
+widened."""
+CHECK_RULES = StoppingRule(least=SEGMENTS, most=200)
+MIN_CHECK_ROUNDS = 12
+"""Minimum rounds before a check is decided, unless the time is over."""
 MIN_REGRESSION_ROUNDS = 36
 """Minimum rounds before a regression is reported, unless the time is over."""
 
-State: TypeAlias = Literal["held", "regressed", "undecided", "alone"]
+CheckOutcome: TypeAlias = Literal["held", "regressed", "undecided", "alone"]
 """Outcome of a check. ``undecided``: the interval contains the limit; ``alone``: the lock has no other plan to compare with."""
 
 
@@ -427,7 +421,7 @@ class RegressionSetup:
     """Time limit of a comparison, without compiles. At least `SEGMENTS` rounds are run."""
     clock: Clock = time.perf_counter
     lowered: Plan | None = None
-    """The plan of lower precision, if there is one: its results are compared by `check_error`, not with the reference."""
+    """The plan of lower precision, if there is one. Its results are not compared with the reference: `check_error` does that."""
 
     @contextmanager
     def prepare_entrants(self, *plans: Plan) -> Iterator[list[Entrant]]:
@@ -436,7 +430,6 @@ class RegressionSetup:
         entrants: list[Entrant] = []
         try:
             for plan in plans:
-                # A plan of lower precision differs from the reference by design; `check_error` compares it with its budget.
                 outputs = None if plan is self.lowered else expected
                 entrant = prepare_plan(plan, self.request, self.cache, self.inputs, outputs, self.reference)
                 if isinstance(entrant, CandidateResult):
@@ -452,45 +445,43 @@ class RegressionSetup:
 def compare_plans(
     setup: RegressionSetup, plan: Plan, other: Plan, is_enough: Callable[[RatioInterval, int], bool]
 ) -> tuple[RatioInterval, int]:
-    """Measure the ratio of ``plan``'s time to ``other``'s; return it with the number of rounds.
+    """Measure the ratio of ``plan``'s time to ``other``'s; return the ratio and the number of rounds.
 
     The plans run in turn until ``is_enough(ratio, rounds)`` is true, or ``setup.seconds`` have passed. Raises LockError for a
     plan that fails.
     """
     with setup.prepare_entrants(plan, other) as entrants:
         until = setup.clock() + setup.seconds
-        repeats = [choose_calls_per_turn(_take_turn(entrant, 1, setup.clock), CHECK_RULES.turn) for entrant in entrants]
-        time_plan, time_other = (partial(_take_turn, x, calls, setup.clock) for x, calls in zip(entrants, repeats, strict=True))
 
-        def is_over(rounds: int, times: Mapping[str, Sequence[float]]) -> bool:
-            is_late = setup.clock() >= until
-            if rounds < (SEGMENTS if is_late else CHECK_RULES.least):
-                return False
-            return is_late or is_enough(compute_round_ratio_with_drift(*times.values(), parts=SEGMENTS), rounds)
+        def compute_ratio() -> RatioInterval:
+            return compute_round_ratio_with_drift(*(entrant.rounds for entrant in entrants), parts=SEGMENTS)
 
-        times = take_turns({"plan": time_plan, "other": time_other}, CHECK_RULES.most, is_over)
-    return compute_round_ratio_with_drift(*times.values(), parts=SEGMENTS), len(times["plan"])
+        def is_decided(active: Sequence[Entrant]) -> bool:
+            if len(active) < len(entrants) or setup.clock() >= until:
+                return True
+            rounds = len(active[0].rounds)
+            return rounds >= MIN_CHECK_ROUNDS and is_enough(compute_ratio(), rounds)
 
-
-def _take_turn(entrant: Entrant, repeats: int, clock: Clock) -> float:
-    try:
-        return seconds_per_turn(entrant.call, repeats, clock)
-    except Exception as error:  # whatever an engine raises
-        message = f"the plan {describe_plan(entrant.plan)} does not run: {type(error).__name__}: {error}"
-        raise LockError(message) from error
+        rounds = run_interleaved(entrants, until=math.inf, rules=CHECK_RULES, clock=setup.clock, is_decided=is_decided)
+        for entrant in entrants:
+            if entrant.failure:
+                raise LockError(f"the plan {describe_plan(entrant.plan)} does not run: {entrant.failure}")
+        return compute_ratio(), rounds
 
 
 def find_runner_up(plan: Plan, race: CandidateComparison) -> CandidateResult | None:
-    """Find the plan to compare ``plan`` with: the baseline, else the best single-engine one, else the best other, else None."""
+    """Find the other plan to compare ``plan`` with: the baseline, else the best single-engine plan, else the best; or None."""
+    key = make_partition_key(plan)
     others = [
         contender
         for contender in race.contenders
-        if contender.verdict not in ("late", "wrong", "failed") and make_partition_key(contender.plan) != make_partition_key(plan)
+        if contender.verdict not in ("late", "wrong", "failed") and make_partition_key(contender.plan) != key
     ]
     baseline = race.contenders[race.baseline] if race.baseline is not None else None
     if baseline in others:
         return baseline
-    return min(others, key=lambda contender: (not contender.is_single, others.index(contender)), default=None)
+    single_engine = [contender for contender in others if contender.is_single]
+    return next(iter(single_engine or others), None)
 
 
 def make_baseline(setup: RegressionSetup, plan: Plan, race: CandidateComparison) -> Baseline | None:
@@ -498,28 +489,28 @@ def make_baseline(setup: RegressionSetup, plan: Plan, race: CandidateComparison)
     opponent = find_runner_up(plan, race)
     if opponent is None:
         return None
-    # An interval as narrow as the least gain of a mixture is enough.
-    ratio, rounds = compare_plans(
-        setup, plan, opponent.plan, lambda ratio, _: ratio.high - ratio.low <= (1 - WIN_RATIO) * ratio.median
-    )
+
+    def is_narrow(ratio: RatioInterval, rounds: int) -> bool:
+        return ratio.high - ratio.low <= (1 - WIN_RATIO) * ratio.median  # the least gain with which a plan wins
+
+    ratio, rounds = compare_plans(setup, plan, opponent.plan, is_narrow)
     ranges = list_node_ranges(opponent.plan, setup.request.function)
     return Baseline(opponent.title, ratio.median, ratio.low, ratio.high, rounds, ranges)
 
 
 @dataclass(frozen=True, slots=True)
 class RegressionResult:
-    """The outcome of a regression check. Its truth value is False if the plan has regressed. Prints as text."""
+    """The result of a regression check. Its truth value is False if the plan has regressed. Prints as text."""
 
-    state: State
+    state: CheckOutcome
     limit: float
     """The allowed relative increase of the ratio, such as 0.05 for 5 %."""
     locked: Baseline | None = None
-    """The ratio in the lockfile. If ``state`` is ``alone``, this, `now` and `change` are None."""
+    """The ratio in the lockfile. If ``state`` is ``alone``, `locked`, `now` and `change` are None."""
     now: RatioInterval | None = None
-    """The ratio measured now."""
     rounds: int = 0
     change: RatioInterval | None = None
-    """The ratio measured now, divided by the ratio in the lockfile. The interval includes the uncertainty of both."""
+    """The ratio measured now, divided by the ratio in the lockfile. The interval includes the uncertainty of both ratios."""
 
     def __bool__(self) -> bool:
         return self.state != "regressed"
@@ -535,13 +526,13 @@ class RegressionResult:
     def __str__(self) -> str:
         was, now, change = self.locked, self.now, self.change
         if was is None or now is None or change is None:
-            return "it runs and computes what the reference does; the lock has no other plan to hold its time against"
+            return "its results agree with the reference; the lock has no other plan to compare its time with"
         changed = f"{change.median - 1:+.1%} ({change.low - 1:+.1%} to {change.high - 1:+.1%})"
-        phrase = "not decided, the noise is too large" if self.state == "undecided" else self.state
+        phrase = "undecided, since the noise is too large" if self.state == "undecided" else self.state
         then = f"{was.ratio:.3f} ({was.low:.3f} to {was.high:.3f}) in the lock"
         return (
             f"{phrase}: {changed}; the limit is {self.limit:+.1%}\n"
-            f"time over that of {was.plan}: {now} in {self.rounds} rounds, {then}"
+            f"time divided by that of {was.plan}: {now} in {self.rounds} rounds, {then}"
         )
 
 
@@ -559,16 +550,16 @@ def check_regression(
             return RegressionResult("alone", limit)
 
     def is_decided(ratio: RatioInterval, rounds: int) -> bool:
-        state = _choose_state(ratio, baseline, limit)
-        return state == "held" or (state == "regressed" and rounds >= MIN_REGRESSION_ROUNDS)
+        outcome = _judge_ratio(ratio, baseline, limit)
+        return outcome == "held" or (outcome == "regressed" and rounds >= MIN_REGRESSION_ROUNDS)
 
     now, rounds = compare_plans(setup, plan, other, is_decided)
     change = _divide_ratios(now, baseline)
-    return RegressionResult(_choose_state(now, baseline, limit), limit, baseline, now, rounds, change)
+    return RegressionResult(_judge_ratio(now, baseline, limit), limit, baseline, now, rounds, change)
 
 
 def _divide_ratios(now: RatioInterval, baseline: Baseline) -> RatioInterval:
-    """Divide the ratio measured now by the baseline's; independent uncertainties add in squares on a log scale."""
+    """Divide the ratio measured now by the baseline's. Their uncertainties are independent, so they add in squares of logs."""
     ratio = now.median / baseline.ratio
     # A low ratio now and a high one in the lock give the lowest change.
     log_low = math.hypot(math.log(now.median / now.low), math.log(baseline.high / baseline.ratio))
@@ -576,9 +567,9 @@ def _divide_ratios(now: RatioInterval, baseline: Baseline) -> RatioInterval:
     return RatioInterval(ratio, ratio * math.exp(-log_low), ratio * math.exp(log_high))
 
 
-def _choose_state(now: RatioInterval, baseline: Baseline, limit: float) -> State:
-    # The change must exceed the noise of the baseline, too: a wide interval in the lockfile cannot prove a regression.
+def _judge_ratio(now: RatioInterval, baseline: Baseline, limit: float) -> CheckOutcome:
     change = _divide_ratios(now, baseline)
+    # The change must also exceed the noise of the baseline: a wide interval in the lockfile cannot prove a regression.
     if change.low > 1 + limit and change.median > 1 + baseline.doubt:
         return "regressed"
     return "held" if change.high <= 1 + limit else "undecided"

@@ -55,11 +55,10 @@ Ingredients: TypeAlias = tuple[tuple[str, str], ...]
 MAX_LOCKED_CANDIDATES = 16
 """Maximum candidates recorded in a lockfile."""
 DEVICE_OF = "device of "
-"""Prefix of the option that records an engine's device if it is not the module's; the engine's spec follows."""
+"""Prefix of the names of options that record the device of an engine, if it is not the module's. The engine's spec follows."""
 MAX_NAME_CHARACTERS = 400
 """Maximum characters of a name in a lockfile; longer names are cut."""
-FINGERPRINT_DIGITS = 12
-"""Characters of a fingerprint shown in messages."""
+FINGERPRINT_DIGITS = 12  # in messages
 
 
 def create_lock(
@@ -73,19 +72,19 @@ def create_lock(
 ) -> PlacementFile:
     """Create the lockfile for the result of a search.
 
-    The plan places the request's Function or its quantized form. ``baseline`` is the comparison with another plan that later
-    checks use. ``source`` records where the model came from, and ``values`` the file of each input, so that a check can load
-    both; other inputs are random. ``now`` is the date to record.
+    The plan of the result places the request's Function or its quantized form. ``baseline`` is the comparison with another plan
+    that later checks use. ``source`` records where the model came from, and ``values`` has the file of each input; a check loads
+    the model and these files, and uses random values for other inputs. ``now`` is the date to record.
     """
     function, plan = request.function, tuned.plan
     machine, options = _describe_setting(request, {launch.engine for launch in plan.launches})
-    # A check runs the baseline, too, and compares the versions of both.
+    # A check also runs the baseline plan, and compares the versions of its engines.
     used = {*plan.engines, *(run.engine for run in (baseline.ranges if baseline else ()))}
     return PlacementFile(
         writer=__version__,
         date=(now or datetime.now(UTC)).strftime("%Y-%m-%d"),
         model={**_describe_model(function), **source},
-        inputs=_list_inputs(function),
+        inputs=_describe_inputs(function),
         engines={engine.spec: engine.version() for engine in unwrap(request.engines) if engine.spec in used},
         machine=machine,
         options=options,
@@ -107,29 +106,32 @@ def read_lock(path: str | os.PathLike[str]) -> PlacementFile:
 
 def read_shapes(lock: PlacementFile, function: Function) -> dict[str, tuple[int, ...]]:
     """Parse the input shapes that the lock records, by name; inputs whose shape was not static are left out."""
-    matches = {value.name: _SHAPED.fullmatch(lock.inputs.get(value.name[:MAX_NAME_CHARACTERS], "")) for value in function.inputs}
-    return {name: tuple(map(int, filter(None, match[1].split(",")))) for name, match in matches.items() if match}
+    shapes = {}
+    for value in function.inputs:
+        if match := _STATIC_TYPE.fullmatch(lock.inputs.get(value.name[:MAX_NAME_CHARACTERS], "")):
+            shapes[value.name] = tuple(int(extent) for extent in match[1].split(",") if extent)
+    return shapes
 
 
-_SHAPED = re.compile(r"\w+\[((?:\d{1,18}(?:,\d{1,18})*)?)\]", re.ASCII)
+_STATIC_TYPE = re.compile(r"\w+\[((?:\d{1,18}(?:,\d{1,18})*)?)\]", re.ASCII)
 """A tensor type with static extents only."""
 
 
 def list_node_ranges(plan: Plan, function: Function) -> tuple[NodeRange, ...]:
-    """Convert a plan to node ranges, each a run of consecutive nodes of ``function`` in one region."""
-    assignment, groups, names = map_nodes_to_engines(plan), map_nodes_to_regions(plan), [node.name for node in function.nodes]
-    ranges, first_node = [], 0
-    for group, members in groupby(names, groups.__getitem__):
-        run = list(members)
-        # Names are for the reader of a diff: positions place the nodes.
-        first, last = run[0][:MAX_NAME_CHARACTERS], run[-1][:MAX_NAME_CHARACTERS]
-        ranges.append(NodeRange(group, assignment[run[0]], first_node, len(run), first, last if len(run) > 1 else ""))
-        first_node += len(run)
+    """Convert a plan to node ranges, each of consecutive nodes of ``function`` in one region."""
+    assignment, region_numbers = map_nodes_to_engines(plan), map_nodes_to_regions(plan)
+    ranges, position = [], 0
+    for region, group in groupby([node.name for node in function.nodes], region_numbers.__getitem__):
+        names = list(group)
+        # The names are only for readers of a diff: nodes are placed by position.
+        first, last = names[0][:MAX_NAME_CHARACTERS], names[-1][:MAX_NAME_CHARACTERS] if len(names) > 1 else ""
+        ranges.append(NodeRange(region, assignment[names[0]], position, len(names), first, last))
+        position += len(names)
     return tuple(ranges)
 
 
 def list_candidate_records(race: CandidateComparison, function: Function | None = None) -> tuple[CandidateRecord, ...]:
-    """Convert the candidates of a race to records. They include the regions if ``function``, the placed one, is passed."""
+    """Convert the candidates of a race to records. With ``function``, the one that they place, the records have the regions."""
     return tuple(
         CandidateRecord(
             contender.title,
@@ -142,9 +144,6 @@ def list_candidate_records(race: CandidateComparison, function: Function | None 
     )
 
 
-# ---------------------------------------------------------------------- from a file to a plan
-
-
 def plan_from_ranges(ranges: Sequence[NodeRange], request: PlacementRequest) -> Plan:
     """Rebuild a plan from node ranges; raises LockError if it does not fit the request's Function and engines."""
     assignment: dict[str, str] = {}
@@ -152,36 +151,34 @@ def plan_from_ranges(ranges: Sequence[NodeRange], request: PlacementRequest) -> 
     function, count = request.function, len(request.function.nodes)
     for run in ranges:
         if (last := run.at + run.nodes) > count:
-            raise LockError(f"nodes up to number {last} are placed, and the model has {count} of them")
+            raise LockError(f"the plan places nodes up to number {last}, and the model has {count} nodes")
         for node in function.nodes[run.at : last]:
             if node.name in assignment:
                 raise LockError(f"node {node.name!r} is placed twice")
             assignment[node.name], groups[node.name] = run.engine, run.region
-    # A file may be edited by hand: each node must be placed exactly once.
+    # A file may be edited by hand, so nodes may be missing.
     if len(assignment) < count:
         missing = next(node.name for node in function.nodes if node.name not in assignment)
-        raise LockError(f"{len(assignment)} of {count} nodes are placed, and not {missing!r}")
+        raise LockError(f"only {len(assignment)} of {count} nodes are placed; the first missing one is {missing!r}")
     implicit, device = request.implicit, request.device_map
     try:
         return plan_from_assignment(function, request.engines, assignment, groups=groups, implicit=implicit, device=device)
     except PlanError as error:
-        raise LockError(f"it is no plan any more: {error}") from error
-
-
-# ---------------------------------------------------------------------- mismatches
+        raise LockError(f"the plan is impossible now: {error}") from error
 
 
 def list_mismatches(lock: PlacementFile, request: PlacementRequest, *, for_check: bool = False) -> tuple[str, ...]:
     """List the differences between a lock and a request, each as a phrase for a message; empty if the lock applies.
 
-    Only engines that the plan uses are compared. A regression check passes ``for_check``, to compare the engines of the baseline
-    too and to ignore the clustering options.
+    Only engines that the plan uses are compared. A regression check passes ``for_check``, which also compares the engines of the
+    baseline, and ignores the clustering options.
     """
     if reasons := tuple(_compare_model(lock, request.function)):
         return reasons  # for another model, other differences do not matter
     ranges = [*lock.plan, *(lock.baseline.ranges if lock.baseline and for_check else ())]
     machine, options = _describe_setting(request, {run.engine for run in lock.plan})
-    options |= {"clustering": lock.options.get("clustering", "")} if for_check else {}
+    if for_check:
+        options["clustering"] = lock.options.get("clustering", "")
     return (
         *_compare_engines(lock, request.engines, (run.engine for run in ranges)),
         *_compare_facts(lock.machine, machine),
@@ -193,22 +190,25 @@ def _compare_model(lock: PlacementFile, function: Function) -> Iterator[str]:
     current = _describe_model(function)
     if lock.model.get("fingerprint") == current["fingerprint"]:
         return
-    were, are = ({f"input {name}": type_ for name, type_ in x.items()} for x in (lock.inputs, _list_inputs(function)))
-    inputs = tuple(_compare_facts(were, are))
-    if inputs and were.keys() == are.keys() and lock.model.get("nodes") == current["nodes"]:
-        yield f"the sizes differ: {'; '.join(inputs)}"  # enough to change the fingerprint
+    locked_types = {f"input {name}": type_ for name, type_ in lock.inputs.items()}
+    current_types = {f"input {name}": type_ for name, type_ in _describe_inputs(function).items()}
+    differences = tuple(_compare_facts(locked_types, current_types))
+    locked_count = lock.model.get("nodes", "unknown")
+    if differences and locked_types.keys() == current_types.keys() and locked_count == current["nodes"]:
+        # Other input sizes alone explain that the fingerprint differs.
+        yield f"the sizes differ: {'; '.join(differences)}"
         return
-    yield from inputs
-    yield from _compare_facts(*({"the number of nodes": facts.get("nodes", "unknown")} for facts in (lock.model, current)))
-    was, is_ = (text[:FINGERPRINT_DIGITS] for text in (lock.model.get("fingerprint", "unknown"), current["fingerprint"]))
-    yield f"the model {lock.model.get('name', '')!r} had fingerprint {was}, and {current['name']!r} has {is_}"
+    yield from differences
+    yield from _compare_facts({"the number of nodes": locked_count}, {"the number of nodes": current["nodes"]})
+    was, now = lock.model.get("fingerprint", "unknown")[:FINGERPRINT_DIGITS], current["fingerprint"][:FINGERPRINT_DIGITS]
+    yield f"the model {lock.model.get('name', '')!r} had fingerprint {was}, and {current['name']!r} has {now}"
 
 
 def _compare_engines(lock: PlacementFile, engines: Sequence[GraphCompiler], used: Iterable[str]) -> Iterator[str]:
     by_spec = {engine.spec: engine for engine in unwrap(engines)}
     for spec in dict.fromkeys(used):
         if spec not in by_spec:
-            yield f"engine {spec!r}, which has a part of the plan, is not in the list of engines or not ready"
+            yield f"engine {spec!r}, which the plan uses, is not in the list of engines or not ready"
         elif (was := lock.engines.get(spec, "unknown")) != (now := by_spec[spec].version()):
             yield f"engine {spec!r} was {was} and is {now}"
 
@@ -216,9 +216,9 @@ def _compare_engines(lock: PlacementFile, engines: Sequence[GraphCompiler], used
 def _compare_facts(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
     for name in {**was, **now}:
         if name not in now:
-            yield f"{name} was {was[name]} and is not there"
+            yield f"{name} was {was[name]} and is absent"
         elif name not in was:
-            yield f"{name} is {now[name]} and was not there"
+            yield f"{name} is {now[name]} and was absent"
         elif was[name] != now[name]:
             yield f"{name} was {was[name]} and is {now[name]}"
 
@@ -227,51 +227,59 @@ def _describe_model(function: Function) -> dict[str, str]:
     return {"name": function.name, "fingerprint": function.fingerprint, "nodes": str(len(function.nodes))}
 
 
-def _list_inputs(function: Function) -> dict[str, str]:
+def _describe_inputs(function: Function) -> dict[str, str]:
     return {value.name[:MAX_NAME_CHARACTERS]: str(value.type) for value in function.inputs}
 
 
 def _describe_setting(request: PlacementRequest, specs: Set[str]) -> tuple[dict[str, str], dict[str, str]]:
     """Describe the machine, and the options for a plan on these engines, as two dicts. Unavailable devices are left out."""
     context = request.context
-    # A lock must apply on machines that lack the devices of other engines.
+    # Only devices that the plan needs: the lock must apply on a machine without the devices of other engines.
     devices = {spec: name for spec, name in sorted(request.devices.items()) if spec in specs}
     extensions_text, _, processor = dict(make_context_key(context))["machine"].partition("; ")
-    system, machine, *extensions = extensions_text.split(" ")
-    facts = {"system": f"{system} {machine}", "processor": processor, "extensions": " ".join(extensions)}
+    system, architecture, *extensions = extensions_text.split(" ")
+    machine = {"system": f"{system} {architecture}", "processor": processor, "extensions": " ".join(extensions)}
     for name in sorted({context.device, *devices.values()} - {"cpu"}):
         with suppress(DeviceError):
             accelerator = on_device(name, context).accelerator
-            facts[normalize_device(name)] = accelerator.hardware if accelerator is not None else ""
+            machine[normalize_device(name)] = accelerator.hardware if accelerator is not None else ""
     options = {"precision": context.options.precision, "device": context.device, "threads": str(context.threads)}
-    elsewhere = {f"{DEVICE_OF}{spec}": name for spec, name in devices.items()}
-    return facts, {**options, **elsewhere, "clustering": str(request.clustering)}
+    options |= {f"{DEVICE_OF}{spec}": name for spec, name in devices.items()}
+    return machine, {**options, "clustering": str(request.clustering)}
 
 
 MAX_TEXT_CHARACTERS = 2000
-"""Maximum characters of a note or a reason in a decision; longer ones are cut."""
+"""Maximum characters of a note or a reason in a decision; longer texts are cut."""
 
 
 def make_decision_key(request: PlacementRequest, ingredients: Ingredients | None = ()) -> Signature | None:
     """Make the key under which a decision is stored; None if it must not be stored.
 
     The key has the model, the engines with version and code, the options, machine and devices, and ``ingredients``. A decision is
-    not stored if ``ingredients`` is None, or if an engine's code is not in a file, so that a change of it would go unnoticed.
+    not stored if ``ingredients`` is None, or if an engine's code is not in a file: a change of the code would go unnoticed.
     """
-    engines, devices = unwrap(request.engines), sorted(request.devices.items())
-    # The code of an unused engine is hashed without importing it.
-    modules = (registry.find_entry_module(e.name) if isinstance(e, LazyEngine) else e.implementation.__module__ for e in engines)
-    codes = [hash_sources(module) for module in modules]
-    if CODE_UNKNOWN in codes or ingredients is None:
+    if ingredients is None:
         return None
     context = on_device(request.context.device, request.context)
-    # An engine in development keeps its version while its code changes, so that the code counts too.
-    described = ", ".join(f"{engine.spec} {_get_version(engine)} {code}" for engine, code in zip(engines, codes, strict=True))
-    subject = (("decision", f"of xrt {__version__}"), ("function", request.function.fingerprint), ("engines", described))
+    descriptions = []
+    for engine in unwrap(request.engines):
+        # The code of an unused engine is hashed without importing it.
+        is_unused = isinstance(engine, LazyEngine)
+        code = hash_sources(registry.find_entry_module(engine.name) if is_unused else engine.implementation.__module__)
+        if code == CODE_UNKNOWN:
+            return None
+        # An engine in development keeps its version while its code changes, so that the code counts too.
+        descriptions.append(f"{engine.spec} {_get_version(engine)} {code}")
+    subject = (("decision", f"of xrt {__version__}"), ("function", request.function.fingerprint))
     options = (("implicit", str(request.implicit)), ("clustering", str(request.clustering)))
-    elsewhere = {spec: dict(make_context_key(on_device(name, context)))["device"] for spec, name in devices}
-    device_entries = (("devices", str(elsewhere)),) * bool(devices) + (("graph", "recorded"),) * request.cuda_graph
-    return Signature((*subject, *options, *make_context_key(context), *device_entries, *ingredients))
+    entries = [*subject, ("engines", ", ".join(descriptions)), *options, *make_context_key(context)]
+    if request.devices:
+        devices = sorted(request.devices.items())
+        hardware = {spec: dict(make_context_key(on_device(name, context)))["device"] for spec, name in devices}
+        entries.append(("devices", str(hardware)))
+    if request.cuda_graph:
+        entries.append(("graph", "recorded"))
+    return Signature((*entries, *ingredients))
 
 
 def _get_version(engine: GraphCompiler) -> str:
@@ -282,8 +290,8 @@ def _get_version(engine: GraphCompiler) -> str:
 def load_decision(request: PlacementRequest, store: CostStore, ingredients: Ingredients | None = ()) -> TuningResult | None:
     """Load the stored decision for a request; None if there is none, or its search was too short.
 
-    A decision is used if its search had at least the budget of the request, or was requested by the user. Nothing is measured or
-    calibrated. ``ingredients`` are the key entries of the error budget, if there is one.
+    A decision is used if its search had at least the budget of the request, or was requested by the user. ``ingredients`` are the
+    key entries of the error budget, if there is one.
     """
     document = store.read_decision(make_decision_key(request, ingredients))
     if document is None:
@@ -319,12 +327,12 @@ SEARCH_FACTS = ("budget", "spent", "is_provisional", "is_explicit", "is_checked"
 def make_decision(tuned: TuningResult, request: PlacementRequest) -> PlacementFile:
     """Convert the result of a search to a decision, which `read_decision` reads. Nodes are identified by position, not by name.
 
-    Only the engines of the chosen plan are recorded. With an error budget only the chosen candidate is recorded, since each of
-    the others places another quantized form of the model.
+    Only the engines of the chosen plan are recorded. With an error budget, only the chosen candidate is recorded, because the
+    other candidates place other quantized forms of the model.
     """
-    request, race, engines = request_form(request, tuned.precision, tuned.lowered), tuned.race, tuned.queried or request.engines
+    race, engines = tuned.race, tuned.queried or request.engines
+    request = make_planned_request(request, tuned.precision, tuned.lowered)
     if tuned.precision is not None:
-        # The ranges of other candidates are positions in other forms of the model.
         engines, race = request.engines, replace(race, contenders=race.contenders[:1], baseline=None)
     used = [engine for engine in engines if engine.spec in tuned.plan.engines]
     specs = {engine.spec for engine in used}
@@ -343,10 +351,10 @@ def make_decision(tuned: TuningResult, request: PlacementRequest) -> PlacementFi
     )
 
 
-def request_form(
+def make_planned_request(
     request: PlacementRequest, precision: PrecisionRecord | None, lowered: Sequence[GraphCompiler]
 ) -> PlacementRequest:
-    """Return the request for the form of the model in this precision; None leaves the model unchanged.
+    """Make the request to place the form of the model that ``precision`` records; None stands for the model as it is.
 
     ``lowered`` are the engine variants that compute in lower precision. They are added to the engines.
     """
@@ -374,11 +382,11 @@ def read_decision(document: PlacementFile, request: PlacementRequest) -> TuningR
     """
     search, precision, records = document.search, document.precision, document.candidates
     if search is None:
-        raise PlacementFileError("it has no section 'search', so it is no decision")
+        raise PlacementFileError("it has no section 'search', so it is not a decision")
     lowered: tuple[GraphCompiler, ...] = ()
     if precision is not None:
         lowered = create_lowered_engines([run.engine for record in records for run in record.ranges], request)
-    request = request_form(request, precision, lowered)
+    request = make_planned_request(request, precision, lowered)
     request = _replace_engines(request, _restore_engines(document, search, request))
     unmeasured = FrozenDict(search.unmeasured)
     candidates = tuple(
@@ -387,7 +395,7 @@ def read_decision(document: PlacementFile, request: PlacementRequest) -> TuningR
     baseline = next((index for index, record in enumerate(records) if record.is_baseline), None)
     race = CandidateComparison(candidates, search.rounds, baseline)
     if race.winner is None:
-        raise PlacementFileError("candidates: none has won, so it holds no decision", position="candidates")
+        raise PlacementFileError("candidates: none has won, so it is not a decision", position="candidates")
     return TuningResult(
         race.winner.plan,
         race=race,
@@ -406,8 +414,9 @@ def read_locked_result(lock: PlacementFile, request: PlacementRequest) -> Tuning
 
     Raises LockError if the plan does not fit the request, CalibrationError or OptionError if the precision does not.
     """
-    request, used = request_form(request, lock.precision, ()), {run.engine for run in lock.plan}
-    request = _replace_engines(request, [x for x in request.engines if x.spec != request.implicit or x.spec in used])
+    request = make_planned_request(request, lock.precision, ())
+    if request.implicit not in {run.engine for run in lock.plan}:
+        request = _replace_engines(request, [engine for engine in request.engines if engine.spec != request.implicit])
     plan = plan_from_ranges(lock.plan, request)
     winner = next((record for record in lock.candidates if record.verdict == "won"), CandidateRecord("", "won"))
     race = CandidateComparison((_make_candidate(winner, plan),), baseline=0 if winner.is_baseline else None)
@@ -421,7 +430,7 @@ def _make_candidate(record: CandidateRecord, plan: Plan) -> CandidateResult:
 
 
 def _replace_engines(request: PlacementRequest, engines: Sequence[GraphCompiler]) -> PlacementRequest:
-    """Replace the engines of a request; it has an implicit engine only if that is among them."""
+    """Replace the engines of a request; the request keeps its implicit engine only if it is among the new ones."""
     implicit = request.implicit if any(engine.spec == request.implicit for engine in engines) else None
     return replace(request, engines=tuple(engines), implicit=implicit)
 
@@ -432,31 +441,30 @@ def _restore_engines(document: PlacementFile, search: SearchRecord, request: Pla
     declined: dict[str, dict[str, str]] = {spec: {} for spec in document.engines if spec in specs}
     for row in search.declined:
         if row.engine not in declined or max(row.nodes, default=0) >= len(names):
-            raise PlacementFileError("search.declined: an engine or a node is not of the request", position="search.declined")
+            raise PlacementFileError(
+                "search.declined: an engine or a node is not part of the request", position="search.declined"
+            )
         declined[row.engine].update((names[position], row.reason) for position in row.nodes)
     if not declined:
-        raise PlacementFileError("engines: none of them is of the request", position="engines")
+        raise PlacementFileError("engines: none of them is part of the request", position="engines")
     return tuple(RecordedSupportEngine(engine, declined[engine.spec]) for engine in request.engines if engine.spec in declined)
 
 
 def create_lowered_engines(specs: Sequence[str], request: PlacementRequest) -> tuple[GraphCompiler, ...]:
     """Create the engines among ``specs`` that the request does not have.
 
-    Each must be a lower-precision variant of an engine of the request, so that a file cannot choose the code to run. Raises
-    OptionError otherwise.
+    Raises OptionError for an engine that is not a lower-precision variant of an engine of the request: a file must not choose the
+    code to run.
     """
-    present = {engine.spec for engine in request.engines}
-    missing = [spec for spec in dict.fromkeys(specs) if spec not in present]
-    if not missing:
-        return ()
-    offers = {offer.spec: offer for engine in request.engines for offer in _list_offers(engine) if offer is not None}
-    for spec in missing:
-        if spec not in offers:
-            raise OptionError(f"engine {spec!r} of a plan of lower precision is not offered by any engine of the list")
-    return tuple(offers[spec] for spec in missing)
-
-
-def _list_offers(engine: GraphCompiler) -> list[GraphCompiler | None]:
-    """List an engine's variants in int8, bf16 and fp16, and in int8 combined with these; None for each that it does not have."""
-    integers = engine.lower_precision("int8")
-    return [integers, *(e.lower_precision(name) for e in (engine, integers) if e is not None for name in ("bf16", "fp16"))]
+    missing = set(specs) - {engine.spec for engine in request.engines}
+    variants: dict[str, GraphCompiler] = {}
+    for engine in request.engines if missing else ():
+        # An engine may combine int8 with bf16 or fp16.
+        int8 = engine.lower_precision("int8")
+        bases = [base for base in (engine, int8) if base is not None]
+        reduced = [int8, *(base.lower_precision(name) for base in bases for name in ("bf16", "fp16"))]
+        variants |= {variant.spec: variant for variant in reduced if variant is not None}
+    for spec in sorted(missing):
+        if spec not in variants:
+            raise OptionError(f"engine {spec!r} of a plan of lower precision is not a variant of an engine of the list")
+    return tuple(variants[spec] for spec in dict.fromkeys(specs) if spec in missing)

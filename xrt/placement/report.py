@@ -50,7 +50,7 @@ class CostReport:
 def make_report(plan: Plan, tuned: TuningResult, function: Function, table: CostTable) -> CostReport:
     """Report the costs of ``plan`` by region; if ``table`` is empty, only its time in the race of ``tuned``."""
     winner = tuned.race.winner
-    # With a lock nothing is timed here.
+    # The time in a lock was measured elsewhere.
     seconds = winner.seconds if winner and tuned.how != "locked" else None
     if not table.regions:
         return CostReport(None, seconds)
@@ -61,20 +61,20 @@ def make_report(plan: Plan, tuned: TuningResult, function: Function, table: Cost
     elif len(times) != len(cost.regions):
         # The plan has changed since the race, such as by fetched values.
         times = [None] * len(cost.regions)
-    parts = tuple(replace(region, measured=time) for region, time in zip(cost.regions, times, strict=True))
+    parts = tuple(replace(region, measured=measured) for region, measured in zip(cost.regions, times, strict=True))
     return CostReport(cost.seconds if math.isfinite(cost.seconds) else None, seconds, parts)
 
 
 MEASURES = {"relative": "relative error", "cosine": "cosine distance", "top1": "share of other answers"}
 """Display names of the built-in error measures; any other measure is a metric of the caller."""
 MAX_EXACT_NODES = 16
-"""Maximum nodes kept in float32 that the text lists for the chosen plan."""
+"""Maximum nodes that stay in float32 that the text lists for the chosen plan."""
 MAX_EXACT_NAMES = 4
-"""Maximum nodes kept in float32 that the line of any other plan lists."""
+"""Maximum nodes that stay in float32 that the line of another plan lists."""
 
 
 def format_error(error: float | None, measure: str) -> str:
-    """Format an error: of a built-in measure in per cent, of the caller's metric as a number.
+    """Format an error: of a built-in measure in per cent, of a metric of the caller as a number.
 
     >>> format_error(0.0123, "relative"), format_error(0.005, "accuracy")
     ('1.23%', '0.005')
@@ -90,8 +90,10 @@ def describe_budget(measure: str, limit: float) -> str:
 
 
 def describe_precision(record: PrecisionRecord) -> Iterator[str]:
-    """Yield the lines that describe a precision: the error, the regions, nodes kept in float32 with reasons, and notes."""
-    data = f"measured on {record.items} items" + (f", calibrated on {record.calibrated} others" if record.calibrated else "")
+    """Yield the lines that describe a precision: the error, the regions, nodes that stay in float32 with reasons, and notes."""
+    data = f"measured on {record.items} items"
+    if record.calibrated:
+        data += f", calibrated on {record.calibrated} others"
     budget = describe_budget(record.measure, record.limit)
     if record.precision == "fp32":
         yield f"precision: fp32, which no plan of lower precision has beaten within {budget}; {data}"
@@ -132,7 +134,7 @@ def _describe_error(record: PrecisionRecord) -> str:
 
 
 def list_pareto_plans(record: PrecisionRecord) -> list[tuple[LoweredPlanRecord, bool]]:
-    """List (plan, is_best) of the timed plans, fastest first; ``is_best``: no faster plan has as small an error."""
+    """List (plan, is_best) of the timed plans, fastest first. A plan is best if all faster plans have a larger error."""
     timed = sorted((x for x in record.plans if x.seconds is not None), key=lambda x: (x.seconds, x.error or 0.0))
     rows, lowest_error = [], math.inf
     for plan in timed:
@@ -168,7 +170,6 @@ def render_tuning_result(tuned: TuningResult) -> str:
 
 
 def render_tuning_page(tuned: TuningResult, model: str) -> str:
-    """Render a TuningResult as an HTML page titled with the model's name."""
     result = _describe_result(tuned)
     return views.render_page("tuning_page.html", f"{model}: {result['title']}", result=result)
 

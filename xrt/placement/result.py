@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -38,7 +38,7 @@ VERDICTS = {
 """Displayed word for each verdict; files have the key."""
 LATE_PREFIX = "not measured in time:"
 MAX_LISTED_REGIONS = 5
-"""Maximum regions of a plan whose title lists the engine of each; longer titles count regions by engine."""
+"""If a plan has more regions, its title counts the regions by engine instead of listing them in execution order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,6 @@ class CandidateResult:
 
     @property
     def title(self) -> str:
-        """The plan's name in tables and messages: its engines in execution order."""
         return describe_plan(self.plan)
 
     @property
@@ -76,7 +75,6 @@ class CandidateResult:
 
     @property
     def is_single(self) -> bool:
-        """Whether the plan uses at most one engine."""
         return len({launch.engine for launch in self.plan.launches}) <= 1
 
     def to_dict(self) -> dict[str, Any]:
@@ -109,7 +107,7 @@ FIGURES = ("verdict", "seconds", "low", "high", "ratio", "ratio_low", "ratio_hig
 
 @dataclass(frozen=True, slots=True)
 class CandidateComparison:
-    """The candidates, best first. The first one is the chosen plan, if any ran."""
+    """The candidates, best first."""
 
     contenders: tuple[CandidateResult, ...] = ()
     rounds: int = 0
@@ -118,7 +116,7 @@ class CandidateComparison:
 
     @property
     def winner(self) -> CandidateResult | None:
-        """The chosen candidate; None if none ran."""
+        """The chosen candidate; None if no candidate ran."""
         return next((contender for contender in self.contenders if contender.verdict == "won"), None)
 
 
@@ -139,7 +137,7 @@ class TuningResult:
     """Number of regions measured in this search, including failed ones."""
     notes: tuple[str, ...] = ()
     unmeasured: Mapping[str, str] = FrozenDict()
-    """By engine spec, why the whole model was not measured on it."""
+    """Why the whole model was not measured on an engine, by spec of the engine."""
     is_provisional: bool = False
     """Whether too few rounds ran to tell plans apart."""
     is_explicit: bool = False
@@ -163,15 +161,18 @@ class TuningResult:
         """Lines below the candidates: whether the result is provisional, which engines were not measured and why, and notes."""
         from xrt.html.views import format_count  # a plain call has no search, and loads no views
 
-        # One line for all engines that a larger budget would measure; the others have a reason each.
+        remarks = []
+        if self.is_provisional:
+            remedy = "the search was interrupted" if self.how == "interrupted" else suggest_budget(self.budget)
+            remarks.append(f"provisional: {format_count(self.race.rounds, 'round')} cannot tell plans apart; {remedy}")
+        # Engines that a larger budget would measure share a line.
         late = [spec for spec, reason in self.unmeasured.items() if "budget ended" in reason]
-        missing = [f"{LATE_PREFIX} {', '.join(late)}"] if late else []
-        missing += [f"not measured on {spec}: {reason}" for spec, reason in self.unmeasured.items() if spec not in late]
-        missing += [] if self.is_checked else ["no result was compared with the reference by the search; the first call is"]
-        rounds, more = format_count(self.race.rounds, "round"), suggest_budget(self.budget)
-        more = "the search was interrupted" if self.how == "interrupted" else more
-        provisional = [f"provisional: {rounds} cannot tell plans apart; {more}"] if self.is_provisional else []
-        return (*provisional, *missing, *self.notes)
+        if late:
+            remarks.append(f"{LATE_PREFIX} {', '.join(late)}")
+        remarks += [f"not measured on {spec}: {reason}" for spec, reason in self.unmeasured.items() if spec not in late]
+        if not self.is_checked:
+            remarks.append("no result was compared with the reference by the search; the first call is")
+        return (*remarks, *self.notes)
 
     def to_dict(self) -> dict[str, Any]:
         names = ("how", "budget", "spent", "measurements", "notes", "is_provisional")
@@ -220,7 +221,7 @@ def _format_lines(tuned: TuningResult) -> Iterator[str]:
 
 
 def suggest_budget(budget: float) -> str:
-    """Suggest a longer search in words: about two or three times ``budget``, at least 20 seconds.
+    """Suggest a longer search: two to three times ``budget``, and at least 20 seconds.
 
     >>> suggest_budget(3.0), suggest_budget(20.0)
     ('give more time, such as a budget of 20 s', 'give more time, such as a budget of 60 s')
@@ -229,34 +230,31 @@ def suggest_budget(budget: float) -> str:
     return f"give more time, such as a budget of {more:g} s"
 
 
-def is_of_engine(reason: Reason) -> bool:
-    """Whether a reason is about the engine rather than the node: it was slower, or it was not measured."""
+def is_about_engine(reason: Reason) -> bool:
+    """Whether a reason is about the engine rather than the node: the engine was slower, or was not measured."""
     return reason.text == MEASURED_REASON or reason.text.startswith(NOT_MEASURED)
 
 
 def update_reasons(plan: Plan, unmeasured: Mapping[str, str]) -> Plan:
-    """Update a plan's reasons: for a node that is not on an engine of ``unmeasured``, why that engine was not measured."""
-    reasons = tuple(
-        replace(reason, text=f"{NOT_MEASURED}{unmeasured[reason.engine]}")
-        if is_of_engine(reason) and reason.engine in unmeasured
-        else reason
-        for reason in plan.reasons
-    )
-    return replace(plan, reasons=reasons) if reasons != plan.reasons else plan
+    """Update a plan's reasons: if a node is not on an engine of ``unmeasured``, say why that engine was not measured."""
+    reasons = list(plan.reasons)
+    for index, reason in enumerate(reasons):
+        if is_about_engine(reason) and reason.engine in unmeasured:
+            reasons[index] = replace(reason, text=f"{NOT_MEASURED}{unmeasured[reason.engine]}")
+    return replace(plan, reasons=tuple(reasons)) if tuple(reasons) != plan.reasons else plan
 
 
 def describe_plan(plan: Plan) -> str:
-    """Make a plan's title: ``ort + xla + ort`` in execution order or, if that is long, engines with numbers of regions."""
+    """Make a plan's title: ``ort + xla + ort`` in execution order or, for many regions, ``ort (5 regions) + xla (4 regions)``."""
     specs = [launch.engine for launch in plan.launches]
-    kinds = list(dict.fromkeys(specs))
     if not specs:
         return "nothing to run"
-    if len(specs) <= MAX_LISTED_REGIONS and len(kinds) > 1:
-        # In execution order as long as that is short enough to read.
-        counts = [(kind, len(list(run))) for kind, run in groupby(specs)]
+    distinct = list(dict.fromkeys(specs))
+    if len(specs) <= MAX_LISTED_REGIONS and len(distinct) > 1:
+        counts = [(spec, len(list(group))) for spec, group in groupby(specs)]
     else:
-        counts = [(kind, specs.count(kind)) for kind in kinds]
-    return " + ".join(kind if count == 1 else f"{kind} ({count} regions)" for kind, count in counts)
+        counts = [(spec, specs.count(spec)) for spec in distinct]
+    return " + ".join(spec if count == 1 else f"{spec} ({count} regions)" for spec, count in counts)
 
 
 def _format_time(seconds: float) -> str:
@@ -284,9 +282,6 @@ class Progress:
         best = f"; best so far: {self.best}, {_format_time(self.seconds)}" if self.seconds is not None else ""
         return f"{self.stage}{best}"
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class PlacementRequest:
@@ -299,19 +294,18 @@ class PlacementRequest:
     context: CompileContext
     clustering: ClusteringOptions = ClusteringOptions()
     implicit: str | None = None
-    """The spec of the implicit engine, which the caller did not list."""
+    """The spec of the implicit engine, which was added to the caller's list; None if no engine was added."""
     devices: Mapping[str, str] = FrozenDict()
     """Devices by spec, for engines on another device than the context's."""
     cuda_graph: bool = False
     budget: float = 20.0
     spent: float = 0.0
-    """Seconds of the budget already spent; at least half of it always remains."""
+    """Seconds spent before the search. They count against the budget, up to half of it."""
     retune: bool = False
     """Whether to search even if a decision is stored. Later requests then use the result, even if their budget is larger."""
 
     @cached_property
     def device_map(self) -> DeviceMap:
-        """The device of each engine."""
         return DeviceMap(self.context.device, self.devices)
 
     @cached_property

@@ -1,7 +1,7 @@
 """The planner: from measured costs, propose plans, choose the next parts to measure, and predict the cost of a plan.
 
-It is deterministic and has no clock: the same Function, engines and table give the same plans, byte for byte. Sets of nodes and
-of values are integer bit masks.
+The planner is deterministic: the same Function, engines and costs give the same plans, byte for byte. A set of nodes is an
+integer bit mask over the node indices, and so is a set of values.
 """
 
 from __future__ import annotations
@@ -44,33 +44,32 @@ _KEYS: WeakKeyDictionary[Function, dict[int, str]] = WeakKeyDictionary()
 
 def to_mask(positions: Iterable[int]) -> int:
     """Make the bit mask in which the bits at these positions are set."""
-    return union(1 << position for position in positions)
+    return combine_masks(1 << position for position in positions)
 
 
-def union(masks: Iterable[int]) -> int:
-    """Combine masks by a bitwise or."""
+def combine_masks(masks: Iterable[int]) -> int:
     return reduce(or_, masks, 0)
 
 
 def iter_bits(mask: int) -> Iterator[int]:
     """Yield the positions of the set bits, ascending."""
     while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
+        lowest_bit = mask & -mask
+        yield lowest_bit.bit_length() - 1
+        mask ^= lowest_bit
 
 
 @dataclass(frozen=True)
 class PlanningGraph:
-    """A Function prepared for planning: dependencies, engine support, value sizes and shape keys; costs are in `CostModel`."""
+    """A Function prepared for planning: dependencies, engine support, value sizes and shape keys."""
 
     function: Function
     engines: tuple[str, ...]
-    """Specs of the engines; the planner refers to them by index."""
+    """Specs of the engines. The planner refers to an engine by its index in this tuple."""
     supported: tuple[int, ...]
     """Per engine, the mask of the nodes it supports."""
     is_stopped: Callable[[], bool] = lambda: False
-    """Whether the search no longer waits for the planner. It then raises OutOfTime, so that it does not disturb the race."""
+    """Whether the search no longer waits for the planner. The planner then raises OutOfTime, to leave the CPU to the race."""
 
     @classmethod
     def from_function(
@@ -80,10 +79,11 @@ class PlanningGraph:
         device: str | DeviceMap = "cpu",
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> PlanningGraph:
-        """Create the graph of a Function, after querying which nodes each engine supports."""
         eligible = EligibleEngines.of(function, engines, (), (), device)
-        candidates = eligible.candidates()
-        supported = (to_mask(index for index, able in enumerate(candidates) if engine in able) for engine in range(len(engines)))
+        supported = [0] * len(engines)
+        for index, node_engines in enumerate(eligible.candidates()):
+            for engine in node_engines:
+                supported[engine] |= 1 << index
         return cls(function, eligible.engines, tuple(supported), is_stopped)
 
     def __len__(self) -> int:
@@ -91,7 +91,6 @@ class PlanningGraph:
 
     @property
     def whole(self) -> int:
-        """The mask of all nodes."""
         return (1 << len(self)) - 1
 
     @cached_property
@@ -108,14 +107,14 @@ class PlanningGraph:
     def supports(self, region: Region) -> bool:
         """Whether the engine supports all nodes of the region, and these are assigned to at most one device."""
         engine, mask = region
-        return not mask & ~self.supported[engine] and sum(1 for device in self.devices if device & mask) < 2
-
-    # ------------------------------------------------------------------ values
+        unsupported = mask & ~self.supported[engine]
+        return not unsupported and sum(1 for device in self.devices if device & mask) < 2
 
     @cached_property
     def _values(self) -> dict[str, int]:
         """The index of each value that a node defines."""
-        return {name: index for index, name in enumerate(n for node in self.function.nodes for n in node.defines)}
+        names = (name for node in self.function.nodes for name in node.defines)
+        return {name: index for index, name in enumerate(names)}
 
     @cached_property
     def defines(self) -> tuple[int, ...]:
@@ -130,11 +129,11 @@ class PlanningGraph:
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """Bytes of each value; for a value of unknown size the median, and 0 if no size is known."""
+        """Bytes of each value. A value of unknown size gets the median of the known sizes, or 0 if there are none."""
         sizes = {name: getattr(self.function.get_type(name), "nbytes", None) for name in self._values}
         static_sizes = [size for size in sizes.values() if size is not None]
-        usual = int(median(static_sizes)) if static_sizes else 0
-        return {name: usual if size is None else size for name, size in sizes.items()}
+        median_size = int(median(static_sizes)) if static_sizes else 0
+        return {name: median_size if size is None else size for name, size in sizes.items()}
 
     @cached_property
     def _bytes(self) -> tuple[int, ...]:
@@ -148,12 +147,10 @@ class PlanningGraph:
     def find_inputs(self, mask: int) -> int:
         """Find the values that the nodes of a mask read from other nodes; returns a mask of values."""
         nodes = list(iter_bits(mask))
-        return union(self.reads[index] for index in nodes) & ~union(self.defines[index] for index in nodes)
-
-    # ------------------------------------------------------------------ parts
+        defined = combine_masks(self.defines[index] for index in nodes)
+        return combine_masks(self.reads[index] for index in nodes) & ~defined
 
     def make_subgraph(self, mask: int) -> Function:
-        """Extract the nodes in a mask as a Function."""
         return extract_subgraph(self.function, tuple(iter_bits(mask)), "part")
 
     def get_key(self, mask: int) -> str:
@@ -164,27 +161,27 @@ class PlanningGraph:
         return keys[mask]
 
     @cached_property
-    def kinds(self) -> tuple[str, ...]:
+    def node_keys(self) -> tuple[str, ...]:
         """The shape key of each node alone. Nodes with equal keys cost the same."""
         return tuple(self.get_key(1 << index) for index in range(len(self)))
 
     @cached_property
     def cut_points(self) -> list[int]:
-        """Positions that split the node order where at most one value crosses, and 0 and the number of nodes."""
-        last = list(range(len(self)))
-        for later, predecessors in enumerate(self.dependencies.predecessors):
-            for earlier in predecessors:
-                last[earlier] = later
-        dying = Counter(last)
-        alive, cuts = 0, [0]
+        """Positions that split the node order where the results of at most one node cross, and 0 and the number of nodes."""
+        last_reader = list(range(len(self)))
+        for reader, predecessors in enumerate(self.dependencies.predecessors):
+            for index in predecessors:
+                last_reader[index] = reader
+        last_reads = Counter(last_reader)
+        crossing, cuts = 0, [0]
         for index in range(len(self)):
-            alive += 1 - dying[index]
-            if alive <= 1:
+            crossing += 1 - last_reads[index]
+            if crossing <= 1:
                 cuts.append(index + 1)
         return cuts if cuts[-1] == len(self) else [*cuts, len(self)]
 
     @cached_property
-    def _runs(self) -> list[int]:
+    def _family_changes(self) -> list[int]:
         """Positions in the node order at which the operator family changes, and 0 and the number of nodes."""
         families = [classify_operator(node) for node in self.function.nodes]
         return [0, *(index for index in range(1, len(self)) if families[index] != families[index - 1]), len(self)]
@@ -192,37 +189,40 @@ class PlanningGraph:
     @cached_property
     def within_runs(self) -> int:
         """The mask of all nodes in runs of three or more consecutive nodes of one operator family."""
-        return union((1 << end) - (1 << first) for first, end in pairwise(self._runs) if end - first > 2)
+        return combine_masks(_make_mask(start, end) for start, end in pairwise(self._family_changes) if end - start > 2)
 
     @cached_property
     def parts(self) -> tuple[int, ...]:
         """Node masks of the parts worth measuring, without duplicates.
 
-        The whole model, the longest stretches that an engine supports, those between cut points, runs of one operator family,
-        stretches from one product to the next, and single nodes whose neighbors are other operators.
+        The parts are the whole model, the longest stretches that an engine supports, stretches between cut points, runs of one
+        operator family, stretches from one matrix product to the next, and single nodes whose neighbors are other operators.
         """
-        ops = ["", *(node.op for node in self.function.nodes), ""]
-        nodes = self.function.nodes
-        products = [0, *(index for index in range(1, len(self)) if classify_operator(nodes[index]) == "product"), len(self)]
+        nodes, count = self.function.nodes, len(self)
         parts = [self.whole]
         for mask in dict.fromkeys(self.supported):
-            # The longest supported stretches of an engine with partial support.
-            edges = [index for index in range(1, len(self)) if (mask >> index ^ mask >> index - 1) & 1]
-            stretches = [pair for pair in pairwise([0, *edges, len(self)]) if mask >> pair[0] & 1]
-            parts += _select_longest(stretches, least=1)
-        for bounds in (self.cut_points, self._runs, products):
-            parts += _select_longest(pairwise(bounds))
-        singles: dict[str, int] = {}
-        for index, kind in enumerate(self.kinds):
-            if kind not in singles and ops[index + 1] not in (ops[index], ops[index + 2]):
-                singles[kind] = 1 << index
-        return tuple(dict.fromkeys(filter(None, (*parts, *singles.values()))))
+            changes = [index for index in range(1, count) if (mask >> index & 1) != (mask >> (index - 1) & 1)]
+            parts += _select_longest((start, end) for start, end in pairwise([0, *changes, count]) if mask >> start & 1)
+        products = [0, *(index for index in range(1, count) if classify_operator(nodes[index]) == "product"), count]
+        for bounds in (self.cut_points, self._family_changes, products):
+            parts += _select_longest((start, end) for start, end in pairwise(bounds) if end - start > 1)
+        ops = ["", *(node.op for node in nodes), ""]
+        single_nodes: dict[str, int] = {}
+        for index, key in enumerate(self.node_keys):
+            if ops[index + 1] not in (ops[index], ops[index + 2]):
+                single_nodes.setdefault(key, 1 << index)
+        return tuple(dict.fromkeys(mask for mask in (*parts, *single_nodes.values()) if mask))
 
 
-def _select_longest(bounds: Iterable[tuple[int, int]], least: int = 2) -> list[int]:
-    """Return the node masks of the longest (start, end) stretches: at most `MAX_ATOMS`, each with at least ``least`` nodes."""
-    stretches = [pair for pair in bounds if pair[1] - pair[0] >= least]
-    return [(1 << end) - (1 << first) for first, end in sorted(stretches, key=lambda pair: (pair[0] - pair[1], pair))[:MAX_ATOMS]]
+def _make_mask(start: int, end: int) -> int:
+    """Make the mask of the nodes from ``start`` to before ``end``."""
+    return (1 << end) - (1 << start)
+
+
+def _select_longest(stretches: Iterable[tuple[int, int]]) -> list[int]:
+    """Return the node masks of the `MAX_ATOMS` longest (start, end) stretches."""
+    longest = sorted(stretches, key=lambda stretch: (stretch[0] - stretch[1], stretch))[:MAX_ATOMS]
+    return [_make_mask(start, end) for start, end in longest]
 
 
 _FAMILIES = {
@@ -235,7 +235,7 @@ _FAMILIES = {
 
 
 def classify_operator(node: Node) -> str:
-    """Return a node's operator family: its domain if custom, else control, product, reduction, movement or elementwise."""
+    """Return a node's operator family: control, product, reduction, movement or elementwise; of a custom operator its domain."""
     if node.domain:
         return node.domain
     if node.bodies:
@@ -245,7 +245,7 @@ def classify_operator(node: Node) -> str:
 
 @dataclass(frozen=True)
 class CostModel:
-    """The costs of regions: as measured or, for a region that was not, the sum of node costs fitted to measured parts."""
+    """The costs of regions: as measured, or estimated as the sum of node costs that are fitted to the measured parts."""
 
     graph: PlanningGraph
     table: CostTable
@@ -269,10 +269,10 @@ class CostModel:
     def seconds(self, region: Region, estimate: float | None = None) -> float:
         """Return the seconds of a region: as measured, else ``estimate``, else an estimate from node costs.
 
-        Infinite if the engine does not support the region or failed on it. Raises OutOfTime if the planner was abandoned.
+        Infinite if the engine does not support the region or failed on it. Raises OutOfTime if the planner was stopped.
         """
         if self.graph.is_stopped():
-            raise OutOfTime("the planner was abandoned")
+            raise OutOfTime("the planner was stopped")
         if not self.graph.supports(region):
             return math.inf
         cost = self.find_measured(region)
@@ -289,48 +289,57 @@ class CostModel:
 
     def compute_total(self, partitioning: Partitioning) -> float:
         """Return the seconds of all regions and of the transfers between them."""
-        return sum(
-            self.seconds(region) + self.graph.estimate_transfer(self.graph.find_inputs(region[1])) for region in partitioning
-        )
+        total = 0.0
+        for region in partitioning:
+            total += self.seconds(region) + self.graph.estimate_transfer(self.graph.find_inputs(region[1]))
+        return total
 
 
 FIT_ITERATIONS = 25
-"""Iterations of the fit over all measurements. With 8 a mixture of four benchmark models was not found; 50 changed nothing."""
+"""Iterations of the fit over all measurements. With 8 iterations, one of the four mixtures that are fastest on benchmark models
+was not found; 50 iterations changed nothing."""
 BYTES_PER_MULTIPLICATION = 0.02
-"""Cost of a multiplication in a product, as bytes moved: products are compute bound, other operators memory bound. Eleven models
-took 122 measurements with 0.02, 193 with 0.1 and 200 with 0, for the same mixtures."""
+"""Cost of a multiplication in a matrix product or convolution, as the number of moved bytes that cost as much. Eleven models took
+122 measurements with 0.02, 193 with 0.1 and 200 with 0, for the same mixtures."""
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 def fit_node_seconds(graph: PlanningGraph, table: CostTable, keys: Mapping[int, str]) -> tuple[np.ndarray, ...]:
     """Fit the seconds of each node on each engine, so that the nodes of measured parts add up to the measured cost.
 
-    Returns an array over the nodes for each engine. Nodes with equal shape keys cost the same; nodes of one operator start from
-    the same rate per unit of work. The fit only multiplies costs, so that they stay positive and close to the estimated work.
+    Returns an array over the nodes for each engine. Nodes with equal shape keys cost the same. The fit only multiplies costs, so
+    that they stay positive and close to the estimated work.
     """
-    kind_index = {kind: index for index, kind in enumerate(dict.fromkeys(graph.kinds))}
-    kinds = np.array([kind_index[kind] for kind in graph.kinds], np.intp)
-    # Most nodes were not measured alone: those of one operator share a rate until a measurement tells them apart.
+    # Nodes with equal shape keys are one kind.
+    kind_index = {key: index for index, key in enumerate(dict.fromkeys(graph.node_keys))}
+    kinds = np.array([kind_index[key] for key in graph.node_keys], np.intp)
     operators = list(dict.fromkeys(node.op for node in graph.function.nodes))
-    work, operator = np.ones(len(kind_index)), np.zeros(len(kind_index), np.intp)
+    work_of_kind, operator_of_kind = np.ones(len(kind_index)), np.zeros(len(kind_index), np.intp)
     for kind, node in zip(kinds, graph.function.nodes, strict=True):
-        work[kind], operator[kind] = _estimate_work(node, graph), operators.index(node.op)
-    measured = [_list_measured(table, spec, keys) for spec in graph.engines]
-    counts = [[np.bincount(kinds[list(iter_bits(mask))], minlength=len(kind_index)) for mask, _ in parts] for parts in measured]
-    rates = [
-        median(seconds / float(row @ work) for row, (_, seconds) in zip(rows, parts, strict=True)) if parts else None
-        for rows, parts in zip(counts, measured, strict=True)
-    ]
-    measured_rates = [rate for rate in rates if rate is not None]
-    usual = median(measured_rates) if measured_rates else BOUNDARY[1]
+        work_of_kind[kind], operator_of_kind[kind] = _estimate_work(node, graph), operators.index(node.op)
+
+    # For each engine: the seconds of the measured parts, and for each part the number of its nodes of each kind.
+    seconds_by_engine, counts_by_engine = [], []
+    for spec in graph.engines:
+        measured = _list_measured(table, spec, keys)
+        seconds_by_engine.append([seconds for _, seconds in measured])
+        node_lists = [list(iter_bits(mask)) for mask, _ in measured]
+        counts_by_engine.append([np.bincount(kinds[nodes], minlength=len(kind_index)) for nodes in node_lists])
+    # Seconds per byte of work. An engine that was not measured gets the median rate of the others.
+    rates: dict[int, float] = {}
+    for engine, (seconds, counts) in enumerate(zip(seconds_by_engine, counts_by_engine, strict=True)):
+        if seconds:
+            rates[engine] = median((np.array(seconds) / [float(row @ work_of_kind) for row in counts]).tolist())
+    default_rate = median(rates.values()) if rates else BOUNDARY[1]
+
     node_seconds = []
-    for rows, parts, rate in zip(counts, measured, rates, strict=True):
-        seconds = [cost for _, cost in parts]
-        by_operator = np.full(len(operators), usual if rate is None else rate)
-        _scale(by_operator, [np.bincount(operator, row * work, len(operators)) for row in rows], seconds)
-        shares = work * by_operator[operator]
-        _scale(shares, rows, seconds)
-        node_seconds.append(shares[kinds])
+    for engine, (seconds, counts) in enumerate(zip(seconds_by_engine, counts_by_engine, strict=True)):
+        # Fit a rate per operator first: most nodes were not measured alone, and get the rate of their operator.
+        rate_of_operator = np.full(len(operators), rates.get(engine, default_rate))
+        _scale(rate_of_operator, [np.bincount(operator_of_kind, row * work_of_kind, len(operators)) for row in counts], seconds)
+        seconds_of_kind = work_of_kind * rate_of_operator[operator_of_kind]
+        _scale(seconds_of_kind, counts, seconds)
+        node_seconds.append(seconds_of_kind[kinds])
     return tuple(node_seconds)
 
 
@@ -349,159 +358,164 @@ def _scale(values: np.ndarray, rows: Sequence[np.ndarray], seconds: Sequence[flo
     weights = [row[index] for row, index in zip(rows, used, strict=True)]
     for _ in range(FIT_ITERATIONS):
         for index, weight, cost in zip(used, weights, seconds, strict=True):
-            # Multiplication keeps every cost positive, and the ratio of nodes in a part.
+            # One factor for all nodes of a part keeps their costs positive, and in the same ratio to each other.
             values[index] *= cost / max(float(values[index] @ weight), 1e-30)
 
 
 def _estimate_work(node: Node, graph: PlanningGraph) -> float:
-    """Estimate a node's work in bytes: those moved, plus the multiplications of a product converted to bytes."""
+    """Estimate a node's work in bytes: the bytes it moves, and the multiplications of a product converted to bytes."""
     types = graph.function.get_type
-    moved = 64.0 + sum(
-        graph.sizes.get(name) or getattr(types(name), "nbytes", None) or 64 for name in {*node.uses, *node.defines}
-    )
-    shape = getattr(types(node.inputs[1]), "shape", None) if node.op_type in _PRODUCTS and len(node.inputs) > 1 else None
+    moved = 64.0
+    for name in {*node.uses, *node.defines}:
+        moved += graph.sizes.get(name) or getattr(types(name), "nbytes", None) or 64
+    if node.op_type not in _PRODUCTS or len(node.inputs) < 2:
+        return moved
+    shape = getattr(types(node.inputs[1]), "shape", None)
     if not shape or not all(isinstance(dim, int) for dim in shape):
         return moved
+    # Multiplications per output element: of a convolution over the kernel, of a matrix product over the rows of the weight.
     depth = math.prod(shape[1:]) if len(shape) > 2 else shape[0]
     return float(moved + BYTES_PER_MULTIPLICATION * graph.sizes[node.outputs[0]] * depth)
 
 
 MIN_GAIN = 0.05
 """A mixture is proposed only if it is predicted to save this share of the best plan's time. Predictions ignore the effect of a
-boundary on caches and threads, and rounds vary by 1 to 8 %: a smaller gain rarely wins its race. Eleven models took 122
+boundary on caches and threads, and rounds vary by 1 to 8 %, so that a smaller gain rarely wins a race. Eleven models took 122
 measurements with 5 %, and 332 with 2 %."""
 UNCERTAINTY = 2.0
 """Factor by which a time may be wrong: an engine may be this much faster on a part than estimated, and a time measured while
-libraries were imported may be this many times too long. With 1 no mixture of four benchmark models was found; with 4 the search
-took 206 measurements for them and seven others, not 122. Rounds of one plan vary by up to 28 %."""
+libraries were imported may be this many times too long. On eleven models the search took 122 measurements with 2 and 206 with 4.
+With 1 it found none of the four mixtures that are fastest on these models."""
 MAX_ATOMS = 128
-"""Maximum atoms (stretches of nodes that are placed as one), and maximum parts of one kind, of which the longest are used. 128
-atoms take 0.1 s, with quadratic growth. With 32, 128 and 256 parts twelve models with simulated costs took the same measurements,
-for the same mixtures."""
+"""Maximum atoms (stretches of nodes that are placed as one), and maximum parts to measure of one kind, such as stretches between
+cut points. To plan with 128 atoms takes 0.1 s, with quadratic growth. With 32, 128 and 256 parts, twelve models with simulated
+costs took the same measurements, for the same mixtures."""
 MAX_CANDIDATES = 4
-"""How many partitionings are refined by measuring their regions, how many mixtures race, and how many parts are measured before
-the next are chosen. With 2, 4 and 8 eleven models took the same measurements, for the same mixtures. With 3 and 4 twelve models
-with simulated costs took 432 and 380 measurements, for mixtures of 0.870 and 0.869 of the fastest engine's time. With 1, 2 and 4
-parts at a time thirty graphs of up to 60 nodes took 2,705, 2,585 and 2,678 measurements, and 65, 31 and 18 s to plan."""
-
-
-# ---------------------------------------------------------------------- partitionings
+"""Maximum partitionings whose regions are measured, mixtures that race, and parts that are measured before the next are chosen.
+With 2, 4 and 8, eleven models took the same measurements, for the same mixtures. On thirty graphs of up to 60 nodes, with 1, 2
+and 4 parts at a time, the search took 2,705, 2,585 and 2,678 measurements, and 65, 31 and 18 s to plan."""
 
 
 def iter_partitionings(costs: CostModel) -> Iterator[Partitioning]:
-    """Yield candidate partitionings.
-
-    These are each engine alone; each engine for all nodes it supports, with the others in order for the rest; each node on its
-    cheapest engine; and the best division of the node order into stretches.
-    """
     graph = costs.graph
     engines = range(len(graph.engines))
     yield from (((engine, graph.whole),) for engine in engines if graph.supports((engine, graph.whole)))
-    for first in engines:
-        order = [first, *(engine for engine in engines if engine != first)]
-        yield from _cluster(graph, [next((e for e in order if graph.supported[e] >> i & 1), -1) for i in range(len(graph))])
+    # As many nodes as possible on one engine, and the other nodes on the next engine that supports them.
+    for preferred in engines:
+        order = [preferred, *(engine for engine in engines if engine != preferred)]
+        yield from _cluster(graph, [_find_first_supporting(graph, index, order) for index in range(len(graph))])
     yield from _cluster(graph, list_cheapest(costs))
     yield from find_best_stretches(costs)
 
 
+def _find_first_supporting(graph: PlanningGraph, index: int, engines: Iterable[int]) -> int:
+    """Find the first of the ``engines`` that supports a node; -1 if there is none."""
+    return next((engine for engine in engines if graph.supported[engine] >> index & 1), -1)
+
+
 def list_cheapest(costs: CostModel) -> list[int]:
     """List the index of the cheapest engine for each node; -1 if no engine supports it."""
-    graph, seconds = costs.graph, costs.node_seconds
-    supporting = ([e for e, mask in enumerate(graph.supported) if mask >> i & 1] for i in range(len(graph)))
-    return [min(engines, key=lambda e, i=i: (seconds[e][i], e), default=-1) for i, engines in enumerate(supporting)]  # type: ignore[misc]
+    cheapest = []
+    for index in range(len(costs.graph)):
+        engines = sorted(range(len(costs.graph.engines)), key=lambda engine: costs.node_seconds[engine][index])
+        cheapest.append(_find_first_supporting(costs.graph, index, engines))
+    return cheapest
 
 
 def _cluster(graph: PlanningGraph, node_engines: Sequence[int]) -> Iterator[Partitioning]:
-    """Yield a partitioning into few regions, given each node's engine index; nothing if a node has none (-1)."""
+    """Yield a partitioning into few regions, given each node's engine index; nothing if a node has no engine (-1)."""
     if -1 in node_engines:
         return
     units = QuotientGraph.of(graph.dependencies, node_engines, [node.device for node in graph.function.nodes])
     regions: dict[int, list[int]] = {}
-    for index, slot in enumerate(minimize_cut(units, find_engine_sequence(units), ())):
-        regions.setdefault(slot, []).append(index)
+    for index, position in enumerate(minimize_cut(units, find_engine_sequence(units), ())):
+        regions.setdefault(position, []).append(index)
     yield tuple((node_engines[nodes[0]], to_mask(nodes)) for _, nodes in sorted(regions.items()))
 
 
 def find_best_stretches(costs: CostModel) -> Iterator[Partitioning]:
-    """Yield the cheapest division of the node order into stretches, each on one engine, or nothing if a node has no engine.
+    """Yield the cheapest division of the node order into stretches, each on one engine, if there is one.
 
-    Found by dynamic programming over the atoms, in time quadratic in their number.
+    Found by dynamic programming over the atoms, in time quadratic in the number of atoms.
     """
     graph, atoms = costs.graph, list_atoms(costs)
-    masks = [(1 << end) - (1 << start) for start, end in atoms]
-    defines = [union(graph.defines[start:end]) for start, end in atoms]
-    reads = [union(graph.reads[start:end]) for start, end in atoms]
+    masks = [_make_mask(start, end) for start, end in atoms]
+    defines = [combine_masks(graph.defines[start:end]) for start, end in atoms]
+    reads = [combine_masks(graph.reads[start:end]) for start, end in atoms]
     node_sums = [[float(seconds[start:end].sum()) for start, end in atoms] for seconds in costs.node_seconds]
+    # At index n, the cheapest way to run the first n atoms: its seconds, the first atom of its last region, and that region.
     best: list[tuple[float, int, Region]] = [(0.0, 0, (0, 0))]
-    """At index n, the cheapest way to run the first n atoms: seconds, first atom of the last region, and that region."""
     transfers: dict[int, float] = {}
     for end in range(1, len(atoms) + 1):
         best.append((math.inf, 0, (0, 0)))
         for engine in range(len(graph.engines)):
-            mask = inside = outside = 0
+            mask = defined = read = 0
             estimate = LAUNCH
             # The region grows backwards, so that its inputs and estimate are updated instead of computed again.
             for start in range(end - 1, -1, -1):
-                mask, inside, outside = mask | masks[start], inside | defines[start], outside | reads[start]
+                mask |= masks[start]
+                defined |= defines[start]
+                read |= reads[start]
                 estimate += node_sums[engine][start]
                 if not graph.supports((engine, mask)):
                     break
-                if (values := outside & ~inside) not in transfers:
-                    transfers[values] = graph.estimate_transfer(values)
-                seconds = best[start][0] + costs.seconds((engine, mask), estimate) + transfers[values]
+                if (inputs := read & ~defined) not in transfers:
+                    transfers[inputs] = graph.estimate_transfer(inputs)
+                seconds = best[start][0] + costs.seconds((engine, mask), estimate) + transfers[inputs]
                 if seconds < best[end][0]:
                     best[end] = seconds, start, (engine, mask)
+    if not atoms or not math.isfinite(best[-1][0]):
+        return
     regions, end = [], len(atoms)
-    while end and math.isfinite(best[end][0]):
+    while end:
         _, end, region = best[end]
         regions.append(region)
-    if atoms and not end:
-        yield tuple(reversed(regions))
+    yield tuple(reversed(regions))
 
 
 def list_atoms(costs: CostModel) -> list[tuple[int, int]]:
     """Split the node order into atoms, stretches (start, end) that are placed as one.
 
     Cut where the supporting engines, the device or the cheapest engine changes, and at cut points. If that gives more than
-    `MAX_ATOMS`, join neighbors as long as one engine supports them all.
+    `MAX_ATOMS`, join neighbors that one engine supports.
     """
     graph, cheapest = costs.graph, list_cheapest(costs)
     nodes = graph.function.nodes
-    support_and_device = [
-        (to_mask(e for e, mask in enumerate(graph.supported) if mask >> i & 1), nodes[i].device) for i in range(len(nodes))
-    ]
-    changes = [
-        i for i in range(1, len(nodes)) if (support_and_device[i], cheapest[i]) != (support_and_device[i - 1], cheapest[i - 1])
-    ]
+    if not nodes:
+        return []
+    supporting = [to_mask(e for e, mask in enumerate(graph.supported) if mask >> i & 1) for i in range(len(nodes))]
+    traits = [(supporting[i], nodes[i].device, cheapest[i]) for i in range(len(nodes))]
+    changes = [i for i in range(1, len(nodes)) if traits[i] != traits[i - 1]]
+    # Add cut points at equal distances, as many as the limit leaves.
     cuts, free_cuts = graph.cut_points[1:-1], MAX_ATOMS - len(changes)
-    spread_cuts = cuts[:: -(-len(cuts) // free_cuts)] if free_cuts > 0 and cuts else []
-    starts = sorted({0, *changes, *spread_cuts}) if nodes else []
-    most, joined, common = max(-(-len(starts) // MAX_ATOMS), 1), [], (0, "")
+    spread_cuts = cuts[:: math.ceil(len(cuts) / free_cuts)] if free_cuts > 0 and cuts else []
+    starts = sorted({0, *changes, *spread_cuts})
+    joined_count = math.ceil(len(starts) / MAX_ATOMS)
+    joined_starts, engines, device = [], 0, ""
     for index, start in enumerate(starts):
-        engines, device = support_and_device[start]
-        if index % most and device == common[1] and engines & common[0]:
-            common = engines & common[0], device
+        common = supporting[start] & engines
+        if index % joined_count and nodes[start].device == device and common:
+            engines = common
         else:
-            joined.append(start)
-            common = engines, device
-    return list(pairwise([*joined, len(nodes)]))
+            joined_starts.append(start)
+            engines, device = supporting[start], nodes[start].device
+    return list(pairwise([*joined_starts, len(nodes)]))
 
 
 def rank_partitionings(graph: PlanningGraph, table: CostTable) -> tuple[CostModel, dict[Partitioning, float]]:
-    """Rank the candidate partitionings by cost: returns the cost model, and the seconds of each possible one, cheapest first."""
+    """Rank the possible partitionings; return the cost model, and the seconds of each partitioning, cheapest first."""
     keys = {mask: graph.get_key(mask) for mask in graph.parts}
     measured = {key for key, _ in table.regions}
     while True:
         costs = CostModel.fit(graph, table, keys)
         totals = {p: costs.compute_total(p) for p in iter_partitionings(costs)}
         ranked = sorted((p for p in totals if math.isfinite(totals[p])), key=lambda p: (totals[p], p))
-        fresh = {
-            mask: graph.get_key(mask) for mask in sorted({mask for p in ranked[:MAX_CANDIDATES] for _, mask in p} - keys.keys())
-        }
-        # The model is fitted again with the regions of the best ones, if some were measured. Otherwise no cost would change.
-        if measured.isdisjoint(fresh.values()):
+        masks_of_best = {mask for p in ranked[:MAX_CANDIDATES] for _, mask in p}
+        new_keys = {mask: graph.get_key(mask) for mask in sorted(masks_of_best - keys.keys())}
+        # Fit the model again with the regions of the best partitionings. If none was measured, no cost would change.
+        if measured.isdisjoint(new_keys.values()):
             return costs, {p: totals[p] for p in ranked}
-        keys = {**keys, **fresh}
+        keys |= new_keys
 
 
 def propose_plans(
@@ -509,22 +523,23 @@ def propose_plans(
     engines: Sequence[GraphCompiler],
     table: CostTable,
     *,
-    limit: int = MAX_CANDIDATES,
     device: str | DeviceMap = "cpu",
     to_beat: float = math.inf,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> tuple[Plan, ...]:
-    """Propose the plan of each engine alone and at most ``limit`` mixtures, cheapest first.
+    """Propose the plan of each engine alone and at most `MAX_CANDIDATES` mixtures, cheapest first.
 
     ``to_beat`` is the time of a plan in seconds: only plans predicted to be faster by the share `MIN_GAIN` are returned. Plans
     with a region known to fail are left out. Empty if a node has no engine. Raises OutOfTime soon after ``is_stopped()`` is true.
     """
     graph = PlanningGraph.from_function(function, engines, device, is_stopped)
     ranked = [p for p, seconds in rank_partitionings(graph, table)[1].items() if seconds <= (1 - MIN_GAIN) * to_beat]
-    mixtures = [p for p in ranked if len(p) > 1][:limit]
+    mixtures = [p for p in ranked if len(p) > 1][:MAX_CANDIDATES]
     plans = [_make_plan(graph, p, engines, device) for p in (*mixtures, *(p for p in ranked if len(p) == 1))]
+    # The cost model does not look up every region, so that the table may know of one that fails.
     seconds = [predict_cost(function, plan, table).seconds for plan in plans]
-    return tuple(plans[i] for i in sorted(range(len(plans)), key=lambda i: (seconds[i], i)))
+    possible = [index for index in range(len(plans)) if math.isfinite(seconds[index])]
+    return tuple(plans[index] for index in sorted(possible, key=seconds.__getitem__))
 
 
 def _make_plan(
@@ -534,9 +549,6 @@ def _make_plan(
     groups = {nodes[index].name: region for region, (_, mask) in enumerate(partitioning) for index in iter_bits(mask)}
     node_engines = {name: graph.engines[partitioning[region][0]] for name, region in groups.items()}
     return plan_from_assignment(graph.function, engines, node_engines, groups=groups, device=device)
-
-
-# ---------------------------------------------------------------------- the next parts to measure
 
 
 @dataclass(frozen=True, slots=True)
@@ -550,7 +562,6 @@ class ProfilingRequest:
 
     @classmethod
     def from_launch(cls, launch: Launch) -> ProfilingRequest:
-        """Make the request to measure a region of a plan."""
         return cls(launch.function.shape_key, launch.engine, launch.function)
 
 
@@ -559,7 +570,6 @@ def choose_requests(
     engines: Sequence[GraphCompiler],
     table: CostTable = CostTable(),
     *,
-    limit: int = MAX_CANDIDATES,
     device: str | DeviceMap = "cpu",
     to_beat: float = math.inf,
     skipped: Collection[tuple[str, str]] = (),
@@ -579,11 +589,13 @@ def choose_requests(
     costs, ranked = rank_partitionings(graph, table)
     # A plan without a chance to win by `MIN_GAIN` is not worth a measurement.
     plans = [p for p, seconds in ranked.items() if seconds <= (1 - MIN_GAIN) * to_beat][:MAX_CANDIDATES]
-    regions = (sorted(plan, key=lambda region: (-costs.seconds(region), region)) for plan in plans)
-    worth = MIN_GAIN * to_beat if math.isfinite(to_beat) else 0.0
-    # Alternately: regions of good plans make their predictions exact, and savings lead to plans not thought of yet.
-    pairs = zip_longest(chain.from_iterable(regions), _list_by_potential_gain(costs, next(iter(ranked), ()), worth))
-    return tuple(islice(_list_unmeasured(graph, table, filter(None, chain.from_iterable(pairs)), skipped), limit))
+    regions_by_plan = (sorted(plan, key=lambda region: (-costs.seconds(region), region)) for plan in plans)
+    min_saving = MIN_GAIN * to_beat if math.isfinite(to_beat) else 0.0
+    parts = _list_by_potential_saving(costs, next(iter(ranked), ()), min_saving)
+    # Measured regions make the predictions of good plans exact; parts with large savings lead to new plans.
+    pairs = zip_longest(chain.from_iterable(regions_by_plan), parts)
+    alternating = (region for pair in pairs for region in pair if region is not None)
+    return tuple(islice(_list_unmeasured(graph, table, alternating, skipped), MAX_CANDIDATES))
 
 
 def _list_unmeasured(
@@ -598,38 +610,43 @@ def _list_unmeasured(
             yield ProfilingRequest(*subject, graph.make_subgraph(mask))
 
 
-def _list_by_potential_gain(costs: CostModel, best: Partitioning, worth: float) -> list[Region]:
-    """List parts to measure by the seconds that they may save over the ``best`` plan, largest first, at least ``worth``.
+def _list_by_potential_saving(costs: CostModel, best: Partitioning, min_saving: float) -> list[Region]:
+    """List the parts that may save at least ``min_saving`` seconds over the ``best`` plan, largest saving first.
 
     The saving is the part's cost in the best plan, minus its estimate on the engine divided by `UNCERTAINTY`, times the number of
-    such parts. If the engine was not measured on one of its operators, the estimate is at most the cost in the best plan.
+    parts with the same shape key.
     """
     graph, engines = costs.graph, range(len(costs.graph.engines))
     parts = [part for part in graph.parts if part != graph.whole]
-    counts = Counter(graph.get_key(part) for part in parts if part.bit_count() > 1) + Counter(graph.kinds)
+    counts = Counter(graph.get_key(part) for part in parts if part.bit_count() > 1) + Counter(graph.node_keys)
 
     def list_operators(masks: Iterable[int]) -> set[str]:
         return {graph.function.nodes[index].op for mask in masks for index in iter_bits(mask)}
 
-    # An engine may be surprisingly fast at an operator that it has not run alone, so such estimates are optimistic.
-    inner = [mask for mask in costs.keys if mask != graph.whole]
-    tried = [list_operators(mask for mask in inner if costs.find_measured((engine, mask)) is not None) for engine in engines]
+    proper_parts = [mask for mask in costs.keys if mask != graph.whole]
+    measured_operators = [
+        list_operators(mask for mask in proper_parts if costs.find_measured((engine, mask)) is not None) for engine in engines
+    ]
     savings = []
     for part in parts:
-        in_best = [costs.estimate((engine, part & nodes)) for engine, nodes in best if part & nodes]
-        # Without a best plan, the lowest estimate of an engine.
-        current_seconds = sum(in_best) if best else min(costs.estimate((engine, part)) for engine in engines)
+        if best:
+            current_seconds = sum(costs.estimate((engine, part & mask)) for engine, mask in best if part & mask)
+        else:
+            current_seconds = min(costs.estimate((engine, part)) for engine in engines)
         operators = list_operators([part])
-        # A node alone loses its fusion with similar nodes, and their run is measured too: a chain of 50 needs 6 measurements, not
-        # 20. With its whole saving eleven models took 150 measurements, not 122, and one mixture of four was not found.
-        is_cut_out = part.bit_count() == 1 and part & graph.within_runs
-        weight = counts[graph.get_key(part)] / (UNCERTAINTY**2 if is_cut_out else 1.0)
+        weight = float(counts[graph.get_key(part)])
+        # A node out of a run of similar nodes loses its fusion with them, and the run is measured too. With the whole weight
+        # eleven models took 150 measurements instead of 122, and one of the four mixtures that are fastest was not found.
+        if part.bit_count() == 1 and part & graph.within_runs:
+            weight /= UNCERTAINTY**2
         for engine in engines:
             if graph.supports((engine, part)):
                 estimate = costs.estimate((engine, part))
-                expected = (estimate if operators <= tried[engine] else min(estimate, current_seconds)) / UNCERTAINTY
-                saving = weight * max(current_seconds - expected, 0.0)
-                if saving >= worth:
+                # The engine may be surprisingly fast at an operator that was not measured on it, so the estimate is optimistic.
+                if not operators <= measured_operators[engine]:
+                    estimate = min(estimate, current_seconds)
+                saving = weight * max(current_seconds - estimate / UNCERTAINTY, 0.0)
+                if saving >= min_saving:
                     savings.append((saving, (engine, part)))
     return [region for _, region in sorted(savings, key=lambda pair: (-pair[0], pair[1]))]
 
@@ -644,7 +661,7 @@ class RegionPrediction:
     predicted: float | None
     """Seconds, including the launch; None if the engine cannot run it."""
     source: Literal["measured", "estimated", "impossible"]
-    """Where the predicted time is from. ``impossible``: there is none, because the region failed; `note` says why."""
+    """How the time was predicted. ``impossible``: there is no time, because the region failed; `note` says why."""
     note: str = ""
     measured: float | None = None
     """Seconds in the race; None if it was not timed."""
@@ -667,12 +684,13 @@ class Prediction:
 
 
 def predict_cost(function: Function, plan: Plan, table: CostTable) -> Prediction:
-    """Predict the cost of a plan from the table: of a region as measured, else as estimated from measured parts."""
+    """Predict the cost of a plan from the table: each region as measured, else as estimated from measured parts."""
     specs = tuple(dict.fromkeys(launch.engine for launch in plan.launches))
-    graph = PlanningGraph(function, specs, ((1 << len(function.nodes)) - 1,) * len(specs))
+    all_nodes = (1 << len(function.nodes)) - 1
+    graph = PlanningGraph(function, specs, (all_nodes,) * len(specs))
     positions = {node.name: index for index, node in enumerate(function.nodes)}
     masks = [to_mask(positions[name] for name in launch.nodes) for launch in plan.launches]
-    costs = None
+    model = None
     regions = []
     for launch, mask in zip(plan.launches, masks, strict=True):
         cost = table.region(launch.function.shape_key, launch.engine)
@@ -682,8 +700,8 @@ def predict_cost(function: Function, plan: Plan, table: CostTable) -> Prediction
         elif cost is not None:
             regions.append(RegionPrediction(*head, None, "impossible", cost))
         else:
-            costs = costs or CostModel.fit(graph, table)
-            regions.append(RegionPrediction(*head, costs.estimate((specs.index(launch.engine), mask)), "estimated"))
+            model = model or CostModel.fit(graph, table)  # only if needed, since the fit takes time
+            regions.append(RegionPrediction(*head, model.estimate((specs.index(launch.engine), mask)), "estimated"))
     seconds = (math.inf if region.predicted is None else region.predicted for region in regions)
     transfers = (graph.estimate_transfer(graph.find_inputs(mask)) for mask in masks)
     return Prediction(math.fsum([*seconds, *transfers]), tuple(regions))

@@ -32,7 +32,6 @@ def list_open_axes(inputs: Sequence[Value]) -> Iterator[tuple[int, int, str]]:
 
 
 def read_sizes(inputs: Sequence[Value], values: Sequence[Any]) -> Sizes:
-    """Read the sizes of the symbolic dims from the values of a call."""
     return FrozenDict({name: values[input_index].shape[axis] for input_index, axis, name in list_open_axes(inputs)})
 
 
@@ -40,15 +39,10 @@ def resize_values(inputs: Sequence[Value], values: Sequence[Any], sizes: Sizes) 
     """Cut or repeat the values of a call to other sizes of the symbolic dims, so that they stay plausible."""
     resized = list(values)
     for input_index, axis, name in list_open_axes(inputs):
-        # Zeros instead would be implausible data, such as a sequence of padding.
-        size, new_size = resized[input_index].shape[axis], sizes[name]
-        if size != new_size:
-            resized[input_index] = (
-                np.take(resized[input_index], np.arange(new_size) % size, axis=axis)
-                if size
-                else np.zeros(
-                    (*resized[input_index].shape[:axis], new_size, *resized[input_index].shape[axis + 1 :]),
-                    resized[input_index].dtype,
-                )
-            )
+        array = resized[input_index]
+        size, new_size = array.shape[axis], sizes[name]
+        if size and size != new_size:
+            resized[input_index] = np.take(array, np.arange(new_size) % size, axis=axis)
+        elif size != new_size:  # nothing to repeat
+            resized[input_index] = np.zeros((*array.shape[:axis], new_size, *array.shape[axis + 1 :]), array.dtype)
     return resized

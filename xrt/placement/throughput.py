@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from xrt.errors import OptionError, XRTError, did_you_mean
 from xrt.formats.placement_file import ServingCandidate, ServingConfiguration, Split, format_latency, format_rate
@@ -16,6 +16,7 @@ from xrt.measure.timing import Clock, LoadResult
 from xrt.placement.sizes import list_open_axes
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
+"""The batch sizes that a sweep measures by default."""
 MAX_LISTED_VALUES = 16
 """Maximum batch sizes, and maximum numbers of instances, in a sweep."""
 MAX_VALUE = 1 << 16
@@ -75,7 +76,7 @@ def _parse_numbers(name: str, value: Any) -> tuple[int, ...]:
 
 
 def parse_bound(value: Any) -> float:
-    """Return the latency bound in seconds; infinite for None. Raises OptionError unless it is a positive number."""
+    """Convert the option ``p99`` to a latency bound in seconds, infinite for None. Raises OptionError for an invalid value."""
     if value is None:
         return math.inf
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
@@ -101,7 +102,7 @@ class ThroughputResult:
     """Whether Ctrl-C ended the sweep early."""
 
     def to_record(self) -> ServingConfiguration | None:
-        """Convert to the record that files store: the configuration with all candidates; None if none was chosen."""
+        """Convert to the record that files store: the configuration with all candidates; None if no candidate was chosen."""
         return None if self.configuration is None else self.configuration.replace(rows=self.candidates)
 
     def to_dict(self) -> dict[str, Any]:
@@ -119,13 +120,12 @@ class ThroughputResult:
 
     @property
     def headline(self) -> str:
-        """The result in one line."""
-        within = "" if math.isinf(self.bound) else f" within a p99 of {format_latency(self.bound)}"
+        bound_text = "" if math.isinf(self.bound) else f" within a p99 of {format_latency(self.bound)}"
         if self.configuration is not None:
-            return f"most requests per second{within}: {self.configuration}"
+            return f"most requests per second{bound_text}: {self.configuration}"
         fastest = min((point.p50 for point in self.candidates if point.p50 is not None), default=None)
-        took = "" if fastest is None else f"; the fastest request takes {format_latency(fastest)}"
-        return f"nothing serves requests{within}{took}"
+        fastest_text = "" if fastest is None else f"; the fastest request takes {format_latency(fastest)}"
+        return f"nothing serves requests{bound_text}{fastest_text}"
 
     @property
     def summary(self) -> str:
@@ -165,11 +165,11 @@ def list_cells(point: ServingCandidate) -> tuple[str, ...]:
 
 
 def find_batch_dim(inputs: Sequence[Value], outputs: Sequence[Value], name: str | None = None) -> tuple[str, str]:
-    """Find the symbolic dim along which requests are joined to a batch.
+    """Find the symbolic dim along which requests are joined to a batch: (name, ""), or ("", reason) if there is none.
 
-    Returns its name and an empty string, or an empty name and the reason why there is none. Without ``name``, it must be the
-    first dim of every input and output. If the caller passes ``name``, an input without this dim is shared by all requests.
-    Raises OptionError if no input has the dim, one has it on another axis than 0, or an output's axis 0 is another symbolic dim.
+    The dim must be the first one of every input and output. If the caller passes ``name``, an input without this dim is shared by
+    all requests; OptionError is raised if no input has the dim, if an input has it on another axis than 0, or if an output's
+    axis 0 is another symbolic dim.
     """
     if name is not None:
         _check_batch_dim(name, inputs, outputs)
@@ -178,15 +178,15 @@ def find_batch_dim(inputs: Sequence[Value], outputs: Sequence[Value], name: str 
         return "", "the model has no input"
     first = _find_first_dim(inputs[0])
     if first is None:
-        return "", f"the first extent of input {inputs[0].name!r} is no symbolic dim"
+        return "", f"the first extent of input {inputs[0].name!r} is not a symbolic dim"
     for kind, values in (("input", inputs), ("output", outputs)):
         for value in values:
             if _find_first_dim(value) != first:
                 reason = f"dim {first!r} is the first extent of input {inputs[0].name!r} and not of {kind} {value.name!r}"
-                return "", f"{reason}; batch_dim={first!r} (--batch-dim) asks for it all the same"
-    for input_index, axis, other in list_open_axes(inputs):
-        if axis and other == first:
-            return "", f"dim {first!r} is another extent of input {inputs[input_index].name!r} too"
+                return "", f"{reason}; pass batch_dim={first!r} (--batch-dim) to use this dim"
+    for input_index, axis, dim in list_open_axes(inputs):
+        if axis and dim == first:
+            return "", f"dim {first!r} is also extent {axis} of input {inputs[input_index].name!r}"
     return first, ""
 
 
@@ -195,7 +195,7 @@ def _check_batch_dim(name: str, inputs: Sequence[Value], outputs: Sequence[Value
     axes = list(list_open_axes(inputs))
     names = list(dict.fromkeys(dim for _, _, dim in axes))
     if name not in names:
-        raise OptionError(f"batch_dim names {name!r}, which is no symbolic dim of the inputs.{did_you_mean(name, names)}")
+        raise OptionError(f"batch_dim names {name!r}, which is not a symbolic dim of the inputs.{did_you_mean(name, names)}")
     for input_index, axis, dim in axes:
         if dim == name and axis:
             raise OptionError(
@@ -205,22 +205,22 @@ def _check_batch_dim(name: str, inputs: Sequence[Value], outputs: Sequence[Value
         first = _find_first_dim(value)
         if first is not None and first != name:
             raise OptionError(
-                f"batch_dim={name!r} is not the first extent of output {value.name!r}, which is {first!r}: its rows are not "
-                f"those of the requests"
+                f"batch_dim={name!r} is not the first extent of output {value.name!r}, which is {first!r}: the output has no row "
+                f"for each request"
             )
 
 
 def _find_first_dim(value: Value) -> str | None:
-    """Find the name of a value's first dim; None if there is no such dim, or it is an integer or unnamed."""
+    """Find the name of a value's first dim; None if the value has no dims, or its first one is an integer or unnamed."""
     shape = value.type.shape if isinstance(value.type, TensorType) else None
     return shape[0] if shape and isinstance(shape[0], str) else None
 
 
 BADGES = {"chosen": "best", "within": "tie", "over": "slower", "declined": "slower"}
+"""The style of each verdict on a page."""
 
 
 def render_throughput_page(result: ThroughputResult, model: str) -> str:
-    """Render a ThroughputResult as a page titled with the model's name."""
     return views.render_page("throughput.html", f"Throughput of {model}", **_describe_page(result))
 
 
@@ -237,17 +237,13 @@ def _describe_page(result: ThroughputResult) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------------- the sweep
-
-StageCallback: TypeAlias = Callable[[str], object]
-"""Receives a line that says what is measured now."""
-
 BATCHES_IN_FLIGHT = (1, 2)
-"""Full batches in flight per instance. With two, a request waits for one call before its own, as in a service at full load."""
+"""Numbers of full batches in flight per instance to measure. With two, each request waits while another batch is computed, as in
+a service at full load."""
 EQUAL_RATE_SHARE = 0.03
 """Rates that differ by less than this share count as equal, because runs of one configuration vary as much."""
 MAX_LOAD_SECONDS = 5.0
-"""Maximum seconds of load for one point."""
+"""Maximum seconds for which the load of one point runs."""
 
 
 class ServingBench(Protocol):
@@ -256,13 +252,13 @@ class ServingBench(Protocol):
     dim: str
     """The symbolic dim along which requests are joined; empty if each call is one request."""
     is_exact: bool
-    """Whether calls only have the batch sizes of the sweep; otherwise a call joins any number of requests up to the batch."""
+    """Whether calls have only the batch sizes of the sweep. Otherwise a call joins any number of requests up to the batch."""
 
     def run_load(self, split: Split, batch: int, concurrency: int, seconds: float) -> LoadResult:
         """Measure throughput and latency for ``seconds`` with ``concurrency`` requests in flight."""
 
     def describe_plan(self, split: Split, size: int) -> str:
-        """Return the title of the plan for calls of ``size`` requests. The first call for a size chooses the plan."""
+        """Return the title of the plan for calls of ``size`` requests. Chooses the plan if there is none for this size."""
 
     def measure_memory(self, split: Split, sizes: Sequence[int]) -> int | None:
         """Measure the bytes of all instances for calls of these sizes; None if the engines do not report it."""
@@ -270,12 +266,13 @@ class ServingBench(Protocol):
 
 @dataclass(eq=False, slots=True)
 class ThroughputSweep:
-    """A sweep over serving configurations."""
+    """Measures the serving configurations of a request, which are the points of the sweep, and chooses the best one."""
 
     bench: ServingBench
     request: ThroughputRequest
     clock: Clock = time.perf_counter
-    report: StageCallback = lambda text: None
+    report: Callable[[str], object] = lambda text: None
+    """Called with a line that says what is measured now."""
     notes: tuple[str, ...] = ()
     _points: list[ServingCandidate] = field(default_factory=list)
 
@@ -289,15 +286,14 @@ class ThroughputSweep:
             is_interrupted = True
         index, configuration = self._find_best(), None
         if index is not None:
-            # All points stay in the result, so that a user sees how close the others came.
-            point = self._points[index] = self._points[index].replace(verdict="chosen")
-            configuration = self._configure(point)
+            self._points[index] = self._points[index].replace(verdict="chosen")
+            configuration = self._configure(self._points[index])
         ordered = tuple(sorted(self._points, key=lambda x: (x.verdict != "chosen", -(x.rate or 0.0), x.batch, x.concurrency)))
         bound, budget, spent = self.request.bound, self.request.budget, self.clock() - began
         return ThroughputResult(configuration, ordered, bound, budget, spent, self.notes, is_interrupted)
 
     def _list_candidates(self) -> None:
-        """Add the points of the sweep. This chooses their plans, so that no search for a plan disturbs a measurement."""
+        """Add the points of the sweep, and choose their plans: a later search for a plan would disturb a measurement."""
         for split in self.request.splits:
             for batch in self.request.batches:
                 self.report(f"plan for calls of {batch}, {split}")
@@ -319,7 +315,7 @@ class ThroughputSweep:
             memory_key = point.split, point.batch
             try:
                 load = self.bench.run_load(point.split, point.batch, point.concurrency, seconds)
-                # Both depths have the same instances, and therefore the same memory.
+                # The memory does not depend on the requests in flight.
                 if memory_key not in memory:
                     memory[memory_key] = self.bench.measure_memory(point.split, self._list_sizes(point.batch) or (point.batch,))
             except XRTError as error:  # such as out of memory: keep the other points
@@ -336,23 +332,24 @@ class ThroughputSweep:
         """Explain why a point need not be measured; empty if it must be."""
         if is_late:
             return f"no time was left of budget={self.request.budget:g} s"
-        for other in self._points:
-            if other.split == point.split and other.verdict == "over" and other.p99 is not None and other.batch <= point.batch:
-                # With one batch in flight per instance, the latency is that of a call: larger batches take longer still.
-                is_call = other.concurrency == other.batch * other.split.instances
-                if is_call or other.batch == point.batch:
-                    return f"batches of {other.batch} already take {format_latency(other.p99)}"
+        for measured in self._points:
+            if measured.split != point.split or measured.verdict != "over" or measured.p99 is None:
+                continue
+            # With one batch in flight per instance, the latency is the time of a call, which is longer for larger batches.
+            is_call_time = measured.concurrency == measured.batch * measured.split.instances
+            if measured.batch == point.batch or (is_call_time and measured.batch < point.batch):
+                return f"batches of {measured.batch} already take {format_latency(measured.p99)}"
         return ""
 
     def _list_sizes(self, batch: int) -> tuple[int, ...]:
+        """List the batch sizes that calls may have, up to ``batch``; empty if they may have any size."""
         return tuple(size for size in self.request.batches if size <= batch) if self.bench.is_exact else ()
 
     def _find_best(self) -> int | None:
         """Find the index of the highest rate within the bound; of equal rates, the smallest batch and concurrency."""
-        within = [index for index, point in enumerate(self._points) if point.verdict == "within"]
-        rates = {index: self._points[index].rate or 0.0 for index in within}
-        # Smaller batches and fewer requests in flight have a lower latency, for the same rate.
-        equal = [index for index in within if rates[index] >= (1 - EQUAL_RATE_SHARE) * max(rates.values())]
+        rates = {index: point.rate or 0.0 for index, point in enumerate(self._points) if point.verdict == "within"}
+        best_rate = max(rates.values(), default=0.0)
+        equal = [index for index, rate in rates.items() if rate >= (1 - EQUAL_RATE_SHARE) * best_rate]
         return min(equal, key=lambda i: (self._points[i].batch, self._points[i].concurrency, -rates[i]), default=None)
 
     def _configure(self, point: ServingCandidate) -> ServingConfiguration:
