@@ -88,7 +88,7 @@ def test_results_that_differ_are_wrong_and_never_the_best(monkeypatch: pytest.Mo
 
 def test_a_candidate_that_takes_too_long_is_ended() -> None:
     (group,) = compared("toy", settings=BenchOptions(rounds=2, limit_seconds=0.01)).groups
-    assert group.rows[0].reason == "no answer within its 0.01 s; give it more with --time-limit"
+    assert group.rows[0].reason == "no answer within 0.01 s; allow more time with --time-limit"
 
 
 JOB = Job(BenchTarget.parse(TINY), BenchCandidate(("toy",)), 1, QUICK)

@@ -17,7 +17,7 @@ from hypothesis import given, settings, strategies as st
 
 from xrt.bench import Agreement, BenchCandidate, BenchReport, Group, ReportRow, Timing, page
 from xrt.bench.job_server import StartupReport
-from xrt.bench.report import answer
+from xrt.bench.report import summarize
 from xrt.engines.toy import Toy
 from xrt.graph import FrozenDict
 from xrt.html.views import INPUTS, MOST, Box, MeanCall, Reading, RegionTimes, draw_boxes, draw_plan, render_page
@@ -179,7 +179,7 @@ def test_it_tells_everything() -> None:
         "fp32",
         "A processor with a name (TM)",
         "openvino libopenvino 1.2",
-        "2: what a candidate may use in all",
+        "2: the budget of each candidate",
         "2026-11-21 10:00 UTC",
         "Not all results agree",
         "openvino, ort, iree and xla each take the whole model as one region.",
@@ -260,8 +260,8 @@ def sound(*seconds: float, verdicts: tuple[str, ...]) -> Group:
     ],
 )
 def test_the_answer_says_which_is_fastest_and_by_how_much(group: Group, pattern: str) -> None:
-    assert re.fullmatch(pattern, answer(group))
-    assert answer(group) in Reader(page(report(group))).text
+    assert re.fullmatch(pattern, summarize(group))
+    assert summarize(group) in Reader(page(report(group))).text
 
 
 def test_a_plan_is_reported_as_plain_facts_and_comes_back_from_a_line() -> None:

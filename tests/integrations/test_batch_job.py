@@ -120,7 +120,7 @@ def test_a_folder_belongs_to_one_job(tmp_path):
     with pytest.raises(BatchJobError, match="has results of another job: model was "):
         run_job(BatchJob(model, ("toy",)), [str(rows)], out)
     (out / "_xrt_batch.json").unlink()
-    with raises_exactly(BatchJobError, f"{out} has parts, and no _xrt_batch.json says of which job; use another folder"):
+    with raises_exactly(BatchJobError, f"{out} has parts without _xrt_batch.json, which names their job; use another folder"):
         run_job(BatchJob(model, ("toy",)), [str(rows)], out)
     job, folder = BatchJob(model, ("toy",)), tmp_path / "other"
     with (
@@ -155,9 +155,9 @@ def test_many_processors_have_a_part_of_small_rows(tmp_path, rows, size):
         (["missing.parquet"], "there are no rows at missing.parquet: no such file or folder"),
         (
             ["model.onnx"],
-            "model.onnx is no file of rows by its name; these end in .parquet, .csv, .json, .jsonl, .arrow, .feather",
+            "model.onnx is not a file of rows, whose name ends in .parquet, .csv, .json, .jsonl, .arrow, .feather",
         ),
-        (["empty"], "folder empty has no file of rows; these end in .parquet, .csv, .json, .jsonl, .arrow, .feather"),
+        (["empty"], "folder empty has no file of rows, whose name ends in .parquet, .csv, .json, .jsonl, .arrow, .feather"),
         (["rows.parquet", "--cpus", "2"], "--cpus is for the workers of a cluster; pass it with --address, or choose --workers"),
         (["rows.parquet", "--column", "x"], "--column takes INPUT=COLUMN, each input once, such as ids=tokens; got 'x'"),
     ],
@@ -270,7 +270,7 @@ mixing (float[ROWS,2] x) => (float[ROWS,2] y) {
 """
 
 
-@pytest.mark.parametrize(("rows", "cure"), [("n", "pass batch=1 (--batch 1)"), ("4", "write a model with an open batch")])
+@pytest.mark.parametrize(("rows", "cure"), [("n", "pass batch=1 (--batch 1)"), ("4", "export it with a dynamic batch size")])
 def test_rows_that_depend_on_each_other_are_refused(tmp_path, rows, cure):
     model = write_model(tmp_path, MIXING.replace("ROWS", rows))
     pq.write_table(pa.table({"x": [[1.0, 1.0]] * 4 + [[1.0, 2.0], [3.0, 4.0]]}), tmp_path / "rows.parquet")
@@ -279,7 +279,7 @@ def test_rows_that_depend_on_each_other_are_refused(tmp_path, rows, cure):
         with pytest.raises(OptionError) as caught:
             run_job(job, [str(tmp_path / "rows.parquet")], tmp_path / on_error, workers=1)
         assert str(caught.value).startswith("the rows of a call change each other: row ")
-        assert str(caught.value).endswith(f"; {cure}, so that each row has a call of its own")
+        assert str(caught.value).endswith(f"; {cure}, so that each call has one row")
     if rows == "n":
         run_job(BatchJob(model, ("toy",), batch=1), [str(tmp_path / "rows.parquet")], tmp_path / "alone")
         assert read_results(tmp_path / "alone").column("y").to_pylist() == [[0.0, 0.0]] * 6
@@ -377,7 +377,7 @@ def test_rows_that_cannot_be_run_are_kept_apart(tmp_path):
     ]
     rows = _open(tmp_path, TEXT)
     with raises_exactly(
-        InputError, "row 1: input 'ids' takes rows of int64[s]; got nothing; on_error='column' keeps such rows apart"
+        InputError, "row 1: input 'ids' takes rows of int64[s]; got nothing; with on_error='column' the other rows are computed"
     ):
         rows({"ids": _objects([[1], None])})
 
@@ -409,8 +409,8 @@ def test_no_rows_give_no_rows(tmp_path):
         ({"columns": {"z": "b"}}, None, "columns names 'z'; the model's inputs are x, bias."),
         ({"outputs": ["sum"]}, None, "outputs names 'sum'; the model's outputs are y, total."),
         ({"on_error": "skip"}, None, "on_error must be 'raise' or 'column'; got 'skip'."),
-        ({"batch": 0}, None, "batch must be a number of rows from 1 on; got 0"),
-        ({"outputs": {"y": "a", "total": "a"}}, None, "outputs gives two outputs one column: a, a; give each its own"),
+        ({"batch": 0}, None, "batch must be a positive number of rows; got 0"),
+        ({"outputs": {"y": "a", "total": "a"}}, None, "outputs maps two outputs to one column: a, a; use different columns"),
         (
             {},
             ["x", "biases"],

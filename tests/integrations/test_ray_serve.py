@@ -173,7 +173,7 @@ def test_options_are_checked_before_a_replica_starts(tmp_path):
     with pytest.raises(OptionError) as caught:
         deployment(tmp_path / "model.xrt", num_replica=2)
     assert str(caught.value) == (
-        "'num_replica' is no option of xrt.serve.app and none of ray.serve.deployment. Did you mean 'num_replicas'?"
+        "'num_replica' is neither an option of xrt.serve.app nor of ray.serve.deployment. Did you mean 'num_replicas'?"
     )
     with pytest.raises(OptionError):
         deployment(tmp_path / "model.xrt", batch=0)

@@ -50,7 +50,7 @@ class BenchWorker:
         self.close()
 
     def start(self, timeout: float) -> StartupReport | JobFailure:
-        """Compile the model, call it once and warm up; the result is a JobFailure if that takes over ``timeout`` seconds."""
+        """Compile the model, call it once and warm up, within ``timeout`` seconds."""
         return self._ask({"do": "start", "job": msgspec.to_builtins(self._job)}, StartupReport, timeout)
 
     def turn(self, timeout: float) -> float | JobFailure:
@@ -61,19 +61,19 @@ class BenchWorker:
         """Measure the mean time that a call spends in each region."""
         return self._ask({"do": "profile"}, MeanCall, timeout)
 
-    def _ask(self, message: dict[str, Any], kind: type[T], timeout: float) -> T | JobFailure:
-        """Send a request to the worker; convert its response to ``kind``, and any failure to a JobFailure."""
+    def _ask(self, message: dict[str, Any], response_type: type[T], timeout: float) -> T | JobFailure:
+        """Send a request to the worker; convert its response to ``response_type``, and any failure to a JobFailure."""
         try:
             response, memory = self._process.ask(message, seconds=timeout)
         except WorkerTimedOut:
-            return JobFailure(f"no answer within its {timeout:g} s; give it more with --time-limit")
+            return JobFailure(f"no answer within {timeout:g} s; allow more time with --time-limit")
         except WorkerLost as error:
             return JobFailure(str(error))
         except RemoteError as error:
             return JobFailure(str(error.restore()))
         if "results" in response:
             self.results = read_values(memory, response["results"])
-        return msgspec.convert(response["answer"], kind)
+        return msgspec.convert(response["answer"], response_type)
 
     def close(self) -> None:
         """End the process, by force if necessary."""
@@ -91,7 +91,7 @@ def compare_engines(
     """Compare the candidates on each subject with each thread count; the row of a candidate that fails has the reason.
 
     ``progress`` is called with a description of each step, ``finished`` with each complete group. Results are compared with
-    those of the reference engine. The processes of all candidates are alive at once, so memory must hold the model once for each.
+    the reference engine's. All candidates' processes run at the same time, so memory must hold the model once per candidate.
     """
     groups: list[Group] = []
     started_at = f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
@@ -127,11 +127,11 @@ def _compare(
 ) -> Group:
     """Compare the candidates on one subject. The reference runs first, then each candidate alone, then all in turns."""
     group = Group(str(subject), subject.batch, threads, ())
-    on_host = replace(settings, warm_seconds=0.0, device="cpu", devices=FrozenDict())
-    job = Job(subject, REFERENCE_CANDIDATE, threads, on_host)
+    reference_settings = replace(settings, warm_seconds=0.0, device="cpu", devices=FrozenDict())
+    job = Job(subject, REFERENCE_CANDIDATE, threads, reference_settings)
     with ExitStack() as stack:
         progress(f"{group.title}: the reference")
-        with BenchWorker(job) as worker:  # ends before candidates start, whose memory it would use
+        with BenchWorker(job) as worker:  # ends before the candidates start, since they need its memory
             response = worker.start(settings.limit_seconds)
             expected = response.reason if isinstance(response, JobFailure) else worker.results
         runners = []
@@ -142,7 +142,7 @@ def _compare(
             _start_runner(runners[-1], expected, settings)
         _take_turns(runners, settings, lambda turn: progress(f"{group.title}: round {turn + 1} of {settings.rounds}"))
         for runner in runners:
-            if runner.runs:  # a candidate that fails now has no timeline
+            if runner.runs:
                 progress(f"{group.title}: {runner.candidate} region by region")
                 timeline = runner.worker.profile(settings.limit_seconds)
                 runner.timeline = None if isinstance(timeline, JobFailure) else timeline
@@ -155,7 +155,7 @@ def _check_results(results: list[Any], expected: list[Any] | str) -> Agreement:
         return Agreement(f"there is no reference: {expected}")
     checks = []
     for result, reference in zip(results, expected, strict=True):
-        # Errors accumulate over the whole model, so that the tolerance is not that of one operator.
+        # Errors accumulate over the model, so the tolerance is larger than for one operator.
         tolerance = tolerance_for(reference.dtype, "network") if isinstance(reference, np.ndarray) else None
         checks.append(compare_all([result], [reference], tolerance))
     message = next((check.message for check in checks if not check), "")
@@ -176,7 +176,7 @@ def _start_runner(runner: _Runner, expected: list[Any] | str, settings: BenchOpt
 
 def _take_turns(runners: Sequence[_Runner], settings: BenchOptions, progress: Callable[[int], None]) -> None:
     """Run one turn of each candidate per round. A candidate that fails, or whose time is used up, has no further turns."""
-    # Each candidate has its own budget: a slow one does not shorten the others' rounds.
+    # Each candidate has a separate time limit, so that a slow candidate does not cost the others any rounds.
     remaining = {id(runner): settings.limit_seconds for runner in runners if runner.runs}
     for turn in range(settings.rounds):
         progress(turn)
@@ -192,14 +192,12 @@ def _take_turns(runners: Sequence[_Runner], settings: BenchOptions, progress: Ca
 
 def _rank_rows(group: Group, runners: Sequence[_Runner]) -> Group:
     """Add a row per candidate: fastest first, then wrong ones, then failed ones."""
+    # Ratios are to the fastest candidate with correct results.
     correct = [runner for runner in runners if runner.runs and not runner.agreement.is_wrong]
-    # Only candidates with correct results can be the reference for ratios.
     fastest = min(correct, key=lambda runner: runner.timing.median, default=None)
-    last = {"wrong": 1, "failed": 2}  # wrong results are not ranked by their speed
-    rows = sorted(
-        (_make_row(runner, fastest) for runner in runners),
-        key=lambda row: (last.get(row.verdict, 0), row.median_seconds or 0.0),
-    )
+    last = {"wrong": 1, "failed": 2}
+    rows = [_make_row(runner, fastest) for runner in runners]
+    rows.sort(key=lambda row: (last.get(row.verdict, 0), row.median_seconds or 0.0))
     return replace(group, rows=tuple(rows))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from xrt.bench.report import peak_bytes
+from xrt.bench.report import read_peak_memory
 from xrt.bench.targets import BenchCandidate, BenchTarget, from_files, set_shapes
 from xrt.cache import CompileCache
 from xrt.engines import RunOptions
@@ -40,10 +40,10 @@ class BenchOptions:
     warm_seconds: float = 5.0
     """Maximum warm-up time; 0 if only the results are needed."""
     limit_seconds: float = 120.0
-    """Maximum time per candidate to import, search, compile and warm up, and again for all its turns."""
+    """Maximum time per candidate to import, search, compile and warm up. All its turns together have the same limit."""
     seed: int = 0
     budget_seconds: float = 20.0
-    """Maximum search time of ``auto``, within that limit."""
+    """Maximum search time of ``auto``, which counts against `limit_seconds`."""
     device: str = "cpu"
     devices: Mapping[str, str] = FrozenDict()
     """Devices of single engines, as XRTModule's ``devices``; a candidate without the engine ignores its entry."""
@@ -61,7 +61,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class StartupReport:
-    """Time and memory that a candidate needs until its calls have a steady time, measured while no other candidate runs."""
+    """The time and memory that a candidate needs until its calls take a steady time, measured while no other candidate runs."""
 
     versions: tuple[str, ...]
     regions: tuple[str, ...]
@@ -73,7 +73,7 @@ class StartupReport:
     warm_calls: int
     steady: bool
     alone_seconds: float
-    """Median call before any other candidate ran; 0 if not measured."""
+    """Median seconds of a call before any other candidate ran; 0 if not measured."""
     loaded_bytes: int
     """Peak resident memory before the compile: interpreter, libraries and model."""
     peak_bytes: int
@@ -108,28 +108,31 @@ def main(handle: str) -> None:
             prepared, start, results = _start_job(msgspec.convert(request.message["job"], Job))
             return {"answer": msgspec.to_builtins(start), "results": put_values(request.buffer, results)}
         assert prepared is not None  # the client sends the job first
-        return {"answer": msgspec.to_builtins(prepared.profile() if request.message["do"] == "profile" else prepared.turn())}
+        response = prepared.profile() if request.message["do"] == "profile" else prepared.take_turn()
+        return {"answer": msgspec.to_builtins(response)}
 
     serve(handle, answer)
 
 
 @dataclass(frozen=True, slots=True)
 class _PreparedCandidate:
-    """A candidate that is compiled and warmed up; ``values`` are its inputs, and a turn makes ``repeats`` calls."""
+    """A candidate that is compiled and warmed up, with the inputs of its calls."""
 
     module: XRTModule
     values: Sequence[Any]
     options: RunOptions | None
     """Options of each call; None on the CPU, where passing options would make a small call slower."""
     repeats: int = 1
+    """Calls of a turn."""
 
     def call(self) -> Any:
         return self.module(*self.values, options=self.options)
 
-    def turn(self) -> float:
-        turn = seconds_per_call(self.call, self.repeats)
+    def take_turn(self) -> float:
+        """Run one turn; return the mean seconds per call."""
+        seconds = seconds_per_call(self.call, self.repeats)
         wait_until_idle()  # spinning threads would slow down the next process's turn
-        return turn
+        return seconds
 
     def profile(self) -> MeanCall:
         """Profile as many calls as a turn has, but at least `MIN_PROFILED` and at most `MAX_PROFILED`."""
@@ -140,7 +143,7 @@ class _PreparedCandidate:
 
 
 def _start_job(job: Job) -> tuple[_PreparedCandidate, StartupReport, Sequence[Any]]:
-    """Load, compile, call once and warm up; return the candidate, what that cost, and the results of the first call."""
+    """Load, compile, call once and warm up; return the candidate, the start-up costs, and the results of the first call."""
     settings = job.settings
     function = job.subject.load(settings.seed)
     arrays = from_files(job.subject.files, function)
@@ -155,16 +158,15 @@ def _start_job(job: Job) -> tuple[_PreparedCandidate, StartupReport, Sequence[An
         lambda: XRTModule(function, list(job.candidate.engines), pins=job.candidate.pins, **options)
     )
     versions = tuple(registry.create(spec).version() for spec in module.engines)
-    # Before the compile, to separate its memory from that of imports and the model.
-    loaded = peak_bytes()
+    loaded_bytes = read_peak_memory()  # of the imports and the model, without the compile
     _, compile_seconds = time_call(lambda: module.compile(**inputs))
     # On a device a call returns before its results are computed, unless it blocks.
     call_options = None if settings.device == "cpu" else RunOptions(block=True)
     prepared = _PreparedCandidate(module, [inputs[value.name] for value in function.inputs], call_options)
     results, first_seconds = time_call(prepared.call)
-    repeats, warmth, alone_seconds = 1, Warmup(0, False), 0.0
+    repeats, warmup, alone_seconds = 1, Warmup(0, False), 0.0
     if settings.warm_seconds:  # otherwise only the results are needed
-        warmth = warm_up(prepared.call, seconds=settings.warm_seconds)
+        warmup = warm_up(prepared.call, seconds=settings.warm_seconds)
         repeats = choose_calls(prepared.call, settings.turn_seconds)
         times = [seconds_per_call(prepared.call, repeats)]
         # A slow call is measured once: the warm-up time limits this measurement too.
@@ -177,17 +179,14 @@ def _start_job(job: Job) -> tuple[_PreparedCandidate, StartupReport, Sequence[An
         import_seconds=import_seconds,
         compile_seconds=compile_seconds,
         first_seconds=first_seconds,
-        warm_calls=warmth.calls,
-        steady=warmth.steady,
+        warm_calls=warmup.calls,
+        steady=warmup.steady,
         alone_seconds=alone_seconds,
-        loaded_bytes=loaded,
-        peak_bytes=peak_bytes(),
+        loaded_bytes=loaded_bytes,
+        peak_bytes=read_peak_memory(),
         plan=list_regions(module.plan),
         engines=module.engines,
         placement=tuple(str(module.tuned).splitlines()) if module.tuned else (),
     )
-    return (
-        replace(prepared, repeats=repeats),
-        start,
-        [to_host(x) for x in (results if isinstance(results, tuple) else (results,))],
-    )
+    outputs = results if isinstance(results, tuple) else (results,)
+    return replace(prepared, repeats=repeats), start, [to_host(output) for output in outputs]

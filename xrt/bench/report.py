@@ -1,4 +1,4 @@
-"""The results of a comparison: records, which convert to JSON and render as an HTML page, and facts about the machine."""
+"""The results of a comparison, as JSON and as an HTML page, and facts about the machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Agreement:
     """How the results of the first call compare with the reference."""
 
     message: str = ""
-    """The difference beyond the tolerance, or why there is no reference; empty if all agrees."""
+    """The difference beyond the tolerance, or why there is no reference; empty if all results agree."""
     absolute: float | None = None
     """Largest absolute difference; None without a reference."""
     relative: float | None = None
@@ -68,7 +68,7 @@ class ReportRow:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Candidates measured in turns: one model, batch size and thread count."""
+    """The candidates for one model, batch size and thread count, measured in turns."""
 
     model: str
     batch: int | None
@@ -77,7 +77,6 @@ class Group:
 
     @property
     def title(self) -> str:
-        """Model, batch size and thread count, as a heading."""
         batch = "" if self.batch is None else f", batch {self.batch}"
         return f"{self.model}{batch}, {self.threads} thread{'s' * (self.threads != 1)}"
 
@@ -105,23 +104,24 @@ class BenchReport:
         return {e: v for row in started if row.start for e, v in zip(row.start.engines, row.start.versions, strict=True)}
 
     def _repr_html_(self) -> str:
-        """Charts and tables for a notebook."""
-        return cell(self)
+        # Without links, which would point to other cells of the notebook.
+        return views.render_cell("report.html", title=_title(self), is_page=False, **_describe(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain data: seconds, bytes and ratios; None for missing values."""
-        return {"schema": SCHEMA, "versions": self.versions, "agrees": self.agrees, **_plain(self)}
+        """Convert to plain data: times in seconds, memory in bytes, None for missing values."""
+        return {"schema": SCHEMA, "versions": self.versions, "agrees": self.agrees, **_to_plain(self)}
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Convert dataclasses, mappings and sequences to dicts and lists. A candidate becomes a dict with its text as ``name``."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {"name": str(value), **parts} if isinstance(value, BenchCandidate) else parts
-    # A FrozenDict is a Mapping and no dict, so that dataclasses.asdict would not convert it.
-    if isinstance(value, dict | FrozenDict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
+        fields = {field.name: _to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"name": str(value), **fields} if isinstance(value, BenchCandidate) else fields
+    if isinstance(value, dict | FrozenDict):  # dataclasses.asdict does not convert a FrozenDict
+        return {key: _to_plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_to_plain(item) for item in value]
+    return value
 
 
 def machine(*distributions: str) -> str:
@@ -133,7 +133,7 @@ def machine(*distributions: str) -> str:
 def describe() -> dict[str, str | int]:
     """Collect facts about the machine that may explain timings, by label: processor, cores, load, versions."""
     return {
-        "processor": name_processor(),
+        "processor": get_processor_name(),
         "architecture": platform.machine(),
         "cores": count_available_cores(),
         "load": f"{os.getloadavg()[0]:.2f}",
@@ -145,35 +145,30 @@ def describe() -> dict[str, str | int]:
     }
 
 
-def name_processor() -> str:
-    """The model of the processor, as the system names it."""
-    facts = Path("/proc/cpuinfo")
-    lines = facts.read_text(encoding="utf-8").splitlines() if facts.exists() else []
+def get_processor_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(models, "") or platform.processor() or "unknown"
 
 
-def peak_bytes() -> int:
-    """Peak resident memory of this process in bytes.
+def read_peak_memory() -> int:
+    """Read the peak resident memory of this process, in bytes.
 
-    Read from /proc where it exists, since Linux's ``ru_maxrss`` includes the parent's memory at the time of the fork. Otherwise
-    ``ru_maxrss`` is used.
+    From /proc where it exists, since Linux's ``ru_maxrss`` includes the parent's memory at the time of the fork.
     """
     status = Path("/proc/self/status")
-    if status.exists():
-        marks = [line.split()[1] for line in status.read_text(encoding="ascii").splitlines() if line.startswith("VmHWM")]
-        if marks:
-            return int(marks[0]) * 1024
+    for line in status.read_text(encoding="ascii").splitlines() if status.exists() else ():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-# ---------------------------------------------------------------------- pages and notebook cells
-
 CORRECT_VERDICTS = ("fastest", "tie", "slower", "too noisy")
 """Verdicts of candidates that ran with correct results; only these are ranked and have bars."""
-TROUBLES = {"failed": "failed", "wrong": "is wrong, so its speed counts for nothing"}
-DETAILED = 2
+TROUBLES = {"failed": "failed", "wrong": "is wrong, so its speed does not count"}
+MIN_DRAWN_REGIONS = 2
 """Plans with at least this many regions get a drawing and a table."""
 # The columns of two tables, with the CSS class of their cells.
 FIGURES = {
@@ -189,13 +184,8 @@ COSTS = {
 
 
 def page(report: BenchReport) -> str:
-    """Render the report as a standalone HTML page, without network and scripts, for light and dark screens and for print."""
+    """Render the report as an HTML page that needs no network and no scripts, for light and dark screens and for print."""
     return views.render_page("report.html", _title(report), is_page=True, **_describe(report))
-
-
-def cell(report: BenchReport) -> str:
-    """Render the report for a notebook, without links, which would point to other cells."""
-    return views.render_cell("report.html", title=_title(report), is_page=False, **_describe(report))
 
 
 def _title(report: BenchReport) -> str:
@@ -203,11 +193,11 @@ def _title(report: BenchReport) -> str:
 
 
 def _describe(report: BenchReport) -> dict[str, Any]:
-    """Template data of a report: its groups, and facts about machine, versions and settings."""
+    """Make the template's data for a report: its groups, and facts about machine, versions and settings."""
     threads = views.format_list([str(count) for count in dict.fromkeys(group.threads for group in report.groups)])
     facts = {
         "measured": f"{report.date} UTC" if report.date else None,
-        "threads": f"{threads}: what a candidate may use in all",
+        "threads": f"{threads}: the budget of each candidate",
         **{name: str(value) for name, value in report.machine.items()},
         **report.versions,
         **{name.replace("_", " "): _format_setting(value) for name, value in report.settings.items()},
@@ -223,17 +213,17 @@ def _format_setting(value: Any) -> str:
 
 
 def _describe_group(group: Group) -> dict[str, Any]:
-    """Template data of one group: summary, bars, tables, timelines, and drawings of plans with several regions."""
+    """Make the template's data for a group: summary, bars, tables, timelines, and drawings of plans with several regions."""
     correct = _list_correct(group)
     planned = [(row, row.start.plan) for row in group.rows if row.start and row.start.plan]
     all_colors = color_engines(region.engine for _, plan in planned for region in plan)
     troubles = [(row, TROUBLES.get(row.verdict, "could not be judged in full")) for row in group.rows if row.reason]
     timed = [views.Strip(str(row.candidate), plan, row.timeline) for row, plan in planned if row in correct and row.timeline]
-    # One color per engine across all candidates of the group.
+    # An engine has the same color for all candidates of the group.
     colors = color_engines(region.engine for strip in timed for region in strip.plan)
     return {
         "title": group.title,
-        "answer": answer(group),
+        "answer": summarize(group),
         "bars": views.make_bars([_make_bar(row) for row in correct]),
         "rounds": max((len(row.rounds) for row in correct), default=0),
         "figures": [_list_figures(row) for row in group.rows],
@@ -241,17 +231,17 @@ def _describe_group(group: Group) -> dict[str, Any]:
         "troubles": [(row.candidate, kind, row.reason) for row, kind in troubles],
         "colors": colors,
         "strips": views.make_strips(timed, colors) if timed else None,
-        "whole": [str(row.candidate) for row, plan in planned if len(plan) < DETAILED],
+        "whole": [str(row.candidate) for row, plan in planned if len(plan) < MIN_DRAWN_REGIONS],
         "placements": [(row.candidate, row.start.placement) for row in group.rows if row.start and row.start.placement],
         "pictures": [
             views.picture_plan(str(row.candidate), plan, row.timeline, all_colors)
             for row, plan in planned
-            if len(plan) >= DETAILED
+            if len(plan) >= MIN_DRAWN_REGIONS
         ],
     }
 
 
-def answer(group: Group) -> str:
+def summarize(group: Group) -> str:
     """Summarize the result of a group in two or three sentences."""
     correct = _list_correct(group)
     if not correct:
@@ -260,7 +250,8 @@ def answer(group: Group) -> str:
     best_time = f"{best.candidate} takes {views.format_seconds_interval(best.median_seconds or 0.0, best.interval)} a call"
     if not others:
         return f"{best_time}; nothing else ran and agreed with the reference."
-    ties, noisy = ([str(row.candidate) for row in others if row.verdict == verdict] for verdict in ("tie", "too noisy"))
+    ties = [str(row.candidate) for row in others if row.verdict == "tie"]
+    noisy = [str(row.candidate) for row in others if row.verdict == "too noisy"]
     slower = next((row for row in others if row.verdict == "slower"), None)
     sentences = [f"{best_time}: the fastest."]
     if ties:
@@ -290,8 +281,9 @@ def _list_figures(row: ReportRow) -> tuple[Any, ...]:
         return *head, *[""] * (len(FIGURES) - 2)
     times = views.format_seconds_interval(row.median_seconds, row.interval), views.format_ratio_interval(row.ratio)
     agreement = row.agreement
-    differences = ("", "") if agreement is None else (_difference(agreement.absolute), _difference(agreement.relative))
-    return *head, *times, *differences
+    if agreement is None:
+        return *head, *times, "", ""
+    return *head, *times, _format_difference(agreement.absolute), _format_difference(agreement.relative)
 
 
 def _list_costs(row: ReportRow) -> tuple[Any, ...]:
@@ -310,5 +302,7 @@ def _list_costs(row: ReportRow) -> tuple[Any, ...]:
     )
 
 
-def _difference(value: float | None) -> str:
-    return "no reference" if value is None else "0" if value == 0 else f"{value:.1e}"
+def _format_difference(value: float | None) -> str:
+    if value is None:
+        return "no reference"
+    return f"{value:.1e}" if value else "0"

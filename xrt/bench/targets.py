@@ -21,11 +21,11 @@ from xrt.graph import FrozenDict, Function, TensorType, Value
 from xrt.partition import Pin
 from xrt.placement.engine_list import AUTO
 
-_SIZED = re.compile(r"(?P<source>[^{}]+?)\s*(?:\{(?P<sizes>[^{}]*)\})?\s*")
+_TARGET = re.compile(r"(?P<source>[^{}]+?)\s*(?:\{(?P<sizes>[^{}]*)\})?\s*")
 _WITH = re.compile(r"\s+with\s+")
 BATCH = "batch"
-DIGITS = 100
-"""Maximum digits of a size: Python refuses to parse thousands."""
+MAX_DIGITS = 100
+"""Maximum digits of a size: Python raises ValueError for an integer of thousands of digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class BenchTarget:
     @classmethod
     def parse(cls, text: str, batch: int | None = None) -> Self:
         """Parse ``squeezenet``, ``bert{layers=2}`` or ``model.onnx{tokens=128}``; raises OptionError for other forms."""
-        match = _SIZED.fullmatch(text)
+        match = _TARGET.fullmatch(text)
         if match is None:
-            raise OptionError(f"{text!r} is not a model; one reads like 'squeezenet', 'bert{{layers=2}}' or 'model.onnx'")
+            raise OptionError(f"{text!r} is not a model; write a model like 'squeezenet', 'bert{{layers=2}}' or 'model.onnx'")
         parts = [part for part in (match["sizes"] or "").split(",") if part.strip()]
-        return cls(match["source"], FrozenDict(_size(part, text) for part in parts), batch)
+        return cls(match["source"], FrozenDict(_parse_size(part, text) for part in parts), batch)
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{name}={size}" for name, size in self.sizes.items())
@@ -57,7 +57,7 @@ class BenchTarget:
         """Load the model; raises ModelError or OptionError, also for an impossible batch size."""
         if self.source not in models.names():
             return self._load_file()
-        # Shipped models with a size named batch are built for it; others have a symbolic dim or a fixed batch.
+        # A shipped model with a size named batch is built for this size; another has a symbolic dim or a fixed batch.
         if self.batch is None or BATCH not in models.list_model_sizes(self.source):
             return _with_batch(models.load(self.source, seed, **self.sizes), self.batch)
         return models.load(self.source, seed, **{**self.sizes, BATCH: self.batch})
@@ -65,7 +65,7 @@ class BenchTarget:
     def check(self) -> Function | None:
         """Raise ModelError or OptionError if the model or a size does not exist.
 
-        Return the model of a file. A shipped model, whose sizes are all known, is not built; the result is then None.
+        Return the model of a file. A shipped model is not built, since all its sizes are known; the result is then None.
         """
         if self.source in models.names():
             models.check_sizes(self.source, self.sizes)
@@ -84,12 +84,15 @@ class BenchTarget:
         return _with_batch(set_dims(function, self.sizes), self.batch)
 
 
-def _size(part: str, text: str) -> tuple[str, int]:
+def _parse_size(part: str, text: str) -> tuple[str, int]:
+    """Parse ``layers=2`` to a name and a size; ``text`` is for error messages."""
     name, equals, size = (piece.strip() for piece in part.partition("="))
     if not equals or not size.isdecimal():
         raise OptionError(f"a model's size is written NAME=NUMBER, such as layers=2; got {part.strip()!r} in {text!r}")
-    if len(size) > DIGITS:
-        raise OptionError(f"{name} of {text[:DIGITS]!r}... is a number of {len(size)} digits, and no extent")
+    if len(size) > MAX_DIGITS:
+        raise OptionError(
+            f"{name} of {text[:MAX_DIGITS]!r}... is a number of {len(size)} digits, which is too large for an extent"
+        )
     return name, int(size)
 
 
@@ -133,8 +136,8 @@ def find_batch_dim(function: Function, batch: int) -> str | None:
     first = next((shape[0] for shape in _shapes(name_batch(function)) if shape), batch)
     if isinstance(first, int) and first != batch:
         raise ModelError(
-            f"the model's batch is {first}, and {batch} was asked; only a named extent can be chosen, and the size of a shipped "
-            f"model: 'NAME{{batch={batch}}}'"
+            f"the model's batch is {first}, and {batch} was requested; the size can be chosen only for a symbolic dim, or for a "
+            f"shipped model by 'NAME{{batch={batch}}}'"
         )
     return first if isinstance(first, str) else None
 
@@ -163,7 +166,7 @@ def read_input_files(files: Sequence[str], function: Function) -> dict[str, tupl
         elif text.endswith(".npz"):
             arrays = read_npz(path)
         elif len(function.inputs) != 1:
-            raise OptionError(f"--input {text!r} does not say which input it is; write NAME=FILE.npy, or give an .npz")
+            raise OptionError(f"--input {text!r} does not name an input; write NAME=FILE.npy, or pass an .npz")
         else:
             arrays = {function.inputs[0].name: read_npy(path)}
         values |= {name: (path, array) for name, array in arrays.items()}

@@ -18,7 +18,7 @@ import click
 from rich.text import Text
 
 from xrt import __version__
-from xrt.bench.report import name_processor
+from xrt.bench.report import get_processor_name
 from xrt.cache import Records, Store, find_cache_directory, open_disk_tier
 from xrt.cache.entries import ENTRIES, explain_misses, list_entries
 from xrt.cli.inputs import load_with_sizes
@@ -129,7 +129,7 @@ def _examine() -> dict[str, Any]:
         "python": f"{platform.python_version()} ({sys.executable})",
         "platform": platform.platform(),
         "versions": {"xrt": __version__, **versions},
-        "processor": {"name": name_processor(), "architecture": platform.machine(), "features": features},
+        "processor": {"name": get_processor_name(), "architecture": platform.machine(), "features": features},
         "cores": {"this process": count_available_cores(), "machine": os.cpu_count()},
         "threads": {"budget": get_default_budget(), **{library.name: library.get() for library in find_blas().libraries}},
         "memory": {word: os.sysconf("SC_PAGE_SIZE") * count for word, count in pages.items()},

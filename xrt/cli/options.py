@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from xrt.bench.targets import DIGITS, name_batch
+from xrt.bench.targets import MAX_DIGITS, name_batch
 from xrt.cache import parse_size
 from xrt.engines import ExecutionOptions, parse_spec, split_specs
 from xrt.engines.contract.spec import list_options
@@ -60,7 +60,7 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # generic in click's lat
 def _parse_numbers(text: str) -> tuple[int, ...] | None:
     # The number of digits is limited because int() raises ValueError for thousands of them.
     parts = [part.strip() for part in text.split(",")]
-    return tuple(map(int, parts)) if all(part.isdecimal() and len(part) <= DIGITS and int(part) for part in parts) else None
+    return tuple(map(int, parts)) if all(part.isdecimal() and len(part) <= MAX_DIGITS and int(part) for part in parts) else None
 
 
 def _parse_seconds(text: str) -> float | None:
@@ -156,7 +156,7 @@ def parse_choices(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
         name, equals, size = text.partition("=")
         if not equals or not size.isdecimal():
             raise OptionError(f"--dim takes NAME=SIZE, such as batch=4; got {text!r}")
-        if len(size) > DIGITS:
+        if len(size) > MAX_DIGITS:
             raise OptionError(f"--dim {name}: an extent is at most {LARGEST_EXTENT}; got a number of {len(size)} digits")
         choices[name] = tuple(dict.fromkeys((*choices.get(name, ()), int(size))))
     return choices

@@ -13,19 +13,20 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from xrt.engines.toolkit.libraries import shorten
 from xrt.errors import BatchJobError, EngineError, InputError
 from xrt.formats.output import remove_dead_temporaries, replace_file
 from xrt.integrations.batch.model import ERROR, OnError, RowModel, choose_batch, open_model
 from xrt.integrations.batch.tables import Chunk, RowFile, list_chunks, list_row_files, read_chunk
 from xrt.runtime import count_available_cores
 
-ERRORS = "xrt_errors"
-"""Key in the schema metadata of a part: its number of rows without outputs."""
+ERROR_COUNT_KEY = "xrt_errors"
+"""Key in the schema metadata of a part for the number of its rows without outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
-    """The arguments of a job. They and the row files determine the results, so both are in the manifest of the folder."""
+    """The arguments of a job. The manifest of the folder has the arguments and the row files, which determine the results."""
 
     model: str
     """Absolute path of a bundle or an ONNX file, valid on every machine of the job."""
@@ -41,7 +42,7 @@ class BatchJob:
     """Rows per call; may change when a job is resumed."""
 
     def open_model(self, threads: int | None) -> RowModel:
-        """Load the model with a budget of ``threads``; None means the default budget."""
+        """Load the model with a budget of ``threads``; None stands for the default budget."""
         module = open_model(self.model, engine=list(self.engine), threads=threads)
         batch = self.batch or choose_batch(module)
         options = {"columns": self.columns, "outputs": self.outputs, "keep": self.keep, "on_error": self.on_error}
@@ -110,7 +111,7 @@ def run_chunk(job: BatchJob, model: RowModel, folder: str, chunk: Chunk) -> Chun
     for name, column in result_columns.items():
         part = part.append_column(name, column)
     # Stored in the part: a job that is resumed counts the errors without reading rows.
-    part = part.replace_schema_metadata({**(part.schema.metadata or {}), ERRORS: str(len(errors))})
+    part = part.replace_schema_metadata({**(part.schema.metadata or {}), ERROR_COUNT_KEY: str(len(errors))})
     replace_file(Path(folder, chunk.part), lambda file: pq.write_table(part, file, write_page_checksum=True))
     return ChunkReport(chunk, len(errors), model.module.engines[0])
 
@@ -127,15 +128,15 @@ def count_part_errors(part: Path, chunk: Chunk) -> int | None:
                 file.read_row_group(group)
     except (OSError, pa.ArrowException):
         return None
-    errors = (footer.metadata or {}).get(ERRORS.encode(), b"")
+    errors = (footer.metadata or {}).get(ERROR_COUNT_KEY.encode(), b"")
     return int(errors) if footer.num_rows == chunk.stop - chunk.start and errors.isdigit() else None
 
 
 MANIFEST = "_xrt_batch.json"
 """Describes the job of a folder. Table readers skip names that begin with an underscore."""
-FORMAT = 2
-"""Version of the manifest; a folder with another one is not resumed."""
-_AFTER_DAMAGE = "remove the folder to run the whole job again, or use another one"
+MANIFEST_VERSION = 2
+"""Version of the manifest. A job is not resumed in a folder whose manifest has another version."""
+_DAMAGE_REMEDY = "remove the folder to run the whole job again, or use another folder"
 
 
 @contextmanager
@@ -160,7 +161,7 @@ def claim_folder(
 
 
 def _find_missing(folder: Path, job: BatchJob, files: Sequence[RowFile]) -> tuple[list[Chunk], JobReport]:
-    """Find the chunks without a valid part; return them and a report of the others. Write the manifest of a new job."""
+    """Find the chunks without a valid part; return them and a report of the other chunks. Write the manifest of a new job."""
     chunks = list_chunks(files, job.part_rows)
     description = _describe(job, files, chunks)
     manifest = folder / MANIFEST
@@ -169,7 +170,7 @@ def _find_missing(folder: Path, job: BatchJob, files: Sequence[RowFile]) -> tupl
         replace_file(manifest, lambda file: file.write(json.dumps(description, indent=1).encode()))
     # Without the manifest it is unknown whether the parts belong to this job.
     elif not manifest.exists():
-        raise BatchJobError(f"{folder} has parts, and no {MANIFEST} says of which job; use another folder")
+        raise BatchJobError(f"{folder} has parts without {MANIFEST}, which names their job; use another folder")
     else:
         _check_same_job(manifest, description)
     remove_dead_temporaries(folder)  # of a process that was killed while it wrote
@@ -182,16 +183,16 @@ def _find_missing(folder: Path, job: BatchJob, files: Sequence[RowFile]) -> tupl
 
 
 def _check_same_job(manifest: Path, current: Mapping[str, Any]) -> None:
-    """Raise BatchJobError if the manifest of a folder is damaged, or is that of a job with arguments other than ``current``."""
+    """Raise BatchJobError if the manifest of a folder is damaged, or has other arguments than ``current``."""
     try:
         stored = json.loads(manifest.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise BatchJobError(f"{manifest} is damaged ({error}); {_AFTER_DAMAGE}") from error
+        raise BatchJobError(f"{manifest} is damaged ({error}); {_DAMAGE_REMEDY}") from error
     if not isinstance(stored, dict):
-        raise BatchJobError(f"{manifest} is damaged (it holds no object of JSON); {_AFTER_DAMAGE}")
+        raise BatchJobError(f"{manifest} is damaged (it is not a JSON object); {_DAMAGE_REMEDY}")
     for name in current:
         if stored.get(name) != current[name]:
-            old, new = (t if len(t := json.dumps(job.get(name))) <= 200 else f"{t[:197]}..." for job in (stored, current))
+            old, new = (shorten(json.dumps(job.get(name)), 200) for job in (stored, current))
             raise BatchJobError(
                 f"{manifest.parent} has results of another job: {name} was {old} and is {new}; "
                 "continue it with the same arguments and files, or use another folder"
@@ -202,10 +203,11 @@ def _describe(job: BatchJob, files: Sequence[RowFile], chunks: Sequence[Chunk]) 
     """Create the manifest of a job: everything that its results depend on, as JSON values."""
     status = Path(job.model).stat()
     model = {"path": job.model, "bytes": status.st_size, "modified": status.st_mtime_ns}
-    # The batch changes no result, as the rows of a call must not depend on each other.
+    # Without the batch size: the rows of a call must not depend on each other, so it changes no result.
     arguments = {name: value for name, value in asdict(job).items() if name not in ("model", "batch")}
-    description = {"format": FORMAT, "model": model, **arguments, "rows": [asdict(file) for file in files], "parts": len(chunks)}
-    return json.loads(json.dumps(description))  # type: ignore[no-any-return]  # normalize to what reading it returns
+    rows = [asdict(file) for file in files]
+    description = {"format": MANIFEST_VERSION, "model": model, **arguments, "rows": rows, "parts": len(chunks)}
+    return json.loads(json.dumps(description))  # type: ignore[no-any-return]  # with lists for tuples, as in a file that is read
 
 
 def run_job(
@@ -219,13 +221,13 @@ def run_job(
     """Compute the missing parts of a job with ``workers`` threads (default: one per core), which share the cores.
 
     ``progress`` is called with the report after each part. Raises BatchJobError for a folder of another job, and InputError
-    or EngineError if a row fails; finished parts remain.
+    or EngineError if a row fails; the parts that were written remain.
     """
     with claim_folder(folder, job, rows) as (path, missing, present):
         if not missing:
             return present
         count = min(workers or count_available_cores(), len(missing))
-        # One module serves all threads, each call with its share of the cores.
+        # All threads call one module, and each call has an equal share of the cores.
         model = job.open_model(max(1, count_available_cores() // count))
         report = present
         with model.module, ThreadPoolExecutor(count, "xrt-batch") as pool:

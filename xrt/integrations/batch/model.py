@@ -43,7 +43,7 @@ class RowInput:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows whose arrays have equal shapes, so that one call can compute them all."""
+    """Rows whose arrays have equal shapes, so that one call can compute all of them."""
 
     indices: Array
     """Row numbers, ascending."""
@@ -65,7 +65,7 @@ class RowGroup:
 
 
 def group_rows(columns: Mapping[str, Column], errors: Mapping[int, str], count: int) -> Iterator[RowGroup]:
-    """Yield the rows without errors, grouped by shape in the order of the first row of each.
+    """Yield the rows without errors, grouped by shape. The groups are in the order of their first rows.
 
     ``columns`` has the values by input, ``errors`` the reasons of failed rows, and ``count`` is the number of rows. Nothing is
     copied if each column is one array and no row has failed.
@@ -87,11 +87,8 @@ def group_rows(columns: Mapping[str, Column], errors: Mapping[int, str], count: 
         yield RowGroup(np.array(members), values)
 
 
-# ---------------------------------------------------------------------- the model's side
-
-
 def match_columns(inputs: Sequence[Value], columns: Mapping[str, str] | None = None) -> tuple[RowInput, ...]:
-    """Match each input to a column: the one that ``columns`` has for its name, or the column of the same name.
+    """Match each input to a column: the column that ``columns`` maps it to, else the column of the same name.
 
     Raises OptionError for an unknown input, and for an input without a row axis.
     """
@@ -104,9 +101,7 @@ def match_columns(inputs: Sequence[Value], columns: Mapping[str, str] | None = N
     for value in inputs:
         type_ = value.type
         if not isinstance(type_, TensorType) or not type_.shape:
-            raise OptionError(
-                f"input {value} has no axis of rows, so a column cannot fill it; fix it in the model, as a constant"
-            )
+            raise OptionError(f"input {value} has no axis of rows, so a column cannot fill it; make it a constant of the model")
         rows.append(RowInput(value.name, column_names.get(value.name, value.name), type_.dtype, type_.shape[1:]))
     return tuple(rows)
 
@@ -119,9 +114,6 @@ def find_fixed_batch(inputs: Sequence[Value]) -> int | None:
         input_list = ", ".join(str(value) for value in inputs)
         raise OptionError(f"the inputs take different numbers of rows in a call: {input_list}; rows cannot fill them")
     return fixed[0] if fixed else None
-
-
-# ---------------------------------------------------------------------- the rows' side
 
 
 def gather_rows(inputs: Sequence[RowInput], columns: Mapping[str, Array]) -> tuple[dict[str, Column], dict[int, str]]:
@@ -176,17 +168,20 @@ def _as_array(row_input: RowInput, value: Any) -> Array:
 
 
 def _fit(row_input: RowInput, array: Array, rows: tuple[int, ...]) -> Array:
-    """Reshape and cast an array to the input's type; copy only if it has another. ``rows`` are the leading extents.
+    """Reshape and cast an array to the input's type, if it has another. ``rows`` are the extents before the shape of a row.
 
     Raises InputError for a shape or values that do not fit.
     """
-    inner = array.shape[len(rows) :]
-    fixed_shape = [dim for dim in row_input.shape if isinstance(dim, int)]
-    shape = row_input.shape
-    if len(inner) != len(shape) or any(isinstance(b, int) and a != b for a, b in zip(inner, shape, strict=True)):
-        if len(fixed_shape) < len(shape) or math.prod(fixed_shape) != math.prod(inner):
-            raise InputError(f"input {row_input}; got {array.dtype}{list(inner)}")
-        array = array.reshape((*rows, *fixed_shape))  # many tables have an image as a flat list
+    row_shape, shape = array.shape[len(rows) :], row_input.shape
+    fits = len(row_shape) == len(shape) and all(
+        expected == actual for actual, expected in zip(row_shape, shape, strict=True) if isinstance(expected, int)
+    )
+    if not fits:
+        # Many tables have an image as a flat list.
+        fixed_shape = [dim for dim in shape if isinstance(dim, int)]
+        if len(fixed_shape) < len(shape) or math.prod(fixed_shape) != math.prod(row_shape):
+            raise InputError(f"input {row_input}; got {array.dtype}{list(row_shape)}")
+        array = array.reshape((*rows, *fixed_shape))
     return _cast(row_input, array)
 
 
@@ -195,16 +190,18 @@ def _cast(row_input: RowInput, array: Array) -> Array:
     target = row_input.dtype.numpy
     if array.dtype == target:
         if row_input.dtype is DType.STRING and not all(isinstance(text, str) for text in array.flat):
-            raise InputError(f"input {row_input}; got something else than texts")
+            raise InputError(f"input {row_input}; got values that are not strings")
         return array
-    kinds = array.dtype.kind, target.kind
-    if row_input.dtype is DType.STRING and kinds[0] in "UT":
+    # NumPy's letters: b is boolean, i and u are integers, f is float, c is complex, U and T are strings.
+    kind = array.dtype.kind
+    if row_input.dtype is DType.STRING and kind in "UT":
         return array.astype(object)
-    # A cast to a poorer kind is rejected, whatever the values: floats to integers, numbers to booleans.
-    is_number = array.dtype.kind in "biuf" and (target.kind in "biufc" or row_input.dtype.is_float)
-    if not is_number or (kinds[0] == "f" and target.kind in "biu") or (kinds[0] != "b" and target.kind == "b"):
+    are_numbers = kind in "biuf" and (target.kind in "biufc" or row_input.dtype.is_float)
+    # Whatever the values, floats are not cast to integers, nor numbers to booleans.
+    loses_fraction, loses_value = kind == "f" and target.kind in "biu", kind != "b" and target.kind == "b"
+    if not are_numbers or loses_fraction or loses_value:
         raise InputError(f"input {row_input}; {array.dtype} is another kind of value")
-    if kinds[0] in "iu" and target.kind in "iu" and array.size:
+    if kind in "iu" and target.kind in "iu" and array.size:
         bounds = np.iinfo(target)
         if int(array.min()) < bounds.min or int(array.max()) > bounds.max:
             raise InputError(
@@ -212,7 +209,7 @@ def _cast(row_input: RowInput, array: Array) -> Array:
             )
     with np.errstate(over="ignore"):
         converted = array.astype(target)
-    # Rounding is fine, overflow is not.
+    # Rounding is accepted, but not overflow to infinity.
     if row_input.dtype.is_float and np.count_nonzero(np.isinf(converted)) > np.count_nonzero(np.isinf(array)):
         large = array[np.isinf(converted) & ~np.isinf(array)].flat[0]
         raise InputError(f"input {row_input}; got {large}, which {row_input.dtype} cannot hold")
@@ -224,21 +221,21 @@ ERROR = "error"
 
 
 def as_objects(items: Sequence[Any]) -> Array:
-    """Create an array of objects. `numpy.array` would instead join items that are arrays of one shape."""
+    """Create a 1-D array of objects. `numpy.array` would stack items that are arrays of one shape."""
     array = np.empty(len(items), object)
     array[:] = items
     return array
 
 
 def collect_column(value: Value, parts: Sequence[tuple[Array, Array]], count: int) -> Array:
-    """Join the results of groups, each given with its row numbers, to one column of ``count`` rows.
+    """Join the results of groups to one column of ``count`` rows; ``parts`` has (row numbers, results) of each group.
 
-    The column is an object array if the shapes of the results differ. A row without a result is NaN, or 0 if the type has no
-    NaN, or an empty array in an object array.
+    If the shapes of the results differ, the column is an object array, in which a row without a result is an empty array.
+    Otherwise the row is NaN, or 0 if the type has no NaN.
     """
     if len(parts) == 1 and len(parts[0][0]) == count:  # no copy in the usual case
         return parts[0][1]
-    # All rows may have failed: then the declared type decides, so that all parts of a job have the same columns.
+    # If all rows have failed, the declared type decides, so that all parts of a job have the same columns.
     if parts:
         shapes = {(array.shape[1:], array.dtype) for _, array in parts}
     elif isinstance(value.type, TensorType) and value.type.shape is not None:
@@ -247,7 +244,8 @@ def collect_column(value: Value, parts: Sequence[tuple[Array, Array]], count: in
         shapes = {((), np.dtype(object))}
     if len(shapes) == 1:
         ((shape, dtype),) = shapes
-        column = np.full((count, *shape), np.nan if dtype.kind in "fc" else None if dtype.kind == "O" else 0, dtype)
+        missing = {"f": np.nan, "c": np.nan, "O": None}.get(dtype.kind, 0)
+        column = np.full((count, *shape), missing, dtype)
         for indices, array in parts:
             column[indices] = array
         return column
@@ -259,7 +257,7 @@ def collect_column(value: Value, parts: Sequence[tuple[Array, Array]], count: in
 
 
 OnError: TypeAlias = Literal["raise", "column"]
-USUAL_BATCH = 32
+DEFAULT_BATCH = 32
 """Rows per call of a model with dynamic rows that was not tuned for throughput."""
 
 
@@ -272,7 +270,7 @@ def open_model(path: str | os.PathLike[str], *, engine: Any = (), threads: int |
 
 
 def stamp_model(path: str | os.PathLike[str]) -> Stamp:
-    """A value that changes when a model's file does. Empty if there is no file, since `open_model` reports that."""
+    """Return a value that changes when the model's file changes. Empty if there is no file, which `open_model` reports."""
     try:
         return make_stamp(Path(path).stat())
     except OSError:
@@ -280,18 +278,19 @@ def stamp_model(path: str | os.PathLike[str]) -> Stamp:
 
 
 def choose_batch(module: XRTModule) -> int:
-    """Choose the rows per call: the model's fixed batch, else its tuned batch, else `USUAL_BATCH`."""
+    """Choose the rows per call: the model's fixed batch, else its tuned batch, else `DEFAULT_BATCH`."""
     fixed = find_fixed_batch(module.inputs)
     tuned = module.serving
-    return fixed or (tuned.batch if tuned is not None and tuned.dim else USUAL_BATCH)
+    return fixed or (tuned.batch if tuned is not None and tuned.dim else DEFAULT_BATCH)
 
 
 class RowModel:
     """Calls a module with columns and returns its outputs, together with the columns that fill no input.
 
-    ``columns`` maps inputs to columns if names differ; ``outputs`` names the outputs to return or maps them to columns. ``keep``
-    lists the columns to pass on. Rows of different shapes run in groups and keep their order. With ``on_error="column"`` rows
-    that fail have no outputs and a reason in the column ``error``. Raises OptionError for a name that the model does not have.
+    ``columns`` maps inputs to columns if their names differ; ``outputs`` names the outputs to return or maps them to columns.
+    ``keep`` lists the columns to pass on. Rows are grouped by shape for the calls, and the results are in the order of the rows.
+    With ``on_error="column"`` rows that fail have no outputs and a reason in the column ``error``. Raises OptionError for a name
+    that the model does not have.
     """
 
     def __init__(
@@ -309,7 +308,7 @@ class RowModel:
                 f"on_error must be 'raise' or 'column'; got {on_error!r}.{did_you_mean(on_error, ('raise', 'column'))}"
             )
         if batch is not None and (not isinstance(batch, int) or batch < 1):
-            raise OptionError(f"batch must be a number of rows from 1 on; got {batch!r}")
+            raise OptionError(f"batch must be a positive number of rows; got {batch!r}")
         self.module = module
         self.inputs = match_columns(module.inputs, columns)
         self._fixed = find_fixed_batch(module.inputs)
@@ -327,7 +326,7 @@ class RowModel:
         return tuple(Value(self._names[value.name], value.type) for value in self.module.outputs if value.name in self._names)
 
     def __call__(self, columns: Mapping[str, Array]) -> dict[str, Array]:
-        """Compute the outputs; return them and the columns to pass on, by name. Raises InputError or EngineError with the row."""
+        """Compute the outputs; return the outputs and the columns to pass on, by name. Errors name the row that failed."""
         results, errors = self.predict(columns)
         count = len(next(iter(columns.values()))) if columns else 0
         passed_columns = {name: columns[name] for name in self.list_passed_columns(list(columns))}
@@ -350,21 +349,24 @@ class RowModel:
         return passed_columns
 
     def predict(self, columns: Mapping[str, Array]) -> tuple[dict[str, Array], dict[int, str]]:
-        """Compute the outputs; return them as columns by name, and by row number the reasons why rows failed."""
+        """Compute the outputs; return columns by name, and the reasons why rows failed by row number."""
         rows, errors = gather_rows(self.inputs, columns)
         if errors and self._on_error == "raise":
             row = min(errors)
-            raise InputError(f"row {row}: {errors[row]}; on_error='column' keeps such rows apart")
+            raise InputError(f"row {row}: {errors[row]}; with on_error='column' the other rows are computed")
         count = len(next(iter(columns.values()))) if columns else 0
         results: list[tuple[Array, list[Array]]] = []
         for group in group_rows(rows, dict(errors), count):
             for part in group.split(self.batch):
                 self._run(part, results, errors)
-        outputs = enumerate(self.outputs)
-        return {v.name: collect_column(v, [(rows, arrays[n]) for rows, arrays in results], count) for n, v in outputs}, errors
+        computed = {}
+        for index, value in enumerate(self.outputs):
+            parts = [(row_numbers, arrays[index]) for row_numbers, arrays in results]
+            computed[value.name] = collect_column(value, parts, count)
+        return computed, errors
 
     def _run(self, group: RowGroup, results: list[tuple[Array, list[Array]]], errors: dict[int, str]) -> None:
-        """Run a group and append its results to ``results``. ``errors`` gets the reasons of failed rows if these are allowed."""
+        """Run a group, and append its row numbers and outputs to ``results``, or the reasons of failed rows to ``errors``."""
         try:
             outputs = self._call(group)
             if not self._has_independent_rows:
@@ -372,8 +374,7 @@ class RowModel:
             results.append((group.indices, outputs))
         except (InputError, EngineError) as error:
             if self._on_error == "raise":
-                # Of a larger group it is not known which row failed.
-                if len(group.indices) == 1:
+                if len(group.indices) == 1:  # in a larger group, any row may have failed
                     error.add_note(f"in row {group.indices[0]}")
                 raise
             if len(group.indices) == 1:
@@ -383,24 +384,24 @@ class RowModel:
                 self._run(part, results, errors)
 
     def _check_independence(self, group: RowGroup, together: Sequence[Array]) -> None:
-        """Run the first and the last row alone; raises OptionError if their results differ from those in the batch.
+        """Raise OptionError if the first or the last row alone gives another result than together with the other rows.
 
-        Otherwise results would depend on batch and part sizes. Equal rows prove nothing, so the next call is checked again.
+        The results of such a model would depend on batch and part sizes. If all rows are equal, the next call is checked instead.
         """
         count = len(group.indices)
         if count == 1 or not any((array[1:] != array[:1]).any() for array in group.values.values()):
             return
         for row in (0, count - 1):
             try:
-                pairs = zip(self.outputs, self._call(group.select([row])), together, strict=True)
-                reason = next(filter(None, (_find_difference(value, alone, array[[row]]) for value, alone, array in pairs)), "")
+                outputs = zip(self.outputs, self._call(group.select([row])), together, strict=True)
+                reasons = [_find_difference(value, alone, array[[row]]) for value, alone, array in outputs]
             except (InputError, EngineError) as error:
-                reason = f"alone it fails: {error}"
-            if reason:
-                cure = "write a model with an open batch" if self._fixed else "pass batch=1 (--batch 1)"
+                reasons = [f"alone it fails: {error}"]
+            if reason := "; ".join(filter(None, reasons)):
+                remedy = "export it with a dynamic batch size" if self._fixed else "pass batch=1 (--batch 1)"
                 raise OptionError(
                     f"the rows of a call change each other: row {group.indices[row]} alone and with {count - 1} others, "
-                    f"{reason}; {cure}, so that each row has a call of its own"
+                    f"{reason}; {remedy}, so that each call has one row"
                 )
         self._has_independent_rows = True
 
@@ -418,31 +419,31 @@ class RowModel:
         for value, result in zip(self.module.outputs, results if isinstance(results, tuple) else (results,), strict=True):
             if value.name not in self._names:
                 continue
-            item = to_host(result)
-            if (len(item) if isinstance(item, list) else item.shape[0] if getattr(item, "ndim", 0) else None) != rows:
-                shape = f"{list(item.shape)}" if isinstance(item, np.ndarray) else f"{type(item).__name__}"
+            output = to_host(result)
+            array = as_objects(output) if isinstance(output, list) else output
+            if getattr(array, "ndim", 0) == 0 or len(array) != rows:
+                shape = f"{list(output.shape)}" if isinstance(output, np.ndarray) else f"{type(output).__name__}"
                 raise OptionError(
                     f"output {value.name!r} has no item for each row: {shape} for {rows} rows; name the outputs to keep"
                 )
-            array = as_objects(item) if isinstance(item, list) else item
             selected.append(array[:count] if rows > count else array)
         return selected
 
 
 def _name_outputs(declared: Sequence[Value], columns: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
-    """Map each output to return to its column; raises OptionError for an unknown output, or two outputs in one column."""
+    """Map each returned output to its column; raises OptionError for an unknown output, or two outputs in one column."""
     names = [value.name for value in declared]
     mapping = dict(columns) if isinstance(columns, Mapping) else {name: name for name in (names if columns is None else columns)}
     for name in mapping:
         if name not in names:
             raise OptionError(f"outputs names {name!r}; the model's outputs are {', '.join(names)}.{did_you_mean(name, names)}")
     if len(set(mapping.values())) < len(mapping):
-        raise OptionError(f"outputs gives two outputs one column: {', '.join(mapping.values())}; give each its own")
+        raise OptionError(f"outputs maps two outputs to one column: {', '.join(mapping.values())}; use different columns")
     return mapping
 
 
 def _find_difference(value: Value, alone: Array, together: Array) -> str:
-    """Describe how an output differs from that of the same rows alone; empty if the difference is within the tolerance."""
+    """Describe how the output of a row alone differs from its output in a batch; empty if it is within the tolerance."""
     if isinstance(value.type, TensorType):
         return compare(alone, together, tolerance_for(together.dtype, "network"), name=value.name).message
     return compare(alone.tolist(), together.tolist(), name=value.name).message

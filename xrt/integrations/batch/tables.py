@@ -43,7 +43,7 @@ def from_arrow(column: Any) -> Array:
 
 def _from_lists(array: Any) -> Array:
     """Convert a column of lists, like `from_arrow`."""
-    # Convert the elements of all lists at once, and divide them: a list at a time takes far longer.
+    # Convert the elements of all lists at once and divide them, which is far faster than one list at a time.
     if not array.null_count and (inner := from_arrow(array.flatten())).dtype != object:
         size = array.type.list_size if pa.types.is_fixed_size_list(array.type) else None
         lengths = np.full(len(array), size) if size is not None else array.value_lengths().to_numpy(zero_copy_only=False)
@@ -60,22 +60,20 @@ def to_arrow(value: Value, column: Array, missing: Sequence[int] = ()) -> Any:
     """
     mask = np.zeros(len(column), bool)
     mask[list(missing)] = True
-    # Strings, maps, sequences, and rows of different shapes.
-    if column.dtype == object:
+    if column.dtype == object:  # strings, maps, sequences, and rows of different shapes
         items = [None if is_missing or item is None else _to_plain(item) for item, is_missing in zip(column, mask, strict=True)]
         # A row is an item of a sequence, or of a tensor along its first axis.
         type_: Type | None = value.type.element if isinstance(value.type, SequenceType) else None
         if isinstance(value.type, TensorType) and value.type.shape:
             type_ = value.type.with_shape(value.type.shape[1:])
         return pa.array(items, _item_type(type_))
-    array = column.astype(np.float32) if column.dtype.kind == "V" else column  # ml_dtypes, which Arrow lacks
+    array = column.astype(np.float32) if column.dtype.kind == "V" else column  # types of ml_dtypes, which Arrow lacks
     nested = pa.array(np.ascontiguousarray(array).reshape(-1))
     if array.ndim == 1:
         return pa.array(array, mask=mask) if mask.any() else nested
     for axis in range(array.ndim - 1, 0, -1):
         count, size = int(np.prod(array.shape[:axis])), array.shape[axis]
-        # Every list of a regular array has the same length.
-        offsets = pa.array(np.arange(count + 1, dtype=np.int32) * np.int32(size))
+        offsets = pa.array(np.arange(count + 1, dtype=np.int32) * np.int32(size))  # all lists of an axis have the same length
         nested = pa.ListArray.from_arrays(offsets, nested, mask=pa.array(mask) if axis == 1 and mask.any() else None)
     return nested
 
@@ -92,7 +90,7 @@ def _to_plain(item: Any) -> Any:
 
 
 def _item_type(type_: Type | None) -> Any:
-    """Find the Arrow type of a row's value. None if its rank is unknown; pyarrow then infers the type from the data."""
+    """Find the Arrow type of a row's value; None if the rank is unknown, so that pyarrow infers the type from the data."""
     if isinstance(type_, SequenceType):
         element = _item_type(type_.element)
         return None if element is None else pa.list_(element)
@@ -108,7 +106,7 @@ def _item_type(type_: Type | None) -> Any:
 
 
 def _element_type(dtype: DType) -> Any:
-    """The Arrow type of a tensor's elements; float32 for a float type that Arrow lacks."""
+    """Find the Arrow type of a tensor's elements; float32 for a float type that Arrow lacks."""
     if dtype is DType.STRING:
         return pa.string()
     return pa.from_numpy_dtype(np.dtype(np.float32) if dtype.numpy.kind == "V" else dtype.numpy)
@@ -116,12 +114,13 @@ def _element_type(dtype: DType) -> Any:
 
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".arrow": "ipc", ".feather": "feather"}
 """File suffix to format."""
-USUAL_BYTES = 32 << 20
-"""Target size of the rows of a part in bytes: they are computed again after a kill, and each worker has them in memory."""
-MOST_ROWS = 16384
-"""Maximum number of rows of a part."""
-USUAL_PARTS, FEW_ROWS = 64, 256
-"""Target number of parts, enough to occupy many processors; and the minimum number of rows of a part."""
+TARGET_PART_BYTES = 32 << 20
+"""Target size of the rows of a part: a part is computed again after a kill, and each worker has a part in memory."""
+MAX_PART_ROWS = 16384
+TARGET_PARTS = 64
+"""Target number of parts, enough to occupy many processors."""
+MIN_PART_ROWS = 256
+"""Minimum number of rows that the target number of parts may lead to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +152,7 @@ class Chunk:
 
 
 def list_row_files(paths: Sequence[str]) -> tuple[RowFile, ...]:
-    """The row files at these paths and in these folders, sorted by name within a folder.
+    """List the row files at these paths and in these folders, sorted by name within a folder.
 
     Raises InputError for a missing path, an unknown format, a folder without row files, and a file that cannot be read.
     """
@@ -169,22 +168,22 @@ def list_row_files(paths: Sequence[str]) -> tuple[RowFile, ...]:
 
 
 def _expand(path: Path) -> list[Path]:
-    """The absolute path of a row file, or those of the row files in a folder; raises InputError."""
+    """List the absolute path of a row file, or the paths of the row files in a folder."""
     if not path.exists():
         raise InputError(f"there are no rows at {path}: no such file or folder")
     if path.is_dir():
         # Hidden files, and those that begin with an underscore, are metadata by the convention of Hive and Spark.
         files = sorted(file for file in path.rglob("*") if file.suffix in FORMATS and not file.name.startswith((".", "_")))
         if not files:
-            raise InputError(f"folder {path} has no file of rows; these end in {', '.join(FORMATS)}")
+            raise InputError(f"folder {path} has no file of rows, whose name ends in {', '.join(FORMATS)}")
         return [file.absolute() for file in files]
     if path.suffix not in FORMATS:
-        raise InputError(f"{path} is no file of rows by its name; these end in {', '.join(FORMATS)}")
+        raise InputError(f"{path} is not a file of rows, whose name ends in {', '.join(FORMATS)}")
     return [path.absolute()]
 
 
 def _open(path: str) -> Any:
-    """The file as a fragment of an Arrow dataset."""
+    """Open the file as a fragment of an Arrow dataset."""
     (fragment,) = ds.dataset(path, format=FORMATS[Path(path).suffix]).get_fragments()
     return fragment
 
@@ -195,12 +194,12 @@ def list_chunks(files: Sequence[RowFile], rows: int | None = None) -> list[Chunk
     Does not depend on the number of CPUs, which may differ when a job is resumed.
     """
     chunks = []
-    most = min(MOST_ROWS, max(FEW_ROWS, sum(file.rows for file in files) // USUAL_PARTS))
+    max_rows = min(MAX_PART_ROWS, max(MIN_PART_ROWS, sum(file.rows for file in files) // TARGET_PARTS))
     for number, file in enumerate(files):
         groups = None if rows else getattr(_open(file.path), "row_groups", None)
-        # The uncompressed size of the rows, where the format stores it.
-        count = sum(group.total_byte_size for group in groups) if groups else file.bytes
-        size = rows or max(1, min(most, USUAL_BYTES * file.rows // max(count, 1)))
+        # Parquet stores the uncompressed size of the rows.
+        nbytes = sum(group.total_byte_size for group in groups) if groups else file.bytes
+        size = rows or max(1, min(max_rows, TARGET_PART_BYTES * file.rows // max(nbytes, 1)))
         starts = range(0, file.rows, size)
         chunks += [Chunk(number, file.path, start, min(start + size, file.rows)) for start in starts]
     return chunks
@@ -208,13 +207,13 @@ def list_chunks(files: Sequence[RowFile], rows: int | None = None) -> list[Chunk
 
 def read_chunk(chunk: Chunk) -> Any:
     """Read the rows of a chunk as a table; from Parquet, only the row groups that contain them."""
-    first, stamp = 0, make_stamp(Path(chunk.path).stat())
+    group_start, stamp = 0, make_stamp(Path(chunk.path).stat())
     tables = []
     for group, rows in _list_groups(chunk.path, stamp):
-        begin, end = max(chunk.start - first, 0), min(chunk.stop - first, rows)
-        if begin < end:
-            tables.append(_read_group(chunk.path, stamp, group).slice(begin, end - begin))
-        first += rows
+        start, stop = max(chunk.start - group_start, 0), min(chunk.stop - group_start, rows)
+        if start < stop:
+            tables.append(_read_group(chunk.path, stamp, group).slice(start, stop - start))
+        group_start += rows
     return pa.concat_tables(tables)
 
 
