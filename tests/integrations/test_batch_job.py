@@ -248,7 +248,7 @@ def test_a_damaged_manifest_is_named_and_one_without_results_is_replaced(tmp_pat
     with pytest.raises(BatchJobError) as caught:
         run_job(job, [str(rows)], out)
     assert str(caught.value).startswith(f"{out}/_xrt_batch.json is damaged (")
-    assert str(caught.value).endswith("); remove the folder to run the whole job again, or use another one")
+    assert str(caught.value).endswith("); remove the folder to run the whole job again, or use another folder")
 
 
 def test_a_job_that_failed_without_a_result_does_not_keep_its_folder(tmp_path):
