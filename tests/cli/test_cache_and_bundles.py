@@ -108,7 +108,7 @@ def test_commands_take_a_bundle(name: str, line: str, bundle: str, command: Comm
     assert code == 0 and line in out
     if name != "inspect":
         for option, value in (("--pin", "Relu=toy"), ("--engine", "ort")):
-            error = f"error: {bundle} is a bundle, which settles {option}; leave that out, or compile the model again\n"
+            error = f"error: {bundle} is a bundle with fixed {option}; leave that out, or compile the model again\n"
             assert command(name, bundle, option, value)[::2] == (2, error)
 
 

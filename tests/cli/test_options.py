@@ -109,7 +109,7 @@ def model(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> s
     return "m.onnx"
 
 
-OPEN = "error: times are measured for inputs of known sizes, and the model leaves open: dim n. Give them: "
+OPEN = "error: times are measured for inputs of known sizes, and these are unknown: dim n. Set them: "
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_open_dims_are_named_with_the_command(typed: tuple[str, ...], command: C
 
 def test_an_extent_without_a_name_needs_a_file(tmp_path: Path, command: Command) -> None:
     model = write_model(tmp_path / "m.onnx", (2, None), "Exp")
-    text = f"the model leaves open: extents without a name of input x. Give them: xrt tune {model} -i x=FILE.npy"
+    text = f"these are unknown: extents without a name of input x. Set them: xrt tune {model} -i x=FILE.npy"
     assert text in command("tune", model)[2]
 
 
@@ -244,7 +244,7 @@ def test_tune_takes_one_size_and_throughput_several(tmp_path: Path) -> None:
     output = run("tune", model, "-e", "toy", "--batch", "3", "--budget", "1s", "--json")
     assert json.loads(output[output.index("{\n") :])["model"] == model
     with raises_exactly(
-        OptionError, "--batch with several sizes is of throughput; pass --objective throughput too, or leave it out"
+        OptionError, "--batch with several sizes is for throughput; pass --objective throughput too, or leave it out"
     ):
         run("tune", model, "-e", "toy", "--batch", "3,4")
 
@@ -254,7 +254,7 @@ def test_what_measures_asks_for_the_batch(name: str, tmp_path: Path) -> None:
     model = write_classifier(tmp_path)
     with pytest.raises(OptionError) as error:
         run(name, model, "-e", "toy")
-    message = "the model leaves open: the first axes of the inputs, which have no name. Give them: xrt "
+    message = "these are unknown: the first axes of the inputs, which have no name. Set them: xrt "
     assert message in str(error.value)
     assert str(error.value).endswith(" --batch SIZE")
 

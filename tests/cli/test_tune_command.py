@@ -126,7 +126,7 @@ def throughput(command: Command, tmp_path: Path) -> Command:
 def test_throughput_is_a_table_a_lock_and_a_page(
     throughput: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("xrt.cli.tune.GATE", 0.3)
+    monkeypatch.setattr("xrt.cli.tune.COMPARISON_SECONDS", 0.3)
     lock, page = tmp_path / "serve.lock", tmp_path / "page.html"
     code, out, _ = throughput("--batch", "1,2", "-o", str(lock), "--html", str(page))
     assert code == 0
@@ -160,8 +160,8 @@ def test_throughput_as_json_and_out_of_reach(throughput: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--p99", "20ms"), "--p99 is of throughput; pass --objective throughput too, or leave it out"),
-        (("-o", "x.lock"), "--output is of throughput; pass --objective throughput too, or leave it out"),
+        (("--p99", "20ms"), "--p99 is for throughput; pass --objective throughput too, or leave it out"),
+        (("-o", "x.lock"), "--output is for throughput; pass --objective throughput too, or leave it out"),
         (("--objective", "throughput", "--batch", "1,x"), "--batch takes positive integers, such as 1,2,4; got '1,x'"),
     ],
 )

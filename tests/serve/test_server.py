@@ -229,7 +229,7 @@ def fail(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 def test_mistakes_on_the_command_line(fail: Failing, bundle: Path, tmp_path: Path) -> None:
     assert fail(tmp_path / "none.xrt")[0] == 2
     assert fail(bundle, "--batch", "x") == (2, "error: --batch takes positive integers, such as 1,2,4; got 'x'")
-    assert fail(bundle, "-e", "ort") == (2, "error: a bundle settles its engines; leave --engine out, or compile the model again")
+    assert fail(bundle, "-e", "ort") == (2, "error: a bundle has fixed engines; leave --engine out, or compile the model again")
     fixed = tmp_path / "fixed.onnx"
     onnx.save(double((2, 3)), fixed)
     assert fail(fixed, "--batch", "4") == (

@@ -111,11 +111,11 @@ def _run(arguments: list[str], *, debug: bool) -> int:
 
 @contextmanager
 def _repeat_lost_interrupts() -> Iterator[None]:
-    """Raise each Ctrl-C again that came during a finalizer or the callback of a weak reference, whose exceptions Python drops."""
+    """Send Ctrl-C again if it came during a finalizer or a weak reference's callback, whose exceptions Python drops."""
     report, main_thread = sys.unraisablehook, threading.main_thread().ident or 0
 
     def send() -> None:
-        # Only when the hook has returned: inside it the interrupt would be dropped again, and on a busy machine it runs for long.
+        # Wait until the hook has returned, since an interrupt inside the hook would be dropped again.
         while any(frame.f_code is repeat.__code__ for frame, _ in traceback.walk_stack(sys._current_frames()[main_thread])):
             time.sleep(0.01)
         signal.pthread_kill(main_thread, signal.SIGINT)
@@ -134,14 +134,13 @@ def _repeat_lost_interrupts() -> Iterator[None]:
 
 
 def _comes_from_interrupt(error: BaseException | None) -> bool:
-    """Whether a KeyboardInterrupt is among the causes: pybind11 turns one that comes during an import into an ImportError."""
+    """Whether a KeyboardInterrupt is among the causes: during an import, pybind11 turns it into an ImportError."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def _describe(error: Exception) -> str:
-    """Describe an error in one line."""
     match error:
         case click.ClickException():
             return _describe_usage(error)

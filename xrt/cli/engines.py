@@ -90,6 +90,7 @@ def _show_options(engine: str, as_json: bool) -> None:
 
 _DISTRIBUTIONS = ("numpy", "onnx", "ml_dtypes", "protobuf", "torch")
 """Packages whose versions `xrt doctor` lists in addition to those that engines declare."""
+# An allow list of environment variables, by prefix and by name: reports are pasted into public issues.
 _PREFIXES = ("XRT_", "OMP_", "MKL_", "OPENBLAS_", "CUDA_")
 _VARIABLES = ("PYTHONHASHSEED", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONWARNINGS", "NUMEXPR_NUM_THREADS")
 
@@ -150,14 +151,13 @@ def _examine_cache() -> dict[str, Any]:
 
 
 def read_engine_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Select the environment variables that may affect XRT or an engine, sorted. Others are left out, as they may be secret."""
-    # An allow list: reports are pasted into public issues.
+    """Select the environment variables that may affect XRT or an engine, sorted by name."""
     prefixes = (*_PREFIXES, *(prefix for declaration in map(find_declaration, names()) for prefix in declaration.environment))
     return {name: variables[name] for name in sorted(variables) if name.startswith(prefixes) or name in _VARIABLES}
 
 
 def _flatten(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the facts as (label, value) rows; labels begin with ``prefix``. Engines are left out: they have another table."""
+    """Yield the facts as (label, value) rows; labels begin with ``prefix``. Engines, which have another table, are left out."""
     for name, value in facts.items():
         label = f"{prefix} {name}".strip()
         if isinstance(value, dict):
@@ -201,7 +201,7 @@ def list_command(store: Store, as_json: bool) -> None:
         used = datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
         row = [entry.key[:12], entry.engine, format_bytes(entry.size), used, shorten(entry.entry, _CELL_WIDTH)]
         rows.append([*row, shorten(note, _CELL_WIDTH)])
-    if out.is_terminal:  # which has no room for both columns
+    if out.is_terminal:  # too narrow for both the inputs and the note
         rows = [[key[:8], spec.partition(" ")[2] or spec, *facts, note or inputs] for key, spec, *facts, inputs, note in rows]
     else:
         headings.append("note")

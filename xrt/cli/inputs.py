@@ -37,8 +37,8 @@ def load_with_options(text: str) -> Function:
     return load_model(text) if is_bundle(text) else make_source(Path(text)).get_declared_function()
 
 
-def settle_batch(function: Function, params: dict[str, Any]) -> None:
-    """Replace ``--batch`` in ``params`` by the equivalent ``--dim``, which is none if the model has this batch size already."""
+def replace_batch_by_dim(function: Function, params: dict[str, Any]) -> None:
+    """Replace ``--batch`` in ``params`` by the equivalent ``--dim``; just remove it if the model has this batch size already."""
     batch, params["batch"] = params.get("batch"), None
     if batch is not None and (name := find_batch_dim(function, batch)) is not None:
         params["dims"] = (*params["dims"], f"{name}={batch}")
@@ -47,7 +47,7 @@ def settle_batch(function: Function, params: dict[str, Any]) -> None:
 def load_with_sizes(model: str, params: dict[str, Any]) -> Function:
     """Load a model and bind its symbolic dims by ``--dim`` and ``--batch``."""
     function = load_with_options(model)
-    settle_batch(function, params)
+    replace_batch_by_dim(function, params)
     return set_dims(function, parse_dims(params["dims"]))
 
 
@@ -77,12 +77,12 @@ def _read_locked_dims(function: Function, lock: str) -> dict[str, int]:
     return locked
 
 
-_ALSO_FOR_BUNDLES = {
+_BUNDLE_OPTIONS = {
     *("model", "strict", "dims", "batch", "files", "seed", "target", "repeat", "trace", "verified"),
     *("threads", "check", "isolate", "isolate_run", "time_limit", "memory_limit"),
     *("with_memory", "outputs_only", "html", "as_json", "verbose"),
 }
-"""Options that also apply to a bundle; the values of all others were fixed when it was compiled."""
+"""Options that also apply to a bundle. The values of other options were fixed when the bundle was compiled."""
 
 
 def open_model(model: str, params: dict[str, Any]) -> tuple[Function, XRTModule]:
@@ -94,7 +94,7 @@ def open_model(model: str, params: dict[str, Any]) -> tuple[Function, XRTModule]
     """
     if not is_bundle(model):
         declared = load_with_options(model)
-        settle_batch(declared, params)
+        replace_batch_by_dim(declared, params)
         sizes, lock = parse_dims(params["dims"]), params.get("lock")
         if lock is None:
             return (function := set_dims(declared, sizes)), XRTModule(function, **module_keywords(params))
@@ -103,8 +103,8 @@ def open_model(model: str, params: dict[str, Any]) -> tuple[Function, XRTModule]
         return function, XRTModule(declared, **module_keywords(params))
     # A bundle must not choose engines whose options may name files or code, so the caller names these.
     engines = split_specs(params["engine"]) if params["engine"] else []
-    applicable = {*_ALSO_FOR_BUNDLES, "engine"} if any(why_not_chosen(spec, "bundle") for spec in engines) else _ALSO_FOR_BUNDLES
-    # Only options that the user typed: a default is no contradiction.
+    applicable = _BUNDLE_OPTIONS | ({"engine"} if any(why_not_chosen(spec, "bundle") for spec in engines) else set())
+    # Only options that the user typed are an error, not defaults.
     context = click.get_current_context()
     fixed = [
         next((flag for flag in option.opts if flag.startswith("--")), option.opts[0])
@@ -112,9 +112,9 @@ def open_model(model: str, params: dict[str, Any]) -> tuple[Function, XRTModule]
         if option.name not in applicable and context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
     ]
     if fixed:
-        raise OptionError(f"{model} is a bundle, which settles {', '.join(fixed)}; leave that out, or compile the model again")
+        raise OptionError(f"{model} is a bundle with fixed {', '.join(fixed)}; leave that out, or compile the model again")
     function = load_model(model)
-    settle_batch(function, params)
+    replace_batch_by_dim(function, params)
     options: dict[str, Any] = {name: params.get(name) for name in ("threads", "strict", "check")} | isolation_keywords(params)
     return set_dims(function, parse_dims(params["dims"])), load(
         model, engine=engines if "engine" in applicable else [], **options
@@ -139,8 +139,8 @@ def all_inputs(files: Sequence[str], function: Function, seed: int) -> dict[str,
 # ---------------------------------------------------------------------- batches of examples
 
 Batch: TypeAlias = dict[str, np.ndarray[Any, Any]]
-BATCHES, MAX_ROWS = 10, 16
-"""Arrays whose first axis is symbolic are split into about `BATCHES` batches of at most `MAX_ROWS` rows."""
+TARGET_BATCHES, MAX_BATCH_ROWS = 10, 16
+"""Arrays whose first axis is symbolic are split into about `TARGET_BATCHES` batches of at most `MAX_BATCH_ROWS` rows."""
 
 
 def precision_keywords(params: Mapping[str, Any], function: Function) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def precision_keywords(params: Mapping[str, Any], function: Function) -> dict[st
             raise OptionError(f"--{examples[0]} has examples for an error budget; pass --max-error too, such as --max-error 1%")
         return {}
     if not examples:
-        raise OptionError("--max-error is kept by measuring the outputs on examples; pass --validate, and --calibrate for int8")
+        raise OptionError("--max-error needs examples to measure the error on; pass --validate, and --calibrate for int8")
     batches = {name: read_batches(Path(params[name]), function) for name in examples}
     return {"max_error": ErrorBudget(params["max_error"], params["measure"]), **batches}
 
@@ -209,7 +209,7 @@ def _split_array(array: np.ndarray[Any, Any], value: Value) -> Any:
     if array.ndim != len(type_.shape) or not array.ndim:
         return array if not array.ndim else [array]  # the call reports what does not fit
     extent, rows = type_.shape[0], array.shape[0]
-    size = extent if isinstance(extent, int) else min(MAX_ROWS, max(1, math.ceil(rows / BATCHES)))
+    size = extent if isinstance(extent, int) else min(MAX_BATCH_ROWS, max(1, math.ceil(rows / TARGET_BATCHES)))
     if not size or (rows % size and isinstance(extent, int)):
         return [array]  # the call reports that the rows do not fit the fixed extent
     return [array[start : start + size] for start in range(0, rows, size)]

@@ -58,7 +58,7 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # generic in click's lat
 
 
 def _parse_numbers(text: str) -> tuple[int, ...] | None:
-    # The number of digits is limited because int() raises ValueError for thousands of them.
+    # The number of digits is limited because int() raises ValueError for thousands of digits.
     parts = [part.strip() for part in text.split(",")]
     return tuple(map(int, parts)) if all(part.isdecimal() and len(part) <= MAX_DIGITS and int(part) for part in parts) else None
 
@@ -129,7 +129,7 @@ TARGET, FOLDER = Target(dir_okay=False), Target(file_okay=False)
 
 def choose_target(target: Path | None, model: str, suffix: str) -> Path:
     """Choose the file to write: ``target`` if given, else one named after the model, in the working directory."""
-    # Unlike TARGET, leaves folders to why_not_writable: click's own error needs the context of an option.
+    # Not TARGET: its error for a folder, raised by click, needs the context of an option.
     return Target().convert(target or f"{Path(model).stem}{suffix}", None, None)
 
 
@@ -204,7 +204,8 @@ def derive(owner: type, name: str, *flags: str, default_text: str = "", example:
         attributes = {"type": click.IntRange(field.metadata["at_least"]), "metavar": "INTEGER", **attributes}
         default_text = default_text or ("" if value in (None, 1) else str(value))  # a minimum of 1 restricts nothing
     text = f"{text.partition(':')[0]}: {example}" if example else text
-    text += "; repeatable" * bool(attributes.get("multiple"))
+    if attributes.get("multiple"):
+        text += "; repeatable"
     names = flags or (f"--{name.replace('_', '-')}", name)
     return click.option(*names, help=f"{text} [default: {default_text}]" if default_text else text, **attributes)
 
@@ -220,7 +221,6 @@ add_html = click.option("--html", type=TARGET, help="Also write a page to this f
 
 
 def add_engines(text: str, default_text: str | None = _FIRST_ENGINE, **attributes: Any) -> Decorator:
-    """Add the option for engines, which has the same names in every command."""
     attributes = {"metavar": "ENGINES", "show_default": default_text, "help": text, **attributes}
     return click.option("-e", "--engine", "--engines", "engine", **attributes)
 
@@ -374,6 +374,6 @@ def check_sizes(function: Function) -> None:
         # The command as typed, with the missing options appended, can be copied and run.
         typed = shlex.join(["xrt", *(context.obj or (context.command.name or "", context.params.get("model", "MODEL")))])
         raise OptionError(
-            f"times are measured for inputs of known sizes, and the model leaves open: {'; '.join(missing)}. "
-            f"Give them: {' '.join([typed, *arguments])}"
+            f"times are measured for inputs of known sizes, and these are unknown: {'; '.join(missing)}. "
+            f"Set them: {' '.join([typed, *arguments])}"
         )

@@ -123,8 +123,8 @@ def _verify(
 ) -> int:
     """Print how each output compares with the reference engine's; return the exit code.
 
-    ``precision`` is that of the plan, which sets the tolerance. ``record`` has the error budget of the plan, if there is one:
-    results outside the tolerance agree if they are within it.
+    ``precision``, the one of the plan, sets the tolerance. ``record`` has the error budget of the plan, if there is one: results
+    outside the tolerance agree if their error is within the budget.
     """
     try:
         with show_status("running the reference"):
@@ -139,11 +139,12 @@ def _verify(
         )
         print_lines(f"not verified: {advice if unsupported else f'there is no reference, {error}'}")
         return 0  # exit code 1 means a difference, and none was found
-    code, lower, lines = 0, f" in {precision}" if precision != "fp32" else "", []
+    code, lines = 0, []
+    in_precision = f" in {precision}" if precision != "fp32" else ""
     for value, actual, reference in zip(function.outputs, results, expected, strict=True):
         comparison = compare(actual, reference, find_tolerance(reference, precision), name=value.name)
-        agrees = f"{value.name} agrees{lower} with the reference; largest difference {comparison.absolute:.3g}"
-        lines.append(comparison.message or agrees)
+        agreement = f"{value.name} agrees{in_precision} with the reference; largest difference {comparison.absolute:.3g}"
+        lines.append(comparison.message or agreement)
         code |= not comparison
     if code and record is not None and record.precision != "fp32" and record.measure in get_args(Measure):
         budget = ErrorBudget(record.limit, cast("Measure", record.measure))
@@ -222,17 +223,17 @@ def _show_model(facts: Mapping[str, Any]) -> None:
     opsets = ", ".join(f"{domain} {version}" for domain, version in facts["opsets"].items())
     weights = f"{facts['parameters']:,} elements, {format_bytes(facts['constant_bytes'])}"
     print_lines(f"{facts['name']}: {facts['nodes']} nodes, opset {opsets}", f"{facts['constants']} constants, {weights}")
-    _show_signature(facts)
+    _show_inputs_and_outputs(facts)
     show_table(("operator", "nodes"), list(facts["operators"].items()), numbers=("nodes",))
 
 
-def _show_signature(facts: Mapping[str, Any]) -> None:
+def _show_inputs_and_outputs(facts: Mapping[str, Any]) -> None:
     rows = [(kind[:-1], name, type_) for kind in ("inputs", "outputs") for name, type_ in facts[kind].items()]
     show_table(("", "name", "type"), rows)
 
 
 def _read_bundle(file: BundleFile) -> dict[str, Any]:
-    """Collect the facts about a bundle that `xrt inspect` prints; compiled forms are not read."""
+    """Collect the facts about a bundle that `xrt inspect` prints, as plain data."""
     record, facts, serving = file.record, file.record.facts, read_serving(file)
     return {
         "writer": f"xrt {facts['writer']}",
@@ -249,7 +250,6 @@ def _read_bundle(file: BundleFile) -> dict[str, Any]:
 
 
 def _read_program(program: StoredProgram, file: BundleFile) -> dict[str, Any]:
-    """Collect inputs, fetched outputs and regions of one program of a bundle, as plain data."""
     regions = [
         {
             "name": launch["name"],
@@ -265,15 +265,14 @@ def _read_program(program: StoredProgram, file: BundleFile) -> dict[str, Any]:
 
 
 def _show_bundle(facts: Mapping[str, Any]) -> None:
-    """Print the facts of `_read_bundle`: a summary, the signature, the engines and the regions of each program."""
     total, weights = format_bytes(sum(facts["bytes"].values())), format_bytes(facts["bytes"]["weights"])
     print_lines(f"a bundle of {facts['writer']}: {facts['model']}, for {facts['device']}; {total}, weights {weights}")
-    _show_signature(facts)
+    _show_inputs_and_outputs(facts)
     show_table(("engine", "version"), list(facts["engines"].items()))
     rows = [
-        (", ".join(program["inputs"].values()), r["name"], r["engine"], r["nodes"], "yes" if r["compiled"] else r["reason"])
+        (", ".join(program["inputs"].values()), x["name"], x["engine"], x["nodes"], "yes" if x["compiled"] else x["reason"])
         for program in facts["programs"]
-        for r in program["regions"]
+        for x in program["regions"]
     ]
     show_table(("program", "region", "engine", "nodes", "compiled form"), rows, numbers=("nodes",))
     if "serving" in facts:
@@ -298,22 +297,24 @@ def explain_command(model: str, with_memory: bool, html: Path | None, as_json: b
     """
     function, module = inputs.open_model(model, params)
     files = params["files"]
-    is_measured = not is_bundle(model) and is_auto(options.module_keywords(params)["engine"])
-    if is_measured:
-        options.check_sizes(set_shapes(function, from_files(files, function)))
-    # Measuring needs inputs, and sizes of input files select the specialization. The plans of a bundle are stored.
-    if (files and not is_bundle(model)) or is_measured:
-        module.plan_for(**inputs.all_inputs(files, function, params["seed"]))
-    if with_memory:
-        module.compile()
-    explanation = module.explain()
+    with module:
+        # Measuring needs inputs, and sizes of input files select the specialization. The plans of a bundle are stored.
+        if not is_bundle(model):
+            is_measured = is_auto(options.module_keywords(params)["engine"])
+            if is_measured:
+                options.check_sizes(set_shapes(function, from_files(files, function)))
+            if files or is_measured:
+                module.plan_for(**inputs.all_inputs(files, function, params["seed"]))
+        if with_memory:
+            module.compile()
+        explanation, memory = module.explain(), module.memory() if with_memory else None
     options.write_page(html, lambda: render_explanation_page(explanation, model))
     if as_json:
-        print_json(explanation.to_dict() | ({"memory": module.memory().to_dict()} if with_memory else {}))
+        print_json(explanation.to_dict() | ({} if memory is None else {"memory": memory.to_dict()}))
         return
     print_lines(explanation.describe(deviations=verbose, left_out=verbose))
-    if with_memory:
-        print_lines(f"memory:\n{module.memory()}")
+    if memory is not None:
+        print_lines(f"memory:\n{memory}")
 
 
 # ---------------------------------------------------------------------- compile
@@ -334,7 +335,7 @@ def compile_command(model: str, target: Path | None, verbose: bool, **params: An
     """
     path = options.choose_target(target, model, ".xrt")
     function = inputs.load_with_options(model)
-    inputs.settle_batch(function, params)
+    inputs.replace_batch_by_dim(function, params)
     choices = options.parse_choices(params["dims"])
     fixed = {name: sizes[0] for name, sizes in choices.items() if len(sizes) == 1}
     several = {name: sizes for name, sizes in choices.items() if len(sizes) > 1}
@@ -354,9 +355,9 @@ def compile_command(model: str, target: Path | None, verbose: bool, **params: An
         if files and is_auto(keywords["engine"]):
             module.plan_for(**examples[0])  # measured on these inputs instead of random ones
         try:
-            module.compile()  # once for all sizes, where the engines can
+            module.compile()  # for all sizes of symbolic dims
             is_open = True
-        except InputError:
+        except InputError:  # an engine needs the sizes
             for values in examples:
                 module.compile(**values)
             is_open = False
@@ -374,9 +375,9 @@ def compile_command(model: str, target: Path | None, verbose: bool, **params: An
 def _describe_sizes(
     fixed: Mapping[str, int], chosen: Collection[str], sizes: Sequence[Mapping[str, int]], *, is_open: bool
 ) -> list[str]:
-    """Describe the ``fixed`` sizes, the only ones that the bundle accepts, and the ``sizes`` for which it has programs.
+    """Describe the ``fixed`` sizes, the only ones that the bundle accepts, and the ``sizes`` for which the bundle has programs.
 
-    ``chosen`` are the dims whose size an option or a file gives. With ``is_open`` one program serves all sizes.
+    ``chosen`` are the dims whose size an option or a file sets. With ``is_open`` one program serves all sizes.
     """
     lines = [f"fixed at {format_sizes(fixed)}: an input of another size is an error"] if fixed else []
     names = list(sizes[0])

@@ -21,19 +21,17 @@ from xrt.progress import claim_display, release_display
 if TYPE_CHECKING:
     from rich.status import Status
 
-FOLDED = 24
+MIN_WRAPPED_WIDTH = 24
 """Minimum characters of a column whose text may be wrapped: the usual names and single words fit on a line."""
-GAP = 3
-"""Spaces between two columns."""
-EDGES = 2
-"""Spaces before the first column and after the last."""
+COLUMN_GAP, EDGE_SPACES = 3, 2
+"""Spaces between two columns, and spaces before the first column and after the last one together."""
 
-_LINES = 25 if os.environ.get("TERM", "").lower() in ("dumb", "unknown") else None
+_HEIGHT = 25 if os.environ.get("TERM", "").lower() in ("dumb", "unknown") else None
 """Height for terminals without cursor control: without one, rich would ignore COLUMNS there."""
 
 # soft_wrap: rich would otherwise break long lines of a pipe at 80 columns.
-out = Console(highlight=False, soft_wrap=True, height=_LINES)
-err = Console(stderr=True, highlight=False, soft_wrap=True, height=_LINES)
+out = Console(highlight=False, soft_wrap=True, height=_HEIGHT)
+err = Console(stderr=True, highlight=False, soft_wrap=True, height=_HEIGHT)
 
 
 def print_lines(*lines: str) -> None:
@@ -68,11 +66,10 @@ def show_table(
             click.echo("\t".join(" ".join(str(cell).split()) for cell in row))
         return
     cells = [[cell if isinstance(cell, Text) else Text(str(cell)) for cell in row] for row in rows]
-    # Text may be wrapped down to FOLDED characters; a table that needs less would break words.
     unbroken = {*numbers, *whole}
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    min_widths = [width if name in unbroken else min(width, FOLDED) for name, width in zip(columns, widths, strict=True)]
-    if sum(min_widths) + GAP * (len(columns) - 1) + EDGES > out.width:
+    min_widths = [x if name in unbroken else min(x, MIN_WRAPPED_WIDTH) for name, x in zip(columns, widths, strict=True)]
+    if sum(min_widths) + COLUMN_GAP * (len(columns) - 1) + EDGE_SPACES > out.width:
         _show_blocks(columns, cells)
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -106,7 +103,7 @@ def show_times(subject: str, details: Sequence[str], rows: Sequence[Sequence[str
     """Print a table of candidates. A row has name, milliseconds per call, ratio to the fastest, verdict, and the ``details``.
 
     The milliseconds of a candidate that did not run are empty. A terminal gets a table without details, which fits 80 columns,
-    then one of the candidates that ran, with those details that ``verbose`` names. Other outputs get one table with all columns.
+    and if ``verbose`` names details, a second table of the candidates that ran. Other outputs get one table with all columns.
     """
     columns = (subject, "ms", "ratio", "verdict", *details)
     if not out.is_terminal:

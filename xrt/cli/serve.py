@@ -48,7 +48,9 @@ def parse_models(texts: Sequence[str]) -> dict[str, dict[str, str]]:
 
 def _parse_batch(context: click.Context, parameter: click.Parameter, sizes: tuple[int, ...] | None) -> int | list[int] | None:
     """Convert the value of ``--batch``: one size to an int, several to a list; None if the option is not set."""
-    return None if sizes is None else list(sizes) if len(sizes) > 1 else sizes[0]
+    if sizes is None:
+        return None
+    return list(sizes) if len(sizes) > 1 else sizes[0]
 
 
 _add_batching = options.add_all(
@@ -131,7 +133,7 @@ def _module_keywords(models: dict[str, dict[str, str]], params: dict[str, Any]) 
         # A bundle has its engines. Naming them only allows options that may refer to files or code.
         is_fixed = all(is_bundle(path) for versions in models.values() for path in versions.values())
         if is_fixed and not any(why_not_chosen(spec, "bundle") for spec in specs):
-            raise OptionError("a bundle settles its engines; leave --engine out, or compile the model again")
+            raise OptionError("a bundle has fixed engines; leave --engine out, or compile the model again")
     return keywords
 
 

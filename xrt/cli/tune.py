@@ -53,10 +53,10 @@ DETAILS = ("regions", "note")
 """Columns that are shown if the output is not a terminal, or with -v."""
 INTERRUPTED, UNDECIDED = 130, 3
 """Exit codes."""
-CLOCK_STEP = 2.0
+FILE_TIME_STEP = 2.0
 """A file system may round the time of a file down by this many seconds."""
-GATE = 5.0
-"""Seconds of the race against the second-best plan, whose ratio `xrt tune --objective throughput` stores in the lockfile."""
+COMPARISON_SECONDS = 5.0
+"""Time of the comparison with another plan, whose ratio `xrt tune --objective throughput` stores in the lockfile."""
 
 
 @click.command("tune")
@@ -109,11 +109,11 @@ def tune_command(model: str, **params: Any) -> int:
     for name in ("p99", "batches", "instances", "batch_dim", "target"):
         if params[name] is not None:
             flag = flags.get(name, name)
-            raise OptionError(f"--{flag} is of throughput; pass --objective throughput too, or leave it out")
+            raise OptionError(f"--{flag} is for throughput; pass --objective throughput too, or leave it out")
     keywords = _read_keywords(params)
     function, values = _load(model, params)
     lowering = inputs.precision_keywords(params, function)
-    began = time.time() - CLOCK_STEP
+    began = time.time() - FILE_TIME_STEP
     with XRTModule(function, **keywords, **lowering) as module:
         tuned, threads = module.tune(**values), module.threads
     options.write_page(params["html"], lambda: render_tuning_page(tuned, model))
@@ -138,7 +138,7 @@ def _load(model: str, params: dict[str, Any]) -> tuple[Function, dict[str, Any]]
     The dims of the returned Function remain symbolic, because the chosen placement is used for all sizes.
     """
     function = inputs.load_with_options(model)
-    inputs.settle_batch(function, params)
+    inputs.replace_batch_by_dim(function, params)
     sized = set_dims(function, options.parse_dims(params["dims"]))
     options.check_sizes(set_shapes(sized, from_files(params["files"], sized)))
     return function, inputs.all_inputs(params["files"], sized, params["seed"])
@@ -167,7 +167,7 @@ def _show_result(tuned: TuningResult, threads: int, *, verbose: bool) -> None:
 
 
 def _show_errors(record: PrecisionRecord) -> None:
-    """Print error and time of the measured plans. A plan is marked as best if no faster one has as small an error."""
+    """Print error and time of the measured plans. A plan is marked as best if all faster plans have a larger error."""
     rows = [
         (
             "*" if is_best else "",
@@ -213,7 +213,7 @@ def _tune_throughput(model: str, params: dict[str, Any]) -> int:
 
     def lock(module: XRTModule, example: Sequence[Any]) -> None:
         if target:
-            locks.append(lock_module(module, example, source, GATE))
+            locks.append(lock_module(module, example, source, COMPARISON_SECONDS))
 
     with XRTModule(function, **keywords) as module:
         threads = module.threads
@@ -236,7 +236,7 @@ def _tune_throughput(model: str, params: dict[str, Any]) -> int:
 
 # ---------------------------------------------------------------------- lockfiles
 
-NOISY = 0.1
+MAX_QUIET_WIDTH = 0.1
 """If the interval of the ratio is wider than this share of the ratio, `xrt lock` reports that the machine is noisy."""
 
 
@@ -283,9 +283,9 @@ def _describe_baseline(baseline: Baseline | None) -> str:
         return "locked; no other plan could run, so a check has no time to compare with"
     ratio, low, high = baseline.ratio, baseline.low, baseline.high
     text = f"locked at {ratio:.3f} ({low:.3f} to {high:.3f}) of the time of {baseline.plan}, {baseline.rounds} rounds"
-    doubt = baseline.doubt
-    noise = f"; the machine is noisy, so a check can tell no change of less than about {doubt:.0%}: lock it on a quiet one"
-    return text + noise * (doubt > NOISY)
+    if baseline.doubt > MAX_QUIET_WIDTH:
+        text += f"; the machine is noisy, so a check can detect only changes of about {baseline.doubt:.0%}: lock on a quiet one"
+    return text
 
 
 @click.command("check")
@@ -327,7 +327,7 @@ def check_command(lock: str, undecided: str, as_json: bool, **params: Any) -> in
 
 
 def _check_is_lock(path: str) -> None:
-    """Raise OptionError for a model or an empty file. The error of reading it would suggest to overwrite it with a lock."""
+    """Raise OptionError for a model or an empty file. The error of `read_lock` would suggest to overwrite it with a lock."""
     if Path(path).is_file() and not Path(path).stat().st_size:
         raise OptionError(f"{path} is an empty file, and `xrt check` takes a lockfile; `xrt lock MODEL -o FILE.lock` writes one")
     if Path(path).suffix == ".onnx" or is_bundle(path) or (not os.path.lexists(path) and path in models.names()):
@@ -337,7 +337,7 @@ def _check_is_lock(path: str) -> None:
 def _run_check(
     lock: PlacementFile, path: Path, *, model: str | None, engine: str | None, limit: float, budget: float, validate: str | None
 ) -> tuple[RegressionResult, tuple[str, ...]]:
-    """Measure the plan of a lock. Also return messages: how machine and inputs differ from those that it was locked with."""
+    """Measure the plan of a lock; also return how the machine and the inputs differ from those recorded in the lock."""
     engines = list(dict.fromkeys(run.engine for run in (*lock.plan, *(lock.baseline.ranges if lock.baseline else ()))))
     _check_engine_choice(engines, split_specs(engine) if engine is not None else [])
     folder, source = path.absolute().parent, lock.model.get("source", "")
@@ -372,7 +372,6 @@ def _run_check(
 
 def _check_engine_choice(engines: Sequence[str], allowed: Sequence[str]) -> None:
     """Raise LockError for an engine of the lock whose options may name files or code, unless the caller allows it by name."""
-    # A file must not choose the code that runs.
     for spec in allowed:
         if spec not in engines:
             raise OptionError(f"--engines names {spec!r}; the lock has {', '.join(engines)}.{did_you_mean(spec, engines)}")
@@ -388,7 +387,7 @@ def _convert_to_lock_error(part: str) -> Iterator[None]:
         yield
     except OptionError as error:
         reason = str(error).rstrip(".")
-        raise LockError(f"the lock's {part} cannot be used: {reason}; mend it, or write it again with `xrt lock`") from error
+        raise LockError(f"the lock's {part} cannot be used: {reason}; repair it, or write it again with `xrt lock`") from error
 
 
 def _read_values(function: Function, lock: PlacementFile, folder: Path) -> tuple[dict[str, Any], list[str]]:
@@ -508,7 +507,7 @@ def bench_command(typed: tuple[str, ...], /, models: tuple[str, ...], as_json: b
 
 
 def _check_devices(default_device: str, devices: Mapping[str, str], candidates: Sequence[BenchCandidate]) -> FrozenDict[str, str]:
-    """Return ``devices``; raises DeviceError for an unknown device, OptionError for an engine that no candidate has."""
+    """Freeze ``devices``; raises DeviceError for an unknown device, and OptionError for an engine that no candidate has."""
     for device in (default_device, *devices.values()):
         check_device(device)
     selected = {name for candidate in candidates for name in candidate.select_devices(devices)}
@@ -531,7 +530,6 @@ def _parse_candidates(texts: tuple[str, ...]) -> list[BenchCandidate]:
 
 
 def show_group(group: Group, *, verbose: bool) -> None:
-    """Print the times of a model with a thread budget."""
     print_lines(group.title)
     rounds = max((len(row.rounds) for row in group.rows), default=0)
     rows, notes = [], []
@@ -570,7 +568,7 @@ def _list_costs(row: ReportRow) -> tuple[str, ...]:
 def _list_notes(row: ReportRow, rounds: int) -> Iterator[str]:
     """Yield remarks on one candidate: why it failed, how auto chose its plan, and whether it ran fewer than ``rounds``."""
     if row.reason:
-        # The first line, the first item of its list, and the number of further items.
+        # A reason of many lines is a heading and a list: show the heading, the first item, and the number of other items.
         first, *items = (line.strip() for line in row.reason.splitlines())
         more = f" (and {len(items) - 1} more)" if len(items) > 1 else ""
         yield " ".join([first, *items[:1]]) + more

@@ -79,7 +79,6 @@ def conformance_command(
 
 
 def _show(report: ConformanceReport, *, reasons: bool, operators: bool) -> None:
-    """Print the requested tables, then the summary, which lists each failed case."""
     if operators:
         placed = report.placements()
         engines = {name: ", ".join(f"{engine} {count}" for engine, count in counts.items()) for name, counts in placed.items()}
@@ -95,7 +94,7 @@ def _show(report: ConformanceReport, *, reasons: bool, operators: bool) -> None:
     print_lines(str(report))
 
 
-_REPORT_EVERY = 500
+_GRAPHS_PER_LINE = 500
 """Graphs between two lines of progress, which are printed if standard error is not a terminal."""
 
 
@@ -127,7 +126,7 @@ def fuzz_command(count: int, seed: int, engine: str, kinds: tuple[ModeKind, ...]
             status.update(f"generated graphs, {done:,} of {count:,}")
             if finding is not None:
                 _show_finding(fuzzer, finding, keep)
-            elif not err.is_terminal and done % _REPORT_EVERY == 0:
+            elif not err.is_terminal and done % _GRAPHS_PER_LINE == 0:
                 disagreements = format_count(len(fuzzer.findings), "disagreement")
                 err.print(f"{done:,} of {count:,} graphs, {disagreements}", markup=False)
 
@@ -138,7 +137,7 @@ def fuzz_command(count: int, seed: int, engine: str, kinds: tuple[ModeKind, ...]
     # Engines that alone declined every graph.
     idle = [w for w in words if w.endswith(" alone") and not any(fuzzer.counts[w, v] for v in Verdict if v != "declined")]
     for word in idle:
-        complain("nothing compared", f"{word}: it took none of the graphs, so nothing is known of it; try a larger --count")
+        complain("nothing compared", f"{word}: it supported none of the graphs; try a larger --count")
     return 1 if fuzzer.findings or (idle and set(kinds) == {"alone"}) else 0
 
 
