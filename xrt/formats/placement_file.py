@@ -22,8 +22,7 @@ from xrt.formats.output import replace_file
 
 __all__ = ["PlacementFile", "PrecisionRecord", "ServingConfiguration", "dumps", "loads", "read_placement", "write_placement"]
 
-# Longest text in characters: a name, a version, a note.
-MAX_TEXT_LENGTH = 4000
+MAX_TEXT_LENGTH = 4000  # characters of a name, a version or a note
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_LENGTH)]
 NonEmptyText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT_LENGTH)]
 Facts: TypeAlias = Mapping[Text, Text]
@@ -228,8 +227,7 @@ class RegionRecord(Record, frozen=True):
     high: Number | None = None
     why_not: Text = ""
     """Why there is no cost; empty if there is one."""
-    is_wrong: bool = False
-    """Whether that reason is that the results differ from the expected ones."""
+    is_wrong: bool = False  # that reason is: the results differ from the expected ones
 
     def __post_init__(self) -> None:
         if self.seconds is None or self.low is None or self.high is None:
