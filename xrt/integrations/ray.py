@@ -187,7 +187,7 @@ def _run(
 
     A task costs Ray about 30 ms of CPU time, so it gets several chunks, which are consecutive to read a row
     group once. Tasks get smaller towards the end, since the slowest task determines the total time: guided self-scheduling
-    (Polychronopoulos and Kuck, IEEE Transactions on Computers C-36, 1987). If a machine is lost, its tasks are repeated elsewhere.
+    (Polychronopoulos and Kuck, IEEE Transactions on Computers C-36, 1987). If a machine is lost, its tasks are repeated.
     """
     task = ray.remote(num_cpus=num_cpus, max_retries=-1)(_run_in_task)
     submitted = 0
